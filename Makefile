@@ -1,0 +1,82 @@
+# Two commands do everything from a bare clone: `make reproduce` and `make test`. Each sets up .venv by itself, once.
+#
+#   PYTHON       interpreter that .venv is made from (3.10 to 3.13)     make PYTHON=python3.12 test
+#   TORCH_INDEX  extra package index, for a CPU build of torch
+#                                        make TORCH_INDEX=https://download.pytorch.org/whl/cpu test
+#   PIP_ARGS     anything else for pip                                  make PIP_ARGS=--no-cache-dir test
+#   FULL=1       reproduce: the whole schedule, and its last columns    make FULL=1 reproduce
+#   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
+#   NB           outputs: only these notebooks                          make NB=nbs/1_setting/01_tasks.ipynb outputs
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+TORCH_INDEX ?=
+FULL ?=
+ARGS ?=
+NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
+
+BIN := $(abspath $(VENV))/bin
+READY := $(VENV)/.ready
+CLI := "$(BIN)/moe-redistribution"
+PY := "$(BIN)/python"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test check record outputs readme docs clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY)  ## .venv with everything installed; the other targets call it
+
+$(READY): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  got=$$("$(PYTHON)" -V 2>&1) || got='nothing that runs'; \
+	  for p in python3.13 python3.12 python3.11 python3.10; do $$p -V >/dev/null 2>&1 && break; p=python3.12; done; \
+	  echo "Python 3.10 to 3.13 is needed; PYTHON=$(PYTHON) is $$got." \
+	    "Name one that fits: make PYTHON=$$p $(or $(MAKECMDGOALS),test)" >&2; \
+	  exit 1; }
+	@echo "Setting up $(VENV) (a minute or two, once)"
+	@"$(PYTHON)" -m venv "$(VENV)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_ARGS) \
+	  -e '.[dev]' -c constraints.txt
+	@touch $@
+
+reproduce: $(READY)  ## train, print Table 1 beside the paper's, write Figure 1 and the rows to out/ (FULL=1: all steps)
+	@$(CLI) reproduce $(if $(filter 1 yes true,$(FULL)),--full) $(ARGS)
+
+# The notebooks get an empty store of their own, as the tests do: neither may lean on what a user happens to have trained.
+test: $(READY)  ## every notebook, then every test
+	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
+	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --n_workers 2 --timing
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
+
+check: $(READY)  ## git holds what the notebooks make: modules exported, notebooks clean, pages processed
+	@"$(BIN)/nbdev_export"
+	@"$(BIN)/nbdev_clean"
+	@git --no-pager diff --exit-code -- nbs moe_redistribution
+	@new=$$(git ls-files --others --exclude-standard -- nbs moe_redistribution); \
+	  [ -z "$$new" ] || { echo "Not in git, though nbdev_export made it or the site needs it: $$new" >&2; exit 1; }
+	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
+
+record: $(READY)  ## write results/ and checkpoints/ from the store; nothing else writes them
+	@$(CLI) record $(ARGS)
+
+outputs: $(READY)  ## run notebooks and keep their outputs in them (NB=...: only these)
+	@for nb in $(NB); do \
+	  echo "$$nb"; \
+	  (cd "$$(dirname "$$nb")" && "$(BIN)/exec_nb" "$$(basename "$$nb")" --dest "$$(basename "$$nb")" --exc_stop) || exit 1; \
+	  "$(BIN)/nbdev_clean" --fname "$$nb" || exit 1; \
+	done
+
+readme: $(READY)  ## README.md from nbs/index.ipynb
+	@$(PY) tools/readme.py
+
+docs: $(READY)  ## the site's pages in _proc/, and the site in _docs/ where Quarto is installed
+	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
+	@if command -v quarto >/dev/null; \
+	  then (cd _proc && quarto render --no-cache) && rm -rf _docs && mv _proc/_docs _docs; \
+	  else echo "Pages are in _proc/; rendering them needs Quarto (https://quarto.org)."; fi
+
+clean:  ## remove .venv, caches and what the site build left (results, checkpoints and out/ stay)
+	rm -rf "$(VENV)" _proc _docs nbs/nbdev.yml .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

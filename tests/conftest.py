@@ -1,0 +1,12 @@
+"""One empty store, one thread and no screen for the whole session, set before anything imports torch or matplotlib."""
+import atexit
+import os
+import shutil
+import tempfile
+
+_home = tempfile.mkdtemp(prefix="moe_redistribution-")
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+
+os.environ["MOE_REDISTRIBUTION_HOME"] = _home  # never the user's own store
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process, as everywhere in this project
+os.environ["MPLBACKEND"] = "Agg"

@@ -1,0 +1,267 @@
+"""The notebooks are the source of the package, the site and the README; these tests hold the four to each other."""
+import ast
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
+
+# The house reads from left to right: a room may import the rooms before it and no others.
+ROOMS = ("tasks conditions models store training trace ablation evidence figures bench cli").split()
+
+
+def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
+    return not any(part.startswith((".", "_")) for part in path.relative_to(NBS).parts)
+
+
+PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
+MODULES = sorted(p for p in LIB.glob("*.py") if not p.name.startswith("_"))
+each_page = pytest.mark.parametrize("page", PAGES)
+each_module = pytest.mark.parametrize("module", MODULES, ids=lambda m: m.stem)
+
+
+def cells(page, kind=None):
+    "The cells of a page, with their source as one string."
+    found = json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]
+    return [{**c, "source": "".join(c["source"])} for c in found if kind in (None, c["cell_type"])]
+
+
+def options(cell):
+    "The `#| name: value` lines of a cell."
+    lines = re.findall(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$", cell["source"], flags=re.M)
+    return {name: value.strip("\"'") for name, value in lines}
+
+
+def prose(page):
+    "The Markdown of a page without its code, in which brackets are not links."
+    text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
+    return re.sub(r"^(```|~~~).*?^\1|`[^`\n]*`", "", text, flags=re.M | re.S)
+
+
+def output_text(output):
+    "Everything that an output says in words."
+    texts = [t for form, t in output.get("data", {}).items() if form.startswith("text/")] + [output.get("text", "")]
+    return "\n".join("".join(t) for t in texts)
+
+
+# ------------------------------------------------------------------------------------------------ pages and sidebar
+
+def sidebar():
+    def walk(entries):
+        for entry in entries:
+            if isinstance(entry, str):
+                yield entry
+            else:
+                yield from [entry["href"]] if "href" in entry else []
+                yield from walk(entry.get("contents", []))
+    return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]["contents"]))
+
+
+def test_every_page_is_in_the_sidebar():
+    missing = sorted(set(PAGES) - set(sidebar()))
+    assert not missing, f"add to the sidebar in _quarto.yml: {missing}"
+
+
+def test_every_entry_of_the_sidebar_is_a_page():
+    dead = sorted(set(sidebar()) - set(PAGES))
+    assert not dead, f"no such notebook under nbs/, take out of the sidebar in _quarto.yml: {dead}"
+
+
+def test_no_page_is_in_the_sidebar_twice():
+    assert not [entry for entry, n in Counter(sidebar()).items() if n > 1]
+
+
+def test_no_two_pages_have_one_address():
+    # nbdev drops the number before a notebook's name, but not the one before its folder: 1_setting/01_tasks.ipynb
+    # becomes 1_setting/tasks.html. Two notebooks that differ in their number only would overwrite each other.
+    address = Counter(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", page.lower()) for page in PAGES)
+    assert not [a for a, n in address.items() if n > 1]
+
+
+@each_page
+def test_a_page_opens_with_its_title_and_one_line_about_it(page):
+    first = cells(page)[0]
+    assert first["cell_type"] == "markdown" and re.match(r"# \S.*\n+> \S", first["source"]), \
+        f"{page}: the first cell should be `# Title`, an empty line, `> one line about it`"
+    # nbdev turns this cell into the page's header and drops everything else that stands in it
+    rest = [line for line in first["source"].splitlines() if line.strip() and not re.match(r"(# |> |- \w+: )", line)]
+    assert not rest, f"{page}: the site would lose this text of the title cell, give it a cell of its own: {rest}"
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+def pandoc_id(heading):
+    "The anchor that pandoc gives a heading."
+    explicit = re.search(r"\{[^}]*#([\w:.-]+)[^}]*\}\s*$", heading)
+    if explicit:
+        return explicit[1]
+    text = re.sub(r"\{[^}]*\}\s*$", "", heading)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"[^\w\s.-]", "", text.strip()).lower()
+    return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip())) or "section"
+
+
+def anchors(page):
+    "Where a link into a page can land: its headings, its labels, and the names that nbdev documents on it."
+    text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
+    found = {pandoc_id(h) for h in re.findall(r"^#{2,6}\s+(.+?)\s*$", text, flags=re.M)}
+    found |= set(re.findall(r"\{#([\w:.-]+)", text))
+    for cell in cells(page, "code"):
+        found |= {options(cell).get("label", "")}
+        if options(cell).keys() & {"export", "exports"}:
+            for node in ast.parse(cell["source"]).body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                    found |= {node.name.lower()}
+    return found - {""}
+
+
+@each_page
+def test_every_link_between_pages_lands(page):
+    dead = []
+    for image, link in re.findall(r"(!?)\[[^\]]*\]\(\s*([^)\s]+)[^)]*\)", prose(page)):
+        if re.match(r"\w+:", link):  # the web and mail
+            continue
+        path, _, anchor = link.partition("#")
+        target = ((NBS / page).parent / path).resolve() if path else NBS / page
+        if not target.is_file() or NBS not in target.parents:
+            dead.append(f"{link}: no such file under nbs/, so none on the site")
+        elif not image and target.suffix != ".ipynb":
+            dead.append(f"{link}: link to the notebook, which the site turns into its page")
+        elif anchor and anchor not in (there := anchors(target.relative_to(NBS).as_posix())):
+            dead.append(f"{link}: that page has no heading #{anchor}, only {sorted(there)}")
+    assert not dead, f"{page}: " + "; ".join(dead)
+
+
+# ----------------------------------------------------------------------------------------------------------- figures
+
+def is_figure(cell):
+    return any(form.startswith("image/") for o in cell.get("outputs", []) for form in o.get("data", {}))
+
+
+def test_no_label_is_used_twice():
+    # Quarto refuses to render a site in which two cells share a label
+    labels = Counter(options(c)["label"] for page in PAGES for c in cells(page, "code") if "label" in options(c))
+    assert not [label for label, n in labels.items() if n > 1]
+
+
+@each_page
+def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_it(page):
+    bare = []
+    for cell in filter(is_figure, cells(page, "code")):
+        lacking = {"label", "fig-cap", "fig-alt"} - {name for name, value in options(cell).items() if value}
+        if lacking or not options(cell)["label"].startswith("fig-"):
+            bare.append((cell["source"][:60], sorted(lacking) or "a label that starts with fig-"))
+    assert not bare, f"{page}: cell, and what it lacks: {bare}"
+
+
+# ------------------------------------------------------------------------------------------------- cells and outputs
+
+@each_page
+def test_no_stored_output_is_an_error(page):
+    errors = [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
+    assert not errors, f"{page}: {errors}"
+
+
+@each_page
+def test_no_code_cell_is_longer_than_a_reader_can_hold(page):
+    def lines(cell):
+        return [line for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")]
+    long = {c["source"].splitlines()[0]: len(lines(c)) for c in cells(page, "code") if len(lines(c)) > 25}
+    assert not long, f"{page}: over 25 lines: {long}"
+
+
+@each_page
+def test_no_page_shows_where_it_was_made(page):
+    # the paths of this machine; a page made elsewhere is caught there
+    places = [str(p) for p in (ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)) if len(str(p)) > 3]
+    texts = [output_text(o) for c in cells(page, "code") for o in c["outputs"]]
+    shown = [place for place in places if any(place + "/" in text for text in texts)]
+    assert not shown, f"{page}: an output shows {shown}; print a name, not a path"
+
+
+# ------------------------------------------------------------------------------- the package is what the notebooks say
+
+def nbdev(statement, folder):
+    "Run nbdev in a copy of the project. IN_TEST would make its exporter do nothing, PYTHONPATH is its own business."
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    done = subprocess.run([sys.executable, "-c", statement], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def copy(tmp_path):
+    "A copy of what nbdev reads, so that no test writes into the checkout."
+    shutil.copy(ROOT / "settings.ini", tmp_path)
+    hidden = shutil.ignore_patterns(".*", "__pycache__")
+    shutil.copytree(NBS, tmp_path / NBS.name, ignore=hidden)
+    shutil.copytree(LIB, tmp_path / LIB.name, ignore=hidden)
+    return tmp_path
+
+
+def test_modules_are_what_the_notebooks_export(copy):
+    for module in (copy / LIB.name).glob("*.py"):
+        if module.name != "__init__.py":
+            module.unlink()
+    nbdev("from nbdev.doclinks import nbdev_export; nbdev_export.__wrapped__()", copy)
+    made = {p.name: p.read_text(encoding="utf-8") for p in (copy / LIB.name).glob("*.py")}
+    held = {p.name: p.read_text(encoding="utf-8") for p in LIB.glob("*.py")}
+    assert not held.keys() - made.keys(), f"no notebook exports {sorted(held.keys() - made.keys())}: remove them"
+    differing = sorted(name for name in made if made[name] != held.get(name))
+    assert not differing, f"run `nbdev_export`: {differing} differ from their notebooks"
+
+
+def test_notebooks_are_clean(copy):
+    nbdev("from nbdev.clean import nbdev_clean; nbdev_clean.__wrapped__()", copy)
+    dirty = [page for page in PAGES if (copy / NBS.name / page).read_bytes() != (NBS / page).read_bytes()]
+    assert not dirty, f"run `nbdev_clean`: it would change {dirty}"
+
+
+def test_package_citation_and_settings_name_one_version():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "settings.ini")
+    version = settings["DEFAULT"]["version"]
+    assert f'__version__ = "{version}"' in (LIB / "__init__.py").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+
+
+@each_module
+def test_every_module_is_a_room_of_the_house(module):
+    assert module.stem in ROOMS, f"{module.stem}: give it its place in ROOMS, after everything it imports"
+
+
+@each_module
+def test_a_room_imports_only_rooms_to_its_left(module):
+    imported = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            path = (["moe_redistribution"] if node.level else []) + (node.module or "").split(".")
+            path = [part for part in path if part]
+            if path == ["moe_redistribution"]:
+                imported |= {alias.name for alias in node.names} & set(ROOMS)
+            elif path[:1] == ["moe_redistribution"]:
+                imported |= {path[1]}
+        elif isinstance(node, ast.Import):
+            imported |= {a.name.split(".")[1] for a in node.names if a.name.startswith("moe_redistribution.")}
+    to_the_left = set(ROOMS[:ROOMS.index(module.stem)])
+    assert imported <= to_the_left, f"{module.stem} imports {sorted(imported - to_the_left)}, which lie to its right"
+
+
+@each_module
+def test_a_module_fits_in_300_lines(module):
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_readme_is_what_the_front_page_says():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "readme.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
