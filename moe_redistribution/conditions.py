@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECIPE_VERSION', 'RECIPES', 'VARIANTS', 'ACTIVATIONS', 'NUMBER', 'OPTIONS', 'ROUTED_ONLY', 'TABLE1', 'FIGURE1',
-           'ARMS', 'SEEDS', 'LABELS', 'Condition', 'defaults', 'format_name', 'condition']
+           'ARMS', 'SEEDS', 'LABELS', 'Choices', 'Condition', 'defaults', 'format_name', 'condition']
 
 # %% ../nbs/1_setting/02_conditions.ipynb #32cb216b
 from dataclasses import dataclass, fields, asdict, replace
@@ -28,8 +28,8 @@ VARIANTS = ("ffn", "glu", "moe", "moe_glu", "no_ffn")
 ACTIVATIONS = ("silu", "gelu", "relu")
 
 @dataclass(frozen=True)
-class Condition:
-    "Which model, trained by which recipe (§2, App. A). Make one with `condition(name)`; `str()` gives the name back."
+class Choices:
+    "Every choice that training depends on; no field has a default (§2, App. A)."
     task: str
     ffn: str                    # dense "ffn", "glu", "moe", "moe_glu", or "no_ffn" at all
     n_experts: int              # 1 without a router
@@ -52,6 +52,9 @@ class Condition:
     lr: float
     batch: int
 
+# %% ../nbs/1_setting/02_conditions.ipynb #596001ac
+class Condition(Choices):
+    "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
     @property
     def routed(self): return self.ffn in ("moe", "moe_glu")
     @property
@@ -65,7 +68,7 @@ class Condition:
     def __str__(self): return self.name
     @property
     def key(self):
-        "Hash of all that changes training; not of the schedule's length or of how often it is measured."
+        "Hash of the choices and the recipe version, 16 hexadecimal digits."
         text = json.dumps(asdict(self) | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -152,6 +155,7 @@ def _check(name, c:Condition):
     if c.freeze == "ffn" and c.ffn == "no_ffn": _bad(name, "there is no FFN to freeze", "drop +freeze_ffn")
     return c
 
+# %% ../nbs/1_setting/02_conditions.ipynb #2fc80953
 def condition(name) -> Condition:
     """The condition called `name`; a `Condition` passes through. Options may come in any order.
 

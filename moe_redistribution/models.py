@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init', 'gates',
-           'sites', 'rms_norm', 'attention', 'ffn', 'balance', 'forward', 'loss', 'Transformer']
+           'sites', 'rms_norm', 'attention', 'ffn', 'balance', 'watcher', 'block', 'forward', 'loss', 'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -44,12 +44,14 @@ def draw_capacity(names, ax=None):
     ax = ax or plt.subplots(figsize=(6.4, 0.42 * len(names) + 1), layout="constrained")[1]
     for row, (label, name) in enumerate(names.items()):
         c = condition(name)
-        total, E, k = count(ffn_shapes(c)), c.n_experts, c.top_k
+        parts = ffn_shapes(c)
+        total, E, k = count(parts), c.n_experts, c.top_k
+        router = math.prod(parts.get("W_router", (0,)))         # every token uses the router
         for e in range(E):
             on = e < k
             ax.barh(row, total / E, left=e * total / E, height=.62, color="#7fb08a" if on else "#f2f2ef",
                     hatch=None if on else "////", edgecolor="#5b6a61", lw=.7)
-        ax.text(total * 1.01, row, f"{total * k // E:,} of {total:,}", va="center", fontsize=8)
+        ax.text(total * 1.01, row, f"{router + (total - router) * k // E:,} of {total:,}", va="center", fontsize=8)
     ax.set(yticks=range(len(names)), xlabel="FFN parameters", ylim=(len(names) - .4, -.6))
     ax.set_yticklabels(names, fontsize=9); ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlim(0, ax.get_xlim()[1] * 1.22)
@@ -74,6 +76,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
+# %% ../nbs/1_setting/03_models.ipynb #786b0cc0
 def init_ffn(c, linear, d, w):
     "The FFN's share of `init_one`: router first, then each expert's own layers in turn."
     if c.ffn == "no_ffn": return {}
@@ -142,37 +145,47 @@ def balance(probs, g):
     return probs.shape[-1] * (f * probs.mean((1, 2))).sum(-1)
 
 # %% ../nbs/1_setting/03_models.ipynb #81d623da
+def watcher(c:Condition, edits=None, sink=None):
+    "The function `at(site, value)` that a forward pass calls at every site: applies edits, fills the sink."
+    edits = edits or {}
+    for site in edits: choose("site", site, sites(c), "use one of these; a model without FFN or router lacks some")
+    def at(site, value):
+        new = edits[site](value) if site in edits else value
+        if new.shape != value.shape:
+            raise ValueError(f"edit of {site!r}: expected shape {tuple(value.shape)}, got {tuple(new.shape)}; "
+                             "fix: return the shape that was given")
+        if sink is not None: sink[site] = new
+        return new
+    return at
+
+def block(p, x, c, at, causal):
+    "One layer on the residual stream x (s b t d): its output and its balance loss (s,)."
+    norm = lambda x, w: rms_norm(x, p[w][:, None, None]) if c.norm else x
+    x, aux = at("resid_mid", x + at("attn_out", attention(p, norm(x, "w_ln1"), at, causal))), x.new_zeros(len(x))
+    if c.ffn != "no_ffn":
+        out, aux = ffn(p, norm(x, "w_ln2"), at, c)
+        x = x + at("ffn_out", out)
+    return at("resid_post", x), aux
+
+# %% ../nbs/1_setting/03_models.ipynb #0bb102fa
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=None, sink:dict=None, with_balance=False):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
 
     `edits`: site → function of the activation (returning one of the same shape); `sink`: a dict that receives every site.
     With `with_balance` also returns the balance loss of each seed. Raises ValueError for an edit that matches no site."""
-    c, t, edits = condition(c), get_task(c.task), edits or {}
-    for site in edits: choose("site", site, sites(c), "use one of these sites; a model without FFN or router lacks some")
-    def at(site, value):
-        if site in edits:
-            new = edits[site](value)
-            if new.shape != value.shape: raise ValueError(f"edit of {site!r}: expected shape {tuple(value.shape)}, got {tuple(new.shape)}; fix: return the shape it was given")
-            value = new
-        if sink is not None: sink[site] = value
-        return value
-    S = params["W_E"].shape[0]
+    c = condition(c)
+    t, at, S = get_task(c.task), watcher(c, edits, sink), len(params["W_E"])
     tokens = tokens.expand(S, *tokens.shape[-2:])
     seed = torch.arange(S, device=tokens.device)[:, None, None]
     x = at("embed", params["W_E"][seed, tokens] + params["W_pos"][:, None, :tokens.shape[-1]])
     total = x.new_zeros(S)
     for l in range(c.n_layers):
         p = {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
-        here = lambda site, value, pre="" if c.n_layers == 1 else f"L{l}.": at(pre + site, value)
-        norm = lambda x, w: rms_norm(x, p[w][:, None, None]) if c.norm else x
-        x = here("resid_mid", x + here("attn_out", attention(p, norm(x, "w_ln1"), here, t.causal)))
-        if c.ffn != "no_ffn":
-            out, aux = ffn(p, norm(x, "w_ln2"), here, c)
-            x, total = x + here("ffn_out", out), total + aux
-        x = here("resid_post", x)
+        prefix = "" if c.n_layers == 1 else f"L{l}."
+        x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal)
+        total = total + aux
     if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
-    W_U = params["W_E"].mT if t.tied else params["W_U"]
-    logits = at("logits", einsum(x, W_U, "s b t d, s d v -> s b t v"))
+    logits = at("logits", einsum(x, params["W_E"].mT if t.tied else params["W_U"], "s b t d, s d v -> s b t v"))
     return (logits, total) if with_balance else logits
 
 # %% ../nbs/1_setting/03_models.ipynb #51bac86c
