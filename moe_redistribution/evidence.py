@@ -201,7 +201,7 @@ def _take(rows, c, condition, rule, seeds):
         _refuse("rows", f"columns {[*want, 'seed', 'value']}", list(rows), "rows in long form", f"add {missing}")
     hit = rows[np.logical_and.reduce([(rows[k] == v).to_numpy() for k, v in want.items()])]
     if "unit" in hit: hit = hit[hit["unit"].fillna("").isin(_WHOLE)]
-    got = hit[hit["seed"].isin(seeds)].set_index("seed")["value"].sort_index()
+    got = hit[hit["seed"].isin(seeds)].set_index("seed")["value"]
     where = f"{condition} ({rule}, {c.site} {c.edit})"
     if got.index.has_duplicates: _refuse(where, "one row per seed", len(got), got.index.nunique(), "leave repeats out")
     if c.unit_factor == 100 and (got.abs() > 1).any():
