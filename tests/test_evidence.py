@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from scipy import stats
 
-from moe_redistribution import evidence as ev
+from moe_redistribution import evidence as ev, paper
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -18,7 +18,8 @@ quick = settings(max_examples=60, deadline=None)
 
 
 def made(condition, values, seeds=SEEDS, rule="first256", site="ffn_out", edit="zero", unit=""):
-    return pd.DataFrame(dict(condition=condition, seed=list(seeds), rule=rule, step=400, split="all", site=site,
+    stream = "authors" if set(seeds) <= set(SEEDS) else "paired"
+    return pd.DataFrame(dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, step=400, split="all", site=site,
                              edit=edit, unit=unit, position="o0-o3", stratum="all", metric="digits", value=values,
                              n_examples=4000))
 
@@ -36,7 +37,7 @@ def table1(protocol="paper", seed=0):
 
 def test_every_printed_number_loads_and_is_a_fraction():
     df = ev.paper_values()
-    assert len(df) and df["id"].is_unique and list(df)[:len(ev.PAPER_COLUMNS)] == ev.PAPER_COLUMNS
+    assert len(df) and df["id"].is_unique and list(df)[:len(paper.PAPER_COLUMNS)] == paper.PAPER_COLUMNS
     percent = df["unit"].isin(["percent", "pp"])
     assert (df.loc[percent, "value"] == df.loc[percent, "mean"] / 100).all()
     assert df.loc[percent, "value"].abs().max() <= 1
@@ -46,7 +47,7 @@ def test_every_printed_number_loads_and_is_a_fraction():
 @pytest.mark.parametrize("spoil", [lambda b: b.replace(b"44.3", b"45.3", 1), lambda b: b[:-40], lambda b: b + b"\n",
                                    lambda b: b""], ids=["changed", "truncated", "appended", "empty"])
 def test_changed_paper_values_are_refused(tmp_path, spoil):
-    copy = shutil.copytree(ev.DATA, tmp_path / "data") / "paper_values.csv"
+    copy = shutil.copytree(paper.DATA, tmp_path / "data") / "paper_values.csv"
     assert ev.paper_values(copy).equals(ev.paper_values())
     copy.write_bytes(spoil(copy.read_bytes()))
     with pytest.raises(ValueError, match="expected sha256 .* got .* nearest valid: .* fix: git checkout"):
@@ -71,7 +72,7 @@ def test_claims_answer_every_id_of_table_1_and_figure_1():
 @pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"),
                                            ("aggregate", "median"), ("protocol", "papers"), ("margin", "-1")])
 def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
-    raw = pd.read_csv(ev.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
     raw.loc[4, column] = value
     raw.to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.005" if column != "id" else "tab1.999"):
@@ -79,7 +80,7 @@ def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
 
 
 def test_a_claim_twice_is_refused(tmp_path):
-    raw = pd.read_csv(ev.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
     pd.concat([raw, raw[3:4]]).to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.004"):
         ev.claims(tmp_path / "claims.csv")
