@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from .tasks import choose, get_task, training_pool, draw, digits, exact
 from .conditions import Condition, condition
-from .models import init_one, shapes, forward
+from .models import init_one, shapes, predict
 from .engine import fast_loss
 from .store import STREAMS
 
@@ -152,8 +152,7 @@ def evaluate(members:Members, train_loss, measures=()) -> dict:
     "Scores of every member (s,): loss of the interval, digits, exact match on all inputs and on the authors' 256, and `measures`."
     t, dev = get_task(members.c.task), members.w.device
     params = unflatten(members.w, members.c)
-    predicted = forward(params, t.tokens.to(dev), members.c)[:, :, list(t.read)].argmax(-1)
-    correct = predicted == t.targets.to(dev)
+    correct = predict(params, members.c) == t.targets.to(dev)
     drawn = [torch.randint(0, len(t), (256,), generator=g["evaluation"]).to(dev) for g in members.gens]
     scores = {"loss": train_loss, "digits": digits(correct, t), "exact": exact(correct),
               "exact256": torch.stack([exact(hit[n]) for hit, n in zip(correct, drawn)])}
