@@ -22,10 +22,10 @@ from .training import (Members, fresh, generators, unflatten, rules, reached, se
 
 # %% ../nbs/1_setting/07_groups.ipynb #1492e2d1
 def to_run(members:Members, i:int, steps:int, group:list) -> Run:
-    "Member `i` as a `Run`: weights by rule, `final` if the schedule is complete, history, and the manifest."
+    "Member `i` as a `Run`: weights of every rule that ever saw an improvement, `final` if the schedule is complete, history, and the manifest."
     c, row = members.c, lambda flat: {n: v[0].clone() for n, v in unflatten(flat[i:i + 1], members.c).items()}
     at, bad = int(members.step[i]), int(members.failed[i])
-    weights = {r: row(b["w"]) for r, b in members.best.items()} | ({"final": row(members.w)} if at >= steps and not bad else {})
+    weights = {r: row(b["w"]) for r, b in members.best.items() if b["step"][i] > 0} | ({"final": row(members.w)} if at >= steps and not bad else {})
     chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(reached(r, b["value"][i])))
               for r, b in members.best.items()}
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION, step=at,

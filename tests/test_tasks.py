@@ -102,7 +102,7 @@ def most_frequent(key):
 
 
 def test_the_nulls_are_what_counting_on_strings_gives():
-    score = {name: hits[:, :4].mean().item() for name, hits in nulls(ADD7).items()}
+    score = {name: hits[:, :4].double().mean().item() for name, hits in nulls(ADD7).items()}
     current = lambda answer, i: "EOS" if i == 0 else answer[i - 1]                  # the token that the position sees
     pairs = [(n[::-1] + "0", add_seven(n)[0]) for n in NUMBERS]
     share = lambda hit: np.mean([hit(n, a, i) for n, a in pairs for i in range(4)])

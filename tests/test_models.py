@@ -1,0 +1,196 @@
+"""The population transformer against plain PyTorch modules, and what an edit, a part and a gate may and may not do."""
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from moe_redistribution import models
+from moe_redistribution.conditions import condition
+from moe_redistribution.models import SITES, Transformer, forward, init, init_one, loss, shapes, sites
+from moe_redistribution.tasks import get_task
+from moe_redistribution.trace import parts, trace
+from plain import PlainTransformer, load_member
+
+ADD7 = get_task("add7")
+VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",
+            "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-gelu", "switch": "add7/moe-e4k1-h40-silu+switch",
+            "norm": "add7/moe_glu-e4k2-h24-relu+norm", "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e4k1-h40-silu+L2"}
+each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
+
+
+def population(name, n_seeds=2):
+    "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones and small numbers."
+    c, g = condition(name), torch.Generator().manual_seed(1)
+    params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
+    return {n: v + .3 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
+
+
+def batch(n=24):
+    at = torch.randint(0, 1000, (n,), generator=torch.Generator().manual_seed(2))
+    return ADD7.tokens[at], ADD7.targets[at]
+
+
+# ------------------------------------------------------------------------------------------- the oracle: plain modules
+
+@each_variant
+def test_population_is_plain_modules_side_by_side(name):
+    "Logits, both losses and every gradient of each member, in double precision."
+    params, (tokens, targets) = population(name), batch()
+    for v in params.values(): v.requires_grad_()
+    logits, (task, aux) = forward(params, tokens, name), loss(params, tokens, targets, name)
+    (task + .3 * aux).sum().backward()
+    for member in range(2):
+        model = load_member(params, member, name)
+        task_plain, aux_plain = model.loss(tokens, targets)
+        (task_plain + .3 * aux_plain).backward()
+        torch.testing.assert_close(logits[member], model(tokens)[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(task[member], task_plain, rtol=0, atol=1e-10)
+        torch.testing.assert_close(aux[member], torch.as_tensor(aux_plain).double(), rtol=0, atol=1e-10)
+        for n, grad in model.as_member(lambda p: torch.zeros_like(p) if p.grad is None else p.grad).items():
+            torch.testing.assert_close(params[n].grad[member], grad[0], rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
+
+
+@each_variant
+def test_a_seed_draws_the_weights_that_modules_made_in_the_authors_order_draw(name):
+    torch.manual_seed(137)
+    plain = PlainTransformer(name).as_member()
+    for n, v in init_one(condition(name), torch.Generator().manual_seed(137)).items():
+        torch.testing.assert_close(v, plain[n][0], rtol=1e-6, atol=1e-7, msg=lambda m: f"{n}: {m}")
+
+
+@each_variant
+def test_shapes_are_the_shapes_of_the_weights(name):
+    drawn = init(name, [torch.Generator().manual_seed(0)])
+    assert {n: tuple(v.shape[1:]) for n, v in drawn.items()} == shapes(condition(name))
+
+
+def test_a_member_as_a_module_computes_what_the_population_computes():
+    name, params = VARIANTS["moe"], population(VARIANTS["moe"])
+    torch.testing.assert_close(Transformer(params, name, member=1)(ADD7.tokens), forward(params, ADD7.tokens, name)[1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(0, 999), position=st.integers(1, 7), token=st.integers(0, 11))
+def test_no_logit_depends_on_a_later_token(n, position, token):
+    tokens = ADD7.tokens[[n, n]].clone()
+    tokens[1, position] = token
+    before, after = forward(PARAMS, tokens, VARIANTS["moe"]).unbind(1)
+    assert torch.equal(before[:, :position], after[:, :position])
+    assert tokens[0].equal(tokens[1]) or not torch.equal(before[:, position:], after[:, position:])
+
+
+PARAMS = population(VARIANTS["moe"])
+
+
+# -------------------------------------------------------------------------------------------------------- router, gate
+
+def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
+    "With one expert kept the authors' gate is p/p. Written out its gradient is rounding noise; ours is the constant 1."
+    tokens, targets = batch(64)
+    def router_gradient(name):
+        params = population(name)
+        params["W_router"].requires_grad_()
+        task, _ = loss(params, tokens, targets, name)
+        if not task.requires_grad: return torch.zeros(2)                            # no path from the router to the loss
+        return torch.autograd.grad(task.sum(), params["W_router"])[0].flatten(1).norm(dim=1)
+    assert (router_gradient(VARIANTS["moe"]) == 0).all()
+    assert (router_gradient(VARIANTS["switch"]) > 1e-3).all()
+    assert (router_gradient(VARIANTS["top-2"]) > 1e-3).all()
+    def written_out(probs, c):
+        kept, chosen = probs.topk(c.top_k, -1)
+        return torch.zeros_like(probs).scatter(-1, chosen, kept / kept.sum(-1, keepdim=True))
+    monkeypatch.setattr(models, "gates", written_out)
+    noise = router_gradient(VARIANTS["moe"])
+    assert (noise < 1e-12).all() and (noise > 0).any()                              # noise, which Adam would turn into steps
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 6).flatmap(lambda E: st.tuples(st.just(E), st.integers(1, E))), st.integers(0, 2**32))
+def test_gates_keep_the_k_most_probable_experts(Ek, seed):
+    E, k = Ek
+    probs = torch.randn(40, E, generator=torch.Generator().manual_seed(seed), dtype=torch.double).softmax(-1)
+    renorm, switch = (models.gates(probs, condition(f"add7/moe-e{E}k{k}-h{E}-silu{o}")) for o in ("", "+switch"))
+    kept = probs >= probs.sort(-1, descending=True).values[:, [k - 1]]
+    assert torch.equal(renorm > 0, kept) and torch.equal(switch, probs * kept)
+    torch.testing.assert_close(renorm.sum(-1), torch.ones(40, dtype=torch.double))
+    torch.testing.assert_close(renorm * switch.sum(-1, keepdim=True), switch)       # the same proportions
+
+
+def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
+    even = torch.full((1, 2, 4, 4), .25)
+    assert models.balance(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
+    assert models.balance(even, torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
+    one = torch.tensor([1., 0, 0, 0]).expand(1, 2, 4, 4)
+    assert models.balance(one, one).item() == pytest.approx(4)
+
+
+# ------------------------------------------------------------------------------------------------------ edits and parts
+
+@each_variant
+def test_an_edit_changes_its_own_site_and_nothing_before_it(name):
+    params, (tokens, _) = population(name), batch(4)
+    clean = trace(params, tokens, name).activations
+    for i, site in enumerate(order := sites(condition(name))):
+        edited = trace(params, tokens, name, edits={site: lambda x: x + 1}).activations
+        assert torch.equal(edited[site], clean[site] + 1)
+        assert all(torch.equal(edited[s], clean[s]) for s in order[:i]), site
+
+
+@each_variant
+def test_an_edit_that_gives_back_what_it_got_changes_nothing(name):
+    params, (tokens, _) = population(name), batch(4)
+    assert torch.equal(forward(params, tokens, name), forward(params, tokens, name, {s: torch.clone for s in sites(condition(name))}))
+
+
+@pytest.mark.parametrize("label", ["ffn", "glu", "moe", "moe_glu", "top-2", "switch", "norm"])
+def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
+    name, without = VARIANTS[label], "add7/no_ffn" + "+norm" * (label == "norm")
+    params, (tokens, _) = population(name), batch()
+    rest = {n: v for n, v in params.items() if n in shapes(condition(without))}
+    torch.testing.assert_close(forward(params, tokens, name, {"ffn_out": torch.zeros_like}), forward(rest, tokens, without),
+                               rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name, site, near", [("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),
+                                              ("two layers", "ffn_out", "L0.ffn_out"), ("moe", "L0.ffn_out", "ffn_out")])
+def test_an_edit_that_matches_no_site_is_refused_with_the_sites(name, site, near):
+    with pytest.raises(ValueError, match=f"site: expected one of embed, .*logits; got '{site}'; .*fix: ") as caught:
+        forward(population(VARIANTS[name]), batch(2)[0], VARIANTS[name], {site: torch.zeros_like})
+    assert near is None or f"nearest: '{near}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("site", sites(condition(VARIANTS["moe"])))
+def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
+    "Even to a shape that would broadcast: the number would be wrong and nobody would know."
+    tokens = batch(2)[0]
+    shape = trace(PARAMS, tokens, VARIANTS["moe"])[site].shape
+    with pytest.raises(ValueError) as caught: forward(PARAMS, tokens, VARIANTS["moe"], {site: lambda x: x[..., :1]})
+    assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
+
+
+@pytest.mark.parametrize("label", set(VARIANTS) - {"two layers"})
+def test_parts_sum_to_logits(label):
+    "Component by component, head by head and expert by expert, the terms of the residual stream add up to what is read out."
+    name, (tokens, _) = VARIANTS[label], batch()
+    c, params = condition(name), population(name)
+    tr, n = trace(params, tokens, name), {}
+    for by in ("component", "head", "expert"):
+        terms = parts(tr, params, by)
+        total, n[by] = sum(terms.values()), len(terms)
+        if c.norm: total = models.rms_norm(total, params["w_ln_final"][:, None, None])
+        torch.testing.assert_close(total @ params["W_E"].mT[:, None], forward(params, tokens, name), rtol=0, atol=1e-10)
+    assert n["head"] == n["component"] + c.n_heads                                  # H0 … and b_O in place of attn_out
+    assert n["expert"] == n["component"] + (c.n_experts - 1 if c.routed else 0)     # E0 … in place of ffn_out
+
+
+def test_parts_of_several_layers_are_refused():
+    params = population(VARIANTS["two layers"])
+    tr = trace(params, batch(2)[0], VARIANTS["two layers"])
+    with pytest.raises(ValueError, match="expected one layer, got 2; fix: "): parts(tr, params)
+
+
+def test_a_trace_leaves_nothing_behind():
+    tokens = batch(2)[0]
+    before = forward(PARAMS, tokens, VARIANTS["moe"])
+    tr = trace(PARAMS, tokens, VARIANTS["moe"], keep=["ffn_out"], edits={"z": torch.zeros_like})
+    assert set(tr.activations) == {"ffn_out"} and set(SITES) >= {"ffn_out"}
+    assert torch.equal(before, forward(PARAMS, tokens, VARIANTS["moe"]))
