@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 from .tasks import choose
-from .conditions import condition, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
+from .conditions import condition, LABELS, TABLE1, FIGURE1, ARMS, GELU, SEEDS
 from .paper import claims
 from .store import Store, STREAMS
 from .training import UNTIL
@@ -25,10 +25,10 @@ from .results import measure_runs, baselines, comparison, write_frame, record, f
 
 # %% ../nbs/6_practical/61_command_line.ipynb #40667cfd
 def conditions_for(item:str) -> list:
-    "Names of the conditions behind an item of the paper (`tab1`, `fig1`), the audit's `arms`, or `all`. ValueError otherwise."
+    "Names of the conditions behind an item of the paper (`tab1`, `fig1`), the audit's `arms`, `gelu`, or `all`. ValueError otherwise."
     bridge = claims().query("protocol == 'paper'")
     known = {i: [n for n in dict.fromkeys(g["condition"]) if n] for i, g in bridge.groupby("item")}
-    known |= {"arms": list(ARMS.values()), "all": list(LABELS)}
+    known |= {"arms": list(ARMS.values()), "gelu": list(GELU.values()), "all": list(LABELS)}
     return known[choose("item", item, list(known))]
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
@@ -87,7 +87,7 @@ def parser():
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
     p = sub.add_parser("train", help="train conditions, or all conditions of an item")
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
-    p.add_argument("--item", help="conditions behind an item: tab1, fig1, arms or all")
+    p.add_argument("--item", help="conditions behind an item: tab1, fig1, arms, gelu or all")
     p.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="42,137 or 1-128 (default: the paper's five)")
     p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
     p.add_argument("--until", default="selected", help=f"one of {', '.join(UNTIL)} (default: selected)")
@@ -128,7 +128,7 @@ def main(argv=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk."
     matplotlib.use("Agg")
     try: run(parser().parse_args(argv))
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RuntimeError) as e:
         print(f"moe-redistribution: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECIPE_VERSION', 'RECIPES', 'VARIANTS', 'ACTIVATIONS', 'NUMBER', 'OPTIONS', 'ROUTED_ONLY', 'TABLE1', 'FIGURE1',
-           'ARMS', 'SEEDS', 'LABELS', 'Choices', 'Condition', 'defaults', 'format_name', 'condition']
+           'ARMS', 'SEEDS', 'GELU', 'LABELS', 'Choices', 'Condition', 'defaults', 'format_name', 'condition']
 
 # %% ../nbs/1_setting/02_conditions.ipynb #32cb216b
 from dataclasses import dataclass, fields, asdict, replace
@@ -187,4 +187,6 @@ TABLE1 = {"FFN": "add7/ffn-h256-silu", "Narrow FFN": "add7/ffn-h64-silu",
 FIGURE1 = {"GLU": "add7/glu-h170-silu", "MoE, top-2": "add7/moe-e4k2-h256-silu"}
 ARMS = {"FFN, lr × ¼": "add7/ffn-h256-silu+ffnlr0.25", "MoE, lr × 4": "add7/moe-e4k1-h256-silu+ffnlr4"}
 SEEDS = (42, 137, 256, 512, 1024)                # the paper's five (Table 3)
-LABELS = {name: label for label, name in (TABLE1 | FIGURE1 | ARMS).items()}
+GELU = {"Narrow FFN, GELU": "add7/ffn-h64-gelu", "MoE, frozen router, GELU": "add7/moe-e4k1-h256-gelu+frozen",
+        "MoE, top-2, GELU": "add7/moe-e4k2-h256-gelu"}
+LABELS = {name: label for label, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HUES', 'ORDER1', 'COLUMNS1', 'colour', 'label', 'is_arm', 'pick', 'dots', 'printed', 'null_lines', 'tidy_axes',
-           'figure1', 'two_ablations', 'percent', 'table_text']
+           'figure1', 'two_ablations', 'trajectories', 'percent', 'table_text']
 
 # %% ../nbs/2_instruments/19_figures.ipynb #8e07ac9b
 import matplotlib.pyplot as plt
@@ -52,14 +52,14 @@ def printed(ax, x, mean, std=np.nan):
     if std == std: ax.plot([x, x], [mean - std, mean + std], color="#a11", lw=.9, zorder=2)
 
 # %% ../nbs/2_instruments/19_figures.ipynb #ee0314ed
-def null_lines(ax, task="add7", names=("copy", "uniform", "most frequent", "pass-through")):
-    "Horizontal lines at the digit accuracies of predictors that do not compute."
+def null_lines(ax, task="add7", names=("copy", "uniform", "most frequent", "pass-through"), text=True):
+    "Horizontal lines, named if `text`, at the digit accuracies of predictors that do not compute."
     t = get_task(task)
     for name in names:
         level = nulls(t)[name][:, list(t.scored)].double().mean().item()
         ax.axhline(level, color="#999", lw=.8, ls=":", zorder=1)
-        ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
-                    fontsize=7.5, color="#666", va="center")
+        if text: ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
+                             fontsize=7.5, color="#666", va="center")
 
 def tidy_axes(ax, ylabel="digits right", top=1.0):
     "House style of an accuracy axis."
@@ -95,10 +95,27 @@ def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero",
             got = pick(rows, condition=name, rule=rule, stream=stream, site=site, edit=edit)["value"]
             if len(got): dots(ax, x, got, name)
         ax.set_title(f"{'FFN' if site == 'ffn_out' else 'attention'} replaced by {edit}", fontsize=9.5)
-        ax.set_xticks(range(len(names)), [label(n).replace(", ", ",\n") for n in names], fontsize=8)
+        crowded = len(names) > 6
+        ax.set_xticks(range(len(names)), [label(n) if crowded else label(n).replace(", ", ",\n") for n in names], fontsize=8,
+                      rotation=40 * crowded, ha="right" if crowded else "center", rotation_mode="anchor")
         tidy_axes(ax, "", .9)
-    null_lines(np.atleast_1d(axes)[-1])
+        null_lines(ax, text=ax is np.atleast_1d(axes)[-1])
     np.atleast_1d(axes)[0].set_ylabel("digits right")
+    return fig
+
+# %% ../nbs/2_instruments/19_figures.ipynb #25ba49c7
+def trajectories(history, names, metrics, titles):
+    "Panels of accuracy against step: thin lines are seeds, thick lines their mean. `history`: one row an evaluation. Returns the figure."
+    fig, axes = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, layout="constrained")
+    for ax, metric, title in zip(np.atleast_1d(axes), metrics, titles):
+        for name in names:
+            table = history[history["condition"] == name].pivot(index="step", columns="seed", values=metric)
+            style = dict(color=colour(name), ls="--" if is_arm(name) else "-")
+            ax.plot(table.index, table, lw=.5, alpha=.35, **style)
+            ax.plot(table.index, table.mean(1), lw=2, label=label(name), **style)
+        ax.set_title(title, fontsize=9.5); ax.set(xscale="log", xlabel="step")
+        tidy_axes(ax, "", 1); null_lines(ax, names=("copy", "most frequent", "pass-through"), text=ax is np.atleast_1d(axes)[-1])
+    np.atleast_1d(axes)[0].set_ylabel("digits right"); np.atleast_1d(axes)[0].legend(frameon=False, fontsize=7.5)
     return fig
 
 # %% ../nbs/2_instruments/19_figures.ipynb #65fc9c38

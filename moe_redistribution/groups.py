@@ -8,7 +8,8 @@ __all__ = ['TYPICAL', 'to_run', 'machine', 'pack', 'unpack', 'merge', 'group_pat
            'train']
 
 # %% ../nbs/1_setting/07_groups.ipynb #0b86f321
-from concurrent.futures import ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 import ctypes, hashlib, json, multiprocessing, os, platform, sys, time
 
 import pandas as pd
@@ -250,4 +251,8 @@ def _watch(pool, jobs, show):
     except BaseException:
         for f in pending: f.cancel()
         raise
-    for f in every: f.result()
+    try:
+        for f in every: f.result()
+    except BrokenProcessPool as e:
+        raise RuntimeError("a worker process died; what was trained is kept; fix: run the same command again (a script that "
+                           "calls train needs `if __name__ == '__main__':`; a machine short of memory needs smaller groups)") from e

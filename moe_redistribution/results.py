@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'measure_runs', 'fingerprint', 'write_frame', 'recorded', 'checkpoint_path',
-           'checkpoint', 'run_frame', 'history_frame', 'baselines', 'comparison', 'record']
+           'checkpoint', 'run_frame', 'recorded_history', 'history_frame', 'baselines', 'comparison', 'record']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 import hashlib
@@ -15,7 +15,7 @@ import torch
 import moe_redistribution
 from .tasks import choose, get_task, nulls
 from .paper import refuse
-from .conditions import condition, LABELS, SEEDS
+from .conditions import condition, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import Store, seal, unseal
 from .trace import tidy
 from .ablation import ablation_rows
@@ -67,7 +67,7 @@ def recorded(page, root=None) -> pd.DataFrame:
     raise FileNotFoundError(f"no recorded rows for {page}; fix: make reproduce, then make record")
 
 # %% ../nbs/2_instruments/20_results.ipynb #e3af2bf7
-CANONICAL = [(name, "first256") for name in LABELS]
+CANONICAL = [(name, "first256") for name in (TABLE1 | FIGURE1 | ARMS).values()]
 
 def checkpoint_path(c, rule, root=None) -> Path:
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
@@ -87,6 +87,11 @@ def run_frame(runs) -> pd.DataFrame:
         chosen = {f"{rule}_{k}": v[k] for rule, v in m["rules"].items() for k in ("step", "value", "reached")}
         return {k: m[k] for k in ("condition", "stream", "seed", "step", "settled", "failed", "cpu_seconds")} | chosen | m["machine"]
     return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
+
+def recorded_history(names, root=None) -> pd.DataFrame:
+    "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."
+    at = Path(root or ROOT) / "results/history"
+    return pd.concat([pd.read_parquet(at / f"{n}.parquet") for n in names], ignore_index=True)
 
 def history_frame(runs, every=1) -> pd.DataFrame:
     "The evaluations of every run, in long form; `every` thins those after the first twenty."

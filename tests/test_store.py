@@ -1,0 +1,247 @@
+"""What is stored is read back bit for bit or not at all, and a failing disk costs nothing that was there before."""
+import errno
+import os
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from moe_redistribution import groups
+from moe_redistribution.conditions import condition
+from moe_redistribution.groups import group_path, pack, train, train_group
+from moe_redistribution.store import Damaged, Store, seal, unseal
+from moe_redistribution.training import fresh
+
+TINY = "add7/ffn-h8-silu+d16"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    "A store with one short run and, as after a kill, the state of a group. Copy it before doing harm."
+    store = Store(tmp_path_factory.mktemp("trained"))
+    train_group(TINY, [1], root=store.root, steps=200)
+    seal(group_path(store, condition(TINY), [1, 2], "authors"), *pack(fresh(condition(TINY), [1, 2], "authors")))
+    return store
+
+
+@pytest.fixture
+def store(trained, tmp_path):
+    shutil.copytree(trained.root, tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+def same(a, b):
+    "Are two runs the same to the last bit?"
+    return (a.manifest == b.manifest and a.history.equals(b.history) and a.weights.keys() == b.weights.keys()
+            and all(torch.equal(v, b.weights[r][n]) for r, p in a.weights.items() for n, v in p.items()))
+
+
+def parts_left(root): return [p for p in Path(root).rglob("*") if ".part" in p.name]
+
+
+# ------------------------------------------------------------------------------------------------------ sealed files
+
+TENSORS = st.dictionaries(st.text("abW_/0", min_size=1, max_size=8), st.tuples(
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]),
+    st.lists(st.integers(0, 3), max_size=3), st.integers(0, 2**31)), max_size=4)
+INFO = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9)
+                       | st.lists(st.floats(allow_nan=False), max_size=3), max_size=4)
+
+
+@settings(deadline=None)
+@given(TENSORS, INFO)
+def test_a_sealed_file_reads_back_as_it_was(tmp_path_factory, tensors, info):
+    "Any shape (no elements, no axes), any type, any JSON."
+    draw = lambda kind, shape, seed: torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(kind)
+    tensors, path = {n: draw(*args) for n, args in tensors.items()}, tmp_path_factory.mktemp("seal") / "a.safetensors"
+    seal(path, tensors, info)
+    got, said = unseal(path)
+    assert said == info and got.keys() == tensors.keys()
+    assert all(torch.equal(v, got[n]) and v.dtype == got[n].dtype for n, v in tensors.items())
+
+
+FILES = {"run": "v1/**/*.safetensors", "resume": "v1/**/*.resume", "group": "groups/*.state"}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_one_flipped_bit_is_refused(trained, tmp_path_factory, kind, data):
+    original = next(trained.root.glob(FILES[kind])).read_bytes()
+    header = 8 + int.from_bytes(original[:8], "little")                             # half of the flips go there
+    byte = data.draw(st.integers(0, header - 1) | st.integers(0, len(original) - 1), label="byte")
+    altered = bytearray(original)
+    altered[byte] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    path = tmp_path_factory.mktemp("flip") / "altered.safetensors"
+    path.write_bytes(altered)
+    with pytest.raises(Damaged, match="altered.safetensors: expected .*, got .*; fix: "): unseal(path)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_a_file_with_bytes_missing_or_added_is_refused(trained, tmp_path_factory, kind, data):
+    original = next(trained.root.glob(FILES[kind])).read_bytes()
+    left = data.draw(st.integers(0, len(original) - 1), label="bytes left")
+    for altered in (original[:left], original + bytes(1), original + original):
+        path = tmp_path_factory.mktemp("cut") / "altered.safetensors"
+        path.write_bytes(altered)
+        with pytest.raises(Damaged, match="altered.safetensors: expected .*, got .*; fix: "): unseal(path)
+
+
+def damage(path):
+    altered = bytearray(path.read_bytes())
+    altered[-3] ^= 16
+    path.unlink()                                                                   # loaded weights may be views of the file
+    path.write_bytes(altered)
+    return bytes(altered)
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+def test_a_damaged_run_is_moved_aside_with_a_warning_and_nothing_is_deleted(store):
+    path, resume = store.path(TINY, 1), store.path(TINY, 1).with_suffix(".resume")
+    bad, left = damage(path), resume.read_bytes()
+    with pytest.raises(Damaged): store.load(TINY, 1)
+    with pytest.warns(UserWarning, match="Moved aside as authors-1.safetensors.damaged"): assert store.find(TINY, 1) is None
+    assert not path.exists() and not resume.exists()
+    assert Path(f"{path}.damaged").read_bytes() == bad and Path(f"{resume}.damaged").read_bytes() == left
+
+
+def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
+    before = store.load(TINY, 1)
+    damage(store.path(TINY, 1))
+    with pytest.warns(UserWarning, match="Moved aside"): train_group(TINY, [1], root=store.root, steps=200)
+    after = store.load(TINY, 1)
+    after.manifest["cpu_seconds"] = before.manifest["cpu_seconds"]
+    assert same(before, after)
+
+
+def test_a_damaged_resume_file_is_never_continued_from(store):
+    damage(store.path(TINY, 1).with_suffix(".resume"))
+    with pytest.raises(Damaged): store.resume(TINY, 1)
+    train_group(TINY, [1], root=store.root, until="full", steps=400)
+    assert store.load(TINY, 1).history["step"].tolist() == [200, 400]               # from the start, not from what is left
+
+
+@pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"), (TINY, 1, "paired")])
+def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream):
+    path = store.path(name, seed, stream)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(store.path(TINY, 1), path)
+    with pytest.raises(Damaged, match="expected .*, got .*; fix: "): store.load(name, seed, stream)
+
+
+def test_a_run_that_was_never_trained_says_how_to_train_it(store):
+    with pytest.raises(FileNotFoundError, match=r"fix: moe-redistribution train add7/ffn-h8-silu\+d16 --seeds 7 --stream paired"):
+        store.load(TINY, 7, "paired")
+
+
+def test_a_rule_that_a_run_has_not_kept_is_refused_with_the_nearest_one(store):
+    with pytest.raises(ValueError, match="expected one of .*; got 'first9'; nearest: 'first\\d+'; fix: "):
+        store.population(TINY, [1], "first9")
+
+
+def test_a_population_is_the_runs_stacked(store):
+    train_group(TINY, [2], root=store.root, steps=200)
+    stacked = store.population(TINY, [2, 1], "first1000")
+    for i, seed in enumerate([2, 1]):
+        assert all(torch.equal(v[i], store.load(TINY, seed).weights["first1000"][n]) for n, v in stacked.items())
+
+
+# -------------------------------------------------------------------------------------------------- disks that say no
+
+def full(*args, **kwargs): raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Disk:
+    "Fills up while files are written: a real limit on the size of a file, or a failure of one of the calls after the write."
+    def __init__(self, monkeypatch, call): self.monkeypatch, self.call, self.limits = monkeypatch, call, resource.getrlimit(FSIZE)
+    def fill(self):
+        if self.call == "write": resource.setrlimit(FSIZE, (4096, self.limits[1]))  # bytes; Python ignores the signal
+        else: self.monkeypatch.setattr(os, self.call, full)
+    def free(self):
+        resource.setrlimit(FSIZE, self.limits)
+        self.monkeypatch.undo()
+
+
+FSIZE = resource.RLIMIT_FSIZE
+
+
+@pytest.fixture(params=["write", "fsync", "replace"])
+def disk(request, monkeypatch):
+    yield (disk := Disk(monkeypatch, request.param))
+    disk.free()
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(store, disk):
+    path = store.path(TINY, 1)
+    before, files = path.read_bytes(), sorted(store.root.rglob("*"))
+    disk.fill()
+    with pytest.raises(OSError): seal(path, {"a": torch.zeros(10_000)}, {})
+    disk.free()
+    assert path.read_bytes() == before and sorted(store.root.rglob("*")) == files
+
+
+def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, monkeypatch):
+    "The run fails with the disk's own words; with room again the same command gives what a good disk gives."
+    go = lambda root, **kw: train_group(TINY, [1, 2], root=root, until="full", steps=400, save_every=0, **kw)
+    def seal_once(*args):
+        seal(*args)
+        disk.fill()
+    monkeypatch.setattr(groups, "seal", seal_once)
+    with pytest.raises(OSError, match="No space left|too large"): go(tmp_path / "bad")
+    assert not parts_left(tmp_path) and not list(tmp_path.rglob("*.safetensors"))
+    disk.free()
+    intervals = []
+    go(tmp_path / "bad", tell=lambda *_: intervals.append(1)), go(tmp_path / "good")
+    assert len(intervals) == 1                                                      # 200 steps were safe and are not repeated
+    for s in (1, 2):
+        bad, good = Store(tmp_path / "bad").load(TINY, s), Store(tmp_path / "good").load(TINY, s)
+        bad.manifest["cpu_seconds"] = good.manifest["cpu_seconds"]
+        assert same(bad, good)
+
+
+def no_training(*args): raise AssertionError("work began")
+
+
+def read_only(monkeypatch, root):
+    def refuse(*args, **kwargs): raise OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+
+
+def a_file_in_its_place(monkeypatch, root): root.write_text("")
+
+
+def below_a_file(monkeypatch, root): root.parent.write_text("")
+
+
+def nearly_full(monkeypatch, root): monkeypatch.setattr(shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+
+
+@pytest.mark.parametrize("trouble, got", [(read_only, "Read-only file system"), (a_file_in_its_place, "File exists"),
+                                          (below_a_file, "Not a directory"), (nearly_full, "1 MB")])
+def test_a_store_that_cannot_take_the_runs_is_refused_before_any_work(tmp_path, monkeypatch, trouble, got):
+    root = tmp_path / ("file/store" if trouble is below_a_file else "store")
+    trouble(monkeypatch, root)
+    monkeypatch.setattr(groups, "train_interval", no_training)
+    with pytest.raises(OSError, match=f"expected .*, got {got}; fix: set MOE_REDISTRIBUTION_HOME"):
+        train([TINY], seeds=[1], root=root, executor="here", quiet=True)
+    assert not root.is_dir() or not list(root.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(groups, "train_interval", no_training)
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="expected a writable folder, got Permission denied; fix: "):
+        train([TINY], seeds=[1], root=tmp_path / "store", executor="here", quiet=True)
+
+
+def test_runs_go_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    assert Store().root == tmp_path and Store(tmp_path / "other").root == tmp_path / "other"

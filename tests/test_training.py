@@ -1,0 +1,214 @@
+"""One seed is trained as if it were alone and as plain PyTorch would train it, whoever shares its tensors."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import moe_redistribution
+from moe_redistribution.conditions import condition
+from moe_redistribution.models import forward
+from moe_redistribution.tasks import EOS, digits, draw, exact, get_task, training_pool
+from moe_redistribution.training import (ATTENTION, EXPERTS, evaluate, fresh, generators, settled, train_interval,
+                                         unflatten, update_rules)
+from plain import load_member, optimiser
+
+ADD7 = get_task("add7")
+DENSE, MOE = "add7/ffn-h64-silu", "add7/moe-e4k1-h64-silu"
+PACKAGE = Path(moe_redistribution.__file__).parents[1]
+
+
+def train(name, seeds, n, stream="authors"):
+    members = fresh(condition(name), seeds, stream)
+    train_interval(members, n)
+    return members
+
+
+# ------------------------------------------------------------------------------------------------- alone and together
+
+ELSEWHERE = """
+import sys, torch
+from moe_redistribution.conditions import condition
+from moe_redistribution.training import fresh, train_interval
+path, *work = sys.argv[1:]
+rows = {}
+for name, n in zip(work[::2], work[1::2]):
+    members = fresh(condition(name), [9, 3], "authors")
+    train_interval(members, int(n))
+    rows[name, int(n)] = members.w[1]
+torch.save(rows, path)
+"""
+CASES = {(DENSE, 1): 1e-6, (DENSE, 100): 1e-4, (MOE, 1): 1e-6}                      # tolerance
+
+
+@pytest.fixture(scope="module")
+def another_process(tmp_path_factory):
+    "Weights of seed 3 from a process of its own, trained beside seed 9."
+    path = tmp_path_factory.mktemp("elsewhere") / "rows.pt"
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(path.parent)}
+    subprocess.run([sys.executable, "-c", ELSEWHERE, path, *(str(x) for case in CASES for x in case)], env=env, check=True)
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("name, n", CASES)
+def test_seed_in_population_is_seed_alone(name, n, another_process):
+    "In another group, in another place of it, and in another process. Later a flipped route may part them."
+    alone = train(name, [3], n).w[0]
+    assert (alone - fresh(condition(name), [3], "authors").w[0]).abs().max() > 5e-4 # it has moved
+    for w in (train(name, [3, 1], n).w[0], train(name, [2, 5, 7, 3], n).w[3], another_process[name, n]):
+        torch.testing.assert_close(w, alone, rtol=0, atol=CASES[name, n])
+
+
+def test_the_same_group_gives_the_same_bits():
+    a, b = train(MOE, [1, 2], 20), train(MOE, [1, 2], 20)
+    assert torch.equal(a.w, b.w) and torch.equal(a.m, b.m) and torch.equal(a.v, b.v)
+
+
+RECIPES_TO_CHECK = ["add7/ffn-h64-silu", "add7/glu-h42-silu", "add7/moe-e4k1-h64-silu", "add7/moe_glu-e4k1-h44-silu",
+                    "add7/moe-e4k2-h64-silu", "add7/moe-e4k1-h64-silu+frozen", "add7/moe-e4k1-h64-silu+switch+lambda0.5",
+                    "add7/ffn-h64-silu+ffnlr0.25+attnlr4+wd0.5", "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn",
+                    "add7/ffn-h64-silu+norm+clip0.1+hold_ones3"]
+
+
+@pytest.mark.parametrize("name", RECIPES_TO_CHECK)
+def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
+    "Clipping, decoupled decay, own learning rates, frozen parts, held-out inputs; in double precision."
+    c = condition(name)
+    members = fresh(c, [3, 4], "authors")
+    members.w, members.m, members.v = members.w.double(), members.m.double(), members.v.double()
+    plain = [load_member(unflatten(members.w, c), i, c) for i in range(2)]
+    train_interval(members, 20)
+    for i, seed in enumerate([3, 4]):
+        g = fresh(c, [seed], "authors").gens[0]["batches"]
+        opt, params = optimiser(plain[i]), [p for p in plain[i].parameters() if p.requires_grad]
+        for at in draw(training_pool(ADD7, c.hold), g, 20, c.batch):
+            loss, aux = plain[i].loss(ADD7.tokens[at], ADD7.targets[at])
+            opt.zero_grad()
+            (loss + c.balance * aux).backward()
+            if c.clip: torch.nn.utils.clip_grad_norm_(params, c.clip)
+            opt.step()
+        for n, v in plain[i].as_member().items():
+            torch.testing.assert_close(unflatten(members.w, c)[n][i], v[0], rtol=0, atol=1e-9, msg=lambda m: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("options, frozen", [("+frozen", ["W_router"]), ("+freeze_attn", ATTENTION), ("+freeze_ffn", ["W_router", *EXPERTS]),
+                                             ("+frozen+freeze_attn+norm", ["W_router", *ATTENTION])])
+def test_what_is_frozen_keeps_every_bit_and_all_else_moves(options, frozen):
+    c = condition(MOE + options)
+    before, after = unflatten(fresh(c, [3], "authors").w, c), unflatten(train(c, [3], 3).w, c)
+    assert [n for n in before if torch.equal(before[n], after[n])] == [n for n in before if n in frozen]
+
+
+# -------------------------------------------------------------------------------------------------------------- streams
+
+def test_the_authors_stream_lands_where_the_authors_code_lands():
+    "Their code, seed 42, SiLU FFN: all 256 sampled strings right first at step 400; 7.2 % of digits without the FFN."
+    members = fresh(condition("add7/ffn-h256-silu"), [42], "authors")
+    for _ in range(2): update_rules(members, evaluate(members, train_interval(members, 200)))
+    first = members.best["first256"]
+    assert first["value"].item() == 1 and first["step"].item() == 400
+    logits = forward(unflatten(first["w"], members.c), ADD7.tokens, members.c, {"ffn_out": torch.zeros_like})
+    hits = logits[:, :, list(ADD7.read)].argmax(-1) == ADD7.targets
+    assert digits(hits, ADD7).item() == pytest.approx(.072, abs=.01)
+
+
+def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
+    names = [DENSE, MOE, "add7/glu-h42-silu", "add7/moe_glu-e4k2-h44-silu", "add7/no_ffn", "add7/ffn-h256-silu+ffnlr4"]
+    arms = [fresh(condition(n), [3], "paired") for n in names]
+    shared = [unflatten(m.w, m.c) for m in arms]
+    for p in shared[1:]:
+        assert all(torch.equal(p[n], shared[0][n]) for n in ("W_E", "W_pos", *ATTENTION))
+    batches = [draw(training_pool(ADD7), m.gens[0]["batches"], 3, 128) for m in arms]
+    assert all(torch.equal(b, batches[0]) for b in batches)
+    mixed = [draw(training_pool(ADD7), fresh(condition(n), [3], "authors").gens[0]["batches"], 3, 128) for n in names[:2]]
+    assert not torch.equal(*mixed)                      # in the authors' stream the size of the FFN changes the batches
+
+
+def test_no_two_streams_of_any_seed_start_alike():
+    states = [g.get_state() for seed in range(20) for g in generators(seed, "paired").values()]
+    states += [generators(seed, "authors")["weights"].get_state() for seed in range(20)]
+    assert len({s.numpy().tobytes() for s in states}) == 80
+
+
+@pytest.mark.parametrize("stream, independent", [("paired", True), ("authors", False)])
+def test_weights_depend_on_how_often_one_looks_only_in_the_authors_stream(stream, independent):
+    often, once = (fresh(condition(DENSE), [3], stream) for _ in range(2))
+    for _ in range(4): evaluate(often, train_interval(often, 5))
+    evaluate(once, train_interval(once, 20))
+    assert torch.equal(often.w, once.w) == independent
+
+
+# ----------------------------------------------------------------------------------------------------- rules and scores
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.sampled_from([0., .5, .99, 1.])] * 2), min_size=1, max_size=8))
+def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_it_is_perfect(curve):
+    members = fresh(condition("add7/ffn-h1-silu+d16"), [1], "authors")
+    expected = {"first256": (0., 0), "first1000": (0., 0)}
+    for step, (on256, on1000) in enumerate(curve, 1):
+        members.step[:], members.w[:] = step, step
+        update_rules(members, {"exact256": torch.tensor([on256]), "exact": torch.tensor([on1000])})
+        for rule, value in (("first256", on256), ("first1000", on1000)):
+            if value > expected[rule][0]: expected[rule] = (value, step)
+    for rule, (value, step) in expected.items():
+        b = members.best[rule]
+        assert (round(b["value"].item(), 6), b["step"].item()) == (value, step)
+        assert step == 0 or (b["w"] == step).all()
+    assert settled(members).item() == all(value == 1 for value, _ in expected.values())
+
+
+def decode(params, c):
+    "Greedy answers to all 1,000 prompts, written until the first EOS or five tokens."
+    answers = []
+    for n in range(0, 1000, 250):                       # the prompt d0 d1 d2 EOS of 250 numbers at a time
+        tokens = ADD7.tokens[n:n + 250, :4]
+        for _ in range(5): tokens = torch.cat([tokens, forward(params, tokens, c)[0, :, -1:].argmax(-1)], 1)
+        written = tokens[:, 4:].tolist()
+        answers += [w[:w.index(EOS) + 1] if EOS in w else w for w in written]
+    return answers
+
+
+@pytest.mark.parametrize("name, n", [(DENSE, 0), (DENSE, 150), (DENSE, 300), (MOE, 300)])
+def test_greedy_decoding_is_right_exactly_where_teacher_forcing_is(name, n):
+    "Hence exact match never needs a loop: an answer that is right so far is the prompt that the teacher gives."
+    members = fresh(condition(name), [3], "authors")
+    if n: train_interval(members, n)
+    params = unflatten(members.w, members.c)
+    forced = forward(params, ADD7.tokens, members.c)[:, :, list(ADD7.read)].argmax(-1) == ADD7.targets
+    answers = decode(params, members.c)
+    right = [answer == [*target, EOS] for answer, target in zip(answers, ADD7.targets[:, :4].tolist())]
+    assert forced.all(-1)[0].tolist() == right
+    assert exact(forced).item() == pytest.approx(sum(right) / 1000, abs=1e-6)
+    assert n < 300 or 0 < sum(right)                                                # else there was nothing to compare
+
+
+# ------------------------------------------------------------------------------------------------------------------ NaN
+
+def poisoned(name, sick, n):
+    "Three seeds, five steps, then `n` more with the weights of one of them poisoned (or none, for `sick` None)."
+    members = train(name, [1, 2, 3], 5)
+    if sick is not None: members.w[sick, ::7] = torch.nan
+    train_interval(members, n)
+    return members
+
+
+@pytest.mark.parametrize("sick", range(3))
+@pytest.mark.parametrize("name", [DENSE, "add7/glu-h42-silu", "add7/ffn-h64-silu+norm"])
+def test_nan_in_one_seed_leaves_the_others_alone(name, sick):
+    well = [i for i in range(3) if i != sick]
+    members, clean = poisoned(name, sick, 5), poisoned(name, None, 5)
+    assert torch.equal(members.w[well], clean.w[well]) and torch.equal(members.v[well], clean.v[well])
+    assert members.failed.tolist() == [6 * (i == sick) for i in range(3)]           # the first step after the poison
+    assert clean.failed.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("sick", range(3))
+@pytest.mark.parametrize("name", [MOE, "add7/moe-e4k2-h64-silu", "add7/moe_glu-e4k1-h44-silu+norm"])
+def test_nan_in_one_seed_of_experts_leaves_the_others_alone(name, sick):
+    "To rounding: the largest load of the group sets the size of the padded blocks, and with it the order of the sums."
+    well = [i for i in range(3) if i != sick]
+    torch.testing.assert_close(poisoned(name, sick, 1).w[well], poisoned(name, None, 1).w[well], rtol=0, atol=1e-6)
+    assert poisoned(name, sick, 5).failed.tolist() == [6 * (i == sick) for i in range(3)]
