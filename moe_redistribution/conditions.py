@@ -174,11 +174,9 @@ def condition(name) -> Condition:
     for field, _ in chosen:
         if field in ROUTED_ONLY and got["ffn"] not in ("moe", "moe_glu"):
             _bad(name, f"{OPTIONS[field][2]} needs a router and {got['ffn']} has none", "use moe or moe_glu")
-    rest = usual | dict(chosen)
-    recipe = RECIPES[task]
-    d_head = recipe["d_head"]
-    return _check(name, Condition(task=task, **got, **rest, n_heads=max(1, rest["d_model"] // d_head), lr=recipe["lr"],
-                                  batch=recipe["batch"]))
+    rest, recipe = usual | dict(chosen), RECIPES[task]
+    n_heads = max(1, rest["d_model"] // recipe["d_head"])
+    return _check(name, Condition(task=task, **got, **rest, n_heads=n_heads, lr=recipe["lr"], batch=recipe["batch"]))
 
 # %% ../nbs/1_setting/02_conditions.ipynb #9831a7a1
 TABLE1 = {"FFN": "add7/ffn-h256-silu", "Narrow FFN": "add7/ffn-h64-silu",

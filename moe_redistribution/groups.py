@@ -34,6 +34,7 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
                     cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device))
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
+# %% ../nbs/1_setting/07_groups.ipynb #014502e6
 def machine(device="cpu") -> dict:
     "What ran this: processor or GPU, threads, torch, Python."
     gpu = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
@@ -60,6 +61,7 @@ def unpack(tensors, info, device="cpu") -> Members:
     return Members(c, info["stream"], info["seeds"], *(tensors[n].to(device) for n in ("w", "m", "v", "step", "failed")), gens,
                    best, info["history"], info["seconds"])
 
+# %% ../nbs/1_setting/07_groups.ipynb #2e874cd5
 def merge(parts:list) -> Members:
     "Members of several packs as one group; they may be at different steps."
     first = parts[0]
@@ -179,6 +181,7 @@ class Tell:
 
 def planned(until, steps): return min(steps, TYPICAL) if until == "selected" else steps
 
+# %% ../nbs/1_setting/07_groups.ipynb #75bf73e2
 def read_tells(paths):
     "Sum of what groups told: seed-steps done, seeds ended, all losses."
     told = []
@@ -220,6 +223,7 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     rows = [store.load(c, s, stream).manifest for c in conditions for s in seeds]
     return pd.DataFrame(rows)[["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]]
 
+# %% ../nbs/1_setting/07_groups.ipynb #f9dd1cf6
 def _run(work, store, stream, until, measures, executor, quiet):
     "Submits the groups, watches what they tell, raises the first error after the others are done."
     tells = [store.root / "progress" / f"{group_path(store, condition(c), chunk, stream).stem}.json" for c, chunk, _ in work]
@@ -242,6 +246,7 @@ def _run(work, store, stream, until, measures, executor, quiet):
         show(); bar.close()
         for p in tells: p.unlink(missing_ok=True)
 
+# %% ../nbs/1_setting/07_groups.ipynb #9c05874d
 def _watch(pool, jobs, show):
     "Waits for all jobs, showing progress once a second; an interrupt cancels what has not begun."
     pending = {pool.submit(train_group, *job) for job in jobs}

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'measure_runs', 'fingerprint', 'write_frame', 'recorded', 'checkpoint_path',
-           'checkpoint', 'run_frame', 'recorded_history', 'history_frame', 'baselines', 'comparison', 'record']
+           'checkpoint', 'run_frame', 'recorded_history', 'history_frame', 'baselines', 'comparison', 'record',
+           'record_checkpoints']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 import hashlib
@@ -113,6 +114,7 @@ def comparison(rows, item) -> pd.DataFrame:
     "One item of the paper under both protocols, one above the other: the content of `results/paper/<item>.csv`."
     return pd.concat([compare(rows, item, p, baselines()) for p in ("paper", "audited")], ignore_index=True)
 
+# %% ../nbs/2_instruments/20_results.ipynb #cb484399
 def record(store=None, root=None, say=print):
     "Writes rows, comparisons, runs, histories and canonical checkpoints from the store; returns the paths written."
     store, root, written = store or Store(), Path(root or ROOT), []
@@ -129,8 +131,11 @@ def record(store=None, root=None, say=print):
             runs = [store.load(name, s) for s in SEEDS]
             put(run_frame(runs), root / "results/runs" / f"{name}.parquet")
             put(history_frame(runs, every=5), root / "results/history" / f"{name}.parquet")
+    return written + record_checkpoints(store, root)
+
+def record_checkpoints(store, root) -> list:
+    "Writes the canonical five seeds of every (condition, rule) in `CANONICAL`, stacked."
     for name, rule in CANONICAL:
-        path = checkpoint_path(name, rule, root)
-        seal(path, store.population(name, SEEDS, rule), dict(condition=name, rule=rule, seeds=list(SEEDS), stream="authors"))
-        written.append(path)
-    return written
+        seal(checkpoint_path(name, rule, root), store.population(name, SEEDS, rule),
+             dict(condition=name, rule=rule, seeds=list(SEEDS), stream="authors"))
+    return [checkpoint_path(name, rule, root) for name, rule in CANONICAL]
