@@ -27,6 +27,7 @@ RECIPES = {
 VARIANTS = ("ffn", "glu", "moe", "moe_glu", "no_ffn")
 ACTIVATIONS = ("silu", "gelu", "relu")
 
+# %% ../nbs/1_setting/02_conditions.ipynb #82d6bf59
 @dataclass(frozen=True)
 class Choices:
     "Every choice that training depends on; no field has a default (§2, App. A)."

@@ -36,7 +36,7 @@ def seal(path, tensors:dict, info:dict) -> str:
     path, text = Path(path), json.dumps(info, sort_keys=True)
     tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     digest = seal_hash(tensors, text)
-    data = safetensors.torch.save(tensors, {"info": text, "sha256": digest})
+    data = safetensors.torch.save(tensors, {"sealed": digest + text})       # one entry: their order is not fixed
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, tmp = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:
@@ -58,7 +58,7 @@ def unseal(path, tensors=True):
         with safetensors.safe_open(path, "pt") as f:
             meta = f.metadata() or {}
             got = {n: f.get_tensor(n) for n in f.keys()}
-        text, digest = meta["info"], meta["sha256"]
+        digest, text = meta["sealed"][:64], meta["sealed"][64:]
         info = json.loads(text)
     except Exception as e: raise Damaged(f"{path}: expected a sealed file, got one that cannot be read ({type(e).__name__}); {fix}") from e
     if (found := seal_hash(got, text)) != digest:

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'ATTENTION', 'EXPERTS', 'RULES', 'TASK_RULES', 'UNTIL', 'generators', 'adamw_', 'clip_',
-           'unflatten', 'flatten', 'rates', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'train_interval',
-           'evaluate', 'settled', 'leaving']
+           'unflatten', 'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached',
+           'train_interval', 'evaluate', 'settled', 'leaving']
 
 # %% ../nbs/1_setting/06_training.ipynb #9019eb39
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.optim.adamw import adamw
 from .tasks import choose, get_task, training_pool, draw, digits, exact
 from .conditions import Condition, condition
 from .models import init_one, shapes, predict
@@ -29,13 +30,12 @@ def generators(seed:int, stream:str="authors") -> dict:
 # %% ../nbs/1_setting/06_training.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-def adamw_(w, grad, m, v, step, lr, decay):
-    "One AdamW step in place on w, m, v (s, p). `step` (s, 1) counts from 1; `lr` broadcasts over (s, p); decay is decoupled."
-    m.lerp_(grad, 1 - BETA1)
-    v.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
-    size = lr / (1 - BETA1**step)
-    denom = v.sqrt().div_((1 - BETA2**step).sqrt()).add_(EPS)
-    w.mul_(1 - lr * decay).sub_((m / denom).mul_(size))
+def adamw_(w, grad, m, v, step, parts, decay):
+    "One AdamW step in place on w, m, v (s, p); `step` (s,) counts the steps so far; `parts` are (learning rate, slice of p)."
+    for lr, at in parts:
+        rows = [list(x[:, at]) for x in (w, grad, m, v)]
+        adamw(*rows, [], list(step.float()), fused=True, amsgrad=False, maximize=False, lr=lr, beta1=BETA1, beta2=BETA2,
+              eps=EPS, weight_decay=decay)
 
 def clip_(grad, max_norm):
     "Scales each seed's gradient (s, p) to norm `max_norm` if it is larger, as `clip_grad_norm_` does for one model."
@@ -61,6 +61,16 @@ def rates(c:Condition) -> dict:
     frozen = {"attn": ATTENTION, "ffn": EXPERTS + ("W_router",)}.get(c.freeze, ())
     scale = {n: c.attn_lr if n in ATTENTION else c.ffn_lr if n in EXPERTS else 1.0 for n in shapes(c)}
     return {n: 0.0 if n in frozen or (n == "W_router" and c.router == "frozen") else c.lr * s for n, s in scale.items()}
+
+def pieces(c) -> list:
+    "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
+    out, at = [], 0
+    for (name, shape), rate in zip(shapes(c).items(), rates(c).values()):
+        end = at + int(np.prod(shape))
+        if out and out[-1][0] == rate and out[-1][1].stop == at: out[-1] = (rate, slice(out[-1][1].start, end))
+        elif rate: out.append((rate, slice(at, end)))
+        at = end
+    return out
 
 # %% ../nbs/1_setting/06_training.ipynb #ff7a1f65
 @dataclass
@@ -123,24 +133,20 @@ def reached(rule, value):
 def train_interval(members:Members, n:int):
     "Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,)."
     c, dev = members.c, members.w.device
-    t, pool, rate = get_task(c.task), training_pool(get_task(c.task), c.hold), rates(c)
-    tokens, targets = t.tokens.to(dev), t.targets.to(dev)
-    batches = torch.stack([draw(pool, g["batches"], n, c.batch) for g in members.gens], 1).to(dev)     # (n, s, batch)
-    lr = c.lr if len(set(rate.values())) == 1 else torch.cat(
-        [torch.full((int(np.prod(s)),), rate[name], device=dev) for name, s in shapes(c).items()])
-    live = [name for name, r in rate.items() if r > 0]
+    t, pool, parts = get_task(c.task), training_pool(get_task(c.task), c.hold), pieces(c)
+    batches = torch.stack([draw(pool, g["batches"], n, c.batch) for g in members.gens], 1)             # (n, s, batch)
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
-    slices = unflatten(grad, c)
-    for at in batches:
-        leaves = {name: p.contiguous() for name, p in unflatten(members.w, c).items()}
-        for name in live: leaves[name].requires_grad_()
-        loss, aux = fast_loss(leaves, tokens[at], targets[at], c)
+    weights, slices = unflatten(members.w, c), unflatten(grad, c)
+    live = [name for name, rate in rates(c).items() if rate > 0]
+    for tokens, targets in zip(t.tokens[batches].to(dev), t.targets[batches].to(dev)):
+        leaves = {name: w.detach().requires_grad_(name in live) for name, w in weights.items()}
+        loss, aux = fast_loss(leaves, tokens, targets, c)
         wrt = [leaves[name] for name in live]
         for name, g in zip(live, torch.autograd.grad((loss + c.balance * aux).sum(), wrt, allow_unused=True)):
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)
+        adamw_(members.w, grad, members.m, members.v, members.step, parts, c.weight_decay)
         members.step += 1
-        adamw_(members.w, grad, members.m, members.v, members.step[:, None].float(), lr, c.weight_decay)
         loss = loss.detach()
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
         total += loss

@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution import models
 from moe_redistribution.conditions import condition
-from moe_redistribution.models import SITES, Transformer, forward, init, init_one, loss, shapes, sites
+from moe_redistribution.models import SITES, Transformer, forward, init, init_one, loss, predict, shapes, sites
 from moe_redistribution.tasks import get_task
 from moe_redistribution.trace import parts, trace
 from plain import PlainTransformer, load_member
@@ -148,6 +148,15 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     rest = {n: v for n, v in params.items() if n in shapes(condition(without))}
     torch.testing.assert_close(forward(params, tokens, name, {"ffn_out": torch.zeros_like}), forward(rest, tokens, without),
                                rtol=0, atol=1e-12)
+
+
+@each_variant
+def test_predictions_are_what_the_full_forward_pass_reads_out(name):
+    "Positions that nobody reads are dropped after the last attention, with and without an edit on either side of it."
+    params = population(name)
+    for edits in ({}, {sites(condition(name))[6]: torch.zeros_like}, {sites(condition(name))[-2]: torch.neg}):
+        full = forward(params, ADD7.tokens, name, edits)[:, :, list(ADD7.read)].argmax(-1)
+        assert torch.equal(predict(params, name, edits), full)
 
 
 @pytest.mark.parametrize("name, site, near", [("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),

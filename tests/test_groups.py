@@ -1,0 +1,290 @@
+"""Killed, crowded, damaged or out of room: what was trained is kept, what is missing is trained, and the bits are the same."""
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+import moe_redistribution
+from moe_redistribution import groups
+from moe_redistribution.conditions import RECIPES, condition
+from moe_redistribution.groups import group_path, pack, train, train_group, unpack
+from moe_redistribution.store import Store, seal
+from moe_redistribution.training import evaluate, fresh, train_interval
+
+# Experts, because there a seed's bits depend on its company: whoever resumes in a smaller group is found out.
+TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
+PACKAGE = Path(moe_redistribution.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    "An evaluation every 10 steps, so that a run has many moments to be interrupted at."
+    monkeypatch.setitem(RECIPES["add7"], "eval_every", 10)
+
+
+PREAMBLE = """
+import json, sys
+from moe_redistribution.conditions import RECIPES
+from moe_redistribution.groups import train_group
+RECIPES["add7"]["eval_every"] = 10
+name, seeds, root, steps, save_every = json.loads(sys.argv[1])
+tell = lambda members, *_: print("at", *members.step.tolist(), flush=True)
+"""
+TRAIN = """
+manifests = train_group(name, seeds, root=root, until="full", steps=steps, save_every=save_every, tell=tell)
+print("manifests", json.dumps(manifests, sort_keys=True))
+"""
+
+
+def in_another_process(name, seeds, root, steps, save_every=0, before=""):
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(root)}
+    work = json.dumps([name, seeds, str(root), steps, save_every])
+    return subprocess.Popen([sys.executable, "-c", PREAMBLE + before + TRAIN, work], env=env, text=True, stdout=subprocess.PIPE)
+
+
+def assert_same(a, b, seeds, name=TINY, stream="authors"):
+    "Two stores hold the same runs: weights, history and manifest, to the bit; only the clock may differ."
+    for s in seeds:
+        x, y = a.load(name, s, stream), b.load(name, s, stream)
+        assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
+        for rule, p in x.weights.items():
+            assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (s, rule)
+        x.manifest.pop("cpu_seconds"), y.manifest.pop("cpu_seconds")
+        assert x.manifest == y.manifest
+
+
+# ---------------------------------------------------------------------------------------------------- kill and resume
+
+def test_killed_run_resumes_bitwise(tmp_path):
+    "SIGKILL at three random moments; everything that was told before a kill is still there after it."
+    steps, seeds, told = 400, [1, 2], []
+    for intervals in (4, 3, 5):
+        child = in_another_process(TINY, seeds, tmp_path / "killed", steps)
+        for i in range(intervals):
+            told.append(int(child.stdout.readline().split()[1]))
+            if i == 0: began = time.monotonic()
+        time.sleep(random.uniform(0, 3) * (time.monotonic() - began) / (intervals - 1))  # somewhere in the next three
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        told += [int(line.split()[1]) for line in child.stdout.read().splitlines()]
+    assert told == sorted(set(told)) and 120 <= told[-1] < steps                    # nothing told was trained a second time
+    train_group(TINY, seeds, root=tmp_path / "killed", until="full", steps=steps)
+    train_group(TINY, seeds, root=tmp_path / "whole", until="full", steps=steps)
+    assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), seeds)
+    assert Store(tmp_path / "killed").load(TINY, 1).history["step"].tolist() == list(range(10, steps + 1, 10))
+
+
+fork = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
+
+
+def dies_before(n, work):
+    "Runs `work` in a fork that kills itself before its `n`-th change to what lies on disk; did it come that far?"
+    def child():
+        count = itertools.count(1)
+        def deadly(change):
+            def change_or_die(*args, **kwargs):
+                if next(count) == n: os.kill(os.getpid(), signal.SIGKILL)
+                return change(*args, **kwargs)
+            return change_or_die
+        os.replace, os.unlink = deadly(os.replace), deadly(os.unlink)
+        work()
+    process = fork.Process(target=child)
+    process.start(), process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.skipif(fork is None, reason="needs fork")
+@pytest.mark.parametrize("save_every", [0, 1e9], ids=["always saved", "never saved"])
+def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
+    "Three seeds that end at different steps; killed at every write in turn, each resumes to the bits of the whole."
+    def work(root):
+        train_group(TINY, [1], root=root, until="full", steps=10)                   # this one is ahead of the others
+        train_group(TINY, [1, 2, 3], root=root, until="full", steps=30, save_every=save_every)
+    work(tmp_path / "whole")
+    whole = Store(tmp_path / "whole")
+    for n in itertools.count(1):
+        root = tmp_path / str(n)
+        if not dies_before(n, lambda: work(root)): break
+        work(root)
+        assert_same(Store(root), whole, [1, 2, 3])
+        assert not list((root / "groups").glob("*.state"))                          # nothing unfinished is left over
+    assert n > 8                                                                    # two files for each of the four runs
+
+
+def test_what_a_shorter_schedule_leaves_is_continued_for_every_seed_of_a_killed_group(tmp_path, monkeypatch):
+    "A kill after one seed has ended leaves the group's state without that seed; asking for more steps must find it again."
+    def until_one_has_left(members, *_):
+        if len(members.seeds) == 2: raise KeyboardInterrupt
+    train_group(TINY, [1], root=tmp_path, until="full", steps=20)
+    with pytest.raises(KeyboardInterrupt):
+        train_group(TINY, [1, 2, 3], root=tmp_path, until="full", steps=40, save_every=0, tell=until_one_has_left)
+    assert group_path(Store(tmp_path), condition(TINY), [1, 2, 3], "authors").exists()
+    manifests = train_group(TINY, [1, 2, 3], root=tmp_path, until="full", steps=60)
+    assert [m["step"] for m in manifests.values()] == [60, 60, 60]
+
+
+@pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
+def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
+    members = fresh(condition(TINY), [1, 2], "authors")
+    for _ in range(2): evaluate(members, train_interval(members, 10))
+    path = group_path(Store(tmp_path), members.c, [1, 2], "authors")
+    seal(path, *pack(members))
+    altered = bytearray(path.read_bytes())
+    altered[len(altered) // 2] ^= 1
+    path.write_bytes({"bit": altered, "truncated": altered[:-1], "empty": b""}[harm])
+    intervals = []
+    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=lambda *_: intervals.append(1))
+    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    assert len(intervals) == 4 and "starting this group again" in capsys.readouterr().err
+    assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
+
+
+@pytest.mark.parametrize("stream", ["authors", "paired"])
+def test_packed_members_go_on_as_if_nothing_had_happened(stream):
+    def go_on(members): return train_interval(members, 5), *evaluate(members, torch.zeros(2)).values(), members.w, members.m, members.v
+    members = fresh(condition(TINY), [1, 2], stream)
+    evaluate(members, train_interval(members, 5))
+    copy = unpack(*deepcopy(pack(members)))
+    assert all(map(torch.equal, go_on(members), go_on(copy)))
+
+
+# ----------------------------------------------------------------------------------------------------- several at once
+
+def test_two_processes_on_one_run_train_it_once(tmp_path):
+    "Two ask for seeds 1 and 2 at the same moment, a third for 2 and 3: three seeds are trained, and all three answer."
+    wait = f"""
+import pathlib, time
+print("ready", flush=True)
+while not pathlib.Path({str(tmp_path / "start")!r}).exists(): time.sleep(.002)
+"""
+    (root := tmp_path / "store").mkdir()
+    asked = [[1, 2], [1, 2], [2, 3]]
+    children = [in_another_process(TINY, seeds, root, 200, before=wait) for seeds in asked]
+    for child in children: assert child.stdout.readline() == "ready\n"
+    (tmp_path / "start").touch()
+    lines = [child.communicate(timeout=120)[0].splitlines() for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0]
+    answers = [json.loads(out[-1].removeprefix("manifests ")) for out in lines]
+    assert answers[0] == answers[1] and answers[0]["2"] == answers[2]["2"]          # their CPU seconds too
+    told = [[line.split()[1:] for line in out[:-1]] for out in lines]                # the members' steps at each interval
+    assert not (told[0] and told[1]) and sum(len(t[0]) for t in told if t) == 3      # three seeds began, none of them twice
+    assert sum(map(len, told)) == 40
+    assert {s: m["step"] for a in answers for s, m in a.items()} == {"1": 200, "2": 200, "3": 200}
+
+
+def count_training(monkeypatch):
+    "A list that receives the seeds of every interval that is trained in this process from now on."
+    seen, real = [], groups.train_interval
+    monkeypatch.setattr(groups, "train_interval", lambda members, n: seen.append(tuple(members.seeds)) or real(members, n))
+    return seen
+
+
+def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
+    go = lambda names, seeds, **kw: train(names, seeds, root=tmp_path, until="full", steps=20, executor="here", quiet=True, **kw)
+    go([TINY], [1, 2])
+    seen = count_training(monkeypatch)
+    go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
+    assert seen == []
+    rows = go([TINY, DENSE], [1, 2, 3])
+    assert seen == [(3,), (3,), (1, 2, 3), (1, 2, 3)]
+    assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 20] for c in (TINY, DENSE) for s in (1, 2, 3)]
+
+
+def test_any_executor_gives_the_same_runs(tmp_path):
+    go = lambda root, executor: train([DENSE, TINY], [1, 2, 3], root=tmp_path / root, until="full", steps=20, group_size=2,
+                                      executor=executor, quiet=True).drop(columns="cpu_seconds")
+    with ThreadPoolExecutor(1) as pool: threads = go("threads", pool)
+    assert threads.equals(go("here", "here"))
+    for name in (DENSE, TINY): assert_same(Store(tmp_path / "threads"), Store(tmp_path / "here"), [1, 2, 3], name)
+
+
+class LosesItsFirstJob(Executor):
+    def __init__(self): self.jobs = 0
+    def submit(self, f, *args):
+        self.jobs, future = self.jobs + 1, Future()
+        try: future.set_result(f(*args)) if self.jobs > 1 else future.set_exception(RuntimeError("worker lost"))
+        except Exception as e: future.set_exception(e)
+        return future
+
+
+def test_a_lost_worker_costs_one_group(tmp_path, monkeypatch):
+    "The error is raised, but only after the others are done; the same call again trains the lost group and no other."
+    go = lambda executor: train([DENSE], [1, 2], root=tmp_path, until="full", steps=20, group_size=1, executor=executor, quiet=True)
+    with pytest.raises(RuntimeError, match="worker lost"): go(LosesItsFirstJob())
+    seen = count_training(monkeypatch)
+    assert go("here")["step"].tolist() == [20, 20] and seen == [(1,), (1,)]
+
+
+# ---------------------------------------------------------------------------------------------------- longer and shorter
+
+@pytest.mark.parametrize("name", [DENSE, TINY])
+def test_a_longer_schedule_continues_a_shorter_one(tmp_path, name, monkeypatch):
+    "Stopped at its selected checkpoint and asked for the rest later, a seed ends where it would have ended in one go."
+    exact = groups.evaluate                            # a seed this small never gets there: call it perfect from step 20 on
+    def perfect(members, *args):
+        scores = exact(members, *args)
+        return scores | {m: torch.where(members.step >= 20, 1., scores[m]) for m in ("exact", "exact256")}
+    monkeypatch.setattr(groups, "evaluate", perfect)
+    for root, ends in (("continued", ("selected", "full")), ("straight", ("full",))):
+        for until in ends: manifest = train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
+        assert manifest["step"] == 50 and manifest["settled"] and manifest["rules"]["first256"]["step"] == 20
+    assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
+
+
+def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
+    "A real one: everything right on all inputs, known at the next evaluation, and not a step trained after it."
+    RECIPES["add7"]["eval_every"] = 200
+    name = "add7/glu-h170-silu"
+    manifest = train_group(name, [42], root=tmp_path, until="selected")[42]
+    run = Store(tmp_path).load(name, 42)
+    assert manifest["settled"] and manifest["step"] == run.history["step"].iloc[-1] < 2000
+    assert set(run.weights) == {"first256", "first1000"} and manifest["rules"]["first1000"]["reached"]
+    assert run.history["exact"].iloc[-1] == 1 and (run.history["exact"].iloc[:-1] < 1).all()
+
+
+# --------------------------------------------------------------------------------------------------------- NaN, bad input
+
+def poison(seed_row):
+    "A measure that spoils one member's weights at step 20."
+    def measure(params, c):
+        measure.calls += 1
+        if measure.calls == 2: params["W_O"][seed_row] = torch.nan
+        return {}
+    measure.calls = 0
+    return measure
+
+
+@pytest.mark.parametrize("name", [DENSE, TINY])
+def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path, name, monkeypatch):
+    go = lambda root, **kw: train([name], [1, 2, 3], root=tmp_path / root, until="full", steps=30, executor="here", quiet=True, **kw)
+    rows, clean = go("poisoned", measures=(poison(0),)), go("clean")
+    assert rows["seed"].tolist() == [1, 2, 3] and rows["step"].tolist() == [30, 30, 30]
+    assert rows["failed"].fillna(0).tolist() == [21, 0, 0] and clean["failed"].isna().all()
+    sick = Store(tmp_path / "poisoned").load(name, 1)
+    assert sick.failed and "final" not in sick.weights and sick.history["step"].tolist() == [10, 20, 30]
+    assert all(v.isfinite().all() for p in sick.weights.values() for v in p.values())  # what it had before is still good
+    if name == DENSE: assert_same(Store(tmp_path / "poisoned"), Store(tmp_path / "clean"), [2, 3], name)
+    seen = count_training(monkeypatch)
+    assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
+
+
+@pytest.mark.parametrize("ask", [
+    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modadd/ffn-h512-gelu"]), dict(conditions=[TINY, DENSE, TINY]),
+    dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(stream="author"), dict(until="fully")], ids=lambda ask: str(*ask))
+def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
+    seen, root = count_training(monkeypatch), tmp_path / "store"
+    with pytest.raises(ValueError, match="expected .*fix: "):
+        train(**dict(conditions=[TINY], seeds=[1], root=root, executor="here", quiet=True, steps=10) | ask)
+    assert seen == [] and not root.exists()
