@@ -74,7 +74,7 @@ class Condition(Choices):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 # %% ../nbs/1_setting/02_conditions.ipynb #82b1ab7c
-NUMBER = r"(\d+(?:\.\d+)?(?:e-\d+)?)"
+NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 OPTIONS = {                                     # field: (pattern, reader, example)
     "router":       (r"(frozen)", str, "+frozen"),
     "gate":         (r"(switch)", str, "+switch"),
@@ -98,7 +98,7 @@ def defaults(task:str, ffn:str) -> dict:
                 weight_decay=r["weight_decay"], clip=r["clip"], freeze="", hold="", d_model=r["d_model"], n_layers=1)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b47de62c
-def _number(x): return repr(x).removesuffix(".0") if isinstance(x, float) else str(x)
+def _number(x): return repr(x).removesuffix(".0").replace("e+", "e") if isinstance(x, float) else str(x)
 
 def _option(field, value):
     "The `+option` text of one field: its example with the variable part replaced."
@@ -115,48 +115,63 @@ def format_name(c:Condition) -> str:
     return f"{c.task}/{body}" + "".join(_option(f, getattr(c, f)) for f in OPTIONS if getattr(c, f) != usual[f])
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b580c94c
-_BODY = re.compile(r"(?P<ffn>moe_glu|moe|glu|ffn)(?:-e(?P<n_experts>\d+)k(?P<top_k>\d+))?-h(?P<d_mlp>\d+)-(?P<activation>[a-z]+)")
 _SHAPE = "task/variant[-eEkK]-hTOTAL-activation[+option…], for example add7/moe-e4k1-h256-silu+frozen"
+_BODY = re.compile(r"(?P<ffn>[a-z_]+)(?:-e(?P<n_experts>\d+)k(?P<top_k>\d+))?-h(?P<d_mlp>\d+)-(?P<activation>[a-z]+)")
 
-def _bad(name, why, fix): raise ValueError(f"condition {name!r}: {why}; fix: {fix}")
+def _bad(name, expected, got, fix): raise ValueError(f"condition {name!r}: expected {expected}; got {got}; fix: {fix}")
 
 def _read_body(name, body):
     "Fields that stand before the first `+`."
     if body == "no_ffn": return dict(ffn="no_ffn", n_experts=1, top_k=1, d_mlp=0, activation="none")
     found = _BODY.fullmatch(body)
-    if not found: _bad(name, f"expected {_SHAPE}; got {body!r} after the task", "follow that shape")
+    if not found: _bad(name, _SHAPE, f"{body!r} after the task", "follow that shape")
     got = {k: int(v) if v and v.isdigit() else v for k, v in found.groupdict().items()}
+    ffn = choose("variant", got["ffn"], VARIANTS[:-1])
     choose("activation", got["activation"], ACTIVATIONS)
-    routed = got["ffn"] in ("moe", "moe_glu")
-    if routed and got["n_experts"] is None: _bad(name, "expected experts and k, got none", f"write {got['ffn']}-e4k1-h…")
-    if not routed and got["n_experts"]: _bad(name, f"{got['ffn']} has no experts", f"drop -e{got['n_experts']}k{got['top_k']}")
-    return got if routed else got | dict(n_experts=1, top_k=1)
+    if ffn in ("moe", "moe_glu"):
+        if got["n_experts"] is None: _bad(name, "a number of experts and k", "none", f"write {ffn}-e4k1-h{got['d_mlp']}")
+        return got
+    written = f"-e{got['n_experts']}k{got['top_k']}"
+    if got["n_experts"] is not None: _bad(name, f"{ffn} without experts", written, f"drop {written}")
+    return got | dict(n_experts=1, top_k=1)
 
+# %% ../nbs/1_setting/02_conditions.ipynb #503ee353
 def _read_option(name, text):
     "(field, value) of one option, or the nearest valid option."
     for field, (pattern, read, _) in OPTIONS.items():
-        found = re.fullmatch(pattern, text)
-        if found: return field, read(found[1])
-    _bad(name, f"unknown option '+{text}'; {nearest('+' + text, [e for *_, e in OPTIONS.values()])}", "use that option")
+        if found := re.fullmatch(pattern, text): return field, read(found[1])
+    examples = [e for *_, e in OPTIONS.values()]
+    _bad(name, f"options such as {', '.join(examples)}", f"'+{text}'; {nearest('+' + text, examples)}", "use a valid option")
 
-# %% ../nbs/1_setting/02_conditions.ipynb #503ee353
-def _check(name, c:Condition):
-    "Refuses a condition that cannot be built, naming the nearest that can."
-    if c.ffn != "no_ffn" and c.d_mlp < 1: _bad(name, f"expected a width of at least 1, got {c.d_mlp}", "write -h256")
-    if not 1 <= c.top_k <= c.n_experts:
-        _bad(name, f"expected 1 ≤ k ≤ E = {c.n_experts}, got k = {c.top_k}", f"write -e{c.n_experts}k{min(max(c.top_k, 1), c.n_experts)}")
-    if c.d_mlp % c.n_experts:
-        low = c.d_mlp - c.d_mlp % c.n_experts
-        _bad(name, f"expected a total width that {c.n_experts} experts divide, got {c.d_mlp}",
-             f"write -h{low} or -h{low + c.n_experts}" if low else f"write -h{c.n_experts}")
-    if c.d_model % c.d_head or c.n_heads < 1 or c.n_heads * c.d_head != c.d_model:
-        _bad(name, f"expected d_model in steps of {RECIPES[c.task]['d_head']}, got {c.d_model}", "write +d64")
-    if c.n_layers < 1: _bad(name, "expected at least one layer, got 0", "write +L1 or drop the option")
-    if c.hold and c.task in TASKS: choose("held-out rule", c.hold, list(get_task(c.task).rules))
-    if c.freeze == "ffn" and c.ffn == "no_ffn": _bad(name, "there is no FFN to freeze", "drop +freeze_ffn")
-    return c
+def _read_options(name, options, ffn):
+    "The fields that options change, each once, and none that a variant without router or FFN has not got."
+    chosen = [_read_option(name, o) for o in options]
+    fields_ = [f for f, _ in chosen]
+    for f, value in chosen:
+        if fields_.count(f) > 1: _bad(name, f"{f} once", f"it {fields_.count(f)} times", "keep one of them")
+        if f in ROUTED_ONLY and ffn not in ("moe", "moe_glu"):
+            _bad(name, f"a router for {OPTIONS[f][2]}", f"{ffn}, which has none", "use moe or moe_glu, or drop the option")
+        if (f, value, ffn) == ("freeze", "ffn", "no_ffn"): _bad(name, "an FFN to freeze", "no_ffn", "drop +freeze_ffn")
+    return dict(chosen)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #2fc80953
+def _check(name, task, got, rest):
+    "Refuses experts, widths and depths that cannot be built."
+    E, k, w, d, step = got["n_experts"], got["top_k"], got["d_mlp"], rest["d_model"], RECIPES[task]["d_head"]
+    if E < 1: _bad(name, "at least one expert", f"{E}", "write -e4k1")
+    if not 1 <= k <= E: _bad(name, f"1 ≤ k ≤ E = {E}", f"k = {k}", f"write -e{E}k{min(max(k, 1), E)}")
+    if got["ffn"] != "no_ffn" and w < 1: _bad(name, "a width of at least 1", f"{w}", f"write -h{64 * E}")
+    if w % E:
+        low = w - w % E
+        _bad(name, f"a total width that {E} experts divide", f"{w}", f"write -h{low} or -h{low + E}" if low else f"write -h{E}")
+    if d < step or d % step:
+        low = d - d % step
+        _bad(name, f"d_model in steps of {step}, the width of a head", f"{d}",
+             f"write +d{low} or +d{low + step}" if low else f"write +d{step}")
+    if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
+    if rest["hold"] and task in TASKS: choose("held-out rule", rest["hold"], list(get_task(task).rules))
+
+# %% ../nbs/1_setting/02_conditions.ipynb #87f389be
 def condition(name) -> Condition:
     """The condition called `name`; a `Condition` passes through. Options may come in any order.
 
@@ -165,19 +180,12 @@ def condition(name) -> Condition:
     if isinstance(name, Condition): return name
     head, *options = str(name).split("+")
     task, slash, body = head.partition("/")
-    if not slash: _bad(name, f"expected {_SHAPE}; got no '/'", "start with a task, for example add7/")
+    if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
     choose("task", task, list(RECIPES))
-    got = _read_body(name, body)
-    chosen = [_read_option(name, o) for o in options]
-    repeated = {f for f, _ in chosen if [g for g, _ in chosen].count(f) > 1}
-    if repeated: _bad(name, f"{', '.join(repeated)} is given twice", "keep one of them")
-    usual = defaults(task, got["ffn"])
-    for field, _ in chosen:
-        if field in ROUTED_ONLY and got["ffn"] not in ("moe", "moe_glu"):
-            _bad(name, f"{OPTIONS[field][2]} needs a router and {got['ffn']} has none", "use moe or moe_glu")
-    rest, recipe = usual | dict(chosen), RECIPES[task]
-    n_heads = max(1, rest["d_model"] // recipe["d_head"])
-    return _check(name, Condition(task=task, **got, **rest, n_heads=n_heads, lr=recipe["lr"], batch=recipe["batch"]))
+    got, recipe = _read_body(name, body), RECIPES[task]
+    rest = defaults(task, got["ffn"]) | _read_options(name, options, got["ffn"])
+    _check(name, task, got, rest)
+    return Condition(task=task, **got, **rest, n_heads=rest["d_model"] // recipe["d_head"], lr=recipe["lr"], batch=recipe["batch"])
 
 # %% ../nbs/1_setting/02_conditions.ipynb #9831a7a1
 TABLE1 = {"FFN": "add7/ffn-h256-silu", "Narrow FFN": "add7/ffn-h64-silu",

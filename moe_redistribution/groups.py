@@ -88,7 +88,8 @@ def gather_members(store, c, seeds, stream, until, steps, device):
         run = store.find(c, s, stream)
         if run is None: return fresh(c, [s], stream, device)
         if run.failed or run.step >= steps or (until == "selected" and run.manifest["settled"]): return None
-        left = store.resume(c, s, stream)
+        try: left = store.resume(c, s, stream)
+        except Damaged as e: left = print(f"{e}; starting this seed again", file=sys.stderr)
         return unpack(*left, device) if left else fresh(c, [s], stream, device)
     parts = [m for s in seeds if (m := state(s)) is not None]
     return merge(parts) if parts else None

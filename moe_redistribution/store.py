@@ -28,7 +28,7 @@ def seal_hash(tensors:dict, text:str) -> str:
     for name in sorted(tensors):
         t = tensors[name].contiguous().cpu()
         h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        h.update(t.view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        if t.numel(): h.update(t.view(-1).view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
 
 def seal(path, tensors:dict, info:dict) -> str:
@@ -117,7 +117,8 @@ def load(self:Store, c, seed:int, stream:str="authors") -> Run:
         raise FileNotFoundError(f"run {c.name} seed {seed} ({stream}) is not in the store; "
                                 f"fix: moe-redistribution train {c.name} --seeds {seed} --stream {stream}")
     tensors, info = unseal(path)
-    if info["key"] != c.key: raise Damaged(f"{path}: expected key {c.key}, got {info['key']}: another recipe; fix: delete it")
+    expected, got = (c.key, seed, stream), tuple(info[k] for k in ("key", "seed", "stream"))
+    if got != expected: raise Damaged(f"{path}: expected the run {expected}, got {got}, another one; fix: delete it")
     weights = {}
     for name, v in tensors.items(): weights.setdefault(name.split("/")[0], {})[name.split("/")[1]] = v
     return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -197,22 +198,33 @@ def plain_train(name, seed, steps=None, seconds=None, fused=None):
     return model, torch.stack(losses)
 
 
+def waited():
+    "Seconds that this process's threads were ready to run and had no core, where the kernel says so (Linux), else 0."
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try: total += int(path.read_text().split()[1])
+        except (OSError, IndexError): pass                      # a thread that has just ended
+    return total / 1e9
+
+
 def main():
     p = argparse.ArgumentParser(description="Seed-steps per second of one plain model in one process, as JSON.")
     p.add_argument("name", help="a condition, for example add7/moe-e4k1-h256-silu")
     p.add_argument("--seed", type=int, default=42)
     p.add_argument("--steps", type=int, help="stop after so many steps")
     p.add_argument("--seconds", type=float, help="or after so much wall time (default 10)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    p.add_argument("--threads", type=int, default=cores, help="all cores, unless given")
     p.add_argument("--fused", action="store_true", help="torch's fused AdamW")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     plain_train(a.name, a.seed, 20, fused=a.fused or None)                                  # warm up
-    wall, cpu = time.perf_counter(), time.process_time()
+    clocks = lambda: torch.tensor([time.perf_counter(), time.process_time(), waited()], dtype=torch.float64)
+    began = clocks()
     _, losses = plain_train(a.name, a.seed, a.steps, a.seconds or (None if a.steps else 10.0), a.fused or None)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall, cpu, wait = (clocks() - began).tolist()
     print(json.dumps(dict(condition=condition(a.name).name, steps=len(losses), per_second=len(losses) / wall, cpu_seconds=cpu,
-                          wall_seconds=wall, threads=torch.get_num_threads(), last_loss=float(losses[-1]))))
+                          wall_seconds=wall, waited_seconds=wait, threads=torch.get_num_threads(), last_loss=float(losses[-1]))))
 
 
 if __name__ == "__main__": main()

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from moe_redistribution.conditions import (ACTIVATIONS, LABELS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS, Choices, Condition,
-                                           condition, defaults)
+from moe_redistribution.conditions import (ACTIVATIONS, LABELS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS, Choices,
+                                           Condition, condition, defaults)
 from moe_redistribution.groups import check_work
 from moe_redistribution.tasks import TASKS, get_task
 
@@ -75,12 +75,14 @@ def refusal(call, *args):
 
 
 MISSPELT = {"add8/ffn-h256-silu": "add7", "add7/fnn-h256-silu": "ffn", "add7/meo_glu-e4k1-h256-silu": "moe_glu",
-            "add7/ffn-h256-sliu": "silu", "add7/moe-e4k1-h256-silu+frozn": "+frozen", "add7/ffn-h256-silu+hold_tens8": "tens9",
-            "add7/ffn-h256-silu+freeze_atn": "+freeze_attn", "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25"}
+            "add7/ffn-h256-sliu": "silu", "add7/moe-e4k1-h256-silu+frozn": "+frozen",
+            "add7/ffn-h256-silu+hold_tens8": "tens9", "add7/ffn-h256-silu+freeze_atn": "+freeze_attn",
+            "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25"}
 
 
 @pytest.mark.parametrize("name, near", MISSPELT.items())
-def test_a_misspelt_word_is_refused_with_the_nearest_one(name, near): assert f"nearest: {near!r}" in refusal(condition, name)
+def test_a_misspelt_word_is_refused_with_the_nearest_one(name, near):
+    assert f"nearest: {near!r}" in refusal(condition, name)
 
 
 IMPOSSIBLE = {"add7/moe-e4k5-h256-silu": ["-e4k4"], "add7/moe-e4k0-h256-silu": ["-e4k1"],                   # 1 ≤ k ≤ E
@@ -103,13 +105,15 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "ffn-h256-silu": "add7/", "add7": "add7/", "": "add7/", "add7/ffn-h256": "that shape", "add7/ffn": "that shape",
     "add7/moe-h256-silu": "moe-e4k1", "add7/ffn-e4k1-h256-silu": "drop -e4k1", "add7/no_ffn-h256": "that shape",
     "add7/ffn-h256-silu+wd0+wd1": "keep one", "add7/ffn-h256-silu+norm+norm": "keep one",
-    "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe", "add7/no_ffn+freeze_ffn": "drop +freeze_ffn",
+    "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe",
+    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn",
     "add7/ffn-h256-silu+": "option", "add7/ffn-h256-silu+wd-1": "option"}.items())
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]
 
 
-@pytest.mark.parametrize("seeds, says", [([42, 137, 42], "[42]"), ([], "[]"), ([-1], "[-1]"), ([1.5], "[1.5]"), (["1"], "['1']")])
+@pytest.mark.parametrize("seeds, says", [([42, 137, 42], "[42]"), ([], "[]"), ([-1], "[-1]"), ([1.5], "[1.5]"),
+                                         (["1"], "['1']")])
 def test_seeds_that_cannot_be_trained_are_refused(seeds, says):
     assert f"got {says}" in refusal(check_work, "add7/ffn-h256-silu", seeds, "authors", "selected")
 

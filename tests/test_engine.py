@@ -1,4 +1,4 @@
-"""The fast loss is the plain loss, to rounding in double precision, whatever the variant and however the tokens are routed."""
+"""The fast loss is the plain loss, to rounding in double precision, whatever the variant and however tokens are routed."""
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
@@ -12,14 +12,16 @@ from moe_redistribution.tasks import get_task
 
 ADD7 = get_task("add7")
 VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",
-            "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-silu", "top-2 switch": "add7/moe-e4k2-h40-silu+switch",
-            "switch": "add7/moe-e4k1-h40-silu+switch", "frozen": "add7/moe-e4k1-h40-silu+frozen", "one expert": "add7/moe-e1k1-h40-silu",
+            "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-silu",
+            "switch": "add7/moe-e4k1-h40-silu+switch", "top-2 switch": "add7/moe-e4k2-h40-silu+switch",
+            "frozen": "add7/moe-e4k1-h40-silu+frozen", "one expert": "add7/moe-e1k1-h40-silu",
             "norm": "add7/ffn-h40-silu+norm", "norm moe": "add7/moe-e4k1-h40-silu+norm", "gelu": "add7/glu-h24-gelu",
-            "relu": "add7/moe_glu-e4k2-h24-relu", "no_ffn": "add7/no_ffn", "wide": "add7/ffn-h40-silu+d96", "layers": "add7/moe-e2k1-h8-silu+L2"}
+            "relu": "add7/moe_glu-e4k2-h24-relu", "no_ffn": "add7/no_ffn", "wide": "add7/ffn-h40-silu+d96",
+            "layers": "add7/moe-e2k1-h8-silu+L2"}
 
 
 def population(name, n_seeds):
-    "Weights in double precision; norms and biases are drawn too, or errors in them would hide behind ones and small numbers."
+    "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones."
     c, g = condition(name), torch.Generator().manual_seed(1)
     params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     return {n: v + .1 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
@@ -31,15 +33,16 @@ def test_eliminated_model_is_naive_model(name):
     params = population(name, 3)
     for v in params.values(): v.requires_grad_()
     at = torch.randint(0, 1000, (3, 40), generator=torch.Generator().manual_seed(2))
-    weight = torch.tensor([1., .5, 2.]).double()                                    # or a gradient could land in another seed
+    weight = torch.tensor([1., .5, 2.]).double()                         # or a gradient could land in another seed
     def losses_and_gradients(f):
         task, aux = f(params, ADD7.tokens[at], ADD7.targets[at], name)
         objective = (weight * (task + .3 * aux)).sum()
-        return task, aux, torch.autograd.grad(objective, list(params.values()), allow_unused=True, materialize_grads=True)
+        return task, aux, torch.autograd.grad(objective, [*params.values()], allow_unused=True, materialize_grads=True)
     (task, aux, gradients), (task_plain, aux_plain, plain) = map(losses_and_gradients, (fast_loss, models.loss))
     torch.testing.assert_close(task, task_plain, rtol=0, atol=1e-10)
     torch.testing.assert_close(aux, aux_plain, rtol=0, atol=1e-10)
-    for n, a, b in zip(params, gradients, plain): torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
+    for n, a, b in zip(params, gradients, plain):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
 
 def every_expert(p, x, chosen, weight, c):
@@ -49,7 +52,8 @@ def every_expert(p, x, chosen, weight, c):
         torch.nn.functional.silu(up + p["b_up"][:, None])
     out = torch.einsum("snew,sewd->sned", hidden, p["W_down"]) + (0 if c.gated else p["b_down"][:, None])
     mine = torch.nn.functional.one_hot(chosen, c.n_experts).to(x.dtype)             # (s, n, k, e)
-    return torch.einsum("sned,snke,snk->snd", out, mine, torch.ones_like(chosen).to(x.dtype) if weight is None else weight)
+    weight = mine.new_ones(chosen.shape) if weight is None else weight
+    return torch.einsum("sned,snke,snk->snd", out, mine, weight)
 
 
 @st.composite
@@ -65,7 +69,7 @@ def routings(draw):
 @settings(max_examples=60, deadline=None)
 @given(routings(), st.sampled_from(["moe", "moe_glu"]))
 @example((3, 1, False, [[[0], [2], [0], [2]]]), "moe")                              # an expert without a token
-@example((4, 1, False, [[[3]] * 6, [[0], [1], [2], [3], [0], [1]]]), "moe_glu")     # all tokens to one expert, in one seed
+@example((4, 1, False, [[[3]] * 6, [[0], [1], [2], [3], [0], [1]]]), "moe_glu")     # one seed: all to one expert
 @example((4, 2, True, [[[3, 1], [1, 3], [0, 1]]]), "moe")                           # two experts a token
 def test_sorted_dispatch_is_dense_dispatch(routing, variant):
     "Output and gradients with respect to the tokens, the gate weights and every expert."
@@ -87,7 +91,7 @@ def test_dispatch_keeps_a_nan_in_its_seed(sick):
     "Blocks are padded to the largest load. Padding must not carry another seed's NaN into an expert: 0 · NaN is NaN."
     c, g = condition("add7/moe-e4k1-h12-silu+d16"), torch.Generator().manual_seed(3)
     p = {n: torch.randn(3, *s[1:], generator=g).requires_grad_() for n, s in ffn_shapes(c).items() if n != "W_router"}
-    x, chosen = torch.randn(3, 20, 16, generator=g), torch.randint(0, 3, (3, 20, 1), generator=g)       # expert 3 is empty
+    x, chosen = torch.randn(3, 20, 16, generator=g), torch.randint(0, 3, (3, 20, 1), generator=g)     # expert 3 is idle
     x[sick] = torch.nan
     out = dispatch(p, x, chosen, None, c)
     gradients = torch.autograd.grad(out.square().sum(), list(p.values()))
@@ -96,11 +100,13 @@ def test_dispatch_keeps_a_nan_in_its_seed(sick):
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
-@pytest.mark.parametrize("label, most", [("ffn", 1), ("glu", 1), ("no_ffn", 1), ("moe", 1.4), ("moe_glu", 1.4), ("top-2", 1.4)])
+@pytest.mark.parametrize("label, most", [("ffn", 1), ("glu", 1), ("no_ffn", 1),
+                                         ("moe", 1.4), ("moe_glu", 1.4), ("top-2", 1.4)])
 def test_the_flop_formula_is_what_torch_counts(label, most, plain):
     "Exactly for dense models; a router's padding and folding come on top of the floor that the formula states."
     c = condition(VARIANTS[label])
     params = {n: v.requires_grad_() for n, v in population(c, 1).items()}
     at = torch.arange(c.batch)[None]
-    with FlopCounterMode(display=False) as counter: (models.loss if plain else fast_loss)(params, ADD7.tokens[at], ADD7.targets[at], c)
+    loss = models.loss if plain else fast_loss
+    with FlopCounterMode(display=False) as counter: loss(params, ADD7.tokens[at], ADD7.targets[at], c)
     assert 1 <= counter.get_total_flops() / (flops(c, plain=plain) / 3) <= most     # a third: no backward here

@@ -1,4 +1,4 @@
-"""Killed, crowded, damaged or out of room: what was trained is kept, what is missing is trained, and the bits are the same."""
+"""Killed, crowded or damaged: what was trained is kept, what is missing is trained, and the bits are the same."""
 import itertools
 import json
 import multiprocessing
@@ -24,6 +24,7 @@ from moe_redistribution.training import evaluate, fresh, train_interval
 
 # Experts, because there a seed's bits depend on its company: whoever resumes in a smaller group is found out.
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
+HERE = dict(until="full", executor="here", quiet=True)
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
 
 
@@ -50,7 +51,8 @@ print("manifests", json.dumps(manifests, sort_keys=True))
 def in_another_process(name, seeds, root, steps, save_every=0, before=""):
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(root)}
     work = json.dumps([name, seeds, str(root), steps, save_every])
-    return subprocess.Popen([sys.executable, "-c", PREAMBLE + before + TRAIN, work], env=env, text=True, stdout=subprocess.PIPE)
+    code = PREAMBLE + before + TRAIN
+    return subprocess.Popen([sys.executable, "-c", code, work], env=env, text=True, stdout=subprocess.PIPE)
 
 
 def assert_same(a, b, seeds, name=TINY, stream="authors"):
@@ -78,7 +80,7 @@ def test_killed_run_resumes_bitwise(tmp_path):
         child.kill()
         assert child.wait() == -signal.SIGKILL
         told += [int(line.split()[1]) for line in child.stdout.read().splitlines()]
-    assert told == sorted(set(told)) and 120 <= told[-1] < steps                    # nothing told was trained a second time
+    assert told == sorted(set(told)) and 120 <= told[-1] < steps                    # nothing was trained twice
     train_group(TINY, seeds, root=tmp_path / "killed", until="full", steps=steps)
     train_group(TINY, seeds, root=tmp_path / "whole", until="full", steps=steps)
     assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), seeds)
@@ -120,11 +122,11 @@ def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
         work(root)
         assert_same(Store(root), whole, [1, 2, 3])
         assert not list((root / "groups").glob("*.state"))                          # nothing unfinished is left over
-    assert n > 8                                                                    # two files for each of the four runs
+    assert n > 8                                                                    # two files a run and more
 
 
 def test_what_a_shorter_schedule_leaves_is_continued_for_every_seed_of_a_killed_group(tmp_path, monkeypatch):
-    "A kill after one seed has ended leaves the group's state without that seed; asking for more steps must find it again."
+    "A kill after one seed has ended leaves the group's state without it; asking for more steps must find it again."
     def until_one_has_left(members, *_):
         if len(members.seeds) == 2: raise KeyboardInterrupt
     train_group(TINY, [1], root=tmp_path, until="full", steps=20)
@@ -153,7 +155,7 @@ def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
 
 @pytest.mark.parametrize("stream", ["authors", "paired"])
 def test_packed_members_go_on_as_if_nothing_had_happened(stream):
-    def go_on(members): return train_interval(members, 5), *evaluate(members, torch.zeros(2)).values(), members.w, members.m, members.v
+    def go_on(m): return train_interval(m, 5), *evaluate(m, torch.zeros(2)).values(), m.w, m.m, m.v
     members = fresh(condition(TINY), [1, 2], stream)
     evaluate(members, train_interval(members, 5))
     copy = unpack(*deepcopy(pack(members)))
@@ -178,8 +180,8 @@ while not pathlib.Path({str(tmp_path / "start")!r}).exists(): time.sleep(.002)
     assert [child.returncode for child in children] == [0, 0, 0]
     answers = [json.loads(out[-1].removeprefix("manifests ")) for out in lines]
     assert answers[0] == answers[1] and answers[0]["2"] == answers[2]["2"]          # their CPU seconds too
-    told = [[line.split()[1:] for line in out[:-1]] for out in lines]                # the members' steps at each interval
-    assert not (told[0] and told[1]) and sum(len(t[0]) for t in told if t) == 3      # three seeds began, none of them twice
+    told = [[line.split()[1:] for line in out[:-1]] for out in lines]                # steps of the members
+    assert not (told[0] and told[1]) and sum(len(t[0]) for t in told if t) == 3      # three began, none twice
     assert sum(map(len, told)) == 40
     assert {s: m["step"] for a in answers for s, m in a.items()} == {"1": 200, "2": 200, "3": 200}
 
@@ -187,12 +189,12 @@ while not pathlib.Path({str(tmp_path / "start")!r}).exists(): time.sleep(.002)
 def count_training(monkeypatch):
     "A list that receives the seeds of every interval that is trained in this process from now on."
     seen, real = [], groups.train_interval
-    monkeypatch.setattr(groups, "train_interval", lambda members, n: seen.append(tuple(members.seeds)) or real(members, n))
+    monkeypatch.setattr(groups, "train_interval", lambda m, n: seen.append(tuple(m.seeds)) or real(m, n))
     return seen
 
 
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
-    go = lambda names, seeds, **kw: train(names, seeds, root=tmp_path, until="full", steps=20, executor="here", quiet=True, **kw)
+    go = lambda names, seeds, **kw: train(names, seeds, root=tmp_path, steps=20, **HERE, **kw)
     go([TINY], [1, 2])
     seen = count_training(monkeypatch)
     go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
@@ -203,8 +205,8 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
 
 
 def test_any_executor_gives_the_same_runs(tmp_path):
-    go = lambda root, executor: train([DENSE, TINY], [1, 2, 3], root=tmp_path / root, until="full", steps=20, group_size=2,
-                                      executor=executor, quiet=True).drop(columns="cpu_seconds")
+    go = lambda root, executor: train([DENSE, TINY], [1, 2, 3], root=tmp_path / root, steps=20, group_size=2,
+                                      **HERE | dict(executor=executor)).drop(columns="cpu_seconds")
     with ThreadPoolExecutor(1) as pool: threads = go("threads", pool)
     assert threads.equals(go("here", "here"))
     for name in (DENSE, TINY): assert_same(Store(tmp_path / "threads"), Store(tmp_path / "here"), [1, 2, 3], name)
@@ -221,18 +223,18 @@ class LosesItsFirstJob(Executor):
 
 def test_a_lost_worker_costs_one_group(tmp_path, monkeypatch):
     "The error is raised, but only after the others are done; the same call again trains the lost group and no other."
-    go = lambda executor: train([DENSE], [1, 2], root=tmp_path, until="full", steps=20, group_size=1, executor=executor, quiet=True)
+    go = lambda executor: train([DENSE], [1, 2], root=tmp_path, steps=20, group_size=1, **HERE | dict(executor=executor))
     with pytest.raises(RuntimeError, match="worker lost"): go(LosesItsFirstJob())
     seen = count_training(monkeypatch)
     assert go("here")["step"].tolist() == [20, 20] and seen == [(1,), (1,)]
 
 
-# ---------------------------------------------------------------------------------------------------- longer and shorter
+# ----------------------------------------------------------------------------------------------- longer and shorter
 
 @pytest.mark.parametrize("name", [DENSE, TINY])
 def test_a_longer_schedule_continues_a_shorter_one(tmp_path, name, monkeypatch):
     "Stopped at its selected checkpoint and asked for the rest later, a seed ends where it would have ended in one go."
-    exact = groups.evaluate                            # a seed this small never gets there: call it perfect from step 20 on
+    exact = groups.evaluate                            # a seed this small never gets there: from step 20 on, say it did
     def perfect(members, *args):
         scores = exact(members, *args)
         return scores | {m: torch.where(members.step >= 20, 1., scores[m]) for m in ("exact", "exact256")}
@@ -254,7 +256,7 @@ def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     assert run.history["exact"].iloc[-1] == 1 and (run.history["exact"].iloc[:-1] < 1).all()
 
 
-# --------------------------------------------------------------------------------------------------------- NaN, bad input
+# --------------------------------------------------------------------------------------------------- NaN, bad input
 
 def poison(seed_row):
     "A measure that spoils one member's weights at step 20."
@@ -268,23 +270,24 @@ def poison(seed_row):
 
 @pytest.mark.parametrize("name", [DENSE, TINY])
 def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path, name, monkeypatch):
-    go = lambda root, **kw: train([name], [1, 2, 3], root=tmp_path / root, until="full", steps=30, executor="here", quiet=True, **kw)
+    go = lambda root, **kw: train([name], [1, 2, 3], root=tmp_path / root, steps=30, **HERE, **kw)
     rows, clean = go("poisoned", measures=(poison(0),)), go("clean")
     assert rows["seed"].tolist() == [1, 2, 3] and rows["step"].tolist() == [30, 30, 30]
     assert rows["failed"].fillna(0).tolist() == [21, 0, 0] and clean["failed"].isna().all()
     sick = Store(tmp_path / "poisoned").load(name, 1)
     assert sick.failed and "final" not in sick.weights and sick.history["step"].tolist() == [10, 20, 30]
-    assert all(v.isfinite().all() for p in sick.weights.values() for v in p.values())  # what it had before is still good
+    assert all(v.isfinite().all() for p in sick.weights.values() for v in p.values())  # what it had is good
     if name == DENSE: assert_same(Store(tmp_path / "poisoned"), Store(tmp_path / "clean"), [2, 3], name)
     seen = count_training(monkeypatch)
     assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
 
 
 @pytest.mark.parametrize("ask", [
-    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modadd/ffn-h512-gelu"]), dict(conditions=[TINY, DENSE, TINY]),
-    dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(stream="author"), dict(until="fully")], ids=lambda ask: str(*ask))
+    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modadd/ffn-h512-gelu"]),
+    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(stream="author"), dict(until="fully")],
+    ids=lambda ask: str(*ask))
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):
-        train(**dict(conditions=[TINY], seeds=[1], root=root, executor="here", quiet=True, steps=10) | ask)
+        train(**dict(conditions=[TINY], seeds=[1], root=root, steps=10) | HERE | ask)
     assert seen == [] and not root.exists()

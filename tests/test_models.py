@@ -12,13 +12,14 @@ from plain import PlainTransformer, load_member
 
 ADD7 = get_task("add7")
 VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",
-            "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-gelu", "switch": "add7/moe-e4k1-h40-silu+switch",
-            "norm": "add7/moe_glu-e4k2-h24-relu+norm", "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e4k1-h40-silu+L2"}
+            "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-gelu",
+            "switch": "add7/moe-e4k1-h40-silu+switch", "norm": "add7/moe_glu-e4k2-h24-relu+norm",
+            "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e4k1-h40-silu+L2"}
 each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 
 
 def population(name, n_seeds=2):
-    "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones and small numbers."
+    "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones."
     c, g = condition(name), torch.Generator().manual_seed(1)
     params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     return {n: v + .1 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
@@ -90,7 +91,7 @@ def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
         params = population(name)
         params["W_router"].requires_grad_()
         task, _ = loss(params, tokens, targets, name)
-        if not task.requires_grad: return torch.zeros(2)                            # no path from the router to the loss
+        if not task.requires_grad: return torch.zeros(2)                           # no path from the router to the loss
         return torch.autograd.grad(task.sum(), params["W_router"])[0].flatten(1).norm(dim=1)
     assert (router_gradient(VARIANTS["moe"]) == 0).all()
     assert (router_gradient(VARIANTS["switch"]) > 1e-3).all()
@@ -100,7 +101,7 @@ def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
         return torch.zeros_like(probs).scatter(-1, chosen, kept / kept.sum(-1, keepdim=True))
     monkeypatch.setattr(models, "gates", written_out)
     noise = router_gradient(VARIANTS["moe"])
-    assert (noise < 1e-12).all() and (noise > 0).any()                              # noise, which Adam would turn into steps
+    assert (noise < 1e-12).all() and (noise > 0).any()                              # which Adam would turn into steps
 
 
 @settings(max_examples=50)
@@ -126,19 +127,21 @@ def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
 # ------------------------------------------------------------------------------------------------------ edits and parts
 
 @each_variant
-def test_an_edit_changes_its_own_site_and_nothing_before_it(name):
+def test_an_edit_changes_its_own_site_and_what_follows_but_nothing_before_it(name):
     params, (tokens, _) = population(name), batch(4)
     clean = trace(params, tokens, name).activations
     for i, site in enumerate(order := sites(condition(name))):
-        edited = trace(params, tokens, name, edits={site: lambda x: x + 1}).activations
-        assert torch.equal(edited[site], clean[site] + 1)
+        edited = trace(params, tokens, name, edits={site: lambda x: x.flip(-1)}).activations
+        assert torch.equal(edited[site], clean[site].flip(-1))
+        assert not torch.equal(edited["logits"], clean["logits"]), site
         assert all(torch.equal(edited[s], clean[s]) for s in order[:i]), site
 
 
 @each_variant
 def test_an_edit_that_gives_back_what_it_got_changes_nothing(name):
     params, (tokens, _) = population(name), batch(4)
-    assert torch.equal(forward(params, tokens, name), forward(params, tokens, name, {s: torch.clone for s in sites(condition(name))}))
+    edits = {s: torch.clone for s in sites(condition(name))}
+    assert torch.equal(forward(params, tokens, name), forward(params, tokens, name, edits))
 
 
 @pytest.mark.parametrize("label", ["ffn", "glu", "moe", "moe_glu", "top-2", "switch", "norm"])
@@ -146,8 +149,8 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     name, without = VARIANTS[label], "add7/no_ffn" + "+norm" * (label == "norm")
     params, (tokens, _) = population(name), batch()
     rest = {n: v for n, v in params.items() if n in shapes(condition(without))}
-    torch.testing.assert_close(forward(params, tokens, name, {"ffn_out": torch.zeros_like}), forward(rest, tokens, without),
-                               rtol=0, atol=1e-12)
+    zeroed = forward(params, tokens, name, {"ffn_out": torch.zeros_like})
+    torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
 
 
 @each_variant
@@ -159,8 +162,9 @@ def test_predictions_are_what_the_full_forward_pass_reads_out(name):
         assert torch.equal(predict(params, name, edits), full)
 
 
-@pytest.mark.parametrize("name, site, near", [("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),
-                                              ("two layers", "ffn_out", "L1.ffn_out"), ("moe", "L0.ffn_out", "ffn_out")])
+@pytest.mark.parametrize("name, site, near", [
+    ("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),
+    ("two layers", "ffn_out", "L1.ffn_out"), ("moe", "L0.ffn_out", "ffn_out")])
 def test_an_edit_that_matches_no_site_is_refused_with_the_sites(name, site, near):
     with pytest.raises(ValueError, match=f"site: expected one of embed, .*logits; got '{site}'; .*fix: ") as caught:
         forward(population(VARIANTS[name]), batch(2)[0], VARIANTS[name], {site: torch.zeros_like})
@@ -178,7 +182,7 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
 
 @pytest.mark.parametrize("label", [v for v in VARIANTS if v != "two layers"])
 def test_parts_sum_to_logits(label):
-    "Component by component, head by head and expert by expert, the terms of the residual stream add up to what is read out."
+    "Component by component, head by head, expert by expert: the terms of the residual stream add up to what is read out."
     name, (tokens, _) = VARIANTS[label], batch()
     c, params = condition(name), population(name)
     tr, n = trace(params, tokens, name), {}

@@ -35,7 +35,7 @@ def test_sequence_is_the_sum_written_ones_first(prompt):
 def test_every_target_is_the_token_after_the_position_that_is_read(prompt):
     sequence = ADD7.tokens[int(prompt)].tolist() + [EOS]
     assert ADD7.targets[int(prompt)].tolist() == [sequence[position + 1] for position in ADD7.read]
-    assert [ADD7.positions[i] for i in ADD7.scored] == ["o0", "o1", "o2", "o3"]     # the closing EOS is read, not scored
+    assert [ADD7.positions[i] for i in ADD7.scored] == ["o0", "o1", "o2", "o3"]    # EOS is read, not scored
 
 
 @given(PROMPTS)
@@ -51,14 +51,15 @@ def test_carry_strata_have_300_630_63_and_7_examples():
     assert by_hand == {0: 300, 1: 630, 2: 63, 3: 7} == ADD7.strata["carry"].value_counts().to_dict()
 
 
-RULES = {"carry2": lambda n: add_seven(n)[1].count("+1") >= 2, "ones3": lambda n: n[2] >= "3", "tens9": lambda n: n[1] == "9"}
+RULES = {"carry2": lambda n: add_seven(n)[1].count("+1") >= 2, "ones3": lambda n: n[2] >= "3",
+         "tens9": lambda n: n[1] == "9"}
 
 
-@pytest.mark.parametrize("rule, n_held, n_held_without_carry", [("carry2", 70, 0), ("ones3", 700, 0), ("tens9", 100, 30)])
-def test_a_held_out_rule_holds_out_exactly_what_it_says(rule, n_held, n_held_without_carry):
+@pytest.mark.parametrize("rule, n_held, n_without_carry", [("carry2", 70, 0), ("ones3", 700, 0), ("tens9", 100, 30)])
+def test_a_held_out_rule_holds_out_exactly_what_it_says(rule, n_held, n_without_carry):
     held = {int(n) for n in NUMBERS if RULES[rule](n)}
     assert len(held) == n_held and set(training_pool(ADD7, rule).tolist()) == set(range(1000)) - held
-    assert sum("+1" not in add_seven(f"{n:03d}")[1] for n in held) == n_held_without_carry
+    assert sum("+1" not in add_seven(f"{n:03d}")[1] for n in held) == n_without_carry
 
 
 @given(rule=st.sampled_from(["", *RULES]), seed=st.integers(0, 2**32), n=st.integers(1, 5), size=st.integers(1, 300))
@@ -113,6 +114,7 @@ def test_the_nulls_are_what_counting_on_strings_gives():
     assert score["uniform"] == pytest.approx(.1)
 
 
-@pytest.mark.parametrize("ask, near", [(lambda: get_task("add8"), "add7"), (lambda: training_pool(ADD7, "tens8"), "tens9")])
+@pytest.mark.parametrize("ask, near", [(lambda: get_task("add8"), "add7"),
+                                       (lambda: training_pool(ADD7, "tens8"), "tens9")])
 def test_an_unknown_name_is_refused_with_the_nearest_valid_one(ask, near):
     with pytest.raises(ValueError, match=f"expected one of .*; got .*; nearest: '{near}'; fix: "): ask()

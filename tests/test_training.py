@@ -49,7 +49,8 @@ def another_process(tmp_path_factory):
     "Weights of seed 3 from a process of its own, trained beside seed 9."
     path = tmp_path_factory.mktemp("elsewhere") / "rows.pt"
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(path.parent)}
-    subprocess.run([sys.executable, "-c", ELSEWHERE, path, *(str(x) for case in CASES for x in case)], env=env, check=True)
+    work = [str(x) for case in CASES for x in case]
+    subprocess.run([sys.executable, "-c", ELSEWHERE, path, *work], env=env, check=True)
     return torch.load(path, weights_only=True)
 
 
@@ -68,8 +69,9 @@ def test_the_same_group_gives_the_same_bits():
 
 
 RECIPES_TO_CHECK = ["add7/ffn-h64-silu", "add7/glu-h42-silu", "add7/moe-e4k1-h64-silu", "add7/moe_glu-e4k1-h44-silu",
-                    "add7/moe-e4k2-h64-silu", "add7/moe-e4k1-h64-silu+frozen", "add7/moe-e4k1-h64-silu+switch+lambda0.5",
-                    "add7/ffn-h64-silu+ffnlr0.25+attnlr4+wd0.5", "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn",
+                    "add7/moe-e4k2-h64-silu", "add7/moe-e4k1-h64-silu+frozen",
+                    "add7/moe-e4k1-h64-silu+switch+lambda0.5", "add7/ffn-h64-silu+ffnlr0.25+attnlr4+wd0.5",
+                    "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn",
                     "add7/ffn-h64-silu+norm+clip0.1+hold_ones3"]
 
 
@@ -91,11 +93,13 @@ def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
             if c.clip: torch.nn.utils.clip_grad_norm_(params, c.clip)
             opt.step()
         for n, v in plain[i].as_member().items():
-            torch.testing.assert_close(unflatten(members.w, c)[n][i], v[0], rtol=0, atol=1e-5, msg=lambda m: f"{n}: {m}")
+            ours = unflatten(members.w, c)[n][i]
+            torch.testing.assert_close(ours, v[0], rtol=0, atol=1e-5, msg=lambda m: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("options, frozen", [("+frozen", ["W_router"]), ("+freeze_attn", ATTENTION), ("+freeze_ffn", ["W_router", *EXPERTS]),
-                                             ("+frozen+freeze_attn+norm", ["W_router", *ATTENTION])])
+@pytest.mark.parametrize("options, frozen", [
+    ("+frozen", ["W_router"]), ("+freeze_attn", ATTENTION), ("+freeze_ffn", ["W_router", *EXPERTS]),
+    ("+frozen+freeze_attn+norm", ["W_router", *ATTENTION])])
 def test_what_is_frozen_keeps_every_bit_and_all_else_moves(options, frozen):
     c = condition(MOE + options)
     before, after = unflatten(fresh(c, [3], "authors").w, c), unflatten(train(c, [3], 3).w, c)
@@ -121,9 +125,10 @@ def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
     shared = [unflatten(m.w, m.c) for m in arms]
     for p in shared[1:]:
         assert all(torch.equal(p[n], shared[0][n]) for n in ("W_E", "W_pos", *ATTENTION))
-    batches = [draw(training_pool(ADD7), m.gens[0]["batches"], 3, 128) for m in arms]
+    three_batches = lambda m: draw(training_pool(ADD7), m.gens[0]["batches"], 3, 128)
+    batches = [three_batches(m) for m in arms]
     assert all(torch.equal(b, batches[0]) for b in batches)
-    mixed = [draw(training_pool(ADD7), fresh(condition(n), [3], "authors").gens[0]["batches"], 3, 128) for n in names[:2]]
+    mixed = [three_batches(fresh(condition(n), [3], "authors")) for n in names[:2]]
     assert not torch.equal(*mixed)                      # in the authors' stream the size of the FFN changes the batches
 
 
