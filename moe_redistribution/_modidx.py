@@ -323,6 +323,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'moe_redistribution/results.py'),
                                             'moe_redistribution.results.history_frame': ( '2_instruments/results.html#history_frame',
                                                                                           'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.measure_many': ( '2_instruments/results.html#measure_many',
+                                                                                         'moe_redistribution/results.py'),
                                             'moe_redistribution.results.measure_runs': ( '2_instruments/results.html#measure_runs',
                                                                                          'moe_redistribution/results.py'),
                                             'moe_redistribution.results.record': ( '2_instruments/results.html#record',

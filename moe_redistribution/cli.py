@@ -25,10 +25,11 @@ from .results import measure_runs, baselines, comparison, write_frame, record, f
 
 # %% ../nbs/6_practical/61_command_line.ipynb #40667cfd
 def conditions_for(item:str) -> list:
-    "Names of the conditions behind an item of the paper (`tab1`, `fig1`), the audit's `arms`, `gelu`, or `all`. ValueError otherwise."
+    "Names of the conditions behind an item of the paper (`tab1`, `fig1`), the audit's `arms`, `gelu`, `audit`, or `all`."
     bridge = claims().query("protocol == 'paper'")
     known = {i: [n for n in dict.fromkeys(g["condition"]) if n] for i, g in bridge.groupby("item")}
     known |= {"arms": list(ARMS.values()), "gelu": list(GELU.values()), "all": list(LABELS)}
+    known["audit"] = [n for n in LABELS if n not in GELU.values()]
     return known[choose("item", item, list(known))]
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
@@ -90,7 +91,7 @@ def parser():
     add_train(sub.add_parser("train", help="train conditions, or all conditions of an item"))
     sub.add_parser("record", help="write results/ and checkpoints/ from the store")
     p = sub.add_parser("conditions", help="list the named conditions")
-    p.add_argument("--item", default="all", help="tab1, fig1, arms, gelu or all (default)")
+    p.add_argument("--item", default="all", help="tab1, fig1, arms, gelu, audit or all (default)")
     p = sub.add_parser("bench", help="speed against a plain implementation and against the FLOP floor")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
@@ -99,7 +100,7 @@ def parser():
 def add_train(p):
     "Arguments of the train command."
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
-    p.add_argument("--item", help="conditions behind an item: tab1, fig1, arms, gelu or all")
+    p.add_argument("--item", help="conditions behind an item: tab1, fig1, arms, gelu, audit or all")
     p.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="42,137 or 1-128 (default: the paper's five)")
     p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
     p.add_argument("--until", default="selected", help=f"one of {', '.join(UNTIL)} (default: selected)")

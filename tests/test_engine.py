@@ -1,4 +1,4 @@
-"""The fast loss is the plain loss, to rounding in double precision, whatever the variant and however tokens are routed."""
+"""The fast loss is the plain loss, to rounding in double precision, for every variant and every routing."""
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st

@@ -223,7 +223,8 @@ class LosesItsFirstJob(Executor):
 
 def test_a_lost_worker_costs_one_group(tmp_path, monkeypatch):
     "The error is raised, but only after the others are done; the same call again trains the lost group and no other."
-    go = lambda executor: train([DENSE], [1, 2], root=tmp_path, steps=20, group_size=1, **HERE | dict(executor=executor))
+    def go(executor):
+        return train([DENSE], [1, 2], root=tmp_path, steps=20, group_size=1, **HERE | dict(executor=executor))
     with pytest.raises(RuntimeError, match="worker lost"): go(LosesItsFirstJob())
     seen = count_training(monkeypatch)
     assert go("here")["step"].tolist() == [20, 20] and seen == [(1,), (1,)]
@@ -284,7 +285,8 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 
 @pytest.mark.parametrize("ask", [
     dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modadd/ffn-h512-gelu"]),
-    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(stream="author"), dict(until="fully")],
+    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]),
+    dict(stream="author"), dict(until="fully")],
     ids=lambda ask: str(*ask))
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"

@@ -182,7 +182,7 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
 
 @pytest.mark.parametrize("label", [v for v in VARIANTS if v != "two layers"])
 def test_parts_sum_to_logits(label):
-    "Component by component, head by head, expert by expert: the terms of the residual stream add up to what is read out."
+    "Component by component, head by head, expert by expert: the terms of the residual stream add up to the read-out."
     name, (tokens, _) = VARIANTS[label], batch()
     c, params = condition(name), population(name)
     tr, n = trace(params, tokens, name), {}
