@@ -47,6 +47,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                  'moe_redistribution/bench.py'),
                                           'moe_redistribution.bench.serve': ( '6_practical/benchmarks.html#serve',
                                                                               'moe_redistribution/bench.py'),
+                                          'moe_redistribution.bench.share_of': ( '6_practical/benchmarks.html#share_of',
+                                                                                 'moe_redistribution/bench.py'),
                                           'moe_redistribution.bench.target': ( '6_practical/benchmarks.html#target',
                                                                                'moe_redistribution/bench.py'),
                                           'moe_redistribution.bench.threads': ( '6_practical/benchmarks.html#threads',

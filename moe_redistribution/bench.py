@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADLINE', 'FLOOR_LIMIT', 'MEMORY_LIMIT', 'QUIET', 'target', 'cpu_share', 'Busy', 'quiet_or_refuse', 'train_for',
-           'n_cores', 'serve', 'machine', 'answer', 'threads', 'plain_program', 'plain_for', 'one_round', 'alternate',
-           'bmm_seconds', 'floor_for', 'peak', 'peak_memory', 'bench', 'sentence']
+           'n_cores', 'serve', 'machine', 'answer', 'threads', 'plain_program', 'plain_for', 'share_of', 'one_round',
+           'alternate', 'bmm_seconds', 'floor_for', 'peak', 'peak_memory', 'bench', 'sentence']
 
 # %% ../nbs/6_practical/62_benchmarks.ipynb #be0f76de
 from contextlib import contextmanager, suppress
@@ -123,14 +123,15 @@ def plain_for(name:str, seconds:float, cores:int) -> dict:
     return dict(steps=got["steps"], wall=got["wall_seconds"], cpu=got["cpu_seconds"], waited=got["waited_seconds"])
 
 # %% ../nbs/6_practical/62_benchmarks.ipynb #ff68611f
+def share_of(got:list) -> float: return cpu_share(sum(g["cpu"] for g in got), max(g["wall"] for g in got), len(got))
+
 def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
     "Seed-steps per second of the whole machine, ours and plain, and the smaller share of the machine that either got."
     together(train_for, name, seeds, 0)                                          # everybody ready
     got = together(train_for, name, seeds, seconds)
-    wall = max(g["wall"] for g in got)
     plain = plain_for(name, seconds, cores)
-    shares = cpu_share(sum(g["cpu"] for g in got), wall, cores), cpu_share(plain["cpu"], plain["wall"], cores, plain["waited"])
-    return dict(ours=sum(g["steps"] for g in got) / wall, plain=plain["steps"] / plain["wall"], share=min(shares))
+    shares = share_of(got), cpu_share(plain["cpu"], plain["wall"], cores, plain["waited"])
+    return dict(ours=sum(g["steps"] / g["wall"] for g in got), plain=plain["steps"] / plain["wall"], share=min(shares))
 
 def alternate(together, name, seeds, seconds, cores, rounds, force) -> list:
     "`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them. With `force`, the first ones."
@@ -191,14 +192,13 @@ def bench(conditions=HEADLINE, seconds:float=20, seeds:int=5, rounds:int=3, forc
         for c in conditions:
             got = alternate(together, c.name, seeds, seconds / rounds, cores, rounds, force)
             floors = together(floor_for, c.name, seeds, seconds / 2)
-            share = cpu_share(sum(f["cpu"] for f in floors), max(f["wall"] for f in floors), cores)
-            if not force: quiet_or_refuse([share], 1, f"the floor of {c.name}")
+            if not force: quiet_or_refuse([share_of(floors)], 1, f"the floor of {c.name}")
             ratios = sorted(r["ours"] / r["plain"] for r in got)
             floor = statistics.mean(f["floor"] for f in floors) / cores          # a seed-step of the whole machine
             rows.append(dict(condition=c.name, cores=cores, seeds=seeds, rounds=len(got), times_plain=statistics.median(ratios),
                              least=ratios[0], most=ratios[-1], target=target(c), memory_gb=peak_memory(c.name),
                              times_floor=1 / floor / statistics.median(r["ours"] for r in got),
-                             share=min([share] + [r["share"] for r in got])))
+                             share=min([share_of(floors)] + [r["share"] for r in got])))
             print(sentence(rows[-1]), flush=True)
     frame = pd.DataFrame(rows).assign(quiet=lambda f: f["share"] >= QUIET)
     if record: frame.round(3).to_csv(record, index=False)

@@ -22,7 +22,6 @@ from moe_redistribution.groups import group_path, pack, train, train_group, unpa
 from moe_redistribution.store import Store, seal
 from moe_redistribution.training import evaluate, fresh, train_interval
 
-# Experts, because there a seed's bits depend on its company: whoever resumes in a smaller group is found out.
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
@@ -64,6 +63,13 @@ def assert_same(a, b, seeds, name=TINY, stream="authors"):
             assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (s, rule)
         x.manifest.pop("cpu_seconds"), y.manifest.pop("cpu_seconds")
         assert x.manifest == y.manifest
+
+
+def count_training(monkeypatch):
+    "A list that receives the seeds of every interval that is trained in this process from now on."
+    seen, real = [], groups.train_interval
+    monkeypatch.setattr(groups, "train_interval", lambda m, n: seen.append(tuple(m.seeds)) or real(m, n))
+    return seen
 
 
 # ---------------------------------------------------------------------------------------------------- kill and resume
@@ -125,16 +131,32 @@ def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
     assert n > 8                                                                    # two files a run and more
 
 
-def test_what_a_shorter_schedule_leaves_is_continued_for_every_seed_of_a_killed_group(tmp_path, monkeypatch):
-    "A kill after one seed has ended leaves the group's state without it; asking for more steps must find it again."
-    def until_one_has_left(members, *_):
-        if len(members.seeds) == 2: raise KeyboardInterrupt
+class Interrupted(BaseException): pass
+
+
+def until_one_has_left(members, *_):
+    if len(members.seeds) == 2: raise Interrupted
+
+
+def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch):
+    "Or a kill right after it would start them again in a smaller group, and bits may depend on the company."
+    go = lambda root, **kw: train_group(TINY, [1, 2, 3], root=tmp_path / root, until="full", steps=40, save_every=1e9, **kw)
+    for root in ("killed", "whole"): train_group(TINY, [1], root=tmp_path / root, until="full", steps=20)
+    with pytest.raises(Interrupted): go("killed", tell=until_one_has_left)
+    seen = count_training(monkeypatch)
+    go("killed")
+    assert seen == [(2, 3), (2, 3)]                                                 # the third and fourth interval
+    go("whole")
+    assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), [1, 2, 3])
+
+
+def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
+    "Once a seed has ended, the group's state is without it; asking for more steps must find it again."
+    go = lambda **kw: train_group(TINY, [1, 2, 3], root=tmp_path, until="full", save_every=0, **kw)
     train_group(TINY, [1], root=tmp_path, until="full", steps=20)
-    with pytest.raises(KeyboardInterrupt):
-        train_group(TINY, [1, 2, 3], root=tmp_path, until="full", steps=40, save_every=0, tell=until_one_has_left)
+    with pytest.raises(Interrupted): go(steps=40, tell=until_one_has_left)
     assert group_path(Store(tmp_path), condition(TINY), [1, 2, 3], "authors").exists()
-    manifests = train_group(TINY, [1, 2, 3], root=tmp_path, until="full", steps=60)
-    assert [m["step"] for m in manifests.values()] == [60, 60, 60]
+    assert [m["step"] for m in go(steps=60).values()] == [60, 60, 60]
 
 
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
@@ -184,13 +206,6 @@ while not pathlib.Path({str(tmp_path / "start")!r}).exists(): time.sleep(.002)
     assert not (told[0] and told[1]) and sum(len(t[0]) for t in told if t) == 3      # three began, none twice
     assert sum(map(len, told)) == 40
     assert {s: m["step"] for a in answers for s, m in a.items()} == {"1": 200, "2": 200, "3": 200}
-
-
-def count_training(monkeypatch):
-    "A list that receives the seeds of every interval that is trained in this process from now on."
-    seen, real = [], groups.train_interval
-    monkeypatch.setattr(groups, "train_interval", lambda m, n: seen.append(tuple(m.seeds)) or real(m, n))
-    return seen
 
 
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
@@ -278,7 +293,7 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
     sick = Store(tmp_path / "poisoned").load(name, 1)
     assert sick.failed and "final" not in sick.weights and sick.history["step"].tolist() == [10, 20, 30]
     assert all(v.isfinite().all() for p in sick.weights.values() for v in p.values())  # what it had is good
-    if name == DENSE: assert_same(Store(tmp_path / "poisoned"), Store(tmp_path / "clean"), [2, 3], name)
+    assert_same(Store(tmp_path / "poisoned"), Store(tmp_path / "clean"), [2, 3], name)
     seen = count_training(monkeypatch)
     assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
 

@@ -201,19 +201,11 @@ def poisoned(name, sick, n):
 
 
 @pytest.mark.parametrize("sick", range(3))
-@pytest.mark.parametrize("name", [DENSE, "add7/glu-h42-silu", "add7/ffn-h64-silu+norm"])
+@pytest.mark.parametrize("name", [DENSE, "add7/glu-h42-silu", MOE, "add7/moe-e4k2-h64-silu", "add7/moe_glu-e4k1-h44-silu+norm"])
 def test_nan_in_one_seed_leaves_the_others_alone(name, sick):
+    "To the bit, in the same group: neither clipping nor the experts' common product lets it through."
     well = [i for i in range(3) if i != sick]
     members, clean = poisoned(name, sick, 5), poisoned(name, None, 5)
     assert torch.equal(members.w[well], clean.w[well]) and torch.equal(members.v[well], clean.v[well])
     assert members.failed.tolist() == [6 * (i == sick) for i in range(3)]           # the first step after the poison
     assert clean.failed.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("sick", range(3))
-@pytest.mark.parametrize("name", [MOE, "add7/moe-e4k2-h64-silu", "add7/moe_glu-e4k1-h44-silu+norm"])
-def test_nan_in_one_seed_of_experts_leaves_the_others_alone(name, sick):
-    "To rounding: the largest load of the group sets the size of the padded blocks, and with it the order of the sums."
-    well = [i for i in range(3) if i != sick]
-    torch.testing.assert_close(poisoned(name, sick, 1).w[well], poisoned(name, None, 1).w[well], rtol=0, atol=1e-6)
-    assert poisoned(name, sick, 5).failed.tolist() == [6 * (i == sick) for i in range(3)]
