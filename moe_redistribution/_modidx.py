@@ -224,6 +224,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups.Tell.__init__': ( '1_setting/groups.html#tell.__init__',
                                                                                         'moe_redistribution/groups.py'),
+                                           'moe_redistribution.groups._answers': ( '1_setting/groups.html#_answers',
+                                                                                   'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups._run': ('1_setting/groups.html#_run', 'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups._watch': ( '1_setting/groups.html#_watch',
                                                                                  'moe_redistribution/groups.py'),

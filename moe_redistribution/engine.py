@@ -15,16 +15,16 @@ from .models import ACTIVATION, rms_norm, loss
 
 # %% ../nbs/1_setting/04_engine.ipynb #6509f12b
 def layout(group, n_groups:int, padded:bool):
-    """Tokens in order of their `group` (m,): slot of each token (m,), token of each slot, load of each group, mask of real slots.
+    """Tokens ordered by `group` (m,): slot of each token (m,), token of each slot, loads of groups, mask of real slots.
 
     Packed (mask None), or `padded` to one block per group as long as the largest load; padding points at token 0."""
     loads, order = group.bincount(minlength=n_groups), group.argsort(stable=True)
-    slots, real = torch.arange(len(group), device=group.device), None
+    slots, token_of, real = torch.arange(len(group), device=group.device), order, None
     if padded:
         ranked, longest = group[order], int(loads.max())
         slots = ranked * longest + slots - (loads.cumsum(0) - loads)[ranked]
         real = (torch.arange(longest, device=group.device) < loads[:, None]).view(-1, 1)
-    token_of = torch.zeros(len(real), dtype=torch.long, device=group.device).scatter_(0, slots, order) if padded else order
+        token_of = order.new_zeros(len(real)).scatter_(0, slots, order)
     return torch.empty_like(order).scatter_(0, order, slots), token_of, loads, real
 
 # %% ../nbs/1_setting/04_engine.ipynb #501fed7d
@@ -66,7 +66,7 @@ class Take(torch.autograd.Function):
 
 # %% ../nbs/1_setting/04_engine.ipynb #cfe2931e
 def expert_layer(p, x, c, loads=None):
-    "FFN of stacked experts: x (g, n, d) with one group per (seed, expert) → (g, n, d); with `loads`, packed x (m, d) → (m, d)."
+    "FFN of stacked experts, one per group (seed, expert): x (g, n, d) → (g, n, d); with `loads` packed (m, d)."
     w = {n: p[n].flatten(0, 1) for n in ("W_gate", "W_up", "b_up", "W_down", "b_down") if n in p}
     def product(x, name):
         b = w.get("b" + name[1:])
@@ -76,7 +76,9 @@ def expert_layer(p, x, c, loads=None):
     return product(hidden * product(x, "W_up") if c.gated else hidden, "W_down")
 
 def dispatch(p, x, chosen, weight, c, padded=None):
-    "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (or None for 1) → (s, n, d). `padded`: default on a GPU."
+    """Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d).
+
+    `padded`: blocks of one length or packed tokens (default: blocks on a GPU)."""
     (S, N, d), k, E = x.shape, c.top_k, c.n_experts
     group = (chosen + E * torch.arange(S, device=x.device)[:, None, None]).flatten()
     slot_of, choice_of, loads, real = layout(group, S * E, x.is_cuda if padded is None else padded)
@@ -87,7 +89,7 @@ def dispatch(p, x, chosen, weight, c, padded=None):
     if weight is not None: out = out * weight[..., None]
     return out.sum(2) if k > 1 else out.view(S, N, d)
 
-# %% ../nbs/1_setting/04_engine.ipynb #bbe905d8
+# %% ../nbs/1_setting/04_engine.ipynb #f33005c3
 class Rows:
     "The distinct input rows of a batch: `x` (s, rows, d) and, for tokens (s, b, t), the number of each one's row."
     def __init__(self, p, tokens, t):
@@ -102,6 +104,7 @@ class Rows:
         index = self.number[:, :, first:] + self.seed
         return table.reshape(-1, table.shape[-1]).index_select(0, index.flatten()).view(*index.shape, -1)
 
+# %% ../nbs/1_setting/04_engine.ipynb #bbe905d8
 def attend(p, rows, x, c, causal, first):
     "What the heads gather, before W_O, at the positions from `first` on: (s, b, t - first, d)."
     (S, B, T), H, k, R, dev = rows.number.shape, c.n_heads, c.d_head, rows.size, x.device
@@ -118,7 +121,7 @@ def attend(p, rows, x, c, causal, first):
 
 # %% ../nbs/1_setting/04_engine.ipynb #8f0ebdf4
 class Narrow(torch.autograd.Function):
-    "x (s, n, d) @ w (s, d, m) for a small m, laid out as (s, m, n): many times faster; its gradient of x comes as x lies."
+    "x (s, n, d) @ w (s, d, m), laid out as (s, m, n), which is many times faster for a small m; dx is laid out as x."
     @staticmethod
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
@@ -130,7 +133,7 @@ class Narrow(torch.autograd.Function):
         return torch.bmm(grad.mT, w.mT), torch.bmm(grad, x).mT
 
 def route(logits, c):
-    "Probabilities (s, e, n), chosen experts (s, k, n) and balance loss (s,) from router logits (s, e, n) of all tokens."
+    "Probabilities (s, e, n), chosen experts (s, k, n), balance loss (s,) from router logits (s, e, n) of all tokens."
     S, E, N = logits.shape
     probs = logits.softmax(1)
     best = logits.max(1, keepdim=True) if c.top_k == 1 else logits.topk(c.top_k, 1)         # argmax is 20 times slower
@@ -146,11 +149,14 @@ def gate_weights(probs, chosen, c):
 
 # %% ../nbs/1_setting/04_engine.ipynb #93e32e6e
 def routed_ffn(p, rows, z, mid, x_read, c, t):
-    "Expert output at the read-out positions (s, n, d) and the balance loss. `mid` is the residual stream, at all positions if normed."
+    """Expert output at the read-out positions (s, n, d) and the balance loss (s,).
+
+    `mid` is the residual stream, used only with norm and then at all positions; `x_read` that at the read-out ones."""
     (S, B, T), W_R, d = rows.number.shape, p["W_router"], x_read.shape[-1]
     if c.norm: logits = Narrow.apply(mid.reshape(S, B * T, d), W_R)
     else:
-        own = Narrow.apply(rows.x + p["b_O"][:, None], W_R).gather(2, rows.number.view(S, 1, -1).expand(-1, c.n_experts, -1))
+        index = rows.number.view(S, 1, -1).expand(-1, c.n_experts, -1)
+        own = Narrow.apply(rows.x + p["b_O"][:, None], W_R).gather(2, index)
         logits = own + Narrow.apply(z.view(S, B * T, d), p["W_O"].reshape(S, d, d) @ W_R)
     probs, chosen, aux = route(logits, c)
     read = lambda y: y.view(S, -1, B, T)[..., min(t.read):].flatten(2).mT                   # (s, n, k)
@@ -159,10 +165,10 @@ def routed_ffn(p, rows, z, mid, x_read, c, t):
 
 # %% ../nbs/1_setting/04_engine.ipynb #46c23eb1
 def fast_loss(params:dict, tokens, targets, c:Condition):
-    """Task loss and balance loss of each seed, both (s,), as `models.loss`, for tokens (s, b, t) and targets (s, b, read).
+    """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read).
 
-    One layer, read at its last positions, takes the short way; anything else the plain one. Equal to `models.loss` to
-    rounding, gradients too."""
+    Equal to `models.loss` to rounding, gradients too. One layer, read at its last positions, takes the short way;
+    anything else the plain one."""
     c, t = condition(c), get_task(condition(c).task)
     if c.n_layers > 1 or list(t.read) != list(range(t.n_ctx))[-len(t.read):]: return loss(params, tokens, targets, c)
     (S, B), d = tokens.shape[:2], c.d_model
@@ -186,7 +192,7 @@ def fast_loss(params:dict, tokens, targets, c:Condition):
 
 # %% ../nbs/1_setting/04_engine.ipynb #55a18722
 def products(c:Condition, batch=None, plain=False) -> list:
-    """Matrix products of one training step and seed: (label, batches, m, k, n), forward only (each costs 3× with its backward).
+    """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
 
     `plain` counts every position and every expert, as `models.forward` does."""
     c = condition(c)
@@ -200,9 +206,9 @@ def products(c:Condition, batch=None, plain=False) -> list:
     used = c.n_experts if plain else c.top_k
     n_tokens = B * read * used // c.n_experts
     if c.gated: out.append(("W_gate", c.n_experts, n_tokens, d, c.d_expert))
-    if c.ffn != "no_ffn": out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
-    return out
+    if c.ffn == "no_ffn": return out
+    return out + [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
 
 def flops(c, **kw) -> float:
-    "Floating-point operations of one training step of one seed: 2·m·k·n for each product, three times for the backward."
+    "Floating-point operations of one training step of one seed: 2·m·k·n a product, times three with its backward pass."
     return sum(3 * 2 * b * m * k * n for _, b, m, k, n in products(c, **kw))

@@ -60,7 +60,7 @@ def welch(a, b):
 
 # %% ../nbs/2_instruments/18_evidence.ipynb #ff5094a8
 def welch_from_stats(mean1, std1, n1, mean2, std2, n2, ddof=0):
-    "Welch's two-sided p from printed means and spreads; `ddof=0` re-inflates them as the paper's need (protocol, §0)."
+    "Welch's two-sided p from printed means and spreads; `ddof=0` re-inflates them as the paper's need."
     std1, std2 = (s * np.sqrt((n - ddof) / (n - 1)) for s, n in ((std1, n1), (std2, n2)))
     return float(stats.ttest_ind_from_stats(mean1, std1, n1, mean2, std2, n2, equal_var=False).pvalue)
 
@@ -116,11 +116,12 @@ def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.
 
 # %% ../nbs/2_instruments/18_evidence.ipynb #56fba5d4
 Verdict = namedtuple("Verdict", "verdict delta lo hi reason")
-def verdict(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, margin=0.05, corrected="", digit=0.0):
+def verdict(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, margin=0.05, corrected="",
+            digit=0.0):
     """The word between our number and the paper's, with Δ, its interval and the reason; all in our unit (fractions).
 
     `margin`: .05 for shares and p values, 20 % of printed epochs, 0 for counts; `corrected` says what is misprinted.
-    `digit`: the last printed digit, where ours are the paper's own seeds; equal to it in mean and spread is agreement."""
+    `digit`: unit of the last printed digit, where ours are the paper's own seeds; mean and spread equal to it agree."""
     if np.isnan(ours_mean + paper_mean):
         return Verdict("not attempted", *[np.nan] * 3, "the paper prints no number" * bool(np.isnan(paper_mean)))
     d, lo, hi = delta(ours_mean, ours_std, ours_n, paper_mean, paper_std, paper_n)

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from .tasks import get_task, nulls
-from .conditions import condition, LABELS, TABLE1, FIGURE1
+from .conditions import condition, LABELS
 from .evidence import interval
 
 # %% ../nbs/2_instruments/19_figures.ipynb #46d3dc1c
@@ -58,8 +58,8 @@ def null_lines(ax, task="add7", names=("copy", "uniform", "most frequent", "pass
     for name in names:
         level = nulls(t)[name][:, list(t.scored)].double().mean().item()
         ax.axhline(level, color="#999", lw=.8, ls=":", zorder=1)
-        if text: ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points",
-                             fontsize=7.5, color="#666", va="center")
+        if text: ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0),
+                             textcoords="offset points", fontsize=7.5, color="#666", va="center")
 
 def tidy_axes(ax, ylabel="digits right", top=1.0):
     "House style of an accuracy axis."
@@ -82,53 +82,65 @@ def figure1(rows, fig1, rule="first256", stream="authors", ax=None):
         printed(ax, x + .34, said.loc[name, "paper_mean"], said.loc[name, "paper_std"])
     null_lines(ax); tidy_axes(ax, "digits right without FFN", .8)
     ax.set_xticks(range(len(ORDER1)), [label(n).replace(", ", ",\n") for n in ORDER1], fontsize=8.5)
-    ax.plot([], [], "D", mfc="white", mec="#a11", label="paper, mean ± std"); ax.plot([], [], "o", color="#555", label="our seeds, mean, 95 %")
+    ax.plot([], [], "D", mfc="white", mec="#a11", label="paper, mean ± std")
+    ax.plot([], [], "o", color="#555", label="our seeds, mean, 95 %")
     ax.legend(frameon=False, fontsize=8, loc="upper left")
     return ax
 
 # %% ../nbs/2_instruments/19_figures.ipynb #0851dc99
 def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero", "mean"), site="ffn_out"):
     "One panel for each replacement: seeds of every condition as dots, means, intervals and nulls. Returns the figure."
-    fig, axes = plt.subplots(1, len(edits), figsize=(3.6 * len(edits) + .8, 3.6), sharey=True, layout="constrained")
-    for ax, edit in zip(np.atleast_1d(axes), edits):
+    fig, (axes,) = plt.subplots(1, len(edits), figsize=(3.6 * len(edits) + .8, 3.6), sharey=True, squeeze=False,
+                                layout="constrained")
+    crowded = len(names) > 6
+    ticks = [label(n) if crowded else label(n).replace(", ", ",\n") for n in names]
+    for ax, edit in zip(axes, edits):
         for x, name in enumerate(names):
             got = pick(rows, condition=name, rule=rule, stream=stream, site=site, edit=edit)["value"]
             if len(got): dots(ax, x, got, name)
         ax.set_title(f"{'FFN' if site == 'ffn_out' else 'attention'} replaced by {edit}", fontsize=9.5)
-        crowded = len(names) > 6
-        ax.set_xticks(range(len(names)), [label(n) if crowded else label(n).replace(", ", ",\n") for n in names], fontsize=8,
-                      rotation=40 * crowded, ha="right" if crowded else "center", rotation_mode="anchor")
+        ax.set_xticks(range(len(names)), ticks, fontsize=8, rotation=40 * crowded, rotation_mode="anchor",
+                      ha="right" if crowded else "center")
         tidy_axes(ax, "", .9)
-        null_lines(ax, text=ax is np.atleast_1d(axes)[-1])
-    np.atleast_1d(axes)[0].set_ylabel("digits right")
+        null_lines(ax, text=ax is axes[-1])
+    axes[0].set_ylabel("digits right")
     return fig
 
 # %% ../nbs/2_instruments/19_figures.ipynb #25ba49c7
 def trajectories(history, names, metrics, titles):
-    "Panels of accuracy against step: thin lines are seeds, thick lines their mean. `history`: one row an evaluation. Returns the figure."
-    fig, axes = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, layout="constrained")
-    for ax, metric, title in zip(np.atleast_1d(axes), metrics, titles):
+    """Panels of accuracy against step: thin lines are seeds, thick lines their mean. Returns the figure.
+
+    `history`: one row an evaluation, as `results.recorded_history` gives them; `metrics`: a column for each panel."""
+    fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, squeeze=False,
+                                layout="constrained")
+    for ax, metric, title in zip(axes, metrics, titles):
         for name in names:
             table = history[history["condition"] == name].pivot(index="step", columns="seed", values=metric)
             style = dict(color=colour(name), ls="--" if is_arm(name) else "-")
             ax.plot(table.index, table, lw=.5, alpha=.35, **style)
             ax.plot(table.index, table.mean(1), lw=2, label=label(name), **style)
         ax.set_title(title, fontsize=9.5); ax.set(xscale="log", xlabel="step")
-        tidy_axes(ax, "", 1); null_lines(ax, names=("copy", "most frequent", "pass-through"), text=ax is np.atleast_1d(axes)[-1])
-    np.atleast_1d(axes)[0].set_ylabel("digits right"); np.atleast_1d(axes)[0].legend(frameon=False, fontsize=7.5)
+        tidy_axes(ax, "", 1)
+        null_lines(ax, names=("copy", "most frequent", "pass-through"), text=ax is axes[-1])
+    axes[0].set_ylabel("digits right")
+    axes[0].legend(frameon=False, fontsize=7.5)
     return fig
 
 # %% ../nbs/2_instruments/19_figures.ipynb #65fc9c38
-def percent(mean, lo=np.nan, hi=np.nan): return "–" if mean != mean else f"{mean:.1%}" if lo != lo else f"{mean:.1%} [{lo:.1%}, {hi:.1%}]".replace("%, ", ", ").replace("% [", " [")
+def percent(mean, lo=np.nan, hi=np.nan) -> str:
+    "A fraction as text in percent, with its interval if there is one; a dash for nan."
+    if mean != mean: return "–"
+    return f"{mean:.1%}" if lo != lo else f"{100 * mean:.1f} [{100 * lo:.1f}, {hi:.1%}]"
 
 COLUMNS1 = {"normal_acc": "Normal", "no_attn_acc": "No-attn", "no_ffn_acc": "No-FFN"}
 
 def table_text(compared, metrics=COLUMNS1) -> pd.DataFrame:
-    "A `compare` frame as a table of text: one row a condition; for each metric paper, ours with 95 % interval, and verdict."
+    "A `compare` frame as text, one row a condition; for each metric the paper's, ours with 95 % interval, and verdict."
     out = {}
     for r in compared[compared["metric"].isin(metrics)].itertuples():
         col, row = metrics[r.metric], out.setdefault(label(r.condition), {})
-        row[f"{col}: paper"] = percent(r.paper_mean) + (f" ± {100 * r.paper_std:.1f}" if r.paper_std == r.paper_std else "")
+        spread = f" ± {100 * r.paper_std:.1f}" if r.paper_std == r.paper_std else ""
+        row[f"{col}: paper"] = percent(r.paper_mean) + spread
         row[f"{col}: ours"] = percent(r.ours_mean, r.ours_lo, r.ours_hi)
         row[f"{col}: verdict"] = r.verdict
     return pd.DataFrame(out).T.fillna("–")

@@ -15,14 +15,14 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .tasks import choose, get_task, Task
-from .conditions import Condition, condition, RECIPES
+from .tasks import choose, get_task
+from .conditions import Condition, condition
 
 # %% ../nbs/1_setting/03_models.ipynb #562d00e8
 def shapes(c:Condition) -> dict:
     "Shape of every parameter of a condition, without the leading seed axis, in the order in which it is drawn."
     t = get_task(c.task)
-    L, H, k, d, E, w = c.n_layers, c.n_heads, c.d_head, c.d_model, c.n_experts, c.d_expert
+    L, H, k, d = c.n_layers, c.n_heads, c.d_head, c.d_model
     out = {"W_E": (t.d_vocab, d), "W_pos": (t.n_ctx, d)}
     if not t.tied: out["W_U"] = (d, t.d_vocab_out)
     out |= {"W_Q": (L, H, d, k), "W_K": (L, H, d, k), "W_V": (L, H, d, k), "W_O": (L, H, k, d), "b_O": (L, d)}
@@ -40,7 +40,7 @@ def count(shape_dict) -> int: return sum(math.prod(s) for s in shape_dict.values
 
 # %% ../nbs/1_setting/03_models.ipynb #fa9033b7
 def draw_capacity(names, ax=None):
-    "Figure 2 from the shapes: FFN parameters a token can use (green) and those it cannot (hatched). `names`: label → name."
+    "Figure 2 from the shapes: FFN parameters one token uses (green) and does not (hatched). `names`: label → name."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6.4, 0.42 * len(names) + 1), layout="constrained")[1]
     for row, (label, name) in enumerate(names.items()):
@@ -96,14 +96,14 @@ def init(c, generators) -> dict:
 
 # %% ../nbs/1_setting/03_models.ipynb #59b932b4
 def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
-    "Weight of every expert for every token, zero off the top k; `renorm` divides by the kept sum, `switch` does not (§2)."
+    "Weight of every expert for each token, 0 off the top k; `renorm` divides by the kept sum, `switch` does not (§2)."
     kept, chosen = probs.topk(c.top_k, dim=-1)
     if c.gate == "renorm": kept = torch.ones_like(kept) if c.top_k == 1 else kept / kept.sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter(-1, chosen, kept)
 
 # %% ../nbs/1_setting/03_models.ipynb #c5b1fe0e
-SITES = ("q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid", "router_probs", "gates", "hidden", "expert_out",
-         "ffn_out", "resid_post")
+SITES = ("q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid",
+         "router_probs", "gates", "hidden", "expert_out", "ffn_out", "resid_post")
 
 def sites(c:Condition) -> list:
     "The names of a condition's activations, in order. With several layers all but the outermost carry a prefix `L0.`."
@@ -117,7 +117,7 @@ def rms_norm(x, w):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps) * w
 
 def softmax(x):
-    "Softmax over the last axis, several times faster than torch's on a CPU where that axis is as short as a context of eight."
+    "Softmax over the last axis; several times faster than torch's on a CPU if that axis is as short as a context of 8."
     e = (x - x.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
 
@@ -128,7 +128,8 @@ def attention(p, x, at, causal):
     "One layer of multi-head attention: x (s b t d) → (s b t d). `at(site, value)` lets edits in."
     q, k, v = (at(n, einsum(x, p["W_" + n.upper()], "s b t d, s h d k -> s b t h k")) for n in "qkv")
     scores = einsum(q, k, "s b i h k, s b j h k -> s b h i j") / q.shape[-1]**.5
-    if causal: scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=bool, device=x.device).triu(1), -torch.inf)
+    future = torch.ones(scores.shape[-2:], dtype=bool, device=x.device).triu(1)
+    if causal: scores = scores.masked_fill(future, -torch.inf)
     pattern = at("pattern", softmax(at("scores", scores)))
     z = at("z", einsum(pattern, v, "s b h i j, s b j h k -> s b i h k"))
     return einsum(z, p["W_O"], "s b t h k, s h k d -> s b t d") + p["b_O"][:, None, None]
@@ -165,9 +166,10 @@ def watcher(c:Condition, edits=None, sink=None):
     return at
 
 def block(p, x, c, at, causal, keep=slice(None)):
-    "One layer on the residual stream x (s b t d): its output and its balance loss (s,). `keep`: positions that go on after attention."
+    "One layer on the residual stream x (s b t d): output, balance loss (s,). `keep`: positions kept after attention."
     norm = lambda x, w: rms_norm(x, p[w][:, None, None]) if c.norm else x
-    x, aux = at("resid_mid", x + at("attn_out", attention(p, norm(x, "w_ln1"), at, causal)))[:, :, keep], x.new_zeros(len(x))
+    x = at("resid_mid", x + at("attn_out", attention(p, norm(x, "w_ln1"), at, causal)))[:, :, keep]
+    aux = x.new_zeros(len(x))
     if c.ffn != "no_ffn":
         out, aux = ffn(p, norm(x, "w_ln2"), at, c)
         x = x + at("ffn_out", out)
@@ -178,9 +180,9 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
             read_only=False):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
 
-    `edits`: site → function of the activation (returning one of the same shape); `sink`: a dict that receives every site.
-    `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last attention.
-    Raises ValueError for an edit that matches no site."""
+    `edits`: site → function of the activation (returning one of the same shape); `sink`: a dict that gets all sites.
+    `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
+    attention. Raises ValueError for an edit that matches no site."""
     c = condition(c)
     t, at, S = get_task(c.task), watcher(c, edits, sink), len(params["W_E"])
     tokens = tokens.expand(S, *tokens.shape[-2:])
@@ -200,7 +202,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 # %% ../nbs/1_setting/03_models.ipynb #e81584df
 @torch.no_grad()
 def predict(params, c, edits=None) -> Int[Tensor, "s n read"]:
-    "Predicted tokens of every seed on all inputs of the task, under `edits` (which see the read-out positions only after attention)."
+    "Predictions of every seed on all inputs of the task; after attention `edits` see only the read-out positions."
     c = condition(c)
     tokens = get_task(c.task).tokens.to(params["W_E"].device)
     one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens, c, edits, read_only=True).argmax(-1)
@@ -208,7 +210,7 @@ def predict(params, c, edits=None) -> Int[Tensor, "s n read"]:
 
 # %% ../nbs/1_setting/03_models.ipynb #51bac86c
 def loss(params:dict, tokens, targets, c:Condition):
-    "Task loss and balance loss of each seed, both (seed,). `targets` (…, b, read). The plain path; see `engine` for the fast one."
+    "Task loss and balance loss of each seed, both (s,), for `targets` (…, b, read). `engine.fast_loss` is faster."
     t = get_task(condition(c).task)
     logits, aux = forward(params, tokens, c, with_balance=True)
     logits = logits[:, :, list(t.read)]

@@ -16,7 +16,7 @@ import moe_redistribution
 # %% ../nbs/1_setting/08_paper.ipynb #99e3f893
 DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"
 PAPER_COLUMNS = "id item task variant condition metric mean std n_seeds unit note".split()
-SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_value": 1}   # printed = scale x value
+SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_value": 1}   # printed = scale × value
 
 def refuse(what, expected, got, near, fix):
     "The one message for bad input."
@@ -46,8 +46,8 @@ def paper_values(path=None):
     return df.assign(value=df["mean"] / scale, value_std=df["std"] / scale)
 
 # %% ../nbs/1_setting/08_paper.ipynb #04562cd8
-CLAIM_COLUMNS = """id protocol item stream condition versus metric site edit rule position stratum split aggregate null seeds n
-                   unit_factor margin corrected note""".split()
+CLAIM_COLUMNS = """id protocol item stream condition versus metric site edit rule position stratum split aggregate null
+                   seeds n unit_factor margin corrected note""".split()
 
 def seed_list(text):
     "The seeds a claim names: `1-64` or `42 137 256` → sorted list of int."

@@ -31,8 +31,9 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=("first256",
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         for rule in rules:
             have = [r for r in runs if rule in r.weights and not r.failed]
-            if have: out.append(_measure(have, name, rule, stream, edits))
-        out += [_failed(r, rule) for r in runs if r.failed for rule in rules if rule in r.weights]
+            if not have: continue
+            got = _measure(have, name, rule, stream, edits)
+            out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy(out) if out else pd.DataFrame(columns=list(ROW_COLUMNS))
 
 def _measure(runs, name, rule, stream, edits):
@@ -42,11 +43,10 @@ def _measure(runs, name, rule, stream, edits):
     step = {r.seed: r.step if rule == "final" else r.manifest["rules"][rule]["step"] for r in runs}
     return got.assign(step=got["seed"].map(step))
 
-def _failed(run, rule):
-    "One row without a value for a seed that failed."
-    got = ablation_rows({n: v[None] for n, v in run.weights[rule].items()}, run.condition.name, [run.seed], (), stream=run.stream,
-                        rule=rule)
-    return got.iloc[:0] if got.empty else got.assign(value=float("nan"), step=run.manifest["failed"])
+def _failed(measured, run):
+    "The rows that a failed seed would have had: those of one of the `measured` seeds, without values."
+    first = measured[measured["seed"] == measured["seed"].iloc[0]]
+    return first.assign(seed=run.seed, step=run.manifest["failed"], value=float("nan"))
 
 # %% ../nbs/2_instruments/20_results.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
@@ -74,10 +74,11 @@ def checkpoint_path(c, rule, root=None) -> Path:
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
 def checkpoint(c, rule="first256", root=None) -> dict:
-    "Parameters of the canonical five seeds of a condition (seed axis: 42, 137, 256, 512, 1024). ValueError names what there is."
+    "Parameters of the canonical seeds (axis: 42, 137, 256, 512, 1024) of a condition. ValueError says what exists."
     path = checkpoint_path(c, rule, root)
     have = [f"{n}.{r}" for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
-    if not path.exists(): choose("canonical checkpoint", f"{condition(c).name}.{rule}", have, "train it: moe-redistribution train")
+    if not path.exists():
+        choose("canonical checkpoint", f"{condition(c).name}.{rule}", have, "train it: moe-redistribution train")
     return unseal(path)[0]
 
 # %% ../nbs/2_instruments/20_results.ipynb #2357c55a
@@ -85,8 +86,9 @@ def run_frame(runs) -> pd.DataFrame:
     "One row a run: condition, stream, seed, step, settled, failed, step and value of every rule, CPU seconds, machine."
     def row(r):
         m = r.manifest
+        about = {k: m[k] for k in ("condition", "stream", "seed", "step", "settled", "failed", "cpu_seconds")}
         chosen = {f"{rule}_{k}": v[k] for rule, v in m["rules"].items() for k in ("step", "value", "reached")}
-        return {k: m[k] for k in ("condition", "stream", "seed", "step", "settled", "failed", "cpu_seconds")} | chosen | m["machine"]
+        return about | chosen | m["machine"]
     return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
 
 def recorded_history(names, root=None) -> pd.DataFrame:
@@ -95,9 +97,9 @@ def recorded_history(names, root=None) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(at / f"{n}.parquet") for n in names], ignore_index=True)
 
 def history_frame(runs, every=1) -> pd.DataFrame:
-    "The evaluations of every run, in long form; `every` thins those after the first twenty."
+    "The evaluations of every run, in long form; `every` thins those between the first 20 and the last 5."
     frames = [r.history.assign(condition=r.condition.name, stream=r.stream, seed=r.seed) for r in runs]
-    frames = [f[(f.index < 20) | (f.index % every == every - 1)] for f in frames]
+    frames = [f[(f.index < 20) | (f.index % every == every - 1) | (f.index >= len(f) - 5)] for f in frames]
     out = pd.concat(frames, ignore_index=True)
     first = ["condition", "stream", "seed", "step"]
     return out[first + sorted(set(out) - set(first))].astype({n: "float32" for n in set(out) - set(first)})
@@ -126,20 +128,23 @@ def record(store=None, root=None, say=print):
     store, root, written = store or Store(), Path(root or ROOT), []
     def put(frame, path): write_frame(frame, path); written.append(path)
     for page, need in PAGES.items():
-        missing = [(n, s) for n in need["conditions"] for s in SEEDS if store.find(n, s) is None]
-        if missing: refuse(f"record {page}", f"{len(need['conditions']) * len(SEEDS)} runs in the store", f"{len(missing)} missing",
-                           f"{missing[0][0]} seed {missing[0][1]} is the first", "moe-redistribution train --item all")
-        rows = tidy([measure_runs(store, need["conditions"]), measure_many(store, need["conditions"])])
+        names = need["conditions"]
+        missing = [f"{n} seed {s}" for n in names for s in SEEDS if store.find(n, s) is None]
+        if missing:
+            refuse(f"record {page}", f"{len(names) * len(SEEDS)} runs in the store", f"{len(missing)} missing",
+                   f"{missing[0]} is the first", "moe-redistribution train --item all")
+        rows = tidy([measure_runs(store, names), measure_many(store, names)])
         put(rows, root / "results/rows" / f"{page}.parquet")
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
         for item in need["items"]: put(comparison(rows, item), root / "results/paper" / f"{item}.csv")
-        for name in need["conditions"]:
+        for name in names:
             runs = [store.load(name, s) for s in SEEDS]
             put(history_frame(runs, every=5), root / "results/history" / f"{name}.parquet")
             runs += [r for s in MANY if (r := store.find(name, s, "paired")) is not None]
             put(run_frame(runs), root / "results/runs" / f"{name}.parquet")
     return written + record_checkpoints(store, root)
 
+# %% ../nbs/2_instruments/20_results.ipynb #3011f0c3
 def record_checkpoints(store, root) -> list:
     "Writes the canonical five seeds of every (condition, rule) in `CANONICAL`, stacked."
     for name, rule in CANONICAL:

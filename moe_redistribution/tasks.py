@@ -27,8 +27,8 @@ def reversed_digits(n, width:int):
 class Task:
     """Tokens, targets and read-out positions of one task; no model and no loss.
 
-    Shapes: `tokens` (n, ctx) int64 and `targets` (n, read) int64; `strata` has n rows, and one `operation_*` column per
-    scored position. `read` are the input positions where the loss is read; `scored` says which of them count as digits."""
+    Shapes: `tokens` (n, ctx) and `targets` (n, read), both int64; `strata` has n rows and one `operation_*` column per
+    scored position. `read`: input positions where the loss is read; `scored`: which of these count as digits."""
     name: str
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
@@ -92,7 +92,8 @@ _made = {}
 def get_task(name:str) -> Task:
     "The task called `name`, made once per process. Raises ValueError with the nearest valid name."
     choose("task", name, list(TASKS))
-    return _made.setdefault(name, TASKS[name]()) if name not in _made else _made[name]
+    if name not in _made: _made[name] = TASKS[name]()
+    return _made[name]
 
 # %% ../nbs/1_setting/01_tasks.ipynb #448c44e6
 def training_pool(task:Task, hold:str=""):
@@ -102,7 +103,7 @@ def training_pool(task:Task, hold:str=""):
     return torch.from_numpy(np.flatnonzero(~task.rules[hold]))
 
 def draw(pool, generator:torch.Generator, n_batches:int, batch_size:int):
-    "Example indices (n_batches, batch_size), drawn uniformly with replacement from `pool`, consuming `generator` in order."
+    "Example indices (n_batches, batch_size), uniform with replacement from `pool`; consumes `generator` in order."
     return pool[torch.randint(0, len(pool), (n_batches, batch_size), generator=generator)]
 
 # %% ../nbs/1_setting/01_tasks.ipynb #37bb99cb
@@ -126,7 +127,7 @@ def majority(task:Task, by=None):
     return out
 
 def nulls(task:Task):
-    "Correctness (n, read), as probabilities, of predictors that do not compute (DESIGN 3.5). Digit accuracies are means."
+    "Correctness (n, read), as probabilities, of predictors that do not compute. Digit accuracies are means of these."
     current = task.tokens[:, list(task.read)]
     guesses = {"copy": current, "most frequent": majority(task), "current token": majority(task, current)}
     if task.name == "add7":       # digit i of the answer is digit i of the question; the overflow is 0
