@@ -62,7 +62,7 @@ class Take(torch.autograd.Function):
         back, real = ctx.saved_tensors
         out = grad.index_select(0, back.flatten())
         if back.shape[1] > 1: out = out.view(*back.shape, -1).sum(1)
-        return (out if real is None else out * real), None, None, None
+        return (out if real is None else out.where(real, 0)), None, None, None
 
 # %% ../nbs/1_setting/04_engine.ipynb #cfe2931e
 def expert_layer(p, x, c, loads=None):
@@ -84,7 +84,7 @@ def dispatch(p, x, chosen, weight, c, padded=None):
     slot_of, choice_of, loads, real = layout(group, S * E, x.is_cuda if padded is None else padded)
     inside = Take.apply(x.reshape(S * N, d), choice_of // k, slot_of.view(-1, k))
     if real is None: out = expert_layer(p, inside, c, loads.tolist())
-    else: out = expert_layer(p, inside.view(S * E, -1, d), c).view(-1, d)
+    else: out = expert_layer(p, inside.where(real, 0).view(S * E, -1, d), c).view(-1, d)      # 0 · NaN is NaN
     out = Take.apply(out, slot_of, choice_of[:, None], real).view(S, N, k, d)
     if weight is not None: out = out * weight[..., None]
     return out.sum(2) if k > 1 else out.view(S, N, d)

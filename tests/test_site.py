@@ -265,3 +265,11 @@ def test_a_module_fits_in_300_lines(module):
 def test_readme_is_what_the_front_page_says():
     done = subprocess.run([sys.executable, ROOT / "tools" / "readme.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@each_page
+def test_imports_stand_in_cells_of_their_own(page):
+    """The site's build runs every cell that imports something, and no other, so it may not need names from elsewhere."""
+    def kinds(source): return {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
+    mixed = [c["source"][:80] for c in cells(page, "code") if len(kinds(c["source"])) == 2 and "nbdev_export" not in c["source"]]
+    assert not mixed, f"split these cells: {mixed}"
