@@ -257,6 +257,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                  'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups.train': ( '1_setting/groups.html#train',
                                                                                 'moe_redistribution/groups.py'),
+                                           'moe_redistribution.groups.train_and_score': ( '1_setting/groups.html#train_and_score',
+                                                                                          'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups.train_group': ( '1_setting/groups.html#train_group',
                                                                                       'moe_redistribution/groups.py'),
                                            'moe_redistribution.groups.unpack': ( '1_setting/groups.html#unpack',

@@ -47,7 +47,7 @@ def table1_text(rows, rule="first256") -> pd.DataFrame:
     return text
 
 # %% ../nbs/6_practical/61_command_line.ipynb #80a059c0
-def write_reproduction(rows, out:Path, rules):
+def write_reproduction(rows, out:Path):
     "Rows, both comparisons and Figure 1 under `out`; returns the paths."
     paths = [out / "rows.parquet", out / "tab1.csv", out / "fig1.csv", out / "fig1.png"]
     write_frame(rows, paths[0])
@@ -78,7 +78,7 @@ def reproduce(full=False, out="out", seeds=SEEDS, root=None, quiet=None):
     print("ours: mean [95 % interval]; 'mean' columns (± std) replace an output by its per-position mean, not by zeros")
     odd = runs[~runs["settled"] | runs["failed"].notna()]
     if len(odd): print(f"Not settled or failed:\n{odd.to_string(index=False)}")
-    paths = write_reproduction(rows, Path(out), rules)
+    paths = write_reproduction(rows, Path(out))
     print(f"\nTraining {trained:.0f} s here, {runs['cpu_seconds'].sum():.0f} CPU s in all for "
           f"{runs['step'].sum():,} steps of {len(runs)} runs. Rows {fingerprint(rows)}.")
     print(f"Written: {', '.join(map(str, paths))}")

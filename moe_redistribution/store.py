@@ -50,7 +50,7 @@ def seal(path, tensors:dict, info:dict) -> str:
     return digest
 
 # %% ../nbs/1_setting/05_store.ipynb #a4f17557
-def unseal(path, tensors=True):
+def unseal(path):
     "(tensors, info) of a sealed file. Raises `Damaged` if it was cut short or altered, FileNotFoundError if absent."
     path = Path(path)
     fix = f"fix: delete {path.name} and train the run again"

@@ -123,7 +123,7 @@ def test_a_seed_of_the_authors_stream_is_manual_seed_and_then_weights_and_batche
     "A plain module made and trained after `torch.manual_seed(42)` sees the same weights and the same batches."
     model, _ = plain_train(DENSE, 42, steps=20)
     ours = unflatten(train(DENSE, [42], 20).w, condition(DENSE))
-    for n, v in model.as_member().items(): torch.testing.assert_close(ours[n], v, rtol=0, atol=1e-4)
+    for n, v in model.as_member().items(): torch.testing.assert_close(ours[n], v, rtol=0, atol=1e-3)
 
 
 def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
