@@ -18,7 +18,7 @@ import torch
 import moe_redistribution
 from moe_redistribution import groups
 from moe_redistribution.conditions import RECIPES, condition
-from moe_redistribution.groups import group_path, pack, train, train_group, unpack
+from moe_redistribution.groups import group_path, pack, plan, train, train_group, unpack
 from moe_redistribution.store import Store, seal
 from moe_redistribution.training import evaluate, fresh, train_interval
 
@@ -213,7 +213,9 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     go([TINY], [1, 2])
     seen = count_training(monkeypatch)
     go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
-    assert seen == []
+    assert seen == [] and plan([TINY], [1, 2], "authors", "full", Store(tmp_path), steps=20) == []
+    assert plan([DENSE, TINY], [1, 2, 3], "authors", "full", Store(tmp_path), 20, group_size=2) == [
+        (DENSE, [1, 2], 20), (DENSE, [3], 20), (TINY, [3], 20)]                     # nobody is sent out for nothing
     rows = go([TINY, DENSE], [1, 2, 3])
     assert seen == [(3,), (3,), (1, 2, 3), (1, 2, 3)]
     assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 20] for c in (TINY, DENSE) for s in (1, 2, 3)]
