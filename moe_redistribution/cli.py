@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
+import torch
 from .tasks import choose
 from .conditions import LABELS, TABLE1, FIGURE1, ARMS, GELU, SEEDS
 from .paper import claims
@@ -143,6 +144,7 @@ def run(args):
 def main(argv=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk."
     matplotlib.use("Agg")
+    torch.set_num_threads(1)            # small products; training has a process on every core instead
     try: run(parser().parse_args(argv))
     except (ValueError, OSError, RuntimeError) as e:
         print(f"moe-redistribution: {e}", file=sys.stderr)

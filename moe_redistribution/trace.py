@@ -65,8 +65,8 @@ ROW_DEFAULTS = dict(stream="authors", rule="final", step=-1, split="all", site="
 def rows(values, seeds, **labels) -> pd.DataFrame:
     "One row a seed from `values` (s,); `labels` are row columns, each one value for all or one a seed."
     for n in labels: choose("row column", n, ROW_COLUMNS)
-    frame = pd.DataFrame({"seed": list(seeds), "value": np.asarray(values, dtype=float)})
-    return frame.assign(**(ROW_DEFAULTS | labels))[list(ROW_COLUMNS)]
+    columns = ROW_DEFAULTS | labels | {"seed": list(seeds), "value": np.asarray(values, dtype=float)}
+    return pd.DataFrame({n: columns[n] for n in ROW_COLUMNS})
 
 def tidy(frames) -> pd.DataFrame:
     "All rows in one frame, in a fixed order, so that the same measurements always give the same bytes."
