@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init', 'gates',
            'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'watcher', 'block', 'forward', 'predict',
-           'loss', 'Transformer']
+           'loss', 'dropout', 'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -65,8 +65,8 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     normal = lambda *s: torch.empty(s).normal_(generator=g)
     linear = lambda n_in, *s: torch.empty(s).uniform_(-n_in**-.5, n_in**-.5, generator=g)      # nn.Linear's default
     heads = lambda: rearrange(linear(d, d, d), "(h k) d -> h d k", k=k)
-    p = {"W_E": normal(t.d_vocab, d), "W_pos": normal(128, d)[:t.n_ctx]}
-    if not t.tied: p["W_U"] = linear(d, t.d_vocab_out, d).T
+    p = {"W_E": normal(t.d_vocab, d), "W_pos": normal(max(t.n_pos, t.n_ctx), d)[:t.n_ctx]}
+    if not t.tied: p["W_U"] = linear(d, t.d_vocab, d).T
     layers = []
     for _ in range(L):
         layer = {n: heads() for n in ("W_Q", "W_K", "W_V")}
@@ -74,6 +74,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
         layer |= init_ffn(c, linear, d, w)
         layers.append(layer | ({"w_ln1": torch.ones(d), "w_ln2": torch.ones(d)} if c.norm else {}))
     p |= {n: torch.stack([layer[n] for layer in layers]) for n in layers[0]}
+    if not t.tied and t.d_vocab_out != t.d_vocab: p["W_U"] = linear(d, t.d_vocab_out, d).T     # their second one
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
@@ -182,8 +183,10 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 
     `edits`: site → function of the activation (returning one of the same shape); `sink`: a dict that gets all sites.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
-    attention. Raises ValueError for an edit that matches no site."""
+    attention. Raises ValueError for an edit that matches no site, and for the last two together."""
     c = condition(c)
+    if with_balance and read_only: raise ValueError("forward: expected with_balance or read_only, got both: the balance "
+                                                    "loss looks at all positions; fix: drop one of them")
     t, at, S = get_task(c.task), watcher(c, edits, sink), len(params["W_E"])
     tokens = tokens.expand(S, *tokens.shape[-2:])
     seed = torch.arange(S, device=tokens.device)[:, None, None]
@@ -201,22 +204,34 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 
 # %% ../nbs/1_setting/03_models.ipynb #e81584df
 @torch.no_grad()
-def predict(params, c, edits=None) -> Int[Tensor, "s n read"]:
-    "Predictions of every seed on all inputs of the task; after attention `edits` see only the read-out positions."
-    c = condition(c)
-    tokens = get_task(c.task).tokens.to(params["W_E"].device)
-    one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens, c, edits, read_only=True).argmax(-1)
-    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
+    """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
+
+    After attention `edits` see only the read-out positions."""
+    c, S = condition(c), len(params["W_E"])
+    tokens = (get_task(c.task).tokens if tokens is None else tokens).to(params["W_E"].device)
+    tokens = tokens.expand(S, *tokens.shape[-2:])
+    one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens[i:i + 1], c, edits, read_only=True)
+    return torch.cat([one(i).argmax(-1) for i in range(S)])
 
 # %% ../nbs/1_setting/03_models.ipynb #51bac86c
-def loss(params:dict, tokens, targets, c:Condition):
+def loss(params:dict, tokens, targets, c:Condition, edits=None):
     "Task loss and balance loss of each seed, both (s,), for `targets` (…, b, read). `engine.fast_loss` is faster."
     t = get_task(condition(c).task)
-    logits, aux = forward(params, tokens, c, with_balance=True)
+    logits, aux = forward(params, tokens, c, edits, with_balance=True)
     logits = logits[:, :, list(t.read)]
     targets = targets.expand(logits.shape[0], *targets.shape[-2:])
     nll = -logits.log_softmax(-1).gather(-1, targets[..., None])
     return nll.mean((1, 2, 3)), aux
+
+# %% ../nbs/1_setting/03_models.ipynb #d5764938
+def dropout(c:Condition, generators) -> dict:
+    "The edits of a dropout condition: at three sites a mask from each seed's own generator, scaled to keep the mean."
+    keep = 1 - condition(c).drop
+    def thin(x):
+        mask = torch.stack([torch.rand(x.shape[1:], generator=g) for g in generators]).to(x) < keep
+        return x * mask / keep
+    return {s: thin for s in sites(condition(c)) if s.split(".")[-1] in ("pattern", "attn_out", "ffn_out")}
 
 # %% ../nbs/1_setting/03_models.ipynb #e83a02ee
 class Transformer(torch.nn.Module):

@@ -14,7 +14,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from moe_redistribution.conditions import condition
-from moe_redistribution.tasks import get_task, training_pool
+from moe_redistribution.data import sampled, split, training_pool
+from moe_redistribution.tasks import counts, get_task
 
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 CHUNK = 200                                       # batches drawn at a time
@@ -95,10 +96,11 @@ class PlainTransformer(nn.Module):
         super().__init__()
         self.c = c = condition(c)
         self.task = t = get_task(c.task)
-        self.embed, self.position = nn.Embedding(t.d_vocab, c.d_model), nn.Embedding(128, c.d_model)
-        self.unembed = None if t.tied else nn.Linear(c.d_model, t.d_vocab_out, bias=False)
+        self.embed, self.position = nn.Embedding(t.d_vocab, c.d_model), nn.Embedding(max(t.n_pos, t.n_ctx), c.d_model)
+        self.unembed = None if t.tied else nn.Linear(c.d_model, t.d_vocab, bias=False)
         self.blocks = nn.ModuleList(Block(c, t.causal) for _ in range(c.n_layers))
         self.norm = nn.RMSNorm(c.d_model) if c.norm else nn.Identity()
+        if not t.tied and t.d_vocab_out != t.d_vocab: self.unembed = nn.Linear(c.d_model, t.d_vocab_out, bias=False)
         if c.router == "frozen":
             for b in self.blocks: b.ffn.router.requires_grad_(False)
         for b in self.blocks:
@@ -175,20 +177,33 @@ def optimiser(model, fused=None):
     return torch.optim.AdamW([dict(params=p, lr=lr) for lr, p in groups.items()], weight_decay=c.weight_decay, fused=fused)
 
 
+def examples(c, seed, n):
+    "The next `n` batches, tokens (b, t) and targets (b, read), drawn from torch's own generator where they are drawn."
+    t = get_task(c.task)
+    if t.source == "drawn":
+        pool = training_pool(t, c.hold)
+        return [(t.tokens[at], t.targets[at]) for at in pool[torch.randint(0, len(pool), (n, c.batch))]]
+    if t.source == "split":
+        train, _ = split(t, seed)
+        return [(t.tokens[train], t.targets[train])] * n
+    tokens, _ = sampled(seed)
+    return [(tokens, counts(tokens) - 1)] * n
+
+
 def plain_train(name, seed, steps=None, seconds=None, fused=None):
     """Trains one model for `steps` optimiser steps, or until `seconds` of wall time have passed: (model, losses).
 
-    Batches come from the generator that drew the weights, as in the `authors` stream up to its first evaluation."""
+    Batches come from the generator that drew the weights, as in the `authors` stream up to its first evaluation; the
+    full-batch tasks give their whole training set every time."""
     c = condition(name)
-    t, pool = get_task(c.task), training_pool(get_task(c.task), c.hold)
     torch.manual_seed(seed)
     model = PlainTransformer(c)
     opt, params = optimiser(model, fused), [p for p in model.parameters() if p.requires_grad]
     losses, began = [], time.perf_counter()
     while steps is None or len(losses) < steps:
         n = CHUNK if steps is None else min(CHUNK, steps - len(losses))
-        for at in pool[torch.randint(0, len(pool), (n, c.batch))]:
-            loss, aux = model.loss(t.tokens[at], t.targets[at])
+        for tokens, targets in examples(c, seed, n):
+            loss, aux = model.loss(tokens, targets)
             opt.zero_grad(set_to_none=True)
             (loss + c.balance * aux).backward()
             if c.clip: nn.utils.clip_grad_norm_(params, c.clip)
@@ -218,7 +233,7 @@ def main():
     p.add_argument("--fused", action="store_true", help="torch's fused AdamW")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
-    plain_train(a.name, a.seed, 20, fused=a.fused or None)                                  # warm up
+    plain_train(a.name, a.seed, 20 if condition(a.name).batch else 1, fused=a.fused or None)          # warm up
     clocks = lambda: torch.tensor([time.perf_counter(), time.process_time(), waited()], dtype=torch.float64)
     began = clocks()
     _, losses = plain_train(a.name, a.seed, a.steps, a.seconds or (None if a.steps else 10.0), a.fused or None)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution import models
+from moe_redistribution import engine, models
 from moe_redistribution.conditions import condition
 from moe_redistribution.engine import dispatch, fast_loss, flops
 from moe_redistribution.models import ffn_shapes, init
@@ -45,6 +45,42 @@ def test_eliminated_model_is_naive_model(name):
     torch.testing.assert_close(aux, aux_plain, rtol=0, atol=1e-10)
     for n, a, b in zip(params, gradients, plain):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
+
+
+OTHERS = [f"{task}/{v}" for task in ("modadd", "hist") for v in
+          ("ffn-h24-gelu+d32", "glu-h24-silu+d32+norm", "moe-e4k1-h24-gelu+d32", "moe-e4k1-h24-gelu+d32+switch",
+           "moe_glu-e4k2-h24-gelu+d32", "moe-e2k1-h8-relu+d32+norm", "no_ffn+d32")]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("chunk", [10**9, 70])
+def test_gradients_of_a_full_batch_are_those_of_the_naive_model_whole_or_in_chunks(name, chunk, monkeypatch):
+    "The balance loss too, at a λ where a wrong count of tokens in a chunk would show."
+    monkeypatch.setattr(engine, "CHUNK", dict(dense=chunk, routed=chunk))
+    c = condition(name + ("+lambda1" if "moe" in name else ""))
+    t, params = get_task(c.task), population(name, 1)
+    at = torch.randperm(len(t), generator=torch.Generator().manual_seed(3))[:57][None]
+    loss, grads = engine.gradients(params, t.tokens[at], t.targets[at], c)
+    for v in params.values(): v.requires_grad_()
+    task_loss, aux = models.loss(params, t.tokens[at], t.targets[at], c)
+    plain = torch.autograd.grad((task_loss + c.balance * aux).sum(), [*params.values()], allow_unused=True)
+    torch.testing.assert_close(loss, task_loss.detach(), rtol=0, atol=1e-10)
+    for (n, a), b in zip(grads.items(), plain):
+        assert (a is None) == (b is None), n
+        if a is not None: torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
+
+
+def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_come_from_the_seed():
+    c = condition("modadd/ffn-h24-gelu+d32+drop0.1")
+    t, params = get_task("modadd"), population("modadd/ffn-h24-gelu+d32", 2)
+    tokens, targets = t.tokens[None, :500].expand(2, -1, -1), t.targets[None, :500].expand(2, -1, -1)
+    draw = lambda *seeds: engine.gradients(params, tokens, targets, c, generators=[torch.Generator().manual_seed(s) for s in seeds])
+    first, again, other = draw(1, 2)[0], draw(1, 2)[0], draw(1, 3)[0]
+    assert torch.equal(first, again) and first[0] == other[0] and first[1] != other[1]
+    clean = engine.gradients(params, tokens, targets, condition("modadd/ffn-h24-gelu+d32"))
+    thinned = torch.stack([draw(2 * i, 2 * i + 1)[1]["W_U"] for i in range(40)])
+    gap = lambda grad: ((grad - clean[1]["W_U"]).norm() / clean[1]["W_U"].norm()).item()
+    assert gap(thinned[0]) > .02 and gap(thinned.mean(0)) < gap(thinned[0]) / 2         # forty draws average out
 
 
 def every_expert(p, x, chosen, weight, c):

@@ -1,0 +1,118 @@
+"""Splits, sampled sets and streams against counting by hand: what two seeds share, and what they must not."""
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from moe_redistribution.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, era, generators, held_back, part_seed,
+                                     sampled, split)
+from moe_redistribution.tasks import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
+
+ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
+SEEDS = st.integers(0, 5000)
+
+
+# ------------------------------------------------------------------------------------------------------------- modular addition
+
+@given(st.integers(0, P - 1), st.integers(0, P - 1))
+def test_every_pair_is_listed_once_with_its_sum(a, b):
+    row = P * a + b
+    assert MODADD.tokens[row].tolist() == [a, b, P] and MODADD.targets[row].tolist() == [int(str(a + b)) % 113]
+    assert MODADD.strata.loc[row, ["a", "b", "sum"]].tolist() == [a, b, (a + b) % 113]
+
+
+@given(SEEDS, st.sampled_from(STREAMS))
+@settings(deadline=None, max_examples=20)
+def test_a_split_is_thirty_percent_of_all_pairs_and_the_rest(seed, stream):
+    train, test = split(MODADD, seed, stream)
+    assert len(train) == 3830 and sorted(train.tolist() + test.tolist()) == list(range(12_769))
+
+
+def test_a_split_is_the_first_of_a_permutation_by_the_runs_own_seed_and_paired_seeds_do_not_share_it():
+    order = torch.randperm(12_769, generator=torch.Generator().manual_seed(42)).tolist()
+    assert split(MODADD, 42)[0].tolist() == order[:3830]
+    overlap = len(set(split(MODADD, 42)[0].tolist()) & set(split(MODADD, 42, "paired")[0].tolist()))
+    assert overlap / 3830 == pytest.approx(.3, abs=.03)
+
+
+# -------------------------------------------------------------------------------------------------------------------- histogram
+
+def exact_shares():
+    "Share of tokens with each count, from the sampler's definition in fractions: parts uniform on 1 … what is left − 1."
+    def expected(n):                                   # expected number of parts of each size in a partition of n
+        if n == 1: return Counter({1: Fraction(1)})
+        total = Counter()
+        for k in range(1, n):
+            for size, often in (Counter({k: Fraction(1)}) + expected(n - k)).items(): total[size] += often / (n - 1)
+        return total
+    return {size: often * size / LENGTH for size, often in expected(LENGTH).items()}
+
+
+def test_counts_come_as_often_as_the_recursion_says_and_ten_never():
+    shares, n = exact_shares(), 6000
+    assert sum(shares.values()) == 1 and LENGTH not in shares and float(shares[1]) == pytest.approx(.2, abs=1e-9)
+    seen = counts(sample_sequences(n, np.random.RandomState(5))).flatten().bincount(minlength=LENGTH + 1)[1:] / (n * LENGTH)
+    for size, share in shares.items(): assert seen[size - 1].item() == pytest.approx(float(share), abs=.012)
+    assert nulls(HIST)["most frequent"].mean().item() == pytest.approx(.2, abs=.01)
+
+
+@given(st.integers(1, 30), SEEDS)
+def test_a_partition_adds_up_and_ends_with_one(n, seed):
+    parts = partition(n, np.random.RandomState(seed))
+    assert sum(parts) == n and parts[-1] == 1 and min(parts) >= 1
+
+
+@given(SEEDS)
+@settings(deadline=None)
+def test_the_answer_is_how_often_the_token_occurs(seed):
+    tokens = sample_sequences(3, np.random.RandomState(seed))
+    assert tokens.min() >= 0 and tokens.max() < ALPHABET
+    assert counts(tokens).tolist() == [[row.count(x) for x in row] for row in tokens.tolist()]
+
+
+def test_letters_are_used_evenly():
+    letters = torch.stack([row.unique()[0] for row in sample_sequences(4000, np.random.RandomState(0))]).bincount(minlength=ALPHABET)
+    anywhere = sample_sequences(4000, np.random.RandomState(1)).flatten().bincount(minlength=ALPHABET) / 40_000
+    assert len(letters) == ALPHABET and (anywhere - 1 / ALPHABET).abs().max() < .006
+
+
+def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first():
+    rs = np.random.RandomState(42 + REFRESH)
+    train, test = sampled(42, "authors", REFRESH)
+    assert torch.equal(train, sample_sequences(N_TRAIN, rs)) and torch.equal(test, sample_sequences(N_TEST, rs))
+    assert [era(s) for s in (1, 49, 50, 51, 100, 101, 1000)] == [0, 0, 0, 50, 50, 100, 950]
+    given = list(batches(HIST, [42], "authors", [None], [48], 3, 0))
+    assert torch.equal(given[0][0], given[1][0]) and torch.equal(given[2][0][0], train)      # steps 49, 50 | 51
+
+
+# --------------------------------------------------------------------------------------------------------------------- streams
+
+def test_no_two_paired_seeds_or_eras_are_made_from_the_same_number():
+    made = [part_seed(s, "paired", "batches", e) for s in range(1, 129) for e in range(0, 1000, REFRESH)]
+    made += [part_seed(s, "paired", p) for s in range(1, 129) for p in ("weights", "evaluation")]
+    assert len(set(made)) == len(made) and len({m % 2**32 for m in made}) == len(made)
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.sampled_from(PARTS))
+def test_crossed_takes_weights_from_one_paired_seed_and_the_examples_from_another(i, j, part):
+    assert part_seed(100 * i + j, "crossed", part) == part_seed(i if part == "weights" else j, "paired", part)
+
+
+def test_batches_have_one_row_a_seed_and_do_not_depend_on_the_company():
+    for task in (ADD7, MODADD, HIST):
+        gens = lambda *seeds: [generators(s, "paired") for s in seeds]
+        together = list(batches(task, [1, 2], "paired", gens(1, 2), [0, 0], 2, 16))
+        alone = list(batches(task, [2], "paired", gens(2), [0], 2, 16))
+        for (a, b), (c, d) in zip(together, alone): assert torch.equal(a[1], c[0]) and torch.equal(b[1], d[0])
+
+
+@pytest.mark.parametrize("task", [MODADD, HIST], ids=["modadd", "hist"])
+def test_what_is_held_back_was_not_in_the_batches(task):
+    tokens, targets = held_back(task, 7, "paired", step=1)
+    trained = {tuple(row) for row in next(batches(task, [7], "paired", [None], [0], 1, 0))[0][0].tolist()}
+    again = sum(tuple(row) in trained for row in tokens.tolist()) / len(tokens)
+    assert again == 0 if task is MODADD else again < .03           # a sequence of two letters may come twice
+    assert held_back(ADD7, 7) is None and len(tokens) == len(targets)
