@@ -5,6 +5,7 @@
 #                                        make TORCH_INDEX=https://download.pytorch.org/whl/cpu test
 #   PIP_ARGS     anything else for pip                                  make PIP_ARGS=--no-cache-dir test
 #   FULL=1       reproduce: the whole schedule, and its last columns    make FULL=1 reproduce
+#   ITEM         paper: an item of the registry, e.g. tab1, fig15, audit  make ITEM=fig15 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
 #   NB           outputs: only these notebooks                          make NB=nbs/1_setting/01_tasks.ipynb outputs
 PYTHON ?= python3
@@ -21,7 +22,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test check record outputs readme docs clean
+.PHONY: help setup reproduce paper test check record outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +51,9 @@ test: $(READY)  ## every notebook, then every test
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --n_workers 2 --timing
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
 
+paper: $(READY)  ## train what is missing for the whole paper, most decisive first (ITEM=fig15: for one item), for days if need be
+	@$(CLI) train --item $(or $(ITEM),all) $(ARGS)
+
 check: $(READY)  ## git holds what the notebooks make: modules exported, notebooks clean, pages processed
 	@"$(BIN)/nbdev_export"
 	@"$(BIN)/nbdev_clean"
@@ -58,7 +62,7 @@ check: $(READY)  ## git holds what the notebooks make: modules exported, noteboo
 	  [ -z "$$new" ] || { echo "Not in git, though nbdev_export made it or the site needs it: $$new" >&2; exit 1; }
 	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
 
-record: $(READY)  ## write results/ and checkpoints/ from the store; nothing else writes them
+record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)
 
 outputs: $(READY)  ## run notebooks and keep their outputs in them (NB=...: only these)

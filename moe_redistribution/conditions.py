@@ -18,9 +18,9 @@ RECIPES = {
     "add7":   dict(d_model=64, d_head=16, d_mlp=256, activation="silu", lr=1e-3, weight_decay=0.01, clip=1.0,
                    balance=0.01, batch=128, steps=10_000, eval_every=200),
     "modadd": dict(d_model=128, d_head=32, d_mlp=512, activation="gelu", lr=1e-3, weight_decay=1.0, clip=0.0,
-                   balance=0.01, batch=0, steps=40_000, eval_every=100),
+                   balance=0.01, batch=0, steps=40_000, eval_every=100, measure_every=500),
     "hist":   dict(d_model=128, d_head=32, d_mlp=512, activation="gelu", lr=1e-3, weight_decay=0.0, clip=0.0,
-                   balance=0.01, batch=0, steps=1_000, eval_every=10)}
+                   balance=0.01, batch=0, steps=1_000, eval_every=10, measure_every=50)}
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b5cafeb3
 VARIANTS = ("ffn", "glu", "moe", "moe_glu", "no_ffn")
@@ -179,7 +179,9 @@ def _check(name, task, got, rest):
              f"write +d{low} or +d{low + step}" if low else f"write +d{step}")
     if rest["drop"] >= 1: _bad(name, "dropout below 1", f"{rest['drop']:g}", "write +drop0.1")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
-    if rest["hold"] and task in TASKS: choose("held-out rule", rest["hold"], list(get_task(task).rules))
+    rules = list(get_task(task).rules) if rest["hold"] and task in TASKS else [rest["hold"]]
+    if not rules: _bad(name, f"no held-out rule ({task} has none)", f"+hold_{rest['hold']}", "drop it")
+    choose("held-out rule", rest["hold"], rules)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #87f389be
 def condition(name) -> Condition:

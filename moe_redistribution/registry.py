@@ -204,7 +204,7 @@ _step_flops = lru_cache(maxsize=None)(flops)
 def expected_seconds(c, seed_steps:float) -> float:
     "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
     c = condition(c)
-    reference, seconds, fixed = RATES[c.task, c.routed]
+    reference, seconds, fixed = RATES.get((c.task, c.routed)) or RATES["add7", c.routed]       # for a task of one's own
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
 
 # %% ../nbs/1_setting/09_registry.ipynb #cba46e7f
@@ -215,7 +215,7 @@ def expected_steps(c, until:str) -> int:
     c, whole = condition(c), RECIPES[condition(c).task]["steps"]
     if choose("until", until, ("selected", "full")) == "full": return whole
     slower = min(1, c.ffn_lr or 1) ** -0.75            # a quarter of the rate takes not four times the steps but three
-    return min(whole, round(TYPICAL_STEPS[c.task] * slower))
+    return min(whole, round(TYPICAL_STEPS.get(c.task, whole) * slower))
 
 # %% ../nbs/1_setting/09_registry.ipynb #528737c7
 @dataclass(frozen=True)

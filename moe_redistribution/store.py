@@ -8,7 +8,7 @@ __all__ = ['Damaged', 'seal_hash', 'seal', 'unseal', 'Run', 'home', 'Store']
 # %% ../nbs/1_setting/05_store.ipynb #8263c645
 from dataclasses import dataclass, field
 from pathlib import Path
-import contextlib, hashlib, json, os, shutil, tempfile, warnings
+import contextlib, hashlib, json, os, shutil, tempfile, time, warnings
 
 import filelock
 import pandas as pd
@@ -40,7 +40,9 @@ def seal(path, tensors:dict, info:dict) -> str:
     digest = seal_hash(tensors, text)
     data = safetensors.torch.save(tensors, {"sealed": digest + text})       # one entry: their order is not fixed
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, tmp = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    for left in path.parent.glob(f".{path.stem}-*.part"):                   # by someone killed in mid-write
+        if time.time() - left.stat().st_mtime > 3600: left.unlink(missing_ok=True)
+    handle, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as f:
             f.write(data); f.flush(); os.fsync(f.fileno())

@@ -230,10 +230,12 @@ def main():
     p.add_argument("--seconds", type=float, help="or after so much wall time (default 10)")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     p.add_argument("--threads", type=int, default=cores, help="all cores, unless given")
+    p.add_argument("--wait", action="store_true", help="say when ready, and begin at a line on standard input")
     p.add_argument("--fused", action="store_true", help="torch's fused AdamW")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     plain_train(a.name, a.seed, 20 if condition(a.name).batch else 1, fused=a.fused or None)          # warm up
+    if a.wait: print("ready", flush=True), input()
     clocks = lambda: torch.tensor([time.perf_counter(), time.process_time(), waited()], dtype=torch.float64)
     began = clocks()
     _, losses = plain_train(a.name, a.seed, a.steps, a.seconds or (None if a.steps else 10.0), a.fused or None)

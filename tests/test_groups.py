@@ -19,6 +19,7 @@ import moe_redistribution
 from moe_redistribution import groups
 from moe_redistribution.conditions import RECIPES, condition
 from moe_redistribution.groups import group_path, pack, plan, train, train_group, unpack
+from moe_redistribution.registry import Order
 from moe_redistribution.store import Store, seal
 from moe_redistribution.training import evaluate, fresh, train_interval
 
@@ -213,9 +214,10 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     go([TINY], [1, 2])
     seen = count_training(monkeypatch)
     go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
-    assert seen == [] and plan([TINY], [1, 2], "authors", "full", Store(tmp_path), steps=20) == []
-    assert plan([DENSE, TINY], [1, 2, 3], "authors", "full", Store(tmp_path), 20, group_size=2) == [
-        (DENSE, [1, 2], 20), (DENSE, [3], 20), (TINY, [3], 20)]                     # nobody is sent out for nothing
+    assert seen == [] and plan([Order(0, "own", TINY, (1, 2), "authors", "full", 5)], Store(tmp_path), steps=20) == []
+    both = [Order(0, "own", n, (1, 2, 3), "authors", "full", 2) for n in (DENSE, TINY)]
+    assert [(w.condition, w.seeds, w.steps) for w in plan(both, Store(tmp_path), 20)] == [
+        (DENSE, (1, 2), 20), (DENSE, (3,), 20), (TINY, (3,), 20)]                   # nobody is sent out for nothing
     rows = go([TINY, DENSE], [1, 2, 3])
     assert seen == [(3,), (3,), (1, 2, 3), (1, 2, 3)]
     assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 20] for c in (TINY, DENSE) for s in (1, 2, 3)]
@@ -301,12 +303,49 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 
 
 @pytest.mark.parametrize("ask", [
-    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modadd/ffn-h512-gelu"]),
+    dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
     dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]),
-    dict(stream="author"), dict(until="fully")],
+    dict(stream="author"), dict(until="fully"), dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")],
     ids=lambda ask: str(*ask))
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):
         train(**dict(conditions=[TINY], seeds=[1], root=root, steps=10) | HERE | ask)
     assert seen == [] and not root.exists()
+
+
+# --------------------------------------------------------------------------------------------------- budgets, other tasks
+
+def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_goes_on(tmp_path, monkeypatch):
+    "A clock that each interval moves on by one second, and a budget of six: one group ends, one waits in its state."
+    clock = type("Clock", (), dict(now=1000.0, time=lambda self: self.now, monotonic=lambda self: self.now,
+                                   process_time=staticmethod(time.process_time)))()
+    real = groups.train_interval
+    def interval(members, n):
+        clock.now += 1
+        return real(members, n)
+    go = lambda **kw: train([DENSE, TINY], [1, 2], root=tmp_path / "budget", steps=40, **HERE, **kw)
+    with monkeypatch.context() as patch:
+        patch.setattr(groups, "time", clock), patch.setattr(groups, "train_interval", interval)
+        rows, store = go(budget=6), Store(tmp_path / "budget")
+        assert clock.now <= 1006 and rows["condition"].tolist() == [DENSE, DENSE] and rows["step"].tolist() == [40, 40]
+        state = unpack(*groups.unseal(group_path(store, condition(TINY), [1, 2], "authors")))
+        assert state.step.tolist() == [10, 10]
+        assert go()["step"].tolist() == [40] * 4 and clock.now == 1008              # nothing was trained twice
+    train([DENSE, TINY], [1, 2], root=tmp_path / "whole", steps=40, **HERE)
+    for name in (DENSE, TINY): assert_same(store, Store(tmp_path / "whole"), [1, 2], name)
+
+
+@pytest.mark.parametrize("name", ["modadd/moe-e2k1-h8-gelu+d32", "hist/ffn-h8-gelu+d32", "modadd/ffn-h8-gelu+d32+drop0.1"])
+def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_taken_at_every_fifth_evaluation(tmp_path, name, monkeypatch):
+    task, taken = name.split("/")[0], []
+    monkeypatch.setitem(RECIPES[task], "eval_every", 2), monkeypatch.setitem(RECIPES[task], "measure_every", 4)
+    monkeypatch.setattr("moe_redistribution.data.REFRESH", 3)
+    measure = lambda params, c: (taken.append(1), {"mine": torch.ones(len(params["W_E"]))})[1]
+    go = lambda root, steps: train_group(name, [1], root=tmp_path / root, steps=steps, until="full", measures=(measure,))
+    go("twice", 4), go("twice", 8)
+    assert len(taken) == 2
+    go("once", 8)
+    assert_same(Store(tmp_path / "twice"), Store(tmp_path / "once"), [1], name)
+    history = Store(tmp_path / "once").load(name, 1).history
+    assert history["mine"].notna().tolist() == [False, True, False, True] and history["test"].notna().all()
