@@ -44,6 +44,7 @@ def strata(t, j=None):
     if column in t.strata: out |= {f"operation={o}": mask(column, o) for o in sorted(t.strata[column].unique())}
     return out
 
+# %% ../nbs/2_instruments/11_ablation.ipynb #f433bd02
 def whole_answer(t): return "-".join(dict.fromkeys(t.positions[j] for j in (t.scored[0], t.scored[-1])))
 
 def split_rows(right, t, splits, seeds, **labels) -> list:

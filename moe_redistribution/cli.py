@@ -96,6 +96,7 @@ def parser():
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
     return top
 
+# %% ../nbs/6_practical/61_command_line.ipynb #586fd883
 def add_train(p):
     "Arguments of the train command."
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")

@@ -65,27 +65,28 @@ def era(step:int) -> int:
     return (step - 1) // REFRESH * REFRESH
 
 # %% ../nbs/1_setting/021_data.ipynb #3f2d17aa
-def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str=""):
+def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
 
     `gens`: one dict of generators a seed, used by drawn batches of `size` examples; other sources give their whole set."""
+    if task.source == "sampled": yield from _sampled_batches(seeds, stream, steps, n, device)
+    tokens, targets = task.tokens.to(device), task.targets.to(device)
     if task.source == "drawn":
         pool = training_pool(task, hold)
-        at = torch.stack([draw(pool, g["batches"], n, size) for g in gens], 1)                      # (n, s, b)
-        for now in at: yield task.tokens[now], task.targets[now]
-    elif task.source == "split":
-        at = torch.stack([split(task, s, stream)[0] for s in seeds])
-        whole = task.tokens[at], task.targets[at]
+        at = torch.stack([draw(pool, g["batches"], n, size) for g in gens], 1).to(device)          # (n, s, b)
+        for now in at: yield tokens[now], targets[now]
+    if task.source == "split":
+        at = torch.stack([split(task, s, stream)[0] for s in seeds]).to(device)
+        whole = tokens[at], targets[at]
         for _ in range(n): yield whole
-    else: yield from _sampled_batches(seeds, stream, steps, n)
 
-def _sampled_batches(seeds, stream, steps, n):
+def _sampled_batches(seeds, stream, steps, n, device):
     "The whole sampled set of every seed; made anew only when one of them enters another era."
     now = None
     for i in range(1, n + 1):
         eras = [era(s + i) for s in steps]
         if eras != now:
-            now, tokens = eras, torch.stack([sampled(s, stream, e)[0] for s, e in zip(seeds, eras)])
+            now, tokens = eras, torch.stack([sampled(s, stream, e)[0] for s, e in zip(seeds, eras)]).to(device)
             whole = tokens, counts(tokens) - 1
         yield whole
 

@@ -241,6 +241,7 @@ def whole_shares(params, chunks, c):
     each = [choose_experts(first_half(p, tokens, c, t)[1], c)[1] * tokens.shape[1] for tokens in chunks]
     return sum(each) / sum(tokens.shape[1] for tokens in chunks)
 
+# %% ../nbs/1_setting/04_engine.ipynb #a4728e12
 def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for every name in `live` (default: all).
 

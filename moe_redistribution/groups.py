@@ -231,6 +231,7 @@ class Tell:
         try: return json.loads(self.path.read_text())
         except (FileNotFoundError, json.JSONDecodeError): return dict(done=0, ended=0, losses=[])
 
+# %% ../nbs/1_setting/07_groups.ipynb #18fb865c
 class Bars:
     "One bar over all groups, in expected CPU time, and one for each group that is under way (at most `most`)."
     def __init__(self, tells, quiet, most=4):

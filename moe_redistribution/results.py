@@ -45,6 +45,7 @@ def measure(runs, name, rules, stream, edits) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return pd.concat(out[1:] or out, ignore_index=True)
 
+# %% ../nbs/2_instruments/20_results.ipynb #f67a1faf
 def _measure(runs, name, rule, stream, edits):
     "Rows of some runs at one rule; their steps differ, so the step is set seed by seed."
     params, t = stack(runs, rule), get_task(condition(name).task)
@@ -149,14 +150,14 @@ def history_frame(runs, most=60) -> pd.DataFrame:
     return out[first + sorted(set(out) - set(first))].astype({n: "float32" for n in set(out) - set(first)})
 
 # %% ../nbs/2_instruments/20_results.ipynb #ee52d955
-def progress(item, runs=None) -> dict:
-    "Runs `needed` and `recorded` for an item: those at the paper's seeds, and those of the audit's (`audit_…`)."
+def progress(*items, runs=None) -> dict:
+    "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
     runs = recorded_runs() if runs is None else runs
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
     ended, at = whole | runs["failed"].notna(), ["condition", "stream"]
     full, selected = (runs[m].groupby(at)["seed"].apply(set).to_dict() for m in (ended, ended | runs["settled"]))
-    out = dict(item=item, needed=0, recorded=0, audit_needed=0, audit_recorded=0)
-    for o in orders(item):
+    out = dict(items=" ".join(items), needed=0, recorded=0, audit_needed=0, audit_recorded=0)
+    for o in dict.fromkeys(o for i in items for o in orders(i)):
         have = (full if o.until == "full" else selected).get((o.condition, o.stream), set())
         kind = "" if o.stream == "authors" else "audit_"
         out[kind + "needed"] += len(o.seeds)

@@ -134,8 +134,8 @@ def train_interval(members:Members, n:int):
     live = [name for name, rate in rates(c).items() if rate > 0]
     masks = [g["batches"] for g in members.gens]                             # of dropout, which drawn batches never meet
     for tokens, targets in batches(get_task(c.task), members.seeds, members.stream, members.gens, members.step.tolist(),
-                                   n, c.batch, c.hold):
-        loss, grads = gradients(weights, tokens.to(dev), targets.to(dev), c, live, masks)
+                                   n, c.batch, c.hold, dev):
+        loss, grads = gradients(weights, tokens, targets, c, live, masks)
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)

@@ -5,20 +5,21 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from moe_redistribution import results
-from moe_redistribution.ablation import ablate
+from moe_redistribution.ablation import ablate, whole_answer
 from moe_redistribution.cli import main
 from moe_redistribution.conditions import ARMS, LABELS, SEEDS, TABLE1
 from moe_redistribution.evidence import COMPARE_COLUMNS
 from moe_redistribution.figures import pick
 from moe_redistribution.groups import train
 from moe_redistribution.models import predict
+from moe_redistribution.registry import conditions_for
 from moe_redistribution.store import Damaged, Store
 from moe_redistribution.tasks import digits, get_task
 
 PAGE = "42_partitioning"
-TASK = get_task("add7")
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +51,26 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     assert not set(tab1["verdict"]) & {"not attempted"}
 
 
-@pytest.mark.parametrize("name, rule", results.CANONICAL)
-def test_every_canonical_checkpoint_loads_and_scores_what_its_row_says(rows, name, rule):
-    params = results.checkpoint(name, rule)
-    assert len(params["W_E"]) == len(SEEDS)
+@pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
+def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
+    "Within two predictions of the count on the stored weights, half precision or not; and near the row of the run itself."
+    t, params = get_task(name.split("/")[0]), results.checkpoint(name, rule)
+    assert len(params["W_E"]) == len(SEEDS) and {v.dtype for v in params.values()} == {torch.float32}
+    said = pd.read_csv(results.ROOT / "checkpoints/right.csv").query("condition == @name and rule == @rule")
+    again = results.right_answers(params, name)
+    assert again["seed"].tolist() == said["seed"].tolist() == list(SEEDS) and again["of"].eq(said["of"].iloc[0]).all()
+    assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")]:
-        got = digits(ablate(params, name, {} if site == "none" else {site: edit}), TASK).double().numpy()
-        said = pick(rows, condition=name, rule=rule, site=site, edit=edit).set_index("seed")["value"].loc[list(SEEDS)]
-        assert np.abs(got - said.to_numpy()).max() <= 2.1 / (4 * len(TASK)), "within two predictions"
+        got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
+        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t))
+        row = rows.set_index("seed")["value"].loc[list(SEEDS)].to_numpy()
+        assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7" else .005), (site, "fp16 costs little")
+
+
+def test_the_list_of_canonical_checkpoints_is_what_lies_there():
+    there = {p.relative_to(results.ROOT / "checkpoints").as_posix() for p in (results.ROOT / "checkpoints").rglob("*.safetensors")}
+    assert there == {f"{n}.{r}.safetensors" for n, r in results.recorded_checkpoints()} and len(there) >= 10
+    assert sum((results.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
 
 def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
@@ -73,16 +86,41 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
         assert abs(x.mean() - trial / 100) <= max(tolerance, .005), (name, site, edit, x.mean(), trial)
 
 
-def test_recording_twice_gives_the_same_bytes(tmp_path, monkeypatch):
-    name, store = "add7/ffn-h64-silu", Store(tmp_path / "store")
+def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch):
+    "All five at once in one place; two and then all in another. A second recording of the same store writes no run again."
+    name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
+    for seed in SEEDS[:2]: night.save(store.load(name, seed))
     monkeypatch.setattr(results, "PAGES", {PAGE: dict(conditions=[name], items=("tab1",))})
     monkeypatch.setattr(results, "CANONICAL", [(name, "first256")])
-    both = []
+    monkeypatch.setattr(results, "conditions_for", lambda item: [name])
+    go, both = lambda *a: results.record(*a, say=lambda text: None), []
+    go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):
-        written = results.record(store, place, say=lambda text: None)
-        both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in written})
-    assert both[0] == both[1] and len(both[0]) == 5
+        go(store, place)
+        both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()})
+    assert both[0] == both[1] and len(both[0]) == 6
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
+    assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path):
+    name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
+    train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
+    train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
+    for store in (long, short): results.record_runs(store, tmp_path, name)
+    runs = pd.read_parquet(tmp_path / f"results/runs/{name}.parquet")
+    assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
+    rows = results.recorded(name, tmp_path)
+    assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
+
+
+def test_no_recorded_condition_is_missing_from_the_registry():
+    there = {p.relative_to(results.ROOT / "results/runs").with_suffix("").as_posix() for p in (results.ROOT / "results/runs").rglob("*.parquet")}
+    assert there <= set(conditions_for("all"))
+    for kind in ("rows", "history"):
+        assert all((results.ROOT / f"results/{kind}/{n}.parquet").exists() for n in there)
 
 
 def test_an_altered_checkpoint_is_refused(tmp_path):

@@ -1,0 +1,91 @@
+"""The floor is the arithmetic of full-batch tasks, shares are those of whole machines, and a record keeps what is not measured again."""
+import pandas as pd
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from moe_redistribution import bench, models
+from moe_redistribution.bench import HEADLINE, as_row, floor_for, floor_limit, keep, plain_for, share_of, target, train_for
+from moe_redistribution.conditions import condition
+from moe_redistribution.engine import BATCH, fast_loss, flops, products
+from moe_redistribution.models import init
+from moe_redistribution.tasks import get_task
+
+FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
+        ("ffn-h24-gelu+d32", "glu-h24-silu+d32", "moe-e4k1-h24-gelu+d32", "moe-e4k2-h24-gelu+d32",
+         "moe_glu-e4k1-h24-gelu+d32+norm", "no_ffn+d32")]
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
+def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain):
+    "Exactly for plain dense models; tables and a router come on top of the floor, and scores may be fewer than one per example."
+    c = condition(name)
+    t, at = get_task(c.task), torch.arange(BATCH[c.task])[None] % len(get_task(c.task))
+    params, loss = init(c, [torch.Generator().manual_seed(1)]), models.loss if plain else fast_loss
+    with FlopCounterMode(display=False) as counter, torch.no_grad(): loss(params, t.tokens[at], t.targets[at], c)
+    floor = flops(c, plain=plain) / 3                                                            # a third: no backward here
+    if not plain:                                   # the scores of all pairs of rows are fewer than those of 10,000 examples
+        _, b, m, k, n = next(p for p in products(c) if p[0] == "scores")
+        floor -= max(0, 2 * k * (b * m * n - c.n_heads * (t.n_ctx * t.d_vocab)**2))
+    most = 1 if plain and not c.routed else 1.4
+    assert 1 <= counter.get_total_flops() / floor <= most
+
+
+@pytest.mark.parametrize("task", HEADLINE)
+def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):
+    from moe_redistribution.data import N_TRAIN, split
+    if task == "add7": assert condition(HEADLINE[task][0]).batch
+    else: assert BATCH[task] == (N_TRAIN if task == "hist" else len(split(get_task(task), 1)[0]))
+
+
+def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
+    "The floor of a full batch is its operations over the rates of its large products, whatever one example's products take."
+    def seconds(copies, m, k, n, _): return 2 * copies * m * k * n / 1e10 * (100 if copies > 64 else 2 if m * k > 2e6 else 1)
+    monkeypatch.setattr(bench, "bmm_seconds", seconds)
+    for name in HEADLINE["modadd"] + HEADLINE["hist"]:
+        got = floor_for(name, 1, 1.0)
+        assert got["rate"] == pytest.approx(1e10) and got["floor"] == pytest.approx(flops(name) / 1e10)
+    small = floor_for(HEADLINE["add7"][0], 5, 1.0)                        # small batches: as they are
+    assert small["floor"] > 2 * flops(HEADLINE["add7"][0]) / 1e10
+
+
+def test_full_batches_have_stricter_targets_than_small_ones():
+    for task, (dense, moe) in HEADLINE.items():
+        assert not condition(dense).routed and condition(moe).routed and target(moe) > target(dense)
+        assert floor_limit(dense) <= floor_limit(moe) <= floor_limit(HEADLINE["add7"][1])
+
+
+def test_a_full_batch_is_timed_by_the_epoch_and_small_batches_by_twenty():
+    assert train_for("hist/ffn-h4-gelu+d32", 1, 0.01)["steps"] == 1
+    assert train_for("add7/ffn-h4-silu", 2, 0.01)["steps"] % 40 == 0
+
+
+def test_plain_processes_all_report_and_none_has_a_thread_too_many():
+    got = plain_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
+    assert len(got) == 2 and all(g["wall"] >= 0.3 and g["cpu"] < 1.2 * g["wall"] for g in got)
+    assert 0 < share_of(got) <= 1
+
+
+def rounds(**speeds): return [dict(speeds, share=.9), dict(speeds, share=.95)]
+
+
+@pytest.mark.parametrize("per_core, better", [(8., "as shipped"), (12.5, "per core")])
+def test_the_better_rival_is_named_and_the_promise_is_held_against_the_one_as_shipped(per_core, better):
+    floors = [dict(floor=.02, rate=9e10, wall=1., cpu=.85)] * 2
+    row = as_row(HEADLINE["hist"][1], rounds(ours=50., plain=10., per_core=per_core), floors, 1, 2)
+    assert (row["times_plain"], row["target"], row["better_plain"]) == (5, 2.5, better)
+    assert row["times_plain_per_core"] == pytest.approx(50 / per_core)
+    assert row["times_floor"] == pytest.approx(2) and row["step_ms"] == pytest.approx(40) and row["share"] == .85
+
+
+def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those_that_were(tmp_path):
+    path = tmp_path / "results" / "bench.csv"
+    old = dict(condition=HEADLINE["add7"][0], times_plain=3.0, target=2.3)
+    keep(old, path)
+    keep(dict(condition=HEADLINE["modadd"][1], times_plain=5.5, target=5.0, gflops=95.0), path)
+    keep(dict(condition="add7/ffn-h8-silu", times_plain=9.0, target=2.3), path)
+    keep(dict(condition=HEADLINE["modadd"][1], times_plain=6.5, target=5.0, gflops=96.0), path)
+    frame = pd.read_csv(path)
+    assert frame["condition"].tolist() == [HEADLINE["add7"][0], HEADLINE["modadd"][1], "add7/ffn-h8-silu"]
+    assert frame["times_plain"].tolist() == [3.0, 6.5, 9.0] and frame["gflops"].tolist()[1] == 96.0
