@@ -92,6 +92,7 @@ def parser():
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     p = sub.add_parser("bench", help="speed against a plain implementation and against the FLOP floor")
+    p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
     return top
@@ -128,6 +129,8 @@ def read_orders(args) -> list:
     if not args.item and not args.conditions:
         raise ValueError("train: expected conditions or --item; got neither; fix: moe-redistribution train --item tab1")
     choose("device", args.device, ("cpu", "cuda"))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: expected a GPU that torch can use for cuda, got none; fix: --device cpu")
     own = dict(seeds=tuple(read_seeds(args.seeds)) if args.seeds else None, stream=args.stream, until=args.until,
                group_size=args.group_size)
     own = {k: v for k, v in own.items() if v is not None}
@@ -150,7 +153,7 @@ def run(args):
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "bench":
         from moe_redistribution.bench import bench
-        bench(seconds=args.seconds, force=args.force)
+        bench(seconds=args.seconds, force=args.force, task=args.task)
 
 def run_train(args):
     "Trains what is missing, says before and after how much that is."

@@ -16,11 +16,11 @@ import pandas as pd
 import torch
 import moe_redistribution
 from .tasks import choose, get_task, digits, nulls
-from .data import split
+from .data import split, STREAMS
 from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import Store, seal, unseal
 from .models import predict
-from .registry import conditions_for, orders
+from .registry import conditions_for, orders, REPLICATES
 from .trace import tidy, ROW_COLUMNS
 from .ablation import ablation_rows, whole_answer
 from .training import TASK_RULES
@@ -67,7 +67,8 @@ def _failed(measured, run):
 
 # %% ../nbs/2_instruments/20_results.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
-PAGES = {"42_partitioning": dict(conditions=list(LABELS), items=("tab1", "fig1"))}
+PAGES = {"42_partitioning": dict(conditions=list(LABELS), streams=("authors", "paired"), items=("tab1", "fig1")),
+         "51_replicates": dict(conditions=list(REPLICATES.names), streams=("crossed",), items=())}
 
 def fingerprint(rows) -> str:
     "First twelve digits of the SHA-256 of a frame's values as CSV."
@@ -81,11 +82,11 @@ def write_frame(frame, path):
 
 def recorded(page, root=None) -> pd.DataFrame:
     "Rows of a page: those of its conditions, in a fixed order. FileNotFoundError says which command makes them."
-    names = PAGES[page]["conditions"] if page in PAGES else [page]
+    names, streams = (PAGES[page]["conditions"], PAGES[page]["streams"]) if page in PAGES else ([page], STREAMS)
     paths = [Path(root or ROOT) / "results" / "rows" / f"{n}.parquet" for n in names]
     for p, n in zip(paths, names):
         if not p.exists(): raise FileNotFoundError(f"no recorded rows for {n}; fix: make paper, then make record")
-    return tidy([pd.read_parquet(p) for p in paths])
+    return tidy([rows[rows["stream"].isin(streams)] for rows in map(pd.read_parquet, paths)])
 
 def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
     "`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of `keys`."

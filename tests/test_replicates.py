@@ -108,7 +108,7 @@ def test_the_page_prints_the_hash_of_its_rows(rows):
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
     assert list(rows) == list(trace.ROW_COLUMNS) and set(rows["condition"]) == set(CONDITIONS)
-    assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first1000"} and set(rows["stratum"]) == {"all"}
+    assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first256", "first1000"} and set(rows["stratum"]) == {"all"}
     assert set(rows["position"]) == {"o0-o3", "all"} and not rows["value"].isna().any()
     assert not rows.drop(columns=["value", "n_examples", "step"]).duplicated().any()
 
@@ -116,15 +116,15 @@ def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("edit", ["zero", "mean"])
 def test_the_design_is_complete_and_selected_models_are_right_on_every_input(rows, name, edit):
-    whole = pick(rows, condition=name, site="none", metric="exact", position="all").set_index("seed")["value"]
-    got = pick(rows, condition=name, site="ffn_out", edit=edit).set_index("seed")["value"]
+    whole = pick(rows, condition=name, rule="first1000", site="none", metric="exact", position="all").set_index("seed")["value"]
+    got = pick(rows, condition=name, rule="first1000", site="ffn_out", edit=edit).set_index("seed")["value"]
     for r in (0, 2): assert {10_000 * r + c for c in CELLS} <= set(got.index) == set(whole.index)
     assert (whole == 1).all() and got.index.is_unique
 
 
 def test_company_and_process_change_nothing_and_other_products_change_the_mixture_of_experts(rows):
     def repeated(name, r):
-        values = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")[["value", "step"]]
+        values = pick(rows, condition=name, rule="first1000", site="ffn_out", edit="mean").set_index("seed")[["value", "step"]]
         pairs = [(c, 10_000 * r + c) for c in CELLS if 10_000 * r + c in values.index]
         return sum((values.loc[a] == values.loc[b]).all() for a, b in pairs), len(pairs)
     regrouped = [repeated(n, 1) for n in CONDITIONS]
@@ -135,5 +135,5 @@ def test_company_and_process_change_nothing_and_other_products_change_the_mixtur
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_cell_of_equal_numbers_is_the_paired_seed(rows, name):
     paired = pick(results.recorded(name), stream="paired", rule="first1000", site="ffn_out", edit="mean").set_index("seed")["value"]
-    crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
+    crossed = pick(rows, condition=name, rule="first1000", site="ffn_out", edit="mean").set_index("seed")["value"]
     assert [crossed[101 * i] for i in range(1, 9)] == [paired[i] for i in range(1, 9)]

@@ -10,7 +10,7 @@ import torch
 from moe_redistribution import results
 from moe_redistribution.ablation import ablate, whole_answer
 from moe_redistribution.cli import main
-from moe_redistribution.conditions import ARMS, LABELS, SEEDS, TABLE1
+from moe_redistribution.conditions import ARMS, LABELS, RECIPES, SEEDS, TABLE1
 from moe_redistribution.evidence import COMPARE_COLUMNS
 from moe_redistribution.figures import pick
 from moe_redistribution.groups import train
@@ -91,7 +91,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[:2]: night.save(store.load(name, seed))
-    monkeypatch.setattr(results, "PAGES", {PAGE: dict(conditions=[name], items=("tab1",))})
+    monkeypatch.setattr(results, "PAGES", {PAGE: dict(conditions=[name], streams=("authors",), items=("tab1",))})
     monkeypatch.setattr(results, "CANONICAL", [(name, "first256")])
     monkeypatch.setattr(results, "conditions_for", lambda item: [name])
     go, both = lambda *a: results.record(*a, say=lambda text: None), []
@@ -157,6 +157,25 @@ def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, tmp_pa
     assert main(words) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and not (tmp_path / "home").exists()
+
+
+def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    words = ["train", "add7/ffn-h8-silu+d16", "--seeds", "1,2", "--until", "full", "--group-size", "1", "--executor", "here"]
+    assert main([*words, "--dry-run"]) == 0 and not list((tmp_path / "home").rglob("*.safetensors"))
+    assert "Up to 2 runs are missing, in 2 groups" in capsys.readouterr().out
+    monkeypatch.setitem(RECIPES["add7"], "steps", 200)
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "2 runs are missing" in said.err and said.out.strip() == "Now: Nothing is missing."
+    assert len(list((tmp_path / "home").rglob("*.safetensors"))) == 2
+
+
+def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                       # matched GLUs, two activations, five seeds
+        assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
+        assert f"Up to {runs} runs are missing, in 4 groups" in capsys.readouterr().out
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch):
