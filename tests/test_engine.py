@@ -122,20 +122,19 @@ def test_sorted_dispatch_is_dense_dispatch(routing, variant):
         out = f(p, x, chosen, weight, c)
         return out, *torch.autograd.grad(out, [x, *p.values()] + [weight] * weighted, out_grad)
     expected = outcome(every_expert)
-    for padded in (False, True):                                                    # packed on a CPU, padded on a GPU
-        for a, b in zip(outcome(partial(dispatch, padded=padded)), expected):
+    for way in (engine.packed, engine.everywhere):                                  # on a CPU, on a GPU
+        for a, b in zip(outcome(partial(dispatch, way=way)), expected):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("way", [engine.packed, engine.everywhere])
 @pytest.mark.parametrize("sick", [0, 1, 2])
-def test_dispatch_keeps_a_nan_in_its_seed(sick, padded):
-    "Where blocks are padded, padding must not carry another seed's NaN into an expert: 0 · NaN is NaN."
+def test_dispatch_keeps_a_nan_in_its_seed(sick, way):
     c, g = condition("add7/moe-e4k1-h12-silu+d16"), torch.Generator().manual_seed(3)
     p = {n: torch.randn(3, *s[1:], generator=g).requires_grad_() for n, s in ffn_shapes(c).items() if n != "W_router"}
     x, chosen = torch.randn(3, 20, 16, generator=g), torch.randint(0, 3, (3, 20, 1), generator=g)     # expert 3 is idle
     x[sick] = torch.nan
-    out = dispatch(p, x, chosen, None, c, padded)
+    out = dispatch(p, x, chosen, None, c, way)
     gradients = torch.autograd.grad(out.square().sum(), list(p.values()))
     assert [v.isfinite().all().item() for v in out] == [s != sick for s in range(3)]
     for grad in gradients: assert [v.isfinite().all().item() for v in grad] == [s != sick for s in range(3)]
