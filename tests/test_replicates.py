@@ -108,7 +108,7 @@ def test_the_page_prints_the_hash_of_its_rows(rows):
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
     assert list(rows) == list(trace.ROW_COLUMNS) and set(rows["condition"]) == set(CONDITIONS)
-    assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first256", "first1000"} and set(rows["stratum"]) == {"all"}
+    assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first1000"} and set(rows["stratum"]) == {"all"}
     assert set(rows["position"]) == {"o0-o3", "all"} and not rows["value"].isna().any()
     assert not rows.drop(columns=["value", "n_examples", "step"]).duplicated().any()
 
@@ -132,8 +132,9 @@ def test_company_and_process_change_nothing_and_other_products_change_the_mixtur
     assert repeated(CONDITIONS[2], 2)[0] < 32
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
-def test_a_cell_of_equal_numbers_is_the_paired_seed(rows, name):
+@pytest.mark.parametrize("name, most", [(CONDITIONS[0], .01), (CONDITIONS[2], .06)])
+def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name, most):
     paired = pick(results.recorded(name), stream="paired", rule="first1000", site="ffn_out", edit="mean").set_index("seed")["value"]
-    crossed = pick(rows, condition=name, rule="first1000", site="ffn_out", edit="mean").set_index("seed")["value"]
-    assert [crossed[101 * i] for i in range(1, 9)] == [paired[i] for i in range(1, 9)]
+    crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
+    gap = lambda i, j: np.sqrt(np.mean([(crossed[100 * i(k) + j(k)] - paired[k])**2 for k in range(1, 9)]))
+    assert gap(lambda k: k, lambda k: k) < most < gap(lambda k: k % 8 + 1, lambda k: k)
