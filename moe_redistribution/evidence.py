@@ -116,13 +116,14 @@ def _components(y, drawn=False):
         rows, columns, mixed = (rows - mixed) / f, (columns - mixed) / g, mixed / (f * g)
     return np.stack([(rows - mixed) / (J * R), (columns - mixed) / (I * R), (mixed - within) / R, within], -1)
 
+# %% ../nbs/2_instruments/18_evidence.ipynb #f451aaca
 SOURCES = ("init", "data", "init × data", "arithmetic")
 def variance_split(y, names=SOURCES, n_resamples=2_000, level=0.95) -> pd.DataFrame:
     """Variance of one run by source, for y (init, data, repetition): `raw`, `variance` (not below 0), `share`, bounds.
 
     Unit: that of y, squared. Two-way crossed random effects, balanced, by the method of moments (Searle, Casella and
     McCulloch 1992, Variance Components, ch. 4). Percentile bootstrap over rows and columns; its means are unbiased, and
-    with 8 x 8 it holds the truth 80 to 99 times in 100. ValueError: not a finite design of 2 x 2 x 2 or more."""
+    with 8 x 8 normal effects it holds the truth 80 to 99 times in 100. ValueError: not finite, or less than 2 x 2 x 2."""
     y = np.asarray(y, dtype=float)
     if y.ndim != 3 or min(y.shape) < 2 or not np.isfinite(y).all():
         refuse("variance_split", "finite (init, data, repetition), 2 or more of each",

@@ -39,9 +39,9 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
 
 # %% ../nbs/1_setting/07_groups.ipynb #014502e6
 def machine(device="cpu") -> dict:
-    "What ran this: processor or GPU, threads, torch, Python."
-    gpu = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
-    return dict(processor=gpu or platform.processor() or platform.machine(), threads=torch.get_num_threads(),
+    "What ran this: processor or GPU, threads, kernels of matrix products if not the usual ones, torch, Python."
+    chip = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
+    return dict(processor=chip or platform.processor() or platform.machine(), threads=torch.get_num_threads(), kernels=os.environ.get("MKL_CBWR", ""),
                 torch=torch.__version__.split("+")[0], python=platform.python_version())
 
 # %% ../nbs/1_setting/07_groups.ipynb #fedbb00f
@@ -256,15 +256,13 @@ class Bars:
 def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None, device="cpu", budget=None, say=None,
            save_every=5.0):
     """Trains what is missing of some orders, in their order; safe to interrupt and to repeat.
-
     `executor`: see `open_executor`; "here" is this process. `budget`: seconds, after which it stops with states saved;
     `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook.
     Raises ValueError for bad orders, OSError for a bad disk."""
     read_spec(executor)
     if budget is not None and not budget > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget!r}; fix: leave it out to train to the end")
-    store = Store(root)
-    work = plan(orders, store, steps)
+    work = plan(orders, store := Store(root), steps)
     store.check(4_000_000 * sum(len(w.seeds) for w in work))
     if say: say(outlook(work))
     if not work: return
@@ -284,7 +282,8 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
 def outlook(work) -> str:
     "How much there is to train and how long one core is expected to take, in words."
     hours, runs = sum(w.seconds for w in work) / 3600, sum(len(w.seeds) for w in work)
-    return f"Up to {runs:,} runs are missing, in {len(work)} groups: about {hours:.1f} hours of one core." if work else "Nothing is missing."
+    if not work: return "Nothing is missing."
+    return f"Up to {runs:,} runs are missing, in {len(work)} groups: about {hours:.1f} hours of one core."
 
 # %% ../nbs/1_setting/07_groups.ipynb #50db46dd
 def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None, measures=(), steps=None, group_size=5,

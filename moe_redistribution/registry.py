@@ -97,6 +97,7 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
 # The same seeds taken apart and repeated (stream "crossed"): weights of seed i, examples of seed j, twice in other company.
+# A third time needs other matrix products, which no order can ask for: see the page on replicate noise.
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 
