@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['to_run', 'machine', 'pack', 'unpack', 'merge', 'group_path', 'gather_members', 'train_group', 'Watch',
-           'train_and_score', 'record', 'finish', 'check_work', 'check_steps', 'Work', 'missing', 'plan', 'Tell',
-           'Bars', 'fulfil', 'outlook', 'train']
+           'train_and_score', 'record', 'finish', 'check_work', 'check_steps', 'Work', 'missing', 'plan', 'fulfil',
+           'outlook', 'train']
 
 # %% ../nbs/1_setting/07_groups.ipynb #0b86f321
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ import hashlib, json, os, platform, sys, time
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 from .tasks import choose, get_task
 from .conditions import Condition, condition, RECIPES, RECIPE_VERSION, SEEDS
 from .data import generators, STREAMS
 from .store import Store, Run, seal, unseal, Damaged
-from .executors import open_executor, read_spec, watch
+from .executors import open_executor, read_spec, watch, Tell, Bars
 from .registry import Order, expected_seconds, expected_steps
 from .training import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
                                          train_interval, evaluate, update_rules)
@@ -41,8 +40,8 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
 def machine(device="cpu") -> dict:
     "What ran this: processor or GPU, threads, kernels of matrix products if not the usual ones, torch, Python."
     chip = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
-    return dict(processor=chip or platform.processor() or platform.machine(), threads=torch.get_num_threads(), kernels=os.environ.get("MKL_CBWR", ""),
-                torch=torch.__version__.split("+")[0], python=platform.python_version())
+    return dict(processor=chip or platform.processor() or platform.machine(), threads=torch.get_num_threads(),
+                kernels=os.environ.get("MKL_CBWR", ""), torch=torch.__version__.split("+")[0], python=platform.python_version())
 
 # %% ../nbs/1_setting/07_groups.ipynb #fedbb00f
 def pack(members:Members):
@@ -181,7 +180,7 @@ def check_work(c, seeds, stream, until) -> Condition:
 def check_steps(c, steps) -> int:
     "The schedule's length, or `steps` instead. ValueError if that is not a positive whole number."
     if steps is None or isinstance(steps, int) and steps > 0: return steps or RECIPES[c.task]["steps"]
-    raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for the whole schedule")
+    raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
 
 # %% ../nbs/1_setting/07_groups.ipynb #7da5c30b
 @dataclass(frozen=True)
@@ -214,44 +213,6 @@ def plan(orders, store, steps=None) -> list:
             if missing(store, c, chunk, o.stream, o.until, n): out.append(Work(c.name, chunk, o.stream, o.until, n))
     return out
 
-# %% ../nbs/1_setting/07_groups.ipynb #6222164e
-class Tell:
-    "Writes a group's progress to a small file after every evaluation: steps done of all its seeds, seeds ended, losses."
-    def __init__(self, path, work): self.path, self.work = path, work
-    def __call__(self, members, until, steps):
-        n, each = len(self.work.seeds), self.work.each
-        done = sum(min(int(s), each) for s in members.step) + each * (n - len(members.seeds))
-        losses = [h[-1]["loss"] for h in members.history if h]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        tmp = self.path.with_suffix(f".{os.getpid()}")
-        tmp.write_text(json.dumps(dict(done=done, ended=n - len(members.seeds), losses=losses)))
-        os.replace(tmp, self.path)
-    def read(self):
-        "What was told last: done, ended, losses; zeros if nothing was."
-        try: return json.loads(self.path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError): return dict(done=0, ended=0, losses=[])
-
-# %% ../nbs/1_setting/07_groups.ipynb #18fb865c
-class Bars:
-    "One bar over all groups, in expected CPU time, and one for each group that is under way (at most `most`)."
-    def __init__(self, tells, quiet, most=4):
-        self.tells, self.runs = tells, sum(len(t.work.seeds) for t in tells)
-        self.whole = tqdm(total=round(sum(t.work.seconds for t in tells), 1), disable=quiet, desc=f"{len(tells)} groups",
-                          bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}", smoothing=0.05)
-        self.each = [tqdm(total=1, disable=quiet, leave=False, position=1 + i, bar_format="  {desc:48}{percentage:3.0f}%|{bar}|")
-                     for i in range(min(most, len(tells)))]
-    def show(self):
-        "Reads what all groups told and redraws."
-        told = [(t, x := t.read(), x["done"] / (t.work.each * len(t.work.seeds))) for t in self.tells]
-        self.whole.n = min(self.whole.total, sum(t.work.seconds * share for t, _, share in told))
-        losses = [loss for _, x, _ in told for loss in x["losses"]]
-        spread = f", loss {min(losses):.3f}–{max(losses):.3f}" if losses else ""
-        self.whole.set_postfix_str(f"{sum(x['ended'] for _, x, _ in told)}/{self.runs} runs{spread}")
-        for bar, (t, share) in zip(self.each, [(t, share) for t, x, share in told if x["losses"]]):
-            bar.n = share
-            bar.set_description_str(f"{t.work.condition} {t.work.seeds[0]}–{t.work.seeds[-1]}"[:48])
-    def close(self): [bar.close() for bar in (*self.each, self.whole)]
-
 # %% ../nbs/1_setting/07_groups.ipynb #75bf73e2
 def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None, device="cpu", budget=None, say=None,
            save_every=5.0):
@@ -269,8 +230,8 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     until = None if budget is None else time.time() + budget
     name = lambda w: group_path(store, condition(w.condition), w.seeds, w.stream).stem
     tells = [Tell(store.root / "progress" / f"{name(w)}.json", w) for w in work]
-    jobs = [(w.condition, list(w.seeds), w.stream, w.until, str(store.root), measures, w.steps, device, until, t, save_every)
-            for w, t in zip(work, tells)]
+    jobs = [(w.condition, list(w.seeds), w.stream, w.until, str(store.root), measures, w.steps, device, until, t,
+             save_every) for w, t in zip(work, tells)]
     bars = Bars(tells, quiet)
     try:
         with open_executor(executor, store.root) as pool: watch(pool, train_group, jobs, bars.show)
@@ -293,8 +254,8 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     The other arguments are those of `fulfil`; `group_size` seeds are trained together."""
     store = Store(root)
     conditions = [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
-    fulfil([Order(0, "own", str(c), tuple(seeds), stream, until, group_size) for c in conditions], root, measures, steps,
-           executor, quiet, device, budget, save_every=save_every)
+    asked = [Order(0, "own", str(c), tuple(seeds), stream, until, group_size) for c in conditions]
+    fulfil(asked, root, measures, steps, executor, quiet, device, budget, save_every=save_every)
     there = [(c, s) for c in conditions for s in seeds if budget is None or store.path(c, s, stream).exists()]
     columns = ["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]
-    return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], columns=None if there else columns)[columns]
+    return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None, None if there else columns)[columns]
