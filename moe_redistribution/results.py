@@ -67,7 +67,7 @@ def _failed(measured, run):
 
 # %% ../nbs/2_instruments/20_results.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
-PAGES = {"42_partitioning": dict(conditions=list(LABELS), streams=("authors", "paired"), items=("tab1", "fig1")),
+PAGES = {"42_partitioning": dict(conditions=[*LABELS, TABLE1["MoE"] + "+switch"], streams=("authors", "paired"), items=("tab1", "fig1")),
          "51_replicates": dict(conditions=list(REPLICATES.names), streams=("crossed",), items=())}
 
 def fingerprint(rows) -> str:
