@@ -109,20 +109,23 @@ class Bars:
     "One bar over all groups, in expected CPU time, and one for each group that is under way (at most `most`)."
     def __init__(self, tells, quiet, most=4):
         self.tells, self.runs = tells, sum(len(t.work.seeds) for t in tells)
-        seconds = round(sum(t.work.seconds for t in tells), 1)
-        self.whole = tqdm(total=seconds, disable=quiet, desc=f"{len(tells)} groups",
-                          bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}", smoothing=0.05)
+        self.cost = [(t.work.seconds, t.work.each * len(t.work.seeds)) for t in tells]
+        self.whole = tqdm(total=round(sum(seconds for seconds, _ in self.cost), 1), disable=quiet,
+                          desc=f"{len(tells)} groups", smoothing=0.05,
+                          bar_format="{l_bar}{bar}| {elapsed}<{remaining}{postfix}")
         form = "  {desc:48}{percentage:3.0f}%|{bar}|"
         self.each = [tqdm(total=1, disable=quiet, leave=False, position=1 + i, bar_format=form)
                      for i in range(min(most, len(tells)))]
     def show(self):
-        "Reads what all groups told and redraws."
-        told = [(t, x := t.read(), x["done"] / (t.work.each * len(t.work.seeds))) for t in self.tells]
-        self.whole.n = min(self.whole.total, sum(t.work.seconds * share for t, _, share in told))
-        losses = [loss for _, x, _ in told for loss in x["losses"]]
+        "Reads what groups told and redraws; those that have told nothing cost one look into the folder."
+        there = {p.name for folder in {t.path.parent for t in self.tells} for p in folder.glob("*.json")}
+        told = [(t, x := t.read(), seconds, x["done"] / steps)
+                for t, (seconds, steps) in zip(self.tells, self.cost) if t.path.name in there]
+        self.whole.n = min(self.whole.total, sum(seconds * share for *_, seconds, share in told))
+        losses = [loss for _, x, *_ in told for loss in x["losses"]]
         spread = f", loss {min(losses):.3f}–{max(losses):.3f}" if losses else ""
-        self.whole.set_postfix_str(f"{sum(x['ended'] for _, x, _ in told)}/{self.runs} runs{spread}")
-        for bar, (t, share) in zip(self.each, [(t, share) for t, x, share in told if x["losses"]]):
+        self.whole.set_postfix_str(f"{sum(x['ended'] for _, x, *_ in told)}/{self.runs} runs{spread}")
+        for bar, (t, share) in zip(self.each, [(t, share) for t, x, _, share in told if x["losses"]]):
             bar.n = share
             bar.set_description_str(f"{t.work.condition} {t.work.seeds[0]}–{t.work.seeds[-1]}"[:48])
     def close(self): [bar.close() for bar in (*self.each, self.whole)]

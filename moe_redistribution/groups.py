@@ -133,9 +133,9 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
 class Watch:
     "Is there time for another interval before `deadline`? `next()` is asked after an interval, and remembers its length."
     def __init__(self, deadline): self.deadline, self.last, self.pace = deadline, time.time(), 0.0
-    def __call__(self): return self.deadline is None or time.time() + 1.2 * self.pace < self.deadline
+    def __call__(self): return self.deadline is None or time.time() + 1.5 * self.pace < self.deadline
     def next(self):
-        self.last, self.pace = time.time(), max(self.pace, time.time() - self.last)
+        self.last, self.pace = time.time(), time.time() - self.last
         return self()
 
 # %% ../nbs/1_setting/07_groups.ipynb #399f3021
