@@ -111,7 +111,7 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
     `tell(members, until, steps)` is called after each evaluation. Raises ValueError or OSError before any work."""
     c, store = check_work(c, seeds, stream, until), Store(root)
     every, steps = RECIPES[c.task]["eval_every"], check_steps(c, steps)
-    path, in_time = group_path(store, c, seeds, stream), Watch(deadline)
+    path, in_time = group_path(store, c, seeds, stream), Watch(deadline, expected_seconds(c, every * len(seeds)))
     with store.locked(c, seeds, stream):
         members = gather_members(store, c, seeds, stream, until, steps, device)
         saved = time.monotonic()
@@ -131,8 +131,8 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
         return {s: store.load(c, s, stream).manifest for s in there}
 
 class Watch:
-    "Is there time for another interval before `deadline`? `next()` is asked after an interval, and remembers its length."
-    def __init__(self, deadline): self.deadline, self.last, self.pace = deadline, time.time(), 0.0
+    "Is there time for another interval, of `pace` seconds, before `deadline`? `next()` ends an interval and is asked too."
+    def __init__(self, deadline, pace): self.deadline, self.last, self.pace = deadline, time.time(), pace
     def __call__(self): return self.deadline is None or time.time() + 1.5 * self.pace < self.deadline
     def next(self):
         self.last, self.pace = time.time(), time.time() - self.last
