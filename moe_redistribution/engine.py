@@ -134,6 +134,7 @@ class Mix(torch.autograd.Function):
             for i in range(1, pattern.shape[1]): out.addcmul_(pattern[:, i, j, None], grad[:, i])
         return torch.bmm(grad, v.mT), dv
 
+# %% ../nbs/1_setting/04_engine.ipynb #367e6529
 def heads_out(rows, pattern, v):
     "What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q, d)."
     (S, H, B, Q, T), k = pattern.shape, v.shape[-1]
@@ -184,7 +185,7 @@ def gate_weights(probs, chosen, c):
 def _norm(p, x, w, c): return rms_norm(x, p[w].view(len(x), *[1] * (x.dim() - 2), -1)) if c.norm else x
 
 def first_half(p, tokens, c, t):
-    "Residual stream after attention at the read-out positions (s, n, d), and router logits of all tokens (s, e, n) or None."
+    "Residual stream after attention where it is read (s, n, d), and router logits of all tokens (s, e, n) or None."
     (S, B), d, first = tokens.shape[:2], c.d_model, min(t.read)
     rows = Rows(p, tokens, t)
     start = 0 if c.routed else first                   # the first position that must attend,
@@ -227,7 +228,8 @@ def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
 
 def short(c, t): return c.n_layers == 1 and list(t.read) == list(range(t.n_ctx))[-len(t.read):]
 
-def squeeze(params): return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
+def squeeze(params):
+    return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
 # %% ../nbs/1_setting/04_engine.ipynb #35a85620
 CHUNK = {"dense": 5_000, "routed": 20_000}        # read-out tokens at a time on a CPU: each hidden layer a few MB
@@ -241,13 +243,14 @@ def whole_shares(params, chunks, c):
 
 # %% ../nbs/1_setting/04_engine.ipynb #a4728e12
 def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=None):
-    """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for every name in `live` (default: all).
+    """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
 
     Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of a condition with dropout."""
     c, t, (S, B) = condition(c), get_task(condition(c).task), tokens.shape[:2]
     leaves = {n: v.detach().requires_grad_(live is None or n in live) for n, v in params.items()}
     names = list(leaves) if live is None else list(live)
-    def back(loss, aux): return torch.autograd.grad((loss + c.balance * aux).sum(), [leaves[n] for n in names], allow_unused=True)
+    def back(loss, aux):
+        return torch.autograd.grad((loss + c.balance * aux).sum(), [leaves[n] for n in names], allow_unused=True)
     if c.drop:
         out = loss(leaves, tokens, targets, c, dropout(c, generators))
         return out[0].detach(), dict(zip(names, back(*out)))

@@ -27,7 +27,8 @@ from .training import TASK_RULES
 from .evidence import compare
 
 # %% ../nbs/2_instruments/20_results.ipynb #4f210efc
-def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=("zero", "mean", "resample")) -> pd.DataFrame:
+def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None,
+                 edits=("zero", "mean", "resample")) -> pd.DataFrame:
     "Ablation rows of every stored run of these conditions, at every rule it has weights for (or at `rules`)."
     out = []
     for name in names:
@@ -67,7 +68,8 @@ def _failed(measured, run):
 
 # %% ../nbs/2_instruments/20_results.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
-PAGES = {"42_partitioning": dict(conditions=[*LABELS, TABLE1["MoE"] + "+switch"], streams=("authors", "paired"), items=("tab1", "fig1")),
+PAGES = {"42_partitioning": dict(conditions=[*LABELS, TABLE1["MoE"] + "+switch"], streams=("authors", "paired"),
+                                 items=("tab1", "fig1")),
          "51_replicates": dict(conditions=list(REPLICATES.names), streams=("crossed",), items=())}
 
 def fingerprint(rows) -> str:
@@ -132,7 +134,8 @@ def run_frame(runs) -> pd.DataFrame:
 
 def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `run_frame` gives them."
-    return pd.concat([pd.read_parquet(p) for p in sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))], ignore_index=True)
+    paths = sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))
+    return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
 
 def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."
@@ -141,7 +144,7 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     return whole[whole["stream"] == stream].reset_index(drop=True)
 
 def history_frame(runs, most=60) -> pd.DataFrame:
-    "The evaluations of every run, in long form; of those between the first 20 and the last 5 evenly enough for `most` in all."
+    "The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all."
     def thin(f):
         every = max(1, -(-(len(f) - 25) // (most - 25)))
         return f[(f.index < 20) | (f.index % every == every - 1) | (f.index >= len(f) - 5)]

@@ -152,12 +152,13 @@ def evaluate(members:Members, train_loss, measures=()) -> dict:
     c, t = members.c, get_task(members.c.task)
     params = unflatten(members.w, c)
     correct = predict(params, c) == t.targets.to(members.w.device)
-    scores = {"loss": train_loss, "digits": digits(correct, t), "exact": exact(correct)} | held_scores(members, params, correct)
+    scores = {"loss": train_loss, "digits": digits(correct, t), "exact": exact(correct)}
+    scores |= held_scores(members, params, correct)
     for measure in measures: scores |= measure(params, c)
     return scores
 
 def held_scores(members, params, correct) -> dict:
-    "What the checkpoint rules look at: `exact256` for drawn batches, `train` and `test` for a split, `test` for sampled sets."
+    "What the checkpoint rules look at: `exact256` for drawn batches, `train` and `test` for a split, `test` otherwise."
     t, dev = get_task(members.c.task), correct.device
     if t.source == "drawn":
         drawn = [torch.randint(0, len(t), (256,), generator=g["evaluation"]).to(dev) for g in members.gens]
