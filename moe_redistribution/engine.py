@@ -82,6 +82,7 @@ def packed(p, x, chosen, c):
     inside = Take.apply(x.reshape(S * N, d), choice_of // k, slot_of.view(-1, k))
     return Take.apply(expert_layer(p, inside, c, loads.tolist()), slot_of, choice_of[:, None]).view(S, N, k, d)
 
+# %% ../nbs/1_setting/04_engine.ipynb #15577396
 def dispatch(p, x, chosen, weight, c, way=None):
     "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d); `way` to do it."
     out = (way or (everywhere if x.is_cuda else packed))(p, x, chosen, c)
@@ -209,6 +210,7 @@ def routed_ffn(p, x, logits, c, t, shares=None):
     weight = gate_weights(probs, chosen, c)
     return dispatch(p, _norm(p, x, "w_ln2", c), read(chosen), None if weight is None else read(weight), c), aux
 
+# %% ../nbs/1_setting/04_engine.ipynb #cec8b170
 def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read).
 

@@ -198,6 +198,7 @@ class Work:
     @property
     def seconds(self): return expected_seconds(self.condition, self.each * len(self.seeds))
 
+# %% ../nbs/1_setting/07_groups.ipynb #04285d11
 def missing(store, c, seeds, stream, until, steps) -> list:
     "Seeds whose stored run does not yet answer the request."
     runs = {s: store.find(c, s, stream) for s in seeds}
@@ -242,6 +243,7 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
         bars.close()
         for t in tells: t.path.unlink(missing_ok=True)
 
+# %% ../nbs/1_setting/07_groups.ipynb #12b5078c
 def outlook(work) -> str:
     "How much there is to train and how long one core is expected to take, in words."
     hours, runs = sum(w.seconds for w in work) / 3600, sum(len(w.seeds) for w in work)

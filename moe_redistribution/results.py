@@ -90,6 +90,7 @@ def recorded(page, root=None) -> pd.DataFrame:
         if not p.exists(): raise FileNotFoundError(f"no recorded rows for {n}; fix: make paper, then make record")
     return tidy([rows[rows["stream"].isin(streams)] for rows in map(pd.read_parquet, paths)])
 
+# %% ../nbs/2_instruments/20_results.ipynb #0d5ae7e1
 def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
     "`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of `keys`."
     old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
@@ -137,6 +138,7 @@ def recorded_runs(root=None) -> pd.DataFrame:
     paths = sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))
     return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
 
+# %% ../nbs/2_instruments/20_results.ipynb #94a1e5cb
 def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."
     at = Path(root or ROOT) / "results/history"
@@ -197,6 +199,7 @@ def rows_of(runs, name) -> pd.DataFrame:
                                         & (got["stratum"] == "all")])
     return tidy(out)
 
+# %% ../nbs/2_instruments/20_results.ipynb #3c312cb1
 def record_runs(store, root, name) -> list:
     "Adds the new runs of a condition to its runs, histories and rows under `root`/results; returns the paths written."
     runs_at, history_at, rows_at = (root / "results" / kind / f"{name}.parquet" for kind in ("runs", "history", "rows"))

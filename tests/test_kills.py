@@ -151,7 +151,8 @@ def test_a_kill_loses_no_more_than_the_time_between_saves(tmp_path, monkeypatch,
     "An evaluation a second and a save when more than three have gone by: at most three evaluations are lost."
     monkeypatch.setitem(RECIPES["add7"], "eval_every", EVERY)
     clock = SimpleNamespace(now=0)
-    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: clock.now, process_time=time.process_time))
+    fake = SimpleNamespace(monotonic=lambda: clock.now, process_time=time.process_time, time=time.time)
+    monkeypatch.setattr(groups, "time", fake)
     def second(params, c): clock.now += 1; return {}
     def kill(members, *_):
         if clock.now == evaluations: raise Killed
