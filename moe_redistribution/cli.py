@@ -24,7 +24,7 @@ from .groups import train, fulfil, plan, outlook
 from .ablation import ablation_curve
 from .evidence import compare
 from .figures import figure1, table_text, pick, label
-from .results import measure_runs, baselines, comparison, write_frame, record, fingerprint
+from .results import measure_runs, baselines, comparison, write_frame, record, fingerprint, unrecorded
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
 def table1_text(rows, rule="first256") -> pd.DataFrame:
@@ -109,6 +109,7 @@ def add_train(p):
     p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
     p.add_argument("--device", default="cpu", help="cpu (default) or cuda, then in this process with all seeds stacked")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
+    p.add_argument("--unrecorded", action="store_true", help="leave out runs that results/ holds already")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and train nothing")
 
 # %% ../nbs/6_practical/61_command_line.ipynb #3a5ab696
@@ -158,6 +159,7 @@ def run(args):
 def run_train(args):
     "Trains what is missing, says before and after how much that is."
     todo, store = read_orders(args), Store()
+    if args.unrecorded: todo = unrecorded(todo)
     if args.dry_run: return print(outlook(plan(todo, store)))
     executor = "here" if args.device == "cuda" else args.executor
     fulfil(todo, measures=(ablation_curve,), executor=executor, device=args.device, budget=args.budget,

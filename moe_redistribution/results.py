@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['ROOT', 'PAGES', 'CANONICAL', 'measure_runs', 'measure', 'stack', 'held_out', 'fingerprint', 'write_frame', 'recorded',
            'merge', 'checkpoint_path', 'recorded_checkpoints', 'checkpoint', 'right_answers', 'run_frame',
-           'recorded_runs', 'recorded_history', 'history_frame', 'progress', 'baselines', 'comparison', 'new_runs',
-           'rows_of', 'record_runs', 'record', 'record_checkpoints']
+           'recorded_runs', 'recorded_history', 'history_frame', 'far_enough', 'progress', 'unrecorded', 'baselines',
+           'comparison', 'new_runs', 'rows_of', 'record_runs', 'record', 'record_checkpoints']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
-import hashlib
+from dataclasses import replace
 from pathlib import Path
+import hashlib
 
 import pandas as pd
 import torch
@@ -156,19 +157,28 @@ def history_frame(runs, most=60) -> pd.DataFrame:
     return out[first + sorted(set(out) - set(first))].astype({n: "float32" for n in set(out) - set(first)})
 
 # %% ../nbs/2_instruments/20_results.ipynb #ee52d955
-def progress(*items, runs=None) -> dict:
-    "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
+def far_enough(runs=None) -> dict:
+    "Seeds recorded as far as `full` and `selected` orders ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
     ended, at = whole | runs["failed"].notna(), ["condition", "stream"]
-    full, selected = (runs[m].groupby(at)["seed"].apply(set).to_dict() for m in (ended, ended | runs["settled"]))
-    out = dict(items=" ".join(items), needed=0, recorded=0, audit_needed=0, audit_recorded=0)
+    masks = dict(full=ended, selected=ended | runs["settled"])
+    return {until: runs[m].groupby(at)["seed"].apply(set).to_dict() for until, m in masks.items()}
+
+def progress(*items, runs=None) -> dict:
+    "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
+    have, out = far_enough(runs), dict(items=" ".join(items), needed=0, recorded=0, audit_needed=0, audit_recorded=0)
     for o in dict.fromkeys(o for i in items for o in orders(i)):
-        have = (full if o.until == "full" else selected).get((o.condition, o.stream), set())
         kind = "" if o.stream == "authors" else "audit_"
         out[kind + "needed"] += len(o.seeds)
-        out[kind + "recorded"] += len(set(o.seeds) & have)
+        out[kind + "recorded"] += len(set(o.seeds) & have[o.until].get((o.condition, o.stream), set()))
     return out
+
+def unrecorded(orders, runs=None) -> list:
+    "The orders without the seeds that are recorded already, so that another clone goes on where the last one stopped."
+    have = far_enough(runs)
+    left = [(o, tuple(s for s in o.seeds if s not in have[o.until].get((o.condition, o.stream), ()))) for o in orders]
+    return [replace(o, seeds=seeds) for o, seeds in left if seeds]
 
 # %% ../nbs/2_instruments/20_results.ipynb #3011f0c3
 def baselines(task="add7") -> dict:
