@@ -137,8 +137,10 @@ def read_orders(args) -> list:
     own = {k: v for k, v in own.items() if v is not None}
     found = list(dict.fromkeys(o for i in args.item for o in orders(i)))
     if own.keys() & {"seeds", "stream", "until"}:                      # other seeds than the item's: each condition once
-        found = [Order(0, i, n, SEEDS, "authors", "selected", 5) for i in args.item for n in registry(i)["condition"]]
-    found += [Order(0, "own", str(condition(n)), SEEDS, "authors", "selected", 5) for n in args.conditions]
+        names, found = [n for i in args.item for n in registry(i)["condition"]], []
+    else: names = []
+    names += [str(condition(n)) for n in args.conditions]
+    found += [Order(0, "own", n, SEEDS, "authors", "selected", 5) for n in dict.fromkeys(names)]
     found = [replace(o, **own) for o in found]
     if args.device == "cpu": return found
     return [replace(o, group_size=max(o.group_size, STACKED[o.condition.split("/")[0]])) for o in found]

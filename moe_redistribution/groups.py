@@ -126,11 +126,11 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
         members = gather_members(store, c, seeds, stream, until, steps, device)
         saved = time.monotonic()
         while members is not None and members.seeds and in_time():
-            done = leaving(members, until, steps)
+            done, timely = leaving(members, until, steps), True
             if not done.any():
                 train_and_score(members, every, measures)
-                done = leaving(members, until, steps)
-            if done.any() or time.monotonic() - saved > save_every or not in_time.next():
+                done, timely = leaving(members, until, steps), in_time.next()
+            if done.any() or time.monotonic() - saved > save_every or not timely:
                 seal(path, *pack(members))              # before anyone leaves: company may matter to the last bit
                 finish(store, members, done, steps, list(seeds))
                 if done.any() and members.seeds: seal(path, *pack(members))

@@ -18,6 +18,7 @@ from moe_redistribution import executors
 from moe_redistribution.executors import JobPool, local_executor, open_executor, read_spec, try_workers, watch
 from moe_redistribution.groups import train
 from moe_redistribution.store import Store
+from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
@@ -186,15 +187,6 @@ def test_workers_on_another_disk_are_refused_before_any_training(tmp_path):
     with pytest.raises(OSError, match="a folder that all workers see .* got 1 without, tcp://far first; fix: "):
         try_workers(Client(), tmp_path / "store")
     assert not list((tmp_path / "store").iterdir())
-
-
-def assert_same_runs(a, b, names, seeds):
-    for c in names:
-        for s in seeds:
-            x, y = a.load(c, s), b.load(c, s)
-            assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
-            for rule, p in x.weights.items():
-                assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (c, s, rule)
 
 
 def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import moe_redistribution
 from moe_redistribution import groups
 from moe_redistribution.conditions import RECIPES, condition
 from moe_redistribution.groups import group_path
 from moe_redistribution.store import Store, unseal
+from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/glu-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
 SEEDS, SIZE, STEPS, EVERY, KILLS = [1, 2, 3, 4], 2, 400, 20, 20
@@ -140,7 +140,7 @@ def test_killed_twenty_times_at_random_moments(tmp_path):
     assert all(starts == sorted(starts) and set(starts) == set(range(0, STEPS, EVERY)) for starts in log.values())
     again = sum(map(len, log.values())) - begun(killed.root)
     assert 0 < again <= 2 * KILLS                                                   # two groups are under way at a time
-    assert_same_runs(killed, whole)
+    assert_same_runs(killed, whole, NAMES, SEEDS, manifests=True)
 
 
 class Killed(BaseException): pass
@@ -159,15 +159,3 @@ def test_a_kill_loses_no_more_than_the_time_between_saves(tmp_path, monkeypatch,
     with pytest.raises(Killed):
         groups.train_group(NAMES[0], [1, 2], root=tmp_path, steps=STEPS, measures=(second,), tell=kill, save_every=3)
     assert 0 <= evaluations - reached(Store(tmp_path))[NAMES[0], 1] // EVERY <= 3
-
-
-def assert_same_runs(a, b):
-    "Weights, history and manifest, to the bit; only the clock may differ."
-    for c in NAMES:
-        for s in SEEDS:
-            x, y = a.load(c, s), b.load(c, s)
-            assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
-            for rule, p in x.weights.items():
-                assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (c, s, rule)
-            x.manifest.pop("cpu_seconds"), y.manifest.pop("cpu_seconds")
-            assert x.manifest == y.manifest

@@ -1,0 +1,14 @@
+"""Two stores hold the same runs, to the bit."""
+import torch
+
+
+def assert_same_runs(a, b, names, seeds, manifests=False):
+    "Weights and history of every run; with `manifests` those too, but for the clock."
+    for c in names:
+        for s in seeds:
+            x, y = a.load(c, s), b.load(c, s)
+            assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
+            for rule, p in x.weights.items():
+                assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (c, s, rule)
+            x.manifest.pop("cpu_seconds"), y.manifest.pop("cpu_seconds")
+            assert not manifests or x.manifest == y.manifest
