@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init', 'gates',
-           'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'watcher', 'block', 'forward', 'predict',
-           'loss', 'dropout', 'Transformer']
+           'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'watcher', 'block', 'ffn_half', 'layer',
+           'unembed', 'forward', 'predict', 'loss', 'dropout', 'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -168,15 +168,28 @@ def watcher(c:Condition, edits=None, sink=None):
 
 def block(p, x, c, at, causal, keep=slice(None)):
     "One layer on the residual stream x (s b t d): output, balance loss (s,). `keep`: positions kept after attention."
-    norm = lambda x, w: rms_norm(x, p[w][:, None, None]) if c.norm else x
-    x = at("resid_mid", x + at("attn_out", attention(p, norm(x, "w_ln1"), at, causal)))[:, :, keep]
+    seen = rms_norm(x, p["w_ln1"][:, None, None]) if c.norm else x
+    return ffn_half(p, at("resid_mid", x + at("attn_out", attention(p, seen, at, causal)))[:, :, keep], c, at)
+
+def ffn_half(p, x, c, at):
+    "What a layer does after attention, on x = resid_mid (s b t d): output, balance loss (s,)."
     aux = x.new_zeros(len(x))
     if c.ffn != "no_ffn":
-        out, aux = ffn(p, norm(x, "w_ln2"), at, c)
+        out, aux = ffn(p, rms_norm(x, p["w_ln2"][:, None, None]) if c.norm else x, at, c)
         x = x + at("ffn_out", out)
     return at("resid_post", x), aux
 
 # %% ../nbs/1_setting/03_models.ipynb #0bb102fa
+def layer(params, l):
+    "Parameters of layer l, without the layer axis."
+    return {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
+
+def unembed(params, x, c):
+    "Logits (s b t v) of the residual stream after the last layer, x (s b t d)."
+    if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
+    return einsum(x, params["W_E"].mT if get_task(c.task).tied else params["W_U"], "s b t d, s d v -> s b t v")
+
+# %% ../nbs/1_setting/03_models.ipynb #efbcac91
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=None, sink:dict=None, with_balance=False,
             read_only=False):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
@@ -193,13 +206,12 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
     x = at("embed", params["W_E"][seed, tokens] + params["W_pos"][:, None, :tokens.shape[-1]])
     total = x.new_zeros(S)
     for l in range(c.n_layers):
-        p = {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
+        p = layer(params, l)
         prefix = "" if c.n_layers == 1 else f"L{l}."
         keep = list(t.read) if read_only and l == c.n_layers - 1 else slice(None)
         x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal, keep)
         total = total + aux
-    if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
-    logits = at("logits", einsum(x, params["W_E"].mT if t.tied else params["W_U"], "s b t d, s d v -> s b t v"))
+    logits = at("logits", unembed(params, x, c))
     return (logits, total) if with_balance else logits
 
 # %% ../nbs/1_setting/03_models.ipynb #e81584df

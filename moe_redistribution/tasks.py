@@ -48,6 +48,10 @@ class Task:
     rules: dict = field(repr=False, default_factory=dict)   # held-out rules: name -> mask of held-out examples
     source: str = "drawn"             # how a seed gets its training examples: SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
+    places: tuple = ()                # a name for every input position; p0, p1, … if none are given
+
+    def __post_init__(self):
+        if not self.places: object.__setattr__(self, "places", tuple(f"p{i}" for i in range(self.n_ctx)))
 
     @property
     def n_ctx(self): return self.tokens.shape[1]
@@ -77,7 +81,8 @@ def add7_task():
              "tens9": n // 10 % 10 == 9}                          # the carry would pass through the tens
     return Task("add7", d_vocab=12, d_vocab_out=12, causal=True, tied=True, read=(3, 4, 5, 6, 7), scored=(0, 1, 2, 3),
                 positions=("o0", "o1", "o2", "o3", "EOS"), vocab=tuple("0123456789") + ("PAD", "EOS"),
-                tokens=seq[:, :8].contiguous(), targets=seq[:, 4:].contiguous(), strata=strata, rules=rules, n_pos=128)
+                tokens=seq[:, :8].contiguous(), targets=seq[:, 4:].contiguous(), strata=strata, rules=rules, n_pos=128,
+                places=("d0", "d1", "d2", "EOS", "o0", "o1", "o2", "o3"))
 
 # %% ../nbs/1_setting/01_tasks.ipynb #a5ba0575
 P = 113
@@ -89,7 +94,7 @@ def modadd_task():
     strata = pd.DataFrame({"a": a, "b": b, "sum": total, "wraps": a + b >= P})
     return Task("modadd", d_vocab=P + 1, d_vocab_out=P + 1, causal=False, tied=False, read=(2,), scored=(0,),
                 positions=("sum",), vocab=(*map(str, range(P)), "="), tokens=torch.stack([a, b, torch.full_like(a, P)], 1),
-                targets=total[:, None], strata=strata, source="split")
+                targets=total[:, None], strata=strata, source="split", places=("a", "b", "="))
 
 # %% ../nbs/1_setting/01_tasks.ipynb #fc2d4fa4
 ALPHABET, LENGTH = 32, 10
