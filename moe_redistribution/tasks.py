@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['PAD', 'EOS', 'SOURCES', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reversed_digits', 'Task', 'add7_strata',
            'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'hist_task', 'nearest', 'choose',
-           'get_task', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
+           'get_task', 'spans', 'labels', 'strata', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
 
 # %% ../nbs/1_setting/01_tasks.ipynb #cb7c3d7a
 from dataclasses import dataclass, field
+from functools import lru_cache
 import difflib
 
 import numpy as np
@@ -49,6 +50,7 @@ class Task:
     source: str = "drawn"             # how a seed gets its training examples: SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
+    by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
 
     def __post_init__(self):
         if not self.places: object.__setattr__(self, "places", tuple(f"p{i}" for i in range(self.n_ctx)))
@@ -82,7 +84,7 @@ def add7_task():
     return Task("add7", d_vocab=12, d_vocab_out=12, causal=True, tied=True, read=(3, 4, 5, 6, 7), scored=(0, 1, 2, 3),
                 positions=("o0", "o1", "o2", "o3", "EOS"), vocab=tuple("0123456789") + ("PAD", "EOS"),
                 tokens=seq[:, :8].contiguous(), targets=seq[:, 4:].contiguous(), strata=strata, rules=rules, n_pos=128,
-                places=("d0", "d1", "d2", "EOS", "o0", "o1", "o2", "o3"))
+                places=("d0", "d1", "d2", "EOS", "o0", "o1", "o2", "o3"), by=("carry", "operation"))
 
 # %% ../nbs/1_setting/01_tasks.ipynb #a5ba0575
 P = 113
@@ -94,7 +96,8 @@ def modadd_task():
     strata = pd.DataFrame({"a": a, "b": b, "sum": total, "wraps": a + b >= P})
     return Task("modadd", d_vocab=P + 1, d_vocab_out=P + 1, causal=False, tied=False, read=(2,), scored=(0,),
                 positions=("sum",), vocab=(*map(str, range(P)), "="), tokens=torch.stack([a, b, torch.full_like(a, P)], 1),
-                targets=total[:, None], strata=strata, source="split", places=("a", "b", "="))
+                targets=total[:, None], strata=strata, source="split", places=("a", "b", "="),
+                by=("wraps",))
 
 # %% ../nbs/1_setting/01_tasks.ipynb #fc2d4fa4
 ALPHABET, LENGTH = 32, 10
@@ -130,7 +133,7 @@ def hist_task():
     return Task("hist", d_vocab=ALPHABET, d_vocab_out=LENGTH, causal=False, tied=False, read=tuple(range(LENGTH)),
                 scored=tuple(range(LENGTH)), positions=tuple(f"p{i}" for i in range(LENGTH)),
                 vocab=tuple("abcdefghijklmnopqrstuvwxyzABCDEF"), tokens=tokens, targets=count - 1, strata=strata,
-                source="sampled")
+                source="sampled", by=("count",))
 
 # %% ../nbs/1_setting/01_tasks.ipynb #82caede4
 def nearest(word, valid):
@@ -153,6 +156,29 @@ def get_task(name:str) -> Task:
     choose("task", name, list(TASKS))
     if name not in _made: _made[name] = TASKS[name]()
     return _made[name]
+
+# %% ../nbs/1_setting/01_tasks.ipynb #3089d672
+def spans(task:Task) -> dict:
+    "Names of groups of scored positions → entries of `read`: the whole answer first, each single position last."
+    name = lambda js: "-".join(dict.fromkeys(task.positions[j] for j in (js[0], js[-1])))
+    groups = [task.scored] + [task.scored[:-1]] * (task.name == "add7") + [(j,) for j in task.scored]
+    return {name(js): list(js) for js in groups}
+
+def labels(task:Task, by:str) -> np.ndarray:
+    "What each prediction is, as text (n, read), by one of `task.by`; empty at a position that has no such label."
+    choose("stratum", by, task.by, "use one of these")
+    columns = [by if by in task.strata else f"{by}_{where}" for where in task.positions]
+    none = np.full(len(task), "")
+    return np.stack([task.strata[c].to_numpy().astype(str) if c in task.strata else none for c in columns], 1)
+
+@lru_cache(maxsize=8)
+def strata(task:Task) -> dict:
+    "Masks (n, read) of predictions by name: all, and each value of each of `task.by`, as `carry=2`."
+    out = {"all": torch.ones(task.targets.shape, dtype=torch.bool)}
+    for by in task.by:
+        each = labels(task, by)
+        out |= {f"{by}={v}": torch.from_numpy(each == v) for v in np.unique(each) if v}
+    return out
 
 # %% ../nbs/1_setting/01_tasks.ipynb #37bb99cb
 def digits(correct, task:Task):

@@ -1,0 +1,144 @@
+"""Taking a part out by an edit is the same as a model that never had it; and every share is a plain count."""
+import numpy as np
+import pytest
+import torch
+
+from moe_redistribution.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, replacing, share_rows, shuffled,
+                                         together, units, _side_by_side)
+from moe_redistribution.conditions import condition
+from moe_redistribution.models import forward, init, predict
+from moe_redistribution.tasks import get_task, spans, strata
+from moe_redistribution.trace import trace
+
+T = get_task("add7")
+MOE, DENSE, TWO = "add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+L2"
+
+
+def population(name, n=2):
+    return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
+
+
+def right(params, name): return predict(params, name) == T.targets
+
+
+@pytest.mark.parametrize("name", [MOE, DENSE, "add7/moe_glu-e4k1-h8-gelu+norm"])
+def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name):
+    params = population(name)
+    for h in range(4):
+        without = {n: v.clone() for n, v in params.items()}
+        without["W_O"][:, 0, h] = 0
+        assert torch.equal(ablate(params, name, {f"H{h}": "zero"}), right(without, name))
+
+
+@pytest.mark.parametrize("name", [MOE, "add7/moe_glu-e4k1-h8-gelu"])
+def test_an_expert_at_zero_is_a_model_whose_expert_writes_nothing(name):
+    params = population(name)
+    for e in range(4):
+        without = {n: v.clone() for n, v in params.items()}
+        for n in {"W_down", "b_down"} & set(params): without[n][:, 0, e] = 0
+        assert torch.equal(ablate(params, name, {f"E{e}": "zero"}), right(without, name))
+
+
+def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
+    params = population(MOE, 1)
+    tr = trace(params, T.tokens, MOE)
+    out, g = tr["expert_out"][0].double(), tr["gates"][0].double()
+    made, seen = together(MOE, {"E1": "mean"}), {}
+    forward(params, T.tokens, MOE, made, seen)
+    for at in (3, 5):
+        mine = [n for n in range(1000) if g[n, at, 1] > 0]
+        mean = sum(out[n, at, 1] * g[n, at, 1] for n in mine) / sum(g[n, at, 1] for n in mine)
+        assert torch.allclose(seen["expert_out"][0, :, at, 1].double(), mean.expand(1000, -1), atol=1e-5)
+        assert torch.equal(seen["expert_out"][0, :, at, 0], tr["expert_out"][0, :, at, 0])
+
+
+def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bias():
+    params = population(MOE)
+    assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}), ablate(params, MOE, {"ffn_out": "zero"}))
+    bias = lambda x: params["b_O"][:, 0, None, None].expand(2, *x.shape[1:])[:len(x)]
+    one = {n: v[:1] for n, v in params.items()}
+    assert torch.equal(ablate(one, MOE, {f"H{h}": "zero" for h in range(4)}), ablate(one, MOE, {"attn_out": bias}))
+
+
+def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
+    params, each = population(MOE), [{"H0": "mean"}, {"E2": "mean", "H1": "zero"}, {"ffn_out": "resample"}, {}]
+    alone = torch.stack([ablate(params, MOE, e) for e in each])
+    assert torch.equal(ablate_each(params, MOE, each), alone)
+    beside = _side_by_side(params, MOE, [together(MOE, e) for e in each], T)
+    assert (beside == alone).double().mean() > .9999            # sums over another batch may round otherwise
+
+
+def test_units_of_a_deeper_model_carry_their_layer():
+    assert units(TWO)[:2] == ["L0H0", "L0H1"] and "L1E1" in units(TWO)
+    params = population(TWO)
+    without = {n: v.clone() for n, v in params.items()}
+    without["W_O"][:, 1, 2] = 0
+    assert torch.equal(ablate(params, TWO, {"L1H2": "zero"}), right(without, TWO))
+
+
+@pytest.mark.parametrize("unit, name, says", [
+    ("E1", DENSE, "a dense FFN has no experts"), ("H9", DENSE, "nearest: 'H"), ("H0", TWO, "nearest: 'L.H0'"),
+    ("mlp_out", DENSE, "expected one of"), ("gates", DENSE, "expected one of")])
+def test_what_a_model_has_not_got_is_refused(unit, name, says):
+    with pytest.raises(ValueError, match=says): ablate(population(name), name, {unit: "zero"})
+
+
+def test_a_slip_in_the_replacement_is_refused_for_units_too():
+    with pytest.raises(ValueError, match="nearest: 'mean'"): replacing(DENSE, "H0", "means")
+
+
+def greedy(params, name, edits):
+    "Token by token for every input, each with a forward pass of its own; edits are constants."
+    out = torch.zeros(len(params["W_E"]), 1000, 5, dtype=torch.long)
+    tokens = T.tokens.expand(len(out), -1, -1).clone()
+    for j in range(5):
+        for s in range(len(out)):
+            one = {n: v[s:s + 1] for n, v in params.items()}
+            logits = forward(one, tokens[s], name, {site: f(s) for site, f in edits.items()})
+            out[s, :, j] = logits[0, :, 3 + j].argmax(-1)
+        if j < 4: tokens[:, :, 4 + j] = out[:, :, j]
+    return out
+
+
+@pytest.mark.parametrize("name", [MOE, DENSE])
+@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
+    params = population(name)
+    clean = trace(params, T.tokens, name, ["ffn_out"])["ffn_out"]
+    value = {"zero": torch.zeros_like(clean), "mean": clean.mean(1, keepdim=True).expand_as(clean),
+             "resample": clean[:, shuffled(1000)]}[how]
+    assert (decode(params, name, {"ffn_out": how}) == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})
+            ).double().mean() > .999
+
+
+@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
+def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edits):
+    from moe_redistribution.results import checkpoint
+    name = "add7/moe-e4k1-h256-silu"
+    params = {n: v[:2] for n, v in checkpoint(name).items()}
+    alone, forced = decode(params, name, edits) == T.targets, ablate(params, name, edits)
+    assert torch.equal(alone.all(-1), forced.all(-1)) and torch.equal(alone[..., 0], forced[..., 0])
+
+
+def test_shares_are_plain_counts():
+    hit = torch.rand(2, 1000, 5, generator=torch.Generator().manual_seed(0)) < .3
+    frames = share_rows(hit, T, [1, 2], metric="digits", condition="x")
+    for f in frames:
+        where, mask = f["position"][0], strata(T)[f["stratum"][0]].tolist()
+        js = spans(T)[where]
+        n = sum(mask[i][j] for i in range(1000) for j in js)
+        for s in range(2):
+            count = sum(bool(hit[s, i, j]) for i in range(1000) for j in js if mask[i][j])
+            assert np.isclose(f["value"][s], count / n) and f["n_examples"][s] == n
+    assert len(frames) == len({(f["position"][0], f["stratum"][0]) for f in frames})
+
+
+def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():
+    hist = population("hist/ffn-h8-gelu", 1)
+    got = ablation_rows(hist, "hist/ffn-h8-gelu", [0], ["zero"], fine=True, rule="init")
+    counts = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' and stratum != 'all'")
+    assert sorted(counts["stratum"]) == [f"count={k}" for k in range(1, 10)] and counts["n_examples"].sum() == 30_000
+    whole = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' and stratum == 'all'")["value"].iloc[0]
+    assert np.isclose(np.average(counts["value"], weights=counts["n_examples"]), whole)
+    nulls = null_rows(T).query("stratum == 'operation=+1' and position == 'o1'").set_index("unit")["value"]
+    assert nulls["pass-through"] == 0 and set(condition(n).task for n in (MOE, DENSE)) == {"add7"}
