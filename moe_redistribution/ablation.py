@@ -75,7 +75,7 @@ def together(c, edits) -> dict:
     return out
 
 def ablate(params, c, edits):
-    """Which predictions are right (s, n, read) with units replaced; `edits`: site or unit → zero, mean, resample or a function.
+    """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → replacement, or a function.
 
     Raises ValueError for what the model has not got, or an unknown replacement."""
     return predict(params, c, together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
@@ -106,7 +106,8 @@ def decode(params, c, edits=None):
         raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: use ablate")
     for unit in edits: choose("unit", unit, sites(c) + [u for u in units(c) if "H" in u], "replace a site or a head")
     together(c, edits)                                                           # refuses before any work
-    return torch.cat([_decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits) for i in range(len(params["W_E"]))])
+    one = lambda i: _decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits)
+    return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #9f4fe799
 def _kept(how):
@@ -152,7 +153,8 @@ def score_rows(predicted, t, seeds, splits=None, only=None, **labels) -> list:
     `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples; `only`: names of strata."""
     right, copy = predicted == t.targets, predicted == t.tokens[:, list(t.read)]
     out = [rows(exact(right), seeds, metric="exact", position="all", n_examples=len(t), **labels)]
-    out += split_rows(right, t, splits or {}, seeds, **labels) + share_rows(right, t, seeds, only, metric="digits", **labels)
+    out += split_rows(right, t, splits or {}, seeds, **labels)
+    out += share_rows(right, t, seeds, only, metric="digits", **labels)
     if t.d_vocab == t.d_vocab_out: out += share_rows(copy, t, seeds, ["all"], metric="copy_share", **labels)
     return out
 
@@ -173,7 +175,8 @@ def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites
     for site in here:
         for edit in edits:
             choose("replacement", edit, list(REPLACE))
-            out += score_rows(predict(params, c, together(c, {site: edit})), t, seeds, splits, site=site, edit=edit, **labels)
+            said = predict(params, c, together(c, {site: edit}))
+            out += score_rows(said, t, seeds, splits, site=site, edit=edit, **labels)
     if fine: out += _fine(params, c, t, seeds, here, edits, labels)
     return tidy(out)
 
@@ -194,7 +197,7 @@ def _fine(params, c, t, seeds, here, edits, labels):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #465ec4fe
 def null_rows(t) -> pd.DataFrame:
-    "Digits of each predictor that does not compute (`tasks.nulls`), by span and stratum; its name is the unit, its seed -1."
+    "Digits of every predictor of `tasks.nulls`, by span and stratum; its name is the unit, its seed -1."
     return tidy([f for name, hit in nulls(t).items()
                  for f in share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name)])
 

@@ -22,8 +22,8 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
     c = condition(c)
     choose("split", by, SPLITS)
     if c.norm and not freeze_norm:
-        raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts together, so "
-                         "no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
+        raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts together, "
+                         "so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
     t = get_task(c.task)
     one = lambda i: _one(params | {n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
     each = [one(i) for i in range(len(params["W_E"]))]
@@ -95,11 +95,12 @@ def _mean_rows(x, t, seeds, masks, **labels):
 def _rank_rows(by_rank, t, seeds, tail, labels):
     "Row frames of heads by rank; the share also as its mean over o1–o2 and, as the paper printed it, o1–o3."
     out, share, names = [], rank1_share(by_rank).double(), [t.positions[j] for j in t.scored]
+    labels = labels | dict(site="z")
     for j, where in enumerate(names):
         for r in range(by_rank.shape[1]):
-            out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail, site="z", unit=f"R{r + 1}", **labels))
-        out.append(rows(share[:, j].cpu(), seeds, position=where, metric="rank1_share" + tail, site="z", **labels))
+            out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail, unit=f"R{r + 1}", **labels))
+        out.append(rows(share[:, j].cpu(), seeds, position=where, metric="rank1_share" + tail, **labels))
     for last in range(2, len(names)):
-        out.append(rows(share[:, 1:last + 1].mean(1).cpu(), seeds, position=f"{names[1]}-{names[last]}", metric="rank1_share" + tail,
-                        site="z", **labels))
+        out.append(rows(share[:, 1:last + 1].mean(1).cpu(), seeds, position=f"{names[1]}-{names[last]}",
+                        metric="rank1_share" + tail, **labels))
     return out

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_train', 'read_seeds',
-           'read_orders', 'run', 'run_train', 'main']
+           'read_orders', 'run', 'run_measure', 'run_train', 'main']
 
 # %% ../nbs/6_practical/61_command_line.ipynb #d1627720
 from dataclasses import replace
@@ -24,7 +24,9 @@ from .groups import train, fulfil, plan, outlook
 from .ablation import ablation_curve
 from .evidence import compare
 from .figures import figure1, table_text, pick, label
-from .results import measure_runs, baselines, comparison, write_frame, record, fingerprint, unrecorded
+from .results import baselines, comparison, fingerprint, unrecorded
+from .trace import tidy
+from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
 def table1_text(rows, rule="first256") -> pd.DataFrame:
@@ -88,6 +90,12 @@ def parser():
     p.add_argument("--full", action="store_true", help="go on to 10,000 steps and add the final columns")
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
     add_train(sub.add_parser("train", help="train what is missing for items of the paper, or conditions by name"))
+    p = sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one")
+    p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen")
+    p.add_argument("--instrument", help="ablation, attribution, patching … (default: all that fit)")
+    p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
+    p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
+    p.add_argument("--out", default="out/rows.parquet", help="a .parquet or .csv file (default: out/rows.parquet)")
     sub.add_parser("record", help="add what the store has to results/ and checkpoints/")
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
@@ -95,6 +103,7 @@ def parser():
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
+    p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument instead")
     return top
 
 # %% ../nbs/6_practical/61_command_line.ipynb #586fd883
@@ -154,9 +163,25 @@ def run(args):
     elif args.command == "conditions":
         frame = registry(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
+    elif args.command == "measure": run_measure(args)
+    elif args.command == "bench" and args.instruments: print(costs().round(2).to_string())
     elif args.command == "bench":
         from moe_redistribution.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task)
+
+def run_measure(args):
+    "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
+    stream, store, out = choose("stream", args.stream, STREAMS), Store(), []
+    for name in [str(condition(n)) for n in args.conditions]:
+        fitting = instruments_for(name)
+        wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
+        seeds = read_seeds(args.seeds) if args.seeds else SEEDS
+        runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
+        if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
+                                      f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
+        out += [measure(runs, name, rules_for(name, stream, i), stream, fitting[i].rows) for i in wanted]
+    write_frame(tidy(out), Path(args.out))
+    print(f"{sum(map(len, out)):,} rows in {args.out}")
 
 def run_train(args):
     "Trains what is missing, says before and after how much that is."

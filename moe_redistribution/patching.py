@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', 'patch_sites', 'after_attention', 'patch', 'flips',
-           'broken', 'known', 'into', 'flip_rates', 'patching_rows']
+           'broken', 'copies', 'known', 'into', 'flip_rates', 'patching_rows']
 
-# %% ../nbs/2_instruments/13_patching.ipynb #a4bc02ec
+# %% ../nbs/2_instruments/13_patching.ipynb #60f03013
 import pandas as pd
 import torch
 from .tasks import choose, get_task, labels
@@ -15,13 +15,14 @@ from .models import ffn_half, gates, layer, rms_norm, unembed
 from .engine import dispatch
 from .trace import trace, parts, rows, tidy
 
-# %% ../nbs/2_instruments/13_patching.ipynb #295e753b
-PROTOCOLS = ("audited", "paper")
+# %% ../nbs/2_instruments/13_patching.ipynb #cb7ab915
+PROTOCOLS = ("audited", "paper", "control")
 
 def pairs(task, protocol="audited") -> dict:
     """Position → pairs of example numbers (n_pairs, 2), target then source, that ask for different operations (§C.5).
 
-    audited: all that share the copied digit, both directions; paper: five +1 targets by five +0 sources (Fig. 14).
+    audited: all that share the copied digit, both directions; paper: five +1 targets by five +0 sources (Fig. 14);
+    control: 5,000 that share the copied digit *and* the operation, so that nothing should change.
     Raises ValueError for a task whose predictions are not labelled by operation."""
     choose("protocol", protocol, PROTOCOLS)
     if "operation" not in task.by:
@@ -29,26 +30,31 @@ def pairs(task, protocol="audited") -> dict:
                          "no operation; fix: give `patch` pairs of your own")
     ops = torch.from_numpy(labels(task, "operation") == "+1")
     where = [j for j in task.scored if 0 < ops[:, j].sum() < len(task)]
-    make = _same_digit if protocol == "audited" else _first_five
+    make = {"audited": _same_digit, "paper": _first_five, "control": _same_answer}[protocol]
     return {task.positions[j]: make(task, ops[:, j], task.positions[j]) for j in where}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #a695d354
-def _same_digit(task, carries, where):
-    "All ordered pairs with one copied digit, d1 for o1, and different operations; no digit is copied at o3."
+# %% ../nbs/2_instruments/13_patching.ipynb #44ae3835
+def _same_digit(task, carries, where, same=False):
+    "All ordered pairs with one copied digit, d1 for o1, and different operations or the `same`; o3 copies no digit."
     place = "d" + where[1:]
     copied = task.tokens[:, task.places.index(place)] if place in task.places else torch.zeros(len(task))
-    return ((copied[:, None] == copied) & (carries[:, None] != carries)).nonzero()
+    other = ~torch.eye(len(task), dtype=bool)
+    return ((copied[:, None] == copied) & other & ((carries[:, None] == carries) == same)).nonzero()
+
+def _same_answer(task, carries, where):
+    found = _same_digit(task, carries, where, same=True)
+    return found[torch.linspace(0, len(found) - 1, 5_000).long()]                # evenly spaced
 
 def _first_five(task, carries, where):
     return torch.cartesian_prod(carries.nonzero().flatten()[:5], (~carries).nonzero().flatten()[:5])
 
-# %% ../nbs/2_instruments/13_patching.ipynb #04ce44fd
+# %% ../nbs/2_instruments/13_patching.ipynb #7f37da2c
 def label_ceiling(task, chosen) -> dict:
     "Position → share of pairs whose right answers differ: the most that a flip rate can reach."
     right = {where: task.targets[p, task.positions.index(where)] for where, p in chosen.items()}
     return {where: (a[:, 0] != a[:, 1]).double().mean().item() for where, a in right.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #af6dc360
+# %% ../nbs/2_instruments/13_patching.ipynb #b6627575
 def patch_sites(c) -> list:
     "What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En."
     c = condition(c)
@@ -56,16 +62,7 @@ def patch_sites(c) -> list:
     experts = [f"E{e}" for e in range(c.n_experts)] if c.routed else []
     return modules + ["resid_post"] + [f"H{h}" for h in range(c.n_heads)] + experts
 
-# %% ../nbs/2_instruments/13_patching.ipynb #83d22b24
-def after_attention(params, c, mid):
-    "Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d)."
-    p, x = layer(params, 0), mid[None]
-    if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
-    seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
-    weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
-    return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
-
-# %% ../nbs/2_instruments/13_patching.ipynb #7cfdf768
+# %% ../nbs/2_instruments/13_patching.ipynb #1d8bcf1f
 SLICE = 2048         # pairs at a time: their hidden activations stay in cache
 
 def _logits(params, c, x): return unembed(params, x[None, :, None], c)[0, :, 0]
@@ -76,7 +73,16 @@ def _sliced(f, *indices): return torch.cat([f(*i) for i in zip(*(x.split(SLICE) 
 
 def _mix(a, target, b, source): return a.index_select(0, target) + b.index_select(0, source)
 
-# %% ../nbs/2_instruments/13_patching.ipynb #b08f9e42
+# %% ../nbs/2_instruments/13_patching.ipynb #007c02fb
+def after_attention(params, c, mid):
+    "Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d)."
+    p, x = layer(params, 0), mid[None]
+    if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
+    seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
+    weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
+    return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
+
+# %% ../nbs/2_instruments/13_patching.ipynb #ee51baac
 def _terms(tr, params, at) -> dict:
     "Terms of one member's residual stream at a position, (n, d) each, its sums before and after the FFN, and routing."
     whole = parts(tr, params, "component") | parts(tr, params, "head") | parts(tr, params, "expert")
@@ -84,17 +90,19 @@ def _terms(tr, params, at) -> dict:
     return {name: x[0, :, at] for name, x in (whole | own).items()} | {"attn_direct": whole["attn_out"][0, :, at]}
 
 def _exchange(site, here, params, c, target, source):
-    "Predictions (n_pairs,) of `target` with a site of `source`; `here` from `_terms`. All but embed and attn_out."
-    if site[0] == "H":
-        moved = sum(here[h] for h in site.split("+"))
-        mixed = lambda a, b: after_attention(params, c, _mix(here["resid_mid"] - moved, a, moved, b))
+    "Predictions (n_pairs,) of `target` with one site of `source`; `here` from `_terms`."
+    if site[0] == "H" or site in ("embed", "attn_out"):
+        moved = sum(here[name] for name in site.split("+"))
+        rest = here["resid_mid"] - moved
+        mixed = lambda a, b: after_attention(params, c, _mix(rest, a, moved, b))
     elif site == "gates":
         say = lambda x: _said(params, c, x)
         mixed = lambda a, b: say(here["resid_mid"][a] + (here["expert_out"][a] * here["gates"][b][..., None]).sum(1))
-    elif c.norm: mixed = lambda a, b: _said(params, c, _mix(here["resid_post"] - here[site], a, here[site], b))
     else:
-        rest, moved = (_logits(params, c, x) for x in (here["resid_post"] - here[site], here[site]))
-        mixed = lambda a, b: _mix(rest, a, moved, b).argmax(-1)
+        rest, moved = here["resid_post"] - here[site], here[site]
+        if not c.norm: rest, moved = _logits(params, c, rest), _logits(params, c, moved)
+        say = (lambda x: _said(params, c, x)) if c.norm else (lambda x: x.argmax(-1))
+        mixed = lambda a, b: say(_mix(rest, a, moved, b))
     return _sliced(mixed, target, source)
 
 def _by_token(here, tokens, params, c):
@@ -105,7 +113,7 @@ def _by_token(here, tokens, params, c):
     mixed = lambda a, b: after_attention(params, c, _mix(here["embed"], a, here["attn_out"], b))
     return _sliced(mixed, token, attended).view(len(kinds), -1), which
 
-# %% ../nbs/2_instruments/13_patching.ipynb #05ad81ba
+# %% ../nbs/2_instruments/13_patching.ipynb #37e40dc3
 @torch.no_grad()
 def patch(params, c, chosen, sites=None) -> dict:
     """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
@@ -121,7 +129,7 @@ def patch(params, c, chosen, sites=None) -> dict:
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
     return {where: {site: gather(where, site) for site in ["none", *sites]} for where in chosen}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #7b663fee
+# %% ../nbs/2_instruments/13_patching.ipynb #7de74003
 def _patch_one(params, c, t, chosen, sites):
     "`patch` of one member: position → site → (n_pairs,)."
     tokens, out = t.tokens.to(params["W_E"].device), {}
@@ -131,7 +139,7 @@ def _patch_one(params, c, t, chosen, sites):
         here = _terms(tr, params, at)
         clean = _said(params, c, here["resid_post"])
         said = {"none": clean[target], "resid_post": clean[source]}
-        if {"embed", "attn_out"} & set(sites):
+        if {"embed", "attn_out"} & set(sites) and len(pq) > len(tokens[:, at].unique()) * len(tokens):
             table, which = _by_token(here, tokens[:, at], params, c)
             said |= {"embed": table[which[source], target], "attn_out": table[which[target], source]}
         for site in set(sites) - set(said):
@@ -158,7 +166,7 @@ def _check(c, t, chosen, sites):
             raise ValueError(f"pairs at {where}: expected int64 (n_pairs, 2), examples from 0 to {len(t) - 1}; "
                              f"got {got}; fix: use `pairs`")
 
-# %% ../nbs/2_instruments/13_patching.ipynb #ddd38754
+# %% ../nbs/2_instruments/13_patching.ipynb #580b21a4
 def flips(said, task, chosen) -> dict:
     "Position → site → whether the prediction became the source's right answer, (s, n_pairs) bool; `said` from `patch`."
     def one(where, x):
@@ -172,6 +180,13 @@ def broken(said, task, chosen) -> dict:
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
     return {where: one(where, got) for where, got in said.items()}
 
+def copies(said, task, chosen) -> dict:
+    "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
+    lost = broken(said, task, chosen)
+    now = {where: task.tokens[p[:, 0], task.read[task.positions.index(where)]] for where, p in chosen.items()}
+    def one(where, got): return {site: x & (said[where][site] == now[where]) for site, x in got.items()}
+    return {where: one(where, got) for where, got in lost.items()}
+
 def known(said, task, chosen) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
@@ -179,7 +194,7 @@ def known(said, task, chosen) -> dict:
         return (got["none"] == right[:, 0]) & (got["resid_post"] == right[:, 1])
     return {where: one(where, got) for where, got in said.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #37e986ec
+# %% ../nbs/2_instruments/13_patching.ipynb #3ede02cf
 def into(task, chosen) -> dict:
     "Position → stratum → mask over pairs (n_pairs,): all, and by the operation that the target asks for, `into=+1`."
     ops = labels(task, "operation")
@@ -187,7 +202,7 @@ def into(task, chosen) -> dict:
     own = lambda ask: {f"into={op}": torch.from_numpy(ask == op) for op in ("+1", "+0")}
     return {where: {"all": torch.ones(len(ask), dtype=bool)} | own(ask) for where, ask in asked.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #2eb036a0
+# %% ../nbs/2_instruments/13_patching.ipynb #6135a933
 def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
     task = get_task(condition(c).task)
@@ -197,49 +212,47 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     return pd.DataFrame({(where, name): rate(flip[where], mask)
                          for where in chosen for name, mask in masks[where].items() if mask.any()})
 
-# %% ../nbs/2_instruments/13_patching.ipynb #d855c42d
+# %% ../nbs/2_instruments/13_patching.ipynb #320b8b6f
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
-    """Rows of a population: flip rates by site, position and direction as edit patch; the authors' pairs as patch25.
+    """Rows of a population, by position. Edits: patch (audited pairs), patch25 (the authors') and same (control).
 
-    Modules also get broken and flip_known (flips among pairs that are right when left alone); sites head and expert, by
-    unit, have patch and flip only. `label_ceiling` belongs to the pairs; a model's own ceiling is the flip rate of
-    resid_post, always measured. `sites` as in `patch`."""
+    All sites get flip, modules by direction; heads and experts are sites head and expert, by unit, under patch only.
+    Modules also get broken, copied (broken into the current token) and flip_known (flips among pairs both right when
+    left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
+    measured. `sites` as in `patch`."""
     c = condition(c)
     t, labels = get_task(c.task), dict(condition=c.name) | labels
-    full, few = pairs(t), pairs(t, "paper")
-    both = {where: torch.cat([full[where], few[where]]) for where in full}
-    said = patch(params, c, both, dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"]))
-    flip, lost, sure, out = flips(said, t, both), broken(said, t, both), known(said, t, both), []
-    for where, masks in into(t, both).items():
-        own = torch.arange(len(both[where])) < len(full[where])
-        for edit, name, mask in [("patch", n, m & own) for n, m in masks.items()] + [("patch25", "all", ~own)]:
-            at = labels | dict(position=where, edit=edit, stratum=name)
-            out += _flip_rows(flip[where], mask, seeds, at)
-            if name == "all": out.append(_ceiling_row({where: both[where][mask]}, t, seeds, at))
-        at = labels | dict(position=where, edit="patch")
-        out += _detail_rows(flip[where], lost[where], sure[where], own, seeds, at)
+    wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]
+    out = []
+    for edit, protocol in {"patch": "audited", "patch25": "paper", "same": "control"}.items():
+        chosen = pairs(t, protocol)
+        said = patch(params, c, chosen, wanted if edit == "patch" else [s for s in wanted if s in MODULES])
+        for where, cap in label_ceiling(t, chosen).items():
+            own = {where: chosen[where]}, {where: said[where]}
+            out += _position_rows(t, *own, seeds, labels | dict(position=where, edit=edit))
+            out.append(rows([cap] * len(seeds), seeds, **labels, position=where, edit=edit, metric="label_ceiling"))
     return tidy(out)
 
-# %% ../nbs/2_instruments/13_patching.ipynb #bc108994
-def _flip_rows(flip, mask, seeds, at):
-    "Flip rates over the pairs of a mask; of modules only, for the authors' pairs."
-    place = lambda s: dict(site=s) if s in MODULES else dict(site="head" if s[0] == "H" else "expert", unit=s)
-    at = at | dict(metric="flip", n_examples=int(mask.sum()))
-    share = lambda s, x: rows(x[:, mask].double().mean(1), seeds, **at, **place(s))
-    return [share(s, x) for s, x in flip.items() if s in MODULES or (at["edit"] == "patch" and s != "none")]
-
-def _detail_rows(flip, lost, sure, own, seeds, at):
-    "What modules break, and what they flip among the pairs that are right when left alone (nan if there are none)."
-    sure = sure[:, own]
-    n, out = sure.sum(1), []
-    for site in set(flip) & set(MODULES):
-        moved, hit = lost[site][:, own], (flip[site][:, own] & sure).sum(1).double()
-        out.append(rows(moved.double().mean(1), seeds, metric="broken", site=site, n_examples=moved.shape[1], **at))
-        out.append(rows(hit / n, seeds, metric="flip_known", site=site, n_examples=n.tolist(), **at))
+# %% ../nbs/2_instruments/13_patching.ipynb #662e009e
+def _position_rows(t, chosen, said, seeds, at):
+    "Rows of one position under one protocol."
+    (where, got), = said.items()
+    flip, lost, copied = (f(said, t, chosen)[where] for f in (flips, broken, copies))
+    masks, sure, out = into(t, chosen)[where], known(said, t, chosen)[where], []
+    everything = {"all": masks["all"]}
+    for site in set(got) - {"none"}:
+        module = site in MODULES
+        kind = dict(site=site) if module else dict(site="head" if site[0] == "H" else "expert", unit=site)
+        def share(metric, x, strata=everything):
+            for name, m in strata.items():
+                out.append(rows(x[:, m].double().mean(1), seeds, **at, **kind, metric=metric, stratum=name,
+                                n_examples=int(m.sum())))
+        if at["edit"] != "same": share("flip", flip[site], masks if module and at["edit"] == "patch" else everything)
+        if at["edit"] != "patch25" and module: share("broken", lost[site]), share("copied", copied[site])
+        if at["edit"] == "patch" and module:
+            n = sure.sum(1)
+            hit = (flip[site] & sure).sum(1) / n                                     # nan if none is right
+            out.append(rows(hit, seeds, **at, **kind, metric="flip_known", n_examples=n.tolist()))
     return out
-
-def _ceiling_row(chosen, t, seeds, at):
-    ceiling, = label_ceiling(t, chosen).values()
-    return rows([ceiling] * len(seeds), seeds, metric="label_ceiling", n_examples=len(chosen[at["position"]]), **at)

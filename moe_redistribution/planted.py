@@ -68,7 +68,8 @@ def carry_neurons() -> dict:
 def _neurons(p, expert, neurons):
     "Puts neurons into one expert."
     for r, (weights, bias, adds) in enumerate(neurons):
-        p["W_up"][0, 0, expert, :40, r], p["b_up"][0, 0, expert, r], p["W_down"][0, 0, expert, r, :40] = weights, bias, adds
+        p["W_up"][0, 0, expert, :40, r], p["b_up"][0, 0, expert, r] = weights, bias
+        p["W_down"][0, 0, expert, r, :40] = adds
 
 def carry_by_ffn(c="add7/ffn-h32-relu") -> dict:
     "Exact on add-7: attention fetches digits, the FFN adds the carry. A dense ReLU FFN of width 21 or more."
@@ -100,7 +101,8 @@ def _hundreds(p):
     every, strength = P(*range(3, 8)), [3] + [4] * 8 + [6]
     _head(p, 2, [(P(5), P(2), 3), (P(5), P(1), 2.5), (T(0), T(9), 1), (every, P(3), 1.5)],
           [(T(i), 4 * T(i)) for i in range(10)] + [(P(1), -4 * T(9))])
-    _head(p, 3, [(P(5), P(2), 3), (P(5), P(1), 2.5), (T(0), T(0), 1), (every, P(3), 3), (P(5), P(3), .5), (T(0), P(3), -1)],
+    away = [(every, P(3), 3), (P(5), P(3), .5), (T(0), P(3), -1)]
+    _head(p, 3, [(P(5), P(2), 3), (P(5), P(1), 2.5), (T(0), T(0), 1), *away],
           [(T(i), n * T((i + 1) % 10)) for i, n in enumerate(strength)] + [(P(1), -strength[0] * T(1))])
 
 def carry_by_attention(c="add7/ffn-h32-relu+d128") -> dict:

@@ -6,7 +6,7 @@
 __all__ = ['DOMINANT', 'without', 'answers', 'drops', 'dominant', 'permuted', 'swapped', 'uniform', 'tabled', 'cells', 'as_in',
            'gradients', 'rerouting_rows']
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #292571e9
+# %% ../nbs/2_instruments/151_rerouting.ipynb #10fd0c19
 import numpy as np
 import pandas as pd
 import torch
@@ -15,9 +15,9 @@ from .tasks import choose, get_task, labels, spans
 from .models import forward, loss, unembed
 from .trace import rows, tidy
 from .ablation import shuffled
-from .routing import each_seed, fractions, known, routed, routes, size, tables
+from .routing import each_seed, known, routed, routes, size, tables
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #16244478
+# %% ../nbs/2_instruments/151_rerouting.ipynb #b35a90db
 def without(e, how="zero") -> dict:
     "The edits that replace what expert e says, by zero or by its mean over the tokens it gets (per seed and position)."
     choose("replacement", how, ["zero", "mean"])
@@ -27,11 +27,12 @@ def without(e, how="zero") -> dict:
         return g
     def put(out):
         own, g = out[..., e, :], routed["here"]
-        new = torch.zeros_like(own) if how == "zero" else (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
+        mean = (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
+        new = mean if how == "mean" else torch.zeros_like(mean)
         return torch.cat([out[..., :e, :], new.expand_as(own).unsqueeze(-2), out[..., e + 1:, :]], -2)
     return {"gates": look, "expert_out": put}
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #817ed4de
+# %% ../nbs/2_instruments/151_rerouting.ipynb #d883ed65
 @torch.no_grad()
 def answers(params, c, each):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
@@ -49,7 +50,7 @@ def answers(params, c, each):
         out.append(torch.stack([said(edits) for edits in each]))
     return torch.cat(out, 1)
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #49d5c284
+# %% ../nbs/2_instruments/151_rerouting.ipynb #6084d716
 def drops(right, t):
     """Fall in accuracy by label: `right` (edit, s, n, read) with the unedited model first → label → (edit − 1, s).
 
@@ -63,11 +64,11 @@ def dominant(table, label):
     "The expert (s,) that gets most tokens of one label: (s, label, e)."
     return table[:, label].argmax(-1)
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #7ca12447
+# %% ../nbs/2_instruments/151_rerouting.ipynb #79e5a70d
 def permuted(perm) -> dict:
     "The edit that gives expert perm[e] what expert e had: experts' names are exchanged."
-    if sorted(perm) != list(range(len(perm))): raise ValueError(f"permuted: expected each expert once, got {list(perm)}; "
-                                                                "fix: for example [1, 0, 2, 3]")
+    if sorted(perm) != list(range(len(perm))):
+        raise ValueError(f"permuted: expected each expert once, got {list(perm)}; fix: for example [1, 0, 2, 3]")
     return {"gates": lambda g: g[..., np.argsort(perm).tolist()]}
 
 def swapped(order) -> dict:
@@ -78,18 +79,20 @@ def uniform() -> dict:
     "The edit that mixes all experts alike, with the weight that the gates had in all."
     return {"gates": lambda g: g.sum(-1, keepdim=True).expand_as(g) / g.shape[-1]}
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #bb691bd8
+# %% ../nbs/2_instruments/151_rerouting.ipynb #fb3cfd0c
 def tabled(cells, k=1) -> dict:
-    """The edit that gives each token the gates of its cell in `cells` (n, read): the k experts with the largest mean gate.
+    """The edit that gives each token the gates of its cell in `cells` (n, read): the k experts with the largest means.
 
     Their weights are in proportion to those means and sum to what gates sum to in the cell."""
     flat = cells.flatten()
     def edit(g):
-        if g.shape[1:3] != cells.shape: raise ValueError(f"tabled: expected gates at {tuple(cells.shape)} (n, read), got "
-                                                         f"{tuple(g.shape[1:3])}; fix: forward with read_only, or use `answers`")
-        mean = g.new_zeros(len(g), size(flat), g.shape[-1]).index_add_(1, flat, g.flatten(1, 2)) / flat.bincount()[:, None]
+        if g.shape[1:3] != cells.shape:
+            raise ValueError(f"tabled: expected gates at {tuple(cells.shape)} (n, read), got {tuple(g.shape[1:3])}; "
+                             "fix: forward with read_only, or use `answers`")
+        total = g.new_zeros(len(g), size(flat), g.shape[-1]).index_add_(1, flat, g.flatten(1, 2))
+        mean = total / flat.bincount(minlength=1).clamp(min=1)[:, None]
         kept, at = mean.topk(k, dim=-1)
-        kept = kept / kept.sum(-1, keepdim=True) * mean.sum(-1, keepdim=True)
+        kept = kept / kept.sum(-1, keepdim=True).clamp(min=1e-30) * mean.sum(-1, keepdim=True)
         return torch.zeros_like(mean).scatter(-1, at, kept)[:, flat].view_as(g)
     return {"gates": edit}
 
@@ -97,32 +100,35 @@ def cells(t):
     "Codes (n, read) of (position, current token)."
     return torch.arange(len(t.read)) * t.d_vocab + t.tokens[:, list(t.read)]
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #708286de
+# %% ../nbs/2_instruments/151_rerouting.ipynb #20152c88
 def as_in(params, other) -> dict:
     "Parameters whose router is `other`'s (a learned, initial or another seed's): it reads the stream of `params`."
     a, b = (tuple(p["W_router"].shape) for p in (params, other))
     if a != b: raise ValueError(f"as_in: expected a router {a}, got {b}; fix: take one of the same condition and seeds")
     return params | {"W_router": other["W_router"]}
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #d81a1469
+# %% ../nbs/2_instruments/151_rerouting.ipynb #197ba48b
 def gradients(params, c, tokens=None, targets=None) -> dict:
     """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router.
 
     On `tokens` (b, t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
     c = routed(params, c)
     t, out = get_task(c.task), []
-    if tokens is None: tokens, targets = (x[shuffled(len(t))[:256]].to(params["W_E"].device) for x in (t.tokens, t.targets))
+    if tokens is None: tokens, targets = (x[shuffled(len(t))[:256]] for x in (t.tokens, t.targets))
+    tokens, targets = tokens.to(params["W_E"].device), targets.to(params["W_E"].device)
     for one in each_seed(params):
         one = {n: v.detach().clone().requires_grad_() for n, v in one.items()}
         own = [n for n in one if n in ("W_gate", "W_up", "b_up", "W_down", "b_down")]
         task, balance = loss(one, tokens, targets, c)
-        grads = torch.autograd.grad(task.sum(), [one[n] for n in ["W_router"] + own], retain_graph=True, allow_unused=True)
-        grads += torch.autograd.grad(c.balance * balance.sum(), [one["W_router"]], allow_unused=True)
-        norm = lambda xs: torch.stack([x.double().square().sum() if x is not None else torch.zeros(()).double() for x in xs]).sum().sqrt()
-        out.append(torch.stack([norm(grads[:1]), norm(grads[-1:]), norm(grads[1:-1])]))
+        def norm(value, names):                            # None where no path leads from the loss to the parameter
+            grads = torch.autograd.grad(value, [one[n] for n in names], retain_graph=True, allow_unused=True)
+            squares = [x.double().square().sum() for x in grads if x is not None]
+            return torch.stack(squares).sum().sqrt() if squares else torch.zeros(()).double()
+        router = ["W_router"]
+        out.append(torch.stack([norm(task, router), norm(c.balance * balance, router), norm(task, own)]))
     return dict(zip(("task_router", "balance_router", "task_experts"), torch.stack(out, 1)))
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #936526f2
+# %% ../nbs/2_instruments/151_rerouting.ipynb #a72410f6
 DOMINANT = "+7"      # the label whose most used expert the paper takes away; a task without it takes its first label
 
 def _edit_rows(params, c, t, put):
@@ -138,12 +144,13 @@ def _edit_rows(params, c, t, put):
     fall = drops(right, t)
     for v, x in fall.items():
         stratum = v if v == "all" else f"{by}={v}"
-        for (e, how), values in zip(hows, x): put("drop", values, site="expert_out", edit=how, unit=f"E{e}", stratum=stratum)
+        for (e, how), values in zip(hows, x):
+            put("drop", values, site="expert_out", edit=how, unit=f"E{e}", stratum=stratum)
         for how, own in zip(("zero", "mean"), x[:2 * E].view(2, E, -1)):
             put("drop", own.gather(0, top[None])[0], site="expert_out", edit=how, unit="dominant", stratum=stratum)
         for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, stratum=stratum)
 
-# %% ../nbs/2_instruments/151_rerouting.ipynb #d64946d1
+# %% ../nbs/2_instruments/151_rerouting.ipynb #2c5b0dd4
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)): drop and gradient_*. ValueError for a dense model.
 
@@ -155,5 +162,6 @@ def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
     _edit_rows(params, c, t, put)
-    for name, values in gradients(params, c).items(): put(f"gradient_{name}", values, position="context", n_examples=min(256, len(t)))
+    for name, values in gradients(params, c).items():
+        put(f"gradient_{name}", values, position="context", n_examples=min(256, len(t)))
     return tidy(out)

@@ -7,7 +7,7 @@ __all__ = ['NORMS', 'routed', 'each_seed', 'routes', 'entropy', 'loads', 'effect
            'given', 'nmi', 'explained', 'known', 'size', 'tables', 'redrawn', 'iid_tables', 'fractions', 'overlap',
            'saturation', 'routing_rows']
 
-# %% ../nbs/2_instruments/15_routing.ipynb #79a9ee34
+# %% ../nbs/2_instruments/15_routing.ipynb #f5a30575
 import math
 
 import numpy as np
@@ -20,13 +20,13 @@ from .conditions import condition
 from .models import forward, shapes
 from .trace import rows, tidy
 
-# %% ../nbs/2_instruments/15_routing.ipynb #0c2bb1ec
+# %% ../nbs/2_instruments/15_routing.ipynb #1bcaf32f
 def routed(params, c):
     "The condition, if it has one router and `params` is of its shape; else ValueError."
     c = condition(c)
     if not c.routed:
-        raise ValueError(f"routing: expected a model with a router (moe, moe_glu), got {c.name}: its FFN is one piece that "
-                         "takes every token; fix: use an MoE condition")
+        raise ValueError(f"routing: expected a model with a router (moe, moe_glu), got {c.name}: its FFN is one piece "
+                         "that takes every token; fix: use an MoE condition")
     if c.n_layers > 1:
         raise ValueError(f"routing: expected one layer, got {c.n_layers}: later routers depend on earlier experts; "
                          "fix: look at `trace(...)['L0.router_probs']`, layer by layer")
@@ -38,10 +38,10 @@ def routed(params, c):
 
 def each_seed(params): return [{n: v[i:i + 1] for n, v in params.items()} for i in range(len(params["W_E"]))]
 
-# %% ../nbs/2_instruments/15_routing.ipynb #e0742d13
+# %% ../nbs/2_instruments/15_routing.ipynb #8744894b
 @torch.no_grad()
 def routes(params, c, everywhere=False):
-    """Chosen experts (s, n, read, k), the most probable first, and probabilities (s, n, read, e), on all inputs of the task.
+    """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
 
     `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router."""
     c = routed(params, c)
@@ -54,7 +54,7 @@ def routes(params, c, everywhere=False):
     probs = torch.cat(probs)
     return probs.topk(c.top_k, dim=-1).indices, probs
 
-# %% ../nbs/2_instruments/15_routing.ipynb #fc7615a9
+# %% ../nbs/2_instruments/15_routing.ipynb #45f7aff9
 def entropy(counts):
     "Entropy in bits along the last axis of counts or shares (..., k) → (...)."
     p = counts.double() / counts.sum(-1, keepdim=True).double().clamp(min=1e-300)
@@ -68,14 +68,14 @@ def effective(chosen, n_experts):
     "Effective number of experts (s,): 2 to the entropy of the load."
     return 2 ** entropy(loads(chosen, n_experts))
 
-# %% ../nbs/2_instruments/15_routing.ipynb #43e66bea
+# %% ../nbs/2_instruments/15_routing.ipynb #9199919f
 def coactivation(chosen, n_experts):
     "Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent."
     on = torch.nn.functional.one_hot(chosen, n_experts).sum(-2).flatten(1, 2).double()         # (s, tokens, e)
     each = on.mean(1)
     return einsum(on, on, "s n i, s n j -> s i j") / on.shape[1], each[:, :, None] * each[:, None]
 
-# %% ../nbs/2_instruments/15_routing.ipynb #97d1eec5
+# %% ../nbs/2_instruments/15_routing.ipynb #79df4829
 def crosstab(known, chosen, n_known, n_chosen):
     "Counts (s, known, chosen) of known (N,) and chosen (s, N), both integers from 0."
     at = (torch.arange(len(chosen), device=chosen.device)[:, None] * n_known + known) * n_chosen + chosen
@@ -91,7 +91,7 @@ def given(table):
     share = table.sum((-1, -2)) / table.sum((-1, -2, -3))[..., None]
     return (share * information(table)).sum(-1)
 
-# %% ../nbs/2_instruments/15_routing.ipynb #ca144db9
+# %% ../nbs/2_instruments/15_routing.ipynb #d637e8ef
 NORMS = {"min": torch.minimum, "arithmetic": lambda a, b: (a + b) / 2, "geometric": lambda a, b: (a * b).sqrt(),
          "max": torch.maximum}
 
@@ -104,26 +104,27 @@ def explained(table):
     "Share of the entropy of the columns that the rows explain: (..., a, b) → (...); nan if there is none to explain."
     return information(table) / entropy(table.sum(-2))
 
-# %% ../nbs/2_instruments/15_routing.ipynb #82f40592
+# %% ../nbs/2_instruments/15_routing.ipynb #19618219
 def known(t) -> dict:
-    """What is known of each labelled prediction: name → codes (N,). Position, current token, both, the task's label, all.
+    """What is known of each labelled prediction, name → codes (N,): position, current token, both, label, all.
 
-    The label is the last of `t.by` (operation, wraps, count). The key "at" is the mask (n, read) of labelled predictions."""
+    The label is the last of `t.by` (operation, wraps, count). "at": the mask (n, read) of labelled predictions."""
     what = labels(t, by := t.by[-1])
     at = torch.from_numpy(what != "")
     position = torch.arange(len(t.read)).expand(len(t), -1)[at]
     token = t.tokens[:, list(t.read)][at]
     label = torch.from_numpy(np.unique(what[at.numpy()], return_inverse=True)[1]).long()
     code = lambda *xs: torch.unique(torch.stack(xs, 1), dim=0, return_inverse=True)[1]
-    return {"at": at, "position": code(position), "token": code(token), "position_token": code(position, token), by: label,
-            f"position_token_{by}": code(position, token, label)}
+    return {"at": at, "position": code(position), "token": code(token), "position_token": code(position, token),
+            by: label, f"position_token_{by}": code(position, token, label)}
 
 def size(codes): return int(codes.max()) + 1
 
-# %% ../nbs/2_instruments/15_routing.ipynb #8cd36183
+# %% ../nbs/2_instruments/15_routing.ipynb #35406b4b
 def tables(chosen, t, n_experts):
-    """Counts of the first-chosen expert against everything `known`: name → (s, known, e); and "within": (s, position_token,
-    label, e). `chosen`: (s, n, read, k)."""
+    """Counts of the first-chosen expert of `chosen` (s, n, read, k) against everything `known`: name → (s, known, e).
+
+    Under "within" (s, position_token, label, e)."""
     facts, by = known(t), t.by[-1]
     first = chosen[..., 0][:, facts.pop("at")]
     out = {name: crosstab(codes, first, size(codes), n_experts) for name, codes in facts.items()}
@@ -131,7 +132,7 @@ def tables(chosen, t, n_experts):
     both = crosstab(cell * size(label) + label, first, size(cell) * size(label), n_experts)
     return out | {"within": both.unflatten(1, (size(cell), size(label)))}
 
-# %% ../nbs/2_instruments/15_routing.ipynb #df1fd18a
+# %% ../nbs/2_instruments/15_routing.ipynb #3386d753
 def redrawn(table, draws=200, seed=0):
     "Random tables with the margins of `table` (..., a, b), as if labels were shuffled: (draws, ..., a, b)."
     rng, flat = np.random.default_rng(seed), table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
@@ -139,20 +140,21 @@ def redrawn(table, draws=200, seed=0):
     for i, one in enumerate(flat):
         a, b = one.sum(1), one.sum(0)
         if (a > 0).sum() > 1 and (b > 0).sum() > 1:                              # else there is only one such table
-            out[:, i][np.ix_(range(draws), a > 0, b > 0)] = random_table(a[a > 0], b[b > 0]).rvs(draws, random_state=rng)
+            drawn = random_table(a[a > 0], b[b > 0]).rvs(draws, random_state=rng)
+            out[:, i][np.ix_(range(draws), a > 0, b > 0)] = drawn
     return torch.from_numpy(out).double().view(draws, *table.shape)
 
 def iid_tables(sizes, n_experts, draws=1000, seed=0):
-    "Tables (draws, a, e) of routing drawn independently and uniformly, for labels that occur `sizes` times: App. E's null."
+    "App. E's null: tables (draws, a, e) of experts drawn uniformly, for labels that occur `sizes` times."
     share, rng = np.full(n_experts, 1 / n_experts), np.random.default_rng(seed)
     return torch.from_numpy(np.stack([rng.multinomial(n, share, draws) for n in sizes], 1)).double()
 
-# %% ../nbs/2_instruments/15_routing.ipynb #501b948b
+# %% ../nbs/2_instruments/15_routing.ipynb #bde659a3
 def fractions(table):
     "Share of each row of (..., a, e) that goes to each expert (Fig. 20)."
     return table / table.sum(-1, keepdim=True).clamp(min=1)
 
-# %% ../nbs/2_instruments/15_routing.ipynb #eba47104
+# %% ../nbs/2_instruments/15_routing.ipynb #71e3adcb
 def overlap(a, b):
     "Share of chosen places in common of two sets of routes (s, n, read, k) → (s,)."
     return (a[..., :, None] == b[..., None, :]).any(-1).double().flatten(1).mean(1)
@@ -160,11 +162,11 @@ def overlap(a, b):
 def saturation(earlier, later, c):
     "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do."
     if len(earlier["W_E"]) != len(later["W_E"]):
-        raise ValueError(f"saturation: expected the same seeds twice, got {len(earlier['W_E'])} and {len(later['W_E'])}; "
-                         "fix: give two checkpoints of one population")
+        raise ValueError(f"saturation: expected the same seeds twice, got {len(earlier['W_E'])} and {len(later['W_E'])}"
+                         "; fix: give two checkpoints of one population")
     return overlap(routes(earlier, c)[0], routes(later, c)[0])
 
-# %% ../nbs/2_instruments/15_routing.ipynb #ed27e0a1
+# %% ../nbs/2_instruments/15_routing.ipynb #0c7225bc
 def _known_rows(chosen, t, c, put, draws):
     "Information about the label, what explains the route, and where labels go."
     found, by = tables(chosen, t, c.n_experts), t.by[-1]
@@ -179,13 +181,17 @@ def _known_rows(chosen, t, c, put, draws):
         if name == by:
             for norm in ("min", "arithmetic"): put(f"nmi_{norm}", nmi(floor, norm).mean(0), edit="shuffled")
     for i, n in enumerate(n for n in np.unique(labels(t, by)) if n):
-        for e in range(c.n_experts): put("routing_fraction", fractions(found[by])[:, i, e], unit=f"E{e}", stratum=f"{by}={n}")
+        share = fractions(found[by])[:, i]
+        for e in range(c.n_experts): put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}")
 
+# %% ../nbs/2_instruments/15_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, put):
     "Loads, effective experts and pairs."
     E = c.n_experts
-    places = {name: chosen[:, :, js] for name, js in spans(t).items()} | {"context": routes(params, c, everywhere=True)[0]}
-    for name, at in places.items(): put("effective_experts", effective(at, E), position=name, n_examples=at[0, ..., 0].numel())
+    places = {name: chosen[:, :, js] for name, js in spans(t).items()}
+    places["context"] = routes(params, c, everywhere=True)[0].cpu()
+    for name, at in places.items():
+        put("effective_experts", effective(at, E), position=name, n_examples=at[0, ..., 0].numel())
     for name in (next(iter(places)), "context"):
         load = loads(places[name], E)
         put("largest_load", load.amax(1), position=name)
@@ -197,11 +203,12 @@ def _load_rows(params, chosen, t, c, put):
             put("coactivation", both[:, i, j], unit=f"E{i}E{j}")
             put("coactivation", chance[:, i, j], unit=f"E{i}E{j}", edit="independent")
 
-# %% ../nbs/2_instruments/15_routing.ipynb #e9fbbb02
+# %% ../nbs/2_instruments/15_routing.ipynb #879ac4a8
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)); `draws`: shuffled tables for floors. ValueError for a dense model.
 
-    nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1)."""
+    nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1).
+    Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
     c = routed(params, c)
     t, out, seeds = get_task(c.task), [], list(seeds)
     n = int(known(t)["at"].sum())

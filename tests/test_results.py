@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import results
+from moe_redistribution import recording, results
 from moe_redistribution.ablation import ablate, whole_answer
 from moe_redistribution.cli import main
 from moe_redistribution.conditions import ARMS, LABELS, RECIPES, SEEDS, TABLE1
@@ -39,7 +39,7 @@ def test_the_page_prints_the_hash_of_the_rows_it_stands_on(rows):
 
 @pytest.mark.parametrize("item", ["tab1", "fig1"])
 def test_comparisons_are_recomputed_from_the_rows_to_the_byte(rows, item, tmp_path):
-    results.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
+    recording.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == (results.ROOT / f"results/paper/{item}.csv").read_bytes()
 
 
@@ -91,15 +91,16 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[:2]: night.save(store.load(name, seed))
-    monkeypatch.setattr(results, "PAGES", {PAGE: dict(conditions=[name], streams=("authors",), items=("tab1",))})
-    monkeypatch.setattr(results, "CANONICAL", [(name, "first256")])
-    monkeypatch.setattr(results, "conditions_for", lambda item: [name])
-    go, both = lambda *a: results.record(*a, say=lambda text: None), []
+    for room in (results, recording):
+        monkeypatch.setattr(room, "PAGES", {PAGE: dict(conditions=[name], streams=("authors",), items=("tab1",))})
+        monkeypatch.setattr(room, "CANONICAL", [(name, "first256")])
+    monkeypatch.setattr(recording, "conditions_for", lambda item: [name])
+    go, both = lambda *a: recording.record(*a, say=lambda text: None), []
     go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):
         go(store, place)
         both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()})
-    assert both[0] == both[1] and len(both[0]) == 6
+    assert both[0] == both[1] and len(both[0]) == 5 + len(recording.instruments_for(name))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
@@ -109,18 +110,28 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path):
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
-    for store in (long, short): results.record_runs(store, tmp_path, name)
+    for store in (long, short): recording.record_runs(store, tmp_path, name)
     runs = pd.read_parquet(tmp_path / f"results/runs/{name}.parquet")
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
-    rows = results.recorded(name, tmp_path)
+    rows = results.recorded(name, root=tmp_path)
     assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
 
 
 def test_no_recorded_condition_is_missing_from_the_registry():
     there = {p.relative_to(results.ROOT / "results/runs").with_suffix("").as_posix() for p in (results.ROOT / "results/runs").rglob("*.parquet")}
     assert there <= set(conditions_for("all"))
-    for kind in ("rows", "history"):
-        assert all((results.ROOT / f"results/{kind}/{n}.parquet").exists() for n in there)
+    assert all((results.ROOT / f"results/history/{n}.parquet").exists() for n in there)
+
+
+def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper_s_seeds():
+    runs = results.recorded_runs()
+    for name, own in runs.groupby("condition"):
+        for i, instrument in recording.instruments_for(name).items():
+            wanted = own[own["stream"].isin(instrument.streams)].set_index(["stream", "seed"])["step"]
+            if wanted.empty: continue
+            rows = results.recorded(name, i)
+            got = rows[rows["rule"] == "final"].groupby(["stream", "seed"])["step"].max()
+            assert got.sort_index().equals(wanted.sort_index()), (name, i)
 
 
 def test_an_altered_checkpoint_is_refused(tmp_path):

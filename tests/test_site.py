@@ -19,7 +19,7 @@ NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
 # The house reads from left to right: a room may import the rooms before it and no others.
 ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted ablation "
-         "attribution patching patterns routing speed heldout evidence figures results bench cli").split()
+         "attribution patching patterns routing rerouting speed heldout evidence figures results recording bench cli").split()
 
 
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
