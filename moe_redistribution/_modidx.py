@@ -701,8 +701,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                               'moe_redistribution.rerouting.tabled': ( '2_instruments/rerouting.html#tabled',
                                                                                        'moe_redistribution/rerouting.py'),
                                               'moe_redistribution.rerouting.uniform': ( '2_instruments/rerouting.html#uniform',
-                                                                                        'moe_redistribution/rerouting.py'),
-                                              'moe_redistribution.rerouting.without': ( '2_instruments/rerouting.html#without',
                                                                                         'moe_redistribution/rerouting.py')},
             'moe_redistribution.results': { 'moe_redistribution.results.baselines': ( '2_instruments/results.html#baselines',
                                                                                       'moe_redistribution/results.py'),

@@ -60,8 +60,7 @@ def _expert(prefix, e, how, new):
     def put(out):
         own, g = out.select(3, e), routed["here"]
         if how != "mean": return _with(out, 3, e, new(own))
-        n = g.sum(1, keepdim=True)
-        mean = torch.where(n > 0, (own * g).sum(1, keepdim=True) / n.clamp(min=1e-9), own.mean(1, keepdim=True))
+        mean = (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
         return _with(out, 3, e, mean.expand_as(own))
     return {prefix + "gates": look, prefix + "expert_out": put}
 
@@ -129,6 +128,7 @@ def _decode(params, c, t, edits):
 # %% ../nbs/2_instruments/11_ablation.ipynb #ba5566c2
 def whole_answer(t): return next(iter(spans(t)))
 
+# %% ../nbs/2_instruments/11_ablation.ipynb #3c9a3577
 def split_rows(right, t, splits, seeds, **labels) -> list:
     "Row frames of `right` (s, n, read) on each seed's own part of the examples; `splits`: name → mask (s, n)."
     hit = right[:, :, list(t.scored)].double().mean(2)

@@ -169,6 +169,7 @@ def run(args):
         from moe_redistribution.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task)
 
+# %% ../nbs/6_practical/61_command_line.ipynb #b267e4f9
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store, out = choose("stream", args.stream, STREAMS), Store(), []
@@ -183,6 +184,7 @@ def run_measure(args):
     write_frame(tidy(out), Path(args.out))
     print(f"{sum(map(len, out)):,} rows in {args.out}")
 
+# %% ../nbs/6_practical/61_command_line.ipynb #8b060652
 def run_train(args):
     "Trains what is missing, says before and after how much that is."
     todo, store = read_orders(args), Store()

@@ -6,7 +6,7 @@
 __all__ = ['PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', 'patch_sites', 'after_attention', 'patch', 'flips',
            'broken', 'copies', 'known', 'into', 'flip_rates', 'patching_rows']
 
-# %% ../nbs/2_instruments/13_patching.ipynb #60f03013
+# %% ../nbs/2_instruments/13_patching.ipynb #9dcb53b2
 import pandas as pd
 import torch
 from .tasks import choose, get_task, labels
@@ -15,7 +15,7 @@ from .models import ffn_half, gates, layer, rms_norm, unembed
 from .engine import dispatch
 from .trace import trace, parts, rows, tidy
 
-# %% ../nbs/2_instruments/13_patching.ipynb #cb7ab915
+# %% ../nbs/2_instruments/13_patching.ipynb #614ef3a1
 PROTOCOLS = ("audited", "paper", "control")
 
 def pairs(task, protocol="audited") -> dict:
@@ -33,7 +33,7 @@ def pairs(task, protocol="audited") -> dict:
     make = {"audited": _same_digit, "paper": _first_five, "control": _same_answer}[protocol]
     return {task.positions[j]: make(task, ops[:, j], task.positions[j]) for j in where}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #44ae3835
+# %% ../nbs/2_instruments/13_patching.ipynb #effa77fd
 def _same_digit(task, carries, where, same=False):
     "All ordered pairs with one copied digit, d1 for o1, and different operations or the `same`; o3 copies no digit."
     place = "d" + where[1:]
@@ -48,13 +48,13 @@ def _same_answer(task, carries, where):
 def _first_five(task, carries, where):
     return torch.cartesian_prod(carries.nonzero().flatten()[:5], (~carries).nonzero().flatten()[:5])
 
-# %% ../nbs/2_instruments/13_patching.ipynb #7f37da2c
+# %% ../nbs/2_instruments/13_patching.ipynb #9df11dc1
 def label_ceiling(task, chosen) -> dict:
     "Position → share of pairs whose right answers differ: the most that a flip rate can reach."
     right = {where: task.targets[p, task.positions.index(where)] for where, p in chosen.items()}
     return {where: (a[:, 0] != a[:, 1]).double().mean().item() for where, a in right.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #b6627575
+# %% ../nbs/2_instruments/13_patching.ipynb #36e1d24c
 def patch_sites(c) -> list:
     "What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En."
     c = condition(c)
@@ -62,7 +62,7 @@ def patch_sites(c) -> list:
     experts = [f"E{e}" for e in range(c.n_experts)] if c.routed else []
     return modules + ["resid_post"] + [f"H{h}" for h in range(c.n_heads)] + experts
 
-# %% ../nbs/2_instruments/13_patching.ipynb #1d8bcf1f
+# %% ../nbs/2_instruments/13_patching.ipynb #1132f5dd
 SLICE = 2048         # pairs at a time: their hidden activations stay in cache
 
 def _logits(params, c, x): return unembed(params, x[None, :, None], c)[0, :, 0]
@@ -73,7 +73,7 @@ def _sliced(f, *indices): return torch.cat([f(*i) for i in zip(*(x.split(SLICE) 
 
 def _mix(a, target, b, source): return a.index_select(0, target) + b.index_select(0, source)
 
-# %% ../nbs/2_instruments/13_patching.ipynb #007c02fb
+# %% ../nbs/2_instruments/13_patching.ipynb #9b9798ec
 def after_attention(params, c, mid):
     "Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d)."
     p, x = layer(params, 0), mid[None]
@@ -82,7 +82,7 @@ def after_attention(params, c, mid):
     weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
     return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
 
-# %% ../nbs/2_instruments/13_patching.ipynb #ee51baac
+# %% ../nbs/2_instruments/13_patching.ipynb #a4882043
 def _terms(tr, params, at) -> dict:
     "Terms of one member's residual stream at a position, (n, d) each, its sums before and after the FFN, and routing."
     whole = parts(tr, params, "component") | parts(tr, params, "head") | parts(tr, params, "expert")
@@ -105,6 +105,7 @@ def _exchange(site, here, params, c, target, source):
         mixed = lambda a, b: say(_mix(rest, a, moved, b))
     return _sliced(mixed, target, source)
 
+# %% ../nbs/2_instruments/13_patching.ipynb #d0f533b5
 def _by_token(here, tokens, params, c):
     "Predictions (k, n) of each of k tokens with the attention output of each input, and which of the k each input has."
     kinds, which = tokens.unique(return_inverse=True)
@@ -113,7 +114,7 @@ def _by_token(here, tokens, params, c):
     mixed = lambda a, b: after_attention(params, c, _mix(here["embed"], a, here["attn_out"], b))
     return _sliced(mixed, token, attended).view(len(kinds), -1), which
 
-# %% ../nbs/2_instruments/13_patching.ipynb #37e40dc3
+# %% ../nbs/2_instruments/13_patching.ipynb #e218e3fa
 @torch.no_grad()
 def patch(params, c, chosen, sites=None) -> dict:
     """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
@@ -129,7 +130,7 @@ def patch(params, c, chosen, sites=None) -> dict:
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
     return {where: {site: gather(where, site) for site in ["none", *sites]} for where in chosen}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #7de74003
+# %% ../nbs/2_instruments/13_patching.ipynb #138588e3
 def _patch_one(params, c, t, chosen, sites):
     "`patch` of one member: position → site → (n_pairs,)."
     tokens, out = t.tokens.to(params["W_E"].device), {}
@@ -147,6 +148,7 @@ def _patch_one(params, c, t, chosen, sites):
         out[where] = said
     return out
 
+# %% ../nbs/2_instruments/13_patching.ipynb #3d7eaf82
 def _check(c, t, chosen, sites):
     "Refuses, before any work, what `patch` cannot answer."
     if c.n_layers > 1:
@@ -166,7 +168,7 @@ def _check(c, t, chosen, sites):
             raise ValueError(f"pairs at {where}: expected int64 (n_pairs, 2), examples from 0 to {len(t) - 1}; "
                              f"got {got}; fix: use `pairs`")
 
-# %% ../nbs/2_instruments/13_patching.ipynb #580b21a4
+# %% ../nbs/2_instruments/13_patching.ipynb #065029ef
 def flips(said, task, chosen) -> dict:
     "Position → site → whether the prediction became the source's right answer, (s, n_pairs) bool; `said` from `patch`."
     def one(where, x):
@@ -180,6 +182,7 @@ def broken(said, task, chosen) -> dict:
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
     return {where: one(where, got) for where, got in said.items()}
 
+# %% ../nbs/2_instruments/13_patching.ipynb #d1356ee6
 def copies(said, task, chosen) -> dict:
     "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
     lost = broken(said, task, chosen)
@@ -194,7 +197,7 @@ def known(said, task, chosen) -> dict:
         return (got["none"] == right[:, 0]) & (got["resid_post"] == right[:, 1])
     return {where: one(where, got) for where, got in said.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #3ede02cf
+# %% ../nbs/2_instruments/13_patching.ipynb #c9ea4089
 def into(task, chosen) -> dict:
     "Position → stratum → mask over pairs (n_pairs,): all, and by the operation that the target asks for, `into=+1`."
     ops = labels(task, "operation")
@@ -202,7 +205,7 @@ def into(task, chosen) -> dict:
     own = lambda ask: {f"into={op}": torch.from_numpy(ask == op) for op in ("+1", "+0")}
     return {where: {"all": torch.ones(len(ask), dtype=bool)} | own(ask) for where, ask in asked.items()}
 
-# %% ../nbs/2_instruments/13_patching.ipynb #6135a933
+# %% ../nbs/2_instruments/13_patching.ipynb #d1e0ed72
 def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
     task = get_task(condition(c).task)
@@ -212,7 +215,7 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     return pd.DataFrame({(where, name): rate(flip[where], mask)
                          for where in chosen for name, mask in masks[where].items() if mask.any()})
 
-# %% ../nbs/2_instruments/13_patching.ipynb #320b8b6f
+# %% ../nbs/2_instruments/13_patching.ipynb #5863687a
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
@@ -235,7 +238,7 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
             out.append(rows([cap] * len(seeds), seeds, **labels, position=where, edit=edit, metric="label_ceiling"))
     return tidy(out)
 
-# %% ../nbs/2_instruments/13_patching.ipynb #662e009e
+# %% ../nbs/2_instruments/13_patching.ipynb #1099d9b6
 def _position_rows(t, chosen, said, seeds, at):
     "Rows of one position under one protocol."
     (where, got), = said.items()

@@ -25,6 +25,7 @@ from .attribution import attribution_rows
 from .patching import patching_rows
 from .patterns import pattern_rows
 from .routing import routing_rows
+from .rerouting import rerouting_rows
 from .heldout import heldout_rows
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, comparison, fingerprint,
@@ -58,6 +59,7 @@ INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS
                "patching": Instrument(patching_rows, _add7),
                "patterns": Instrument(pattern_rows, _add7),
                "routing": Instrument(routing_rows, lambda c: c.routed and _add7(c)),
+               "rerouting": Instrument(rerouting_rows, lambda c: c.routed and _add7(c)),
                "heldout": Instrument(heldout_rows, lambda c: bool(c.hold))}
 
 def instruments_for(c) -> dict:
@@ -147,6 +149,7 @@ def not_in(path, runs) -> list:
     known = pd.read_parquet(path, columns=["stream", "seed", "step"]).groupby(["stream", "seed"])["step"].max()
     return [r for r in runs if (r.stream, r.seed) not in known.index or not r.failed and known[r.stream, r.seed] < r.step]
 
+# %% ../nbs/2_instruments/201_recording.ipynb #5a374cd1
 def _frames(name) -> dict:
     "Folder of `results` → the streams it is for, and the function from runs of one stream to a frame."
     def of(i, instrument):

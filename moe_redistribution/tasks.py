@@ -28,12 +28,12 @@ def reversed_digits(n, width:int):
 SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "a part of all inputs, the seed's own",
            "sampled": "sets of its own, made anew as training goes on"}
 
+# %% ../nbs/1_setting/01_tasks.ipynb #cfe24be1
 @dataclass(frozen=True, eq=False)
 class Task:
     """Tokens, targets and read-out positions of one task; no model and no loss.
 
-    Shapes: `tokens` (n, ctx) and `targets` (n, read), both int64; `strata` has n rows and, for add-7, an `operation_*`
-    column per scored position. `read`: input positions where the loss is read; `scored`: those that count as digits."""
+    Shapes: `tokens` (n, ctx), `targets` (n, read), both int64; `strata` n rows, `operation_o1` is about one position."""
     name: str
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
@@ -52,9 +52,7 @@ class Task:
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
     by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
 
-    def __post_init__(self):
-        if not self.places: object.__setattr__(self, "places", tuple(f"p{i}" for i in range(self.n_ctx)))
-
+    def __post_init__(self): object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
     @property
     def n_ctx(self): return self.tokens.shape[1]
     def __len__(self): return len(self.tokens)

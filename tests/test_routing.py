@@ -10,12 +10,11 @@ from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import expected_mutual_information
 
 from moe_redistribution import rerouting, routing
-from moe_redistribution.ablation import ablate, shuffled
+from moe_redistribution.ablation import replacing, shuffled
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward, init, loss, predict
 from moe_redistribution.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.rerouting import (answers, as_in, cells, drops, gradients, permuted, swapped, tabled, uniform,
-                                          without)
+from moe_redistribution.rerouting import (answers, as_in, cells, drops, gradients, permuted, swapped, tabled, uniform)
 from moe_redistribution.routing import crosstab, explained, information, nmi, redrawn, routes, saturation, tables
 from moe_redistribution.tasks import get_task, labels
 from moe_redistribution.trace import ROW_COLUMNS, trace
@@ -170,19 +169,10 @@ def test_routes_are_saturated_against_themselves(name):
 def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     params = population(name)
     ways = [{}, permuted([2, 0, 3, 1]), swapped(shuffled(1000)), uniform(), tabled(cells(ADD7), condition(name).top_k)]
-    ways += [without(0, "zero"), without(3, "mean")]
+    ways += [replacing(name, "E0", "zero"), replacing(name, "E3", "mean")]
     got = answers(params, name, ways)
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
     assert all(not torch.equal(got[0], x) for x in got[1:5])                              # and each changes something
-
-
-@each_variant
-def test_an_expert_is_taken_away_as_ablation_does_it(name):
-    params = population(name)
-    each = list(itertools.product((1, 3), ("zero", "mean")))
-    right = answers(params, name, [without(e, how) for e, how in each]) == ADD7.targets
-    for got, (e, how) in zip(right, each):
-        assert torch.equal(got, ablate(params, name, {f"E{e}": how}))
 
 
 def test_drops_are_counted_example_by_example():
@@ -315,7 +305,6 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
     (lambda: nmi(torch.ones(1, 2, 2), "maximum"), "normalisation: expected one of .*nearest: 'max'"),
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice, got 1 and 2"),
     (lambda: permuted([1, 2, 3]), "each expert once"),
-    (lambda: without(0, "resample"), "replacement: expected one of zero, mean"),
     (lambda: answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]), "expected one of gates, expert_out.*`predict`"),
     (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\), got \(2, 1, 64, 2"),
     (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7))), r"gates at \(1000, 5\).*got \(1000, 8\)")])
