@@ -634,6 +634,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.run_frame': ( '2_instruments/recording.html#run_frame',
                                                                                           'moe_redistribution/recording.py'),
+                                              'moe_redistribution.recording.speed_of': ( '2_instruments/recording.html#speed_of',
+                                                                                         'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.stack': ( '2_instruments/recording.html#stack',
                                                                                       'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.stored_runs': ( '2_instruments/recording.html#stored_runs',
