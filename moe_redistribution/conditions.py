@@ -24,7 +24,7 @@ RECIPES = {
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b5cafeb3
 VARIANTS = ("ffn", "glu", "moe", "moe_glu", "no_ffn")
-ACTIVATIONS = ("silu", "gelu", "relu")
+ACTIVATIONS = ("silu", "gelu", "relu", "linear")      # with linear a GLU is exactly bilinear
 
 # %% ../nbs/1_setting/02_conditions.ipynb #82d6bf59
 @dataclass(frozen=True)

@@ -104,12 +104,12 @@ def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
 
 # %% ../nbs/1_setting/03_models.ipynb #c5b1fe0e
 SITES = ("q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid",
-         "router_probs", "gates", "hidden", "expert_out", "ffn_out", "resid_post")
+         "gate", "up", "hidden", "router_probs", "gates", "expert_out", "ffn_out", "resid_post")
 
 def sites(c:Condition) -> list:
     "The names of a condition's activations, in order. With several layers all but the outermost carry a prefix `L0.`."
     own = [s for s in SITES if (c.routed or s not in ("router_probs", "gates", "expert_out"))
-           and (c.ffn != "no_ffn" or s not in ("hidden", "ffn_out"))]
+           and (c.gated or s not in ("gate", "up")) and (c.ffn != "no_ffn" or s not in ("hidden", "ffn_out"))]
     prefix = [""] if c.n_layers == 1 else [f"L{l}." for l in range(c.n_layers)]
     return ["embed"] + [p + s for p in prefix for s in own] + ["logits"]
 
@@ -122,7 +122,7 @@ def softmax(x):
     e = (x - x.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
 
-ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x: x}
 
 # %% ../nbs/1_setting/03_models.ipynb #1138bae4
 def attention(p, x, at, causal):
@@ -135,10 +135,13 @@ def attention(p, x, at, causal):
     z = at("z", einsum(pattern, v, "s b h i j, s b j h k -> s b i h k"))
     return einsum(z, p["W_O"], "s b t h k, s h k d -> s b t d") + p["b_O"][:, None, None]
 
+# %% ../nbs/1_setting/03_models.ipynb #45a8717b
 def ffn(p, x, at, c):
     "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed."
     up = einsum(x, p["W_up"], "s b t d, s e d w -> s b t e w")
-    if c.gated: hidden = ACTIVATION[c.activation](einsum(x, p["W_gate"], "s b t d, s e d w -> s b t e w")) * up
+    if c.gated:
+        gate = ACTIVATION[c.activation](einsum(x, p["W_gate"], "s b t d, s e d w -> s b t e w"))
+        hidden = at("gate", gate) * at("up", up)
     else: hidden = ACTIVATION[c.activation](up + p["b_up"][:, None, None])
     out = einsum(at("hidden", hidden), p["W_down"], "s b t e w, s e w d -> s b t e d")
     if not c.gated: out = out + p["b_down"][:, None, None]

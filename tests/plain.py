@@ -17,7 +17,7 @@ from moe_redistribution.conditions import condition
 from moe_redistribution.data import sampled, split, training_pool
 from moe_redistribution.tasks import counts, get_task
 
-ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": nn.Identity()}
 CHUNK = 200                                       # batches drawn at a time
 
 
