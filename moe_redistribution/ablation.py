@@ -11,7 +11,7 @@ import re
 
 import pandas as pd
 import torch
-from .tasks import choose, get_task, digits, exact, nulls, spans, strata
+from .tasks import choose, get_task, digits, exact, nulls, slices, spans, strata
 from .conditions import condition
 from .models import predict, sites
 from .trace import rows, tidy
@@ -138,13 +138,10 @@ def split_rows(right, t, splits, seeds, **labels) -> list:
 def share_rows(hit, t, seeds, only=None, **labels) -> list:
     "Row frames of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
     out, hit = [], hit.flatten(1).double()
-    for where, js in spans(t).items():
-        here = torch.zeros(t.targets.shape, dtype=torch.bool)
-        here[:, js] = True
-        for stratum, mask in strata(t).items():
-            at = (mask & here).flatten().nonzero()[:, 0]
-            if len(at) and (only is None or stratum in only):
-                out.append(rows(hit[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
+    for where, stratum, mask in slices(t):
+        if only is not None and stratum not in only: continue
+        at = mask.flatten().nonzero()[:, 0]
+        out.append(rows(hit[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
     return out
 
 def score_rows(predicted, t, seeds, splits=None, only=None, **labels) -> list:

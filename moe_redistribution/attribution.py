@@ -8,7 +8,7 @@ __all__ = ['attribution', 'coarse', 'attention_share', 'ranked', 'rank1_share', 
 # %% ../nbs/2_instruments/12_attribution.ipynb #532ba576
 import pandas as pd
 import torch
-from .tasks import choose, get_task, spans, strata
+from .tasks import choose, get_task, slices
 from .conditions import condition
 from .trace import trace, parts, rows, tidy, SPLITS
 
@@ -70,26 +70,23 @@ def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFra
     rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
     c, out = condition(c), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
-    masks = {name: m for name, m in strata(t).items() if not name.startswith("operation=+7")}
     for tail in ("", "_centred"):
         terms = attribution(params, c, "all", bool(tail), freeze_norm)
         whole = coarse(terms)
         for name, x in (terms | whole).items():
-            out += _mean_rows(x, t, seeds, masks if name in whole else {"all": masks["all"]}, metric="logit" + tail,
-                              site="logits", unit=name, **labels)
-        out += _mean_rows(attention_share(whole), t, seeds, masks, metric="attn_share" + tail, site="logits", **labels)
+            out += _mean_rows(x, t, seeds, name in whole, metric="logit" + tail, site="logits", unit=name, **labels)
+        out += _mean_rows(attention_share(whole), t, seeds, True, metric="attn_share" + tail, site="logits", **labels)
         out += _rank_rows(ranked(terms, t), t, seeds, tail, labels)
     return tidy(out)
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #e8a9de11
-def _mean_rows(x, t, seeds, masks, **labels):
-    "Row frames of the mean of x (s, n, read) over every span and stratum."
-    out = []
-    for where, js in spans(t).items():
-        for stratum, mask in masks.items():
-            m = mask[:, js].to(x.device)
-            if m.any(): out.append(rows(x[:, :, js][:, m].double().mean(1).cpu(), seeds, position=where, stratum=stratum,
-                                        n_examples=int(m.sum()), **labels))
+def _mean_rows(x, t, seeds, by_stratum, **labels):
+    "Row frames of the mean of x (s, n, read) over every span, and `by_stratum` over each stratum of it."
+    out, x = [], x.flatten(1).double().cpu()
+    for where, stratum, mask in slices(t):
+        if stratum != "all" and not by_stratum: continue
+        at = mask.flatten().nonzero()[:, 0]
+        out.append(rows(x[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
     return out
 
 def _rank_rows(by_rank, t, seeds, tail, labels):

@@ -135,10 +135,10 @@ def tables(chosen, t, n_experts):
 # %% ../nbs/2_instruments/15_routing.ipynb #3386d753
 def redrawn(table, draws=200, seed=0):
     "Random tables with the margins of `table` (..., a, b), as if labels were shuffled: (draws, ..., a, b)."
-    rng, flat = np.random.default_rng(seed), table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
-    out = np.repeat(flat[None], draws, 0)
+    flat = table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
+    out, of_a_seed = np.repeat(flat[None], draws, 0), max(1, math.prod(table.shape[1:-2]))
     for i, one in enumerate(flat):
-        a, b = one.sum(1), one.sum(0)
+        a, b, rng = one.sum(1), one.sum(0), np.random.default_rng([seed, i % of_a_seed])   # whoever else is there
         if (a > 0).sum() > 1 and (b > 0).sum() > 1:                              # else there is only one such table
             drawn = random_table(a[a > 0], b[b > 0]).rvs(draws, random_state=rng)
             out[:, i][np.ix_(range(draws), a > 0, b > 0)] = drawn
@@ -167,19 +167,21 @@ def saturation(earlier, later, c):
     return overlap(routes(earlier, c)[0], routes(later, c)[0])
 
 # %% ../nbs/2_instruments/15_routing.ipynb #0c7225bc
+def _mean(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)         # over draws, in one order whoever else is there
+
 def _known_rows(chosen, t, c, put, draws):
     "Information about the label, what explains the route, and where labels go."
     found, by = tables(chosen, t, c.n_experts), t.by[-1]
     for norm in NORMS: put(f"nmi_{norm}", nmi(found[by], norm))
     put("information_bits", information(found[by]))
     put("information_bits_given_position_token", given(found["within"]))
-    put("information_bits_given_position_token", given(redrawn(found["within"], draws)).mean(0), edit="shuffled")
+    put("information_bits_given_position_token", _mean(given(redrawn(found["within"], draws))), edit="shuffled")
     for name in ("position", "token", "position_token", by, f"position_token_{by}"):
         floor = redrawn(found[name], draws)
         put(f"explained_{name}", explained(found[name]))
-        put(f"explained_{name}", explained(floor).mean(0), edit="shuffled")
+        put(f"explained_{name}", _mean(explained(floor)), edit="shuffled")
         if name == by:
-            for norm in ("min", "arithmetic"): put(f"nmi_{norm}", nmi(floor, norm).mean(0), edit="shuffled")
+            for norm in ("min", "arithmetic"): put(f"nmi_{norm}", _mean(nmi(floor, norm)), edit="shuffled")
     for i, n in enumerate(n for n in np.unique(labels(t, by)) if n):
         share = fractions(found[by])[:, i]
         for e in range(c.n_experts): put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAD', 'EOS', 'SOURCES', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reversed_digits', 'Task', 'add7_strata',
            'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'hist_task', 'nearest', 'choose',
-           'get_task', 'spans', 'labels', 'strata', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
+           'get_task', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
 
 # %% ../nbs/1_setting/01_tasks.ipynb #cb7c3d7a
 from dataclasses import dataclass, field
@@ -176,6 +176,17 @@ def strata(task:Task) -> dict:
     for by in task.by:
         each = labels(task, by)
         out |= {f"{by}={v}": torch.from_numpy(each == v) for v in np.unique(each) if v}
+    return out
+
+def slices(task:Task) -> list:
+    """(span, stratum, mask (n, read)) for every combination that holds predictions, all of it first.
+
+    Where an answer is written from left to right, every position has its strata; else only the whole answer."""
+    out, whole = [], next(iter(spans(task)))
+    for where, js in spans(task).items():
+        here = torch.zeros(task.targets.shape, dtype=torch.bool).index_fill(1, torch.tensor(js), True)
+        each = strata(task) if task.causal or where == whole else {"all": here}
+        out += [(where, stratum, m) for stratum, mask in each.items() if (m := mask & here).any()]
     return out
 
 # %% ../nbs/1_setting/01_tasks.ipynb #37bb99cb

@@ -1,0 +1,74 @@
+"""Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is new."""
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from moe_redistribution import recording
+from moe_redistribution.groups import train
+from moe_redistribution.models import init
+from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
+from moe_redistribution.store import Store
+from moe_redistribution.trace import ROW_COLUMNS
+
+FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu", "hist/moe-e2k1-h16-gelu")
+
+
+def names_for(instrument): return [n for n in FITS if INSTRUMENTS[instrument].fits(recording.condition(n))]
+
+
+def test_every_instrument_fits_something_and_no_room_is_forgotten():
+    assert all(names_for(i) for i in INSTRUMENTS)
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
+    name = names_for(instrument)[0]
+    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
+    alone = {n: v[1:2] for n, v in params.items()}
+    rows = INSTRUMENTS[instrument].rows
+    among = rows(params, name, [1, 2, 3], stream="authors", rule="final")
+    by_itself = rows(alone, name, [2], stream="authors", rule="final")
+    pd.testing.assert_frame_equal(among[among["seed"] == 2].reset_index(drop=True), by_itself.reset_index(drop=True), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
+    name = names_for(instrument)[-1]
+    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    table = INSTRUMENTS[instrument].rows(params, name, [1, 2], stream="authors", rule="final")
+    assert tuple(table) == ROW_COLUMNS and len(table) and set(table["seed"]) == {1, 2}
+    assert not table.duplicated([c for c in table if c not in ("value", "n_examples")]).any()
+    assert not np.isinf(table["value"]).any() and (table["condition"] == name).all()
+    assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
+
+
+def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing_twice(tmp_path, monkeypatch):
+    name, store = "add7/ffn-h16-silu", Store(tmp_path / "store")
+    train(name, seeds=[42, 137], root=store.root, steps=200, executor="here", quiet=True)
+    asked = []
+    def counted(i):
+        def rows(params, c, seeds, **labels):
+            asked.append((i, tuple(seeds), labels["rule"]))
+            return INSTRUMENTS["heldout" if i == "x" else i].rows(params, c, seeds, **labels)
+        return rows
+    ablation = recording.Instrument(counted("ablation"), lambda c: True)
+    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": ablation})
+    record_runs(store, tmp_path, name)
+    first, asked[:] = list(asked), []
+    attribution = recording.Instrument(counted("attribution"), lambda c: True)
+    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": ablation, "attribution": attribution})
+    written = record_runs(store, tmp_path, name)
+    assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
+    assert not record_runs(store, tmp_path, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
+
+
+def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
+    name, store, path = "add7/ffn-h16-silu", Store(tmp_path), tmp_path / "seen.parquet"
+    train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)
+    runs = stored_runs(store, name)
+    pd.DataFrame(dict(stream="paired", seed=[1, 2], step=[200, 100])).to_parquet(path)
+    assert [r.seed for r in not_in(path, runs)] == [2, 3] and [r.seed for r in not_in(path, runs, once=True)] == [3]
+    runs[1].manifest["failed"] = 90
+    assert [r.seed for r in not_in(path, runs)] == [3] and not_in(tmp_path / "none.parquet", runs) == runs
+    assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(recording.condition(name))}
