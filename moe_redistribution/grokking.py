@@ -21,6 +21,7 @@ from .data import split
 from .conditions import condition
 from .models import forward
 from .trace import rows, tidy
+from .fourier import group_mean, spectrum
 from .training import ATTENTION, EXPERTS, fresh, unflatten
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #81cfde7b
@@ -29,13 +30,13 @@ RUN = ["condition", "stream", "seed"]
 def time_to(history, metric="test", level=0.99) -> pd.DataFrame:
     """One row a run: `time` of the first evaluation with `metric` > `level`, else of the last one; `reached`; `after`.
 
-    `history`: one row an evaluation. The crossing lies in (after, time]. Evaluations without a value are left out; a run
-    with none of them is refused with a ValueError."""
+    `history`: one row an evaluation. The crossing lies in (after, time]. Evaluations without a value are left out.
+    ValueError for a run that has none with a value."""
     choose("metric", metric, [n for n in history.columns if n not in (*RUN, "step")], "use a column of the history")
     def one(run):
         seen = run.dropna(subset=metric).sort_values("step")
         if seen.empty: raise ValueError(f"time_to: expected evaluations of {metric!r} in every run, got none for "
-                                        f"{dict(run[RUN].iloc[0])}; fix: drop that run, and say so")
+                                        f"{run[RUN].iloc[0].to_dict()}; fix: drop that run, and say so")
         over = np.flatnonzero(seen[metric] > level)
         at = over[0] if len(over) else len(seen) - 1
         return dict(time=int(seen["step"].iloc[at]), reached=len(over) > 0,
@@ -51,15 +52,16 @@ def run_times(runs, rule="first99") -> pd.DataFrame:
     choose("rule", f"{rule}_reached", list(runs.columns), "use a rule that these runs were trained with")
     runs = runs[runs[f"{rule}_reached"].notna()]
     reached, last = runs[f"{rule}_reached"].astype(bool), runs["failed"].fillna(runs["step"])
-    return runs[RUN].assign(time=runs[f"{rule}_step"].where(reached, last).astype(int), reached=reached).reset_index(drop=True)
+    time = runs[f"{rule}_step"].where(reached, last).astype(int)
+    return runs[RUN].assign(time=time, reached=reached).reset_index(drop=True)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #03805f79
 def kaplan_meier(time, reached):
     "scipy's product-limit estimate of the share that has not reached it yet: `.quantiles`, `.probabilities`."
     time, reached = np.asarray(time, float), np.asarray(reached, bool)
     if time.shape != reached.shape or time.ndim != 1 or not len(time):
-        raise ValueError(f"kaplan_meier: expected a time and a flag a run, got shapes {time.shape} and {reached.shape}; "
-                         "fix: use the columns of `time_to`")
+        raise ValueError("kaplan_meier: expected a time and a flag for each run, got shapes "
+                         f"{time.shape} and {reached.shape}; fix: use the columns of `time_to`")
     return ecdf(CensoredData(uncensored=time[reached], right=time[~reached])).sf
 
 def survival(time, reached, until=None, level=0.95) -> dict:
@@ -68,24 +70,25 @@ def survival(time, reached, until=None, level=0.95) -> dict:
     ValueError if `until` lies beyond the last time of runs that are still waiting."""
     sf, time = kaplan_meier(time, reached), np.asarray(time, float)
     t, s, until = sf.quantiles, sf.probabilities, time.max() if until is None else until
-    if s[-1] > 0 and until > t[-1]: raise ValueError(f"survival: expected until ≤ {t[-1]:g}, the last time watched; got "
-                                                     f"{until:g}; fix: restrict the mean to what was seen")
+    if s[-1] > 0 and until > t[-1]:
+        raise ValueError(f"survival: expected until ≤ {t[-1]:g}, the last time watched; got {until:g}; "
+                         "fix: restrict the mean to what was seen")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                                    # the band is undefined where S is 0 or 1
         band = sf.confidence_interval(level, method="log-log")
     low, high = (np.where((s > 0) & (s < 1), b.probabilities, s) for b in (band.low, band.high))
     first = lambda curve: t[curve <= .5][0] if (curve <= .5).any() else math.inf
     edges = np.clip(np.r_[0, t, max(until, t[-1])], 0, until)
-    return dict(runs=len(time), events=int(np.sum(reached)), median=first(s), median_lo=first(low), median_hi=first(high),
-                restricted_mean=float((np.diff(edges) * np.r_[1, s]).sum()), until=float(until))
+    return dict(runs=len(time), events=int(np.sum(reached)), median=first(s), median_lo=first(low),
+                median_hi=first(high), restricted_mean=float((np.diff(edges) * np.r_[1, s]).sum()), until=float(until))
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #95555bb3
 def mann_whitney(slow, fast, cutoff=40_000) -> dict:
-    "The authors' test (App. D.1): one-sided, runs that never reached it (nan) tied at `cutoff`; asymptotic, continuity."
+    "The authors' test (App. D.1): one-sided, runs that never got there (nan) tied at `cutoff`; asymptotic, corrected."
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
     late = np.nanmax(np.r_[slow, fast, 0])
-    if late > cutoff: raise ValueError(f"mann_whitney: expected a cutoff that nobody grokked after, got {cutoff} with a run at "
-                                       f"{late:g}; fix: cutoff={late:g} or later")
+    if late > cutoff: raise ValueError(f"mann_whitney: expected a cutoff that nobody grokked after, got {cutoff} and a "
+                                       f"run at {late:g}; fix: cutoff={late:g} or later")
     slow, fast = (np.where(np.isnan(x), cutoff, x) for x in (slow, fast))
     got = mannwhitneyu(slow, fast, alternative="greater", method="asymptotic")
     return dict(U=float(got.statistic), p=float(got.pvalue))
@@ -93,20 +96,20 @@ def mann_whitney(slow, fast, cutoff=40_000) -> dict:
 def two_arms(slow, fast, cutoff=None) -> dict:
     """Log-rank (two-sided) and Mann-Whitney as printed (one-sided: `slow` is slower) of two frames from `time_to`.
 
-    ValueError if a run ended un-grokked before others grokked: to rank it last, as the latter does, would be a guess."""
+    ValueError if a run ended un-grokked before another grokked: to rank it last, as the latter does, is a guess."""
     censored = [CensoredData(uncensored=x["time"][x["reached"]], right=x["time"][~x["reached"]]) for x in (slow, fast)]
     both = pd.concat([slow, fast])
     left, last = both["time"][~both["reached"]], both["time"][both["reached"]].max()
     if (left < last).any():
-        raise ValueError(f"two_arms: expected runs that have not grokked to be watched until {last} at least, got one until "
-                         f"{left.min()}; fix: train it on, or use scipy's logrank alone")
+        raise ValueError(f"two_arms: expected runs that have not grokked to be watched until {last} at least, got one "
+                         f"until {left.min()}; fix: train it on, or use scipy's logrank alone")
     p = logrank(*censored).pvalue if both["reached"].any() else 1.0
     printed = mann_whitney(*(x["time"].where(x["reached"]) for x in (slow, fast)), cutoff or both["time"].max())
     return dict(logrank_p=float(p), mann_whitney_U=printed["U"], mann_whitney_p=printed["p"])
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #6dfaff2b
 def survival_table(times, until=None) -> pd.DataFrame:
-    "`survival` of every condition and stream of `times` (`time_to`, `run_times`), restricted means up to one end for all."
+    "`survival` of every condition and stream of `times` (from `time_to`, `run_times`), with one end for all."
     arms = times.groupby(RUN[:2])
     waiting = [arm["time"].max() for _, arm in arms if not arm["reached"].all()]
     until = until or (min(waiting) if waiting else int(times["time"].max()))
@@ -114,7 +117,7 @@ def survival_table(times, until=None) -> pd.DataFrame:
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #f1ae9cb1
 def draw_survival(times, hue=None, names=None, ax=None):
-    "Kaplan-Meier curves of `times` by condition: dots for events, ticks for runs cut short. `hue`, `names`: by condition."
+    "Kaplan-Meier curves by condition: dots for events, ticks for runs cut short. `hue`, `names`: of a condition."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6, 3), layout="constrained")[1]
     for c, arm in times.groupby("condition"):
@@ -130,21 +133,21 @@ def draw_survival(times, hue=None, names=None, ax=None):
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #95c97631
 def definitions(history, metric="test", level=0.99, grid=5_000) -> pd.DataFrame:
-    "Three epochs of grokking per run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
+    "Three epochs a run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
     out = time_to(history, metric, level)
     first = out["time"].where(out["reached"])
-    best = [run.sort_values("step").dropna(subset=metric).set_index("step")[metric].idxmax() for _, run in history.groupby(RUN)]
+    seen = history.dropna(subset=metric).sort_values("step").set_index("step")
+    best = [run[metric].idxmax() for _, run in seen.groupby(RUN, sort=True, dropna=False)]
     return out[RUN].assign(first99=first, best=best, running=np.ceil(first / grid) * grid)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #fe73ff8c
 def sum_means(values):
     "Means of values (s, p², v), in the task's order of pairs, over all pairs with the same sum: (s, p, v)."
-    total, a = torch.arange(P, device=values.device)[:, None], torch.arange(P, device=values.device)
-    return values[:, a * P + (total - a) % P].mean(2)
+    return group_mean(values, get_task("modadd").targets[:, 0])
 
 def wave_power(x):
-    "Power of signals (..., p, v) at frequencies 1 to 56, ±f as one, summed over v: (..., 56)."
-    return torch.fft.rfft(x.double(), dim=-2).abs().square().sum(-1)[..., 1:]
+    "Power of signals (s, p, v) at frequencies 1 to 56, ±f as one, summed over v: (s, 56)."
+    return spectrum(x).sum(-1)
 
 def keep_waves(x, keys, constant=True):
     "Signals (s, p, v) of which only the frequencies of the mask `keys` (s, 56) are left, and the mean if `constant`."
@@ -169,23 +172,22 @@ def gini(x):
 def modular(c, what):
     "The condition if its task is modular addition, else ValueError."
     c = condition(c)
-    if c.task != "modadd": raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the answer a "
-                                            "function of a sum on a circle; fix: use a modadd condition")
+    if c.task != "modadd": raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the "
+                                            "answer a function of a sum on a circle; fix: use a modadd condition")
     return c
 
 @torch.no_grad()
 def answers(params, c):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."
-    t = get_task("modadd")
-    each = [forward({n: v[i:i + 1] for n, v in params.items()}, t.tokens.to(params["W_E"].device), c, read_only=True)[:, :, 0]
-            for i in range(len(params["W_E"]))]
-    return torch.cat(each)
+    tokens = get_task("modadd").tokens.to(params["W_E"].device)
+    one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens, c, read_only=True)[:, :, 0]
+    return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #9e3a3def
 def split_losses(logits, keys=None):
     """Losses of every pair (s, p²), by name: `full`, `restricted` to the key waves, `excluded`; and the keys (s, 56).
 
-    `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: `key_waves` of the logits),
+    `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: `key_waves` of logits),
     excluded removes these waves from each pair's logits (Nanda et al. 2023)."""
     means, target = sum_means(logits), get_task("modadd").targets[:, 0].to(logits.device)
     keys = key_waves(wave_power(means)) if keys is None else keys
@@ -217,8 +219,9 @@ def growth(history, metric, early, late) -> pd.DataFrame:
     "Ratio of a metric at step `late` to that at `early`, of each run that has both; ValueError if none has."
     at = lambda step: history[history["step"] == step].dropna(subset=metric).set_index(RUN)[metric]
     ratio = (at(late) / at(early)).dropna().rename("ratio").reset_index()
-    if ratio.empty: raise ValueError(f"growth: expected runs with {metric!r} at steps {early} and {late}, got none; steps "
-                                     f"with values: {sorted(history.dropna(subset=metric)['step'].unique())[:8]}; fix: use two of them")
+    have = sorted(set(history.dropna(subset=metric)["step"].tolist()))
+    if ratio.empty: raise ValueError(f"growth: expected runs with {metric!r} at steps {early} and {late}, got none; "
+                                     f"steps with values: {have[:9]}; fix: use two of them")
     return ratio
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #53de2e27
@@ -229,8 +232,9 @@ def sum_share(logits):
 
 @torch.no_grad()
 def progress(params, c, keys=None) -> dict:
-    """Progress measures (s,) of modular addition, a measure for `training.evaluate`: full, restricted and excluded loss on
-    all pairs, `n_keys`, `sum_share` (of the logits' variance, what depends on a + b alone), Gini, weight norms."""
+    """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
+
+    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms."""
     logits = answers(params, modular(c, "progress"))
     parts = split_losses(logits, keys)
     losses = {f"{n}_loss": parts[n].double().mean(1) for n in ("full", "restricted", "excluded")}
@@ -241,11 +245,11 @@ def progress(params, c, keys=None) -> dict:
 def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) at one checkpoint, with its untrained twin under the edit `untrained`.
 
-    Modular addition: full_loss, restricted_loss, excluded_loss by split (all, train, test), n_keys, sum_share, gini_W_E,
-    gini_W_U. Every task: norm_attn, norm_ffn, norm_embed, norm_total. `stream`: that of the seeds, for splits and twin."""
+    Modular addition: full_loss, restricted_loss, excluded_loss by split (all, train, test), n_keys, sum_share, gini_W_E
+    and gini_W_U. Every task: norm_attn, norm_ffn, norm_embed, norm_total. `stream` makes splits and twin."""
     c, seeds, out = condition(c), list(seeds), []
-    if len(seeds) != len(params["W_E"]): raise ValueError(f"grokking_rows: expected a seed for each of {len(params['W_E'])} "
-                                                          f"members, got {len(seeds)}; fix: name them all")
+    if len(seeds) != (n := len(params["W_E"])):
+        raise ValueError(f"grokking_rows: expected {n} seeds, one a member, got {len(seeds)}; fix: name them all")
     at_start = unflatten(fresh(c, seeds, stream).w, c)
     for edit, of in (("none", params), ("untrained", at_start)):
         base = dict(condition=c.name, stream=stream, edit=edit, site="none") | labels
@@ -263,8 +267,8 @@ def _modular_rows(params, c, seeds, stream, base):
     for name in ("full", "restricted", "excluded"):
         for where, index in pairs.items():
             mean = torch.stack([loss[i].double().mean() for loss, i in zip(parts[name], index)])
-            out.append(rows(mean, seeds, metric=f"{name}_loss", **(base | dict(site="logits", split=where,
-                                                                               position="sum", n_examples=len(index[0])))))
+            own = dict(site="logits", split=where, position="sum", n_examples=len(index[0]))
+            out.append(rows(mean, seeds, metric=f"{name}_loss", **(base | own)))
     whole = {"n_keys": parts["keys"].sum(1), "sum_share": sum_share(logits)} | embedding_gini(params, c)
     return out + [rows(v.cpu(), seeds, metric=n, **(base | {"site": "weights" if "gini" in n else "logits"}))
                   for n, v in whole.items()]

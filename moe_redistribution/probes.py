@@ -38,42 +38,42 @@ class Setting:
     batch: int
     steps: int
 
-SETTINGS = {"audited": Setting(True, True, 0, 0, 30),
+SETTINGS = {"audited": Setting(True, True, 0, 0, 10),
             "spec": Setting(True, False, 1e-3, 128, 500),
             "code": Setting(False, True, 1e-2, 0, 500)}
 
 # %% ../nbs/2_instruments/171_probes.ipynb #cc324301
 L2 = 1.0                                             # the penalty ½‖w‖² of scikit-learn's default, bias excepted
 
-def converge(x, y, steps=30, tol=1e-3):
+@torch.no_grad()
+def converge(x, y, steps=10, tol=1e-3):
     """Weights (p, d, k, c) of multinomial logistic regressions: features x (p, n, d), the last of them 1; one-hot
-    labels y (k, n, c). Stops when no gradient exceeds `tol`. A class without examples is never said."""
-    n, flat = x.shape[1], y.movedim(0, 1).flatten(1)
-    penalty = torch.full((x.shape[-1], 1), L2 / n, dtype=x.dtype).index_fill(0, torch.tensor(x.shape[-1] - 1), 1e-6)
-    ceiling = (x.mT @ x).double() / (2 * n) + torch.diag(penalty[:, 0]).double()
-    inverse = torch.linalg.inv(ceiling).to(x.dtype)
-    w = torch.zeros(len(x), x.shape[-1], *y.shape[::2], dtype=x.dtype)
-    ahead, t = w, torch.ones(len(x), 1, len(y), 1, dtype=x.dtype)
-    for _ in range(steps):
-        p = softmax((x @ ahead.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -torch.inf))
-        g = x.mT @ (p.flatten(2) - flat) / n + penalty * ahead.flatten(2)
-        new = ahead - (inverse @ g).view_as(w)
-        if g.abs().max() < tol: return new
-        t = torch.where((g.view_as(w) * (new - w)).sum((1, 3), keepdim=True) > 0, 1., t)
-        later = (1 + (1 + 4 * t * t).sqrt()) / 2
-        ahead, w, t = new + (t - 1) / later * (new - w), new, later
-    return w
+    labels y (k, n, c). Stops when no whitened gradient exceeds `tol`. A class without examples is never said."""
+    n, hot = x.shape[1], y.movedim(0, 1).flatten(1)
+    penalty = torch.full(x.shape[-1:], L2 / n, dtype=x.dtype).index_fill(0, torch.tensor(x.shape[-1] - 1), 1e-6)
+    ceiling = (x.mT @ x).double() / (2 * n) + penalty.double().diag()
+    whiten = torch.linalg.inv(torch.linalg.cholesky(ceiling)).mT.to(x.dtype)
+    x, ridge = x @ whiten, (whiten.mT * penalty) @ whiten
+    u = torch.zeros(len(x), x.shape[-1], hot.shape[1], dtype=x.dtype)
+    def loss():
+        p = softmax((x @ u).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -1e9)).flatten(2)
+        pull = ridge @ u
+        u.grad = x.mT @ (p - hot) / n + pull
+        return -(p.clamp(min=1e-30).log() * hot).sum() / n + (u * pull).sum() / 2
+    torch.optim.LBFGS([u], max_iter=steps, max_eval=2 * steps, tolerance_grad=tol, tolerance_change=1e-7, history_size=10,
+                      line_search_fn="strong_wolfe").step(loss)
+    return (whiten @ u).unflatten(2, y.shape[::2])
 
 # %% ../nbs/2_instruments/171_probes.ipynb #815ba3f2
 def _absent(y): return (y.sum(1) == 0)[None, None]
 
 # %% ../nbs/2_instruments/171_probes.ipynb #ab5d2872
-def descend(x, y, how:Setting, seed=0):
+def descend(x, y, how:Setting, seed=0, steps=None):
     "Weights (p, d, k, c) after `how.steps` steps of Adam (no decay) on `how.batch` rows drawn anew, or on all."
     g, d = torch.Generator().manual_seed(seed), x.shape[-1] - 1
     w = torch.empty(len(x), d + 1, *y.shape[::2]).uniform_(-d**-.5, d**-.5, generator=g).to(x.dtype)
     mean, square = torch.zeros_like(w), torch.zeros_like(w)
-    for i in range(1, how.steps + 1):
+    for i in range(1, (steps or how.steps) + 1):
         at = torch.randint(0, x.shape[1], (how.batch,), generator=g) if how.batch else slice(None)
         now, said = x[:, at], y[:, at].movedim(0, 1).flatten(1)
         p = softmax((now @ w.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -torch.inf))
@@ -83,12 +83,14 @@ def descend(x, y, how:Setting, seed=0):
     return w
 
 # %% ../nbs/2_instruments/171_probes.ipynb #5c3981c3
-def probe(features, targets, groups=None, places=None, setting="audited", seed=0) -> dict:
+def probe(features, targets, groups=None, places=None, setting="audited", seed=0, steps=None,
+          by_class=False) -> dict:
     """What logistic regressions of `features` (*population, n, d) say of `targets` (n,), or (k, n) for k sets of labels.
 
     `groups` (n,): rows that must not be parted; `places` (n,): rows within which labels are shuffled and a majority taken.
     Returns name → (*population, k), or (*population) for one set: accuracy, control, selectivity, balanced, and on the
-    fitted rows fitted; majority (k,). In setting `code` all rows are fitted on and scored. Raises ValueError for
+    fitted rows fitted; majority (k,). In setting `code` all rows are fitted on and scored. `steps`: other than the
+    setting's; `by_class` adds each class's accuracy (*population, classes) for one set of labels. Raises ValueError for
     shapes that do not fit, activations that are not finite, and labels of which there is only one."""
     how, one = SETTINGS[choose("setting", setting, list(SETTINGS))], np.ndim(targets) == 1
     y = _check(features, targets)
@@ -99,15 +101,18 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     every = torch.cat([y, shuffle(y, places, seed)])
     hot = F.one_hot(every).to(features.dtype)
     x = _prepared(features.flatten(0, -3) if population else features[None], fit, how)
-    inside, labels = x[:, fit], hot[:, fit]
-    w = descend(inside, labels, how, seed) if how.lr else converge(inside, labels, how.steps)
+    inside, true, false = x[:, fit], hot[:len(y), fit], hot[len(y):, fit]
+    fitted = lambda said: descend(inside, said, how, seed, steps) if how.lr else converge(inside, said, steps or how.steps)
+    w = torch.cat([fitted(true), fitted(false)], 2)
     said = (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_absent(hot[:, fit]), -torch.inf).argmax(-1)
     right = (said == every.T).float().unflatten(2, (2, -1))                       # population, n, (real, shuffled), k
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1)}
     out["selectivity"] = out["accuracy"] - out["control"]
     out = {k: v.reshape(*population, -1) for k, v in out.items()} | {"majority": lookup(places, y, fit, score)}
-    return {k: v[..., 0] for k, v in out.items()} if one else out
+    out = {k: v[..., 0] for k, v in out.items()} if one else out
+    if by_class: out["by_class"] = _each(right[:, score, 0], y[:, score], 0).reshape(*population, -1)
+    return out
 
 # %% ../nbs/2_instruments/171_probes.ipynb #e2f9236d
 def _check(features, targets):
@@ -138,8 +143,9 @@ def shuffle(y, places, seed=0):
     return out
 
 def _balanced(right, y):
-    each = [[right[:, y[i] == v, i].mean(1) for v in y[i].unique()] for i in range(len(y))]
-    return torch.stack([torch.stack(v).mean(0) for v in each], -1)
+    return torch.stack([_each(right, y, i).mean(1) for i in range(len(y))], -1)
+
+def _each(right, y, i): return torch.stack([right[:, y[i] == v, i].mean(1) for v in y[i].unique()], 1)
 
 def lookup(keys, y, fit, score):
     "Accuracy (k,) on the rows `score` of a table from keys (n,) to the most frequent of labels y (k, n) in the rows `fit`."

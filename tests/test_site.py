@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
 # The house reads from left to right: a room may import the rooms before it and no others.
-ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted ablation "
-         "attribution patching patterns routing rerouting speed heldout evidence figures results recording bench cli").split()
+ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted clocks ablation "
+         "attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking evidence "
+         "figures results recording bench cli").split()
 
 
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore

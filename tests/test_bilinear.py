@@ -1,0 +1,218 @@
+"""The bilinear tensor against its materialised form, plain loops over pairs and permuted weights."""
+import math
+
+import pytest
+import torch
+
+from moe_redistribution.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables, readers, redrawn, rotation,
+                                         scores, shares, tensor, token_power, top, with_nulls)
+from moe_redistribution.clocks import rotated_clock
+from moe_redistribution.fourier import concentration
+from moe_redistribution.models import init
+from moe_redistribution.tasks import P, get_task
+from moe_redistribution.trace import ROW_COLUMNS, trace
+
+SMALL = {"glu": "modadd/glu-h24-gelu+d32", "moe_glu": "modadd/moe_glu-e4k1-h48-silu+d32"}
+each_variant = pytest.mark.parametrize("name", SMALL.values(), ids=SMALL)
+LINEAR = "modadd/glu-h64-linear"
+near = lambda a, b, eps=1e-9: torch.testing.assert_close(a, b, rtol=eps, atol=eps)
+
+
+def population(name, n_seeds=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)])
+
+
+def tables(gate, mix, up): return torch.einsum("...jm,...mk,...lm->...kjl", gate, mix, up)
+
+
+# ------------------------------------------------------------------------------------------------- tensor and its SVD
+
+def test_an_expert_is_its_tensor_where_the_activation_is_linear():
+    name = "modadd/moe_glu-e2k1-h16-linear+d32"
+    params, tokens = population(name), get_task("modadd").tokens[::777]
+    tr = trace(params, tokens, name)
+    x, T = tr["resid_mid"].double(), tensor(params, name)
+    torch.testing.assert_close(torch.einsum("seijk,sbtj,sbtk->sbtei", T, x, x), tr["expert_out"].double(), rtol=1e-4, atol=1e-5)
+
+
+@each_variant
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name, symmetric):
+    params = population(name)
+    T = tensor(params, name)
+    if symmetric: T = (T + T.mT) / 2
+    gate, up, down = factors(params, name)
+    strength, mix = top(gate, up, down, 6, symmetric)
+    U, S, Vh = torch.linalg.svd(T.flatten(3), full_matrices=False)
+    near(strength, S[..., :6], 1e-8)
+    V = tables(gate, mix, up)
+    if symmetric: V = (V + V.mT) / 2
+    near((V.flatten(3) * Vh[:, :, :6]).sum(-1).abs(), torch.ones(2, T.shape[1], 6).double(), 1e-6)
+
+
+def test_tables_that_do_not_exist_are_nan_and_not_noise():
+    params = population("modadd/glu-h24-gelu+d32")
+    gate, up, down = factors(params, "modadd/glu-h24-gelu+d32")
+    down[..., 3:, :] = 0                                                        # three units are left
+    strength, mix = top(gate, up, down, 6)
+    assert mix[..., :3].isfinite().all() and mix[..., 3:].isnan().all()
+
+
+# ------------------------------------------------------------------------------------------------------ token tables
+
+def by_loops(V, E_a, E_b):
+    "Concentration as printed and share of the sum of one table, pair by pair, as App. B writes it."
+    M = [[(E_a[a] @ V @ E_b[b] + E_b[b] @ V @ E_a[a]).item() for b in range(P)] for a in range(P)]
+    signal = torch.tensor([sum(M[a][(s - a) % P] for a in range(P)) / P for s in range(P)], dtype=torch.double)
+    S = torch.fft.fft(signal).abs().square()[1:]
+    M = torch.tensor(M, dtype=torch.double)
+    M = M - M.mean(0, keepdim=True) - M.mean(1, keepdim=True) + M.mean()
+    waves = torch.fft.fft2(M).abs().square()
+    on_sum = sum(waves[f, f] for f in range(1, P))                              # e^{2πif(a + b)/p}
+    return (S.max() / S.sum()).item(), (on_sum / waves.sum()).item()
+
+
+@pytest.mark.parametrize("through", READERS)
+def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
+    name = "modadd/glu-h24-gelu+d32"
+    params = population(name, 1)
+    own, (xa, xb) = factors(params, name), readers(params, name, through)
+    mix = top(*own, 2)[1]
+    one_wave, on_sum = shares(*token_power(*own[:2], mix, (xa, xb)))
+    V = tables(own[0], mix, own[1])[0, 0, 1]
+    want = by_loops(V, xa[0, 0], xb[0, 0])
+    assert math.isclose(one_wave[0, 0, 1] / 2, want[0], rel_tol=1e-9) and math.isclose(on_sum[0, 0, 1], want[1], rel_tol=1e-9)
+
+
+def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_transpose():
+    params = population(SMALL["glu"])
+    gate, up, down = factors(params, SMALL["glu"])
+    mix, E = top(gate, up, down)[1], params["W_E"][:, None, :P].double()
+    M = E[:, :, None] @ tables(gate, mix, up) @ E[:, :, None].mT
+    a, s = torch.arange(P), torch.arange(P)[:, None]
+    printed = lambda M: concentration(M[..., a, (s - a) % P].mean(-1)[:, 0].mT, "paper")
+    one_wave = shares(*token_power(gate, up, mix, (E, E)))[0]
+    near(printed(M), one_wave[:, 0] / 2)
+    near(printed(M.mT), printed(M))
+
+
+@each_variant
+def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
+    "What the layer would write for x_a + x_b, without its activation, less what one of them alone makes it write."
+    params = population(name, 1)
+    gate, up, down = factors(params, name)
+    xa, xb = readers(params, name, "attention")
+    unit = lambda x, w: x[0] @ w[0]                                                        # (e, p, w)
+    pairs = (torch.einsum("eam,ebm->eabm", unit(xa, gate), unit(xb, up))
+             + torch.einsum("eam,ebm->eabm", unit(xa, up), unit(xb, gate))) @ down[0][:, None]
+    logits = pairs @ params["W_U"][0].double()
+    got = scores(gate, up, down, {"attention": (xa, xb)}, params["W_U"])["attention"]
+    for metric, M in (("sum_share", pairs), ("sum_share_logits", logits - logits.mean(-1, keepdim=True))):
+        M = M - M.mean(1, keepdim=True) - M.mean(2, keepdim=True) + M.mean((1, 2), keepdim=True)
+        a, s = torch.arange(P), torch.arange(P)[:, None]
+        by_sum = M[:, a, (s - a) % P].mean(2)                                               # (e, p, d)
+        want = (P * by_sum.square().sum((1, 2)) / M.square().sum((1, 2, 3))).mean()
+        assert math.isclose(got[metric].item(), want.item(), rel_tol=1e-6), metric
+
+
+def test_what_attention_brings_is_what_stands_in_the_residual_stream():
+    "With queries of zero every pattern is uniform, and the mean pattern is exact for each pair."
+    name = "modadd/glu-h24-gelu+d32"
+    params = population(name, 1)
+    params["W_Q"] = torch.zeros_like(params["W_Q"])
+    xa, xb = readers(params, name, "attention")
+    seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()     # 0+0, 5+0, 0+7
+    near(seen[1] - seen[0], xa[0, 0, 5] - xa[0, 0, 0], 1e-5)
+    near(seen[2] - seen[0], xb[0, 0, 7] - xb[0, 0, 0], 1e-5)
+
+
+def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
+    "n → 5n sends waves to waves and sums to sums."
+    params = population(SMALL["moe_glu"])
+    gate, up, down = factors(params, SMALL["moe_glu"])
+    E = params["W_E"][:, None, :P].double()
+    one = scores(gate, up, down, {"e": (E, E)}, params["W_U"])["e"]
+    other = E[:, :, torch.arange(P) * 5 % P]
+    two = scores(gate, up, down, {"e": (other, other)}, params["W_U"])["e"]
+    for n in one: near(one[n], two[n])
+
+
+# ------------------------------------------------------------------------------------------------------------- nulls
+
+def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimension():
+    read = [torch.randn(1, 1, P, 32, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    got = random_tables(read, 3, torch.Generator().manual_seed(2))
+    V = torch.randn(1, 1, 3, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(2))[0, 0, 1]
+    eye = torch.eye(32, dtype=torch.double)[None, None]
+    want = shares(*token_power(eye, V.mT[None, None], torch.ones(1, 1, 32, 1).double(), read))
+    near(got[0][0, 0, 1], want[0][0, 0, 0])
+    near(got[1][0, 0, 1], want[1][0, 0, 0])
+
+
+def test_nulls_keep_what_they_should_and_nothing_more():
+    params, g = population(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
+    gate, up, down = factors(params, SMALL["moe_glu"])
+    same_gate, paired, same_down = redrawn(gate, up, down, SMALL["moe_glu"], "shuffled", g)
+    assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
+    near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
+    near(top(*redrawn(gate, up, down, SMALL["moe_glu"], "rotated", g), 5)[0], top(gate, up, down, 5)[0], 1e-7)
+    Q = rotation((2, 3, 8), g)
+    near(Q @ Q.mT, torch.eye(8).double().expand(2, 3, 8, 8))
+    fresh = redrawn(gate, up, down, SMALL["moe_glu"], "untrained", g)
+    assert all(x.shape == y.shape for x, y in zip(fresh, (gate, up, down))) and fresh[0].abs().max() <= 32**-.5
+
+
+def test_an_exact_clock_can_have_the_concentration_of_its_nulls_but_not_their_share_of_the_sum():
+    twin = with_nulls(rotated_clock(), LINEAR, draws=12)["embedding"]
+    assert twin["none"]["concentration"] < twin["random"]["concentration"].max()
+    assert all(twin["none"]["sum_share_logits"] > twin[kind]["sum_share_logits"].max() + .5 for kind in NULLS)
+
+
+def test_draws_are_seeded():
+    params = population(SMALL["glu"], 1)
+    one, same, other = (with_nulls(params, SMALL["glu"], draws=2, seed=s)["attention"] for s in (0, 0, 1))
+    for kind in NULLS:
+        assert torch.equal(one[kind]["sum_share"], same[kind]["sum_share"])
+        assert not torch.equal(one[kind]["sum_share"], other[kind]["sum_share"])
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+@each_variant
+def test_rows_of_a_seed_do_not_depend_on_its_company(name):
+    params = population(name, 3)
+    whole = bilinear_rows(params, name, [5, 6, 7], draws=2, rule="final")
+    alone = bilinear_rows({n: v[1:2] for n, v in params.items()}, name, [6], draws=2, rule="final")
+    pick = lambda f: f[(f["seed"] == 6) & (f["edit"] == "none")].reset_index(drop=True)
+    assert list(whole.columns) == list(ROW_COLUMNS) and len(whole) <= 3 * 200
+    torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]), rtol=1e-6, atol=1e-9)
+
+
+def test_each_number_has_its_nulls_beside_it():
+    frame = bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
+    for metric in frame.query("edit == 'none'")["metric"].unique():
+        for suffix in ("", "_sd", "_p"):
+            assert len(frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]) == 2 * len(NULLS) * len(READERS)
+    share = frame[frame["metric"].str.endswith("_p")]["value"]
+    assert share.between(.25, 1).all()                                                   # of 1 + 3 draws
+    assert frame["value"].notna().all()
+
+
+@pytest.mark.parametrize("name, says", [("modadd/ffn-h24-gelu", "nothing is multiplied"), ("add7/glu-h24-silu", "modular addition"),
+                                        ("modadd/glu-h24-gelu+L2", "one layer"), ("modadd/glu-h24-gelu+norm", "without norm")])
+def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
+    with pytest.raises(ValueError, match=says): bilinear_rows(population(name, 1), name, [0])
+
+
+def test_unknown_readers_and_nulls_are_refused():
+    params = population(SMALL["glu"], 1)
+    with pytest.raises(ValueError, match="nearest: 'attention'"): readers(params, SMALL["glu"], "attn")
+    with pytest.raises(ValueError, match="nearest: 'shuffled'"):
+        redrawn(*factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
+
+
+def test_gram_is_the_products_of_the_tables():
+    gate, up, _ = factors(population(SMALL["glu"], 1), SMALL["glu"])
+    one = torch.einsum("jm,km->mjk", gate[0, 0], up[0, 0])
+    near(gram(gate, up)[0, 0], one.flatten(1) @ one.flatten(1).T)
+    half = (one + one.mT) / 2
+    near(gram(gate, up, symmetric=True)[0, 0], half.flatten(1) @ half.flatten(1).T)

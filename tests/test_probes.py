@@ -1,0 +1,134 @@
+"""Linear probes against scikit-learn and plain loops: which rows are fitted on, what a table knows, what is refused."""
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from moe_redistribution.models import init
+from moe_redistribution.planted import carry_by_attention, carry_by_ffn
+from moe_redistribution.probes import SETTINGS, converge, features, lookup, part, probe, probe_rows, shuffle, tokens_alone
+from moe_redistribution.tasks import get_task
+
+
+def noisy(n=900, d=12, classes=3, population=2, seed=0):
+    "Features (population, n, d) that tell of three classes with many mistakes, and the classes."
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, classes, (n,), generator=g)
+    means = torch.randn(population, classes, d, generator=g) * .6
+    return means[:, y] + torch.randn(population, n, d, generator=g) * torch.linspace(.5, 30, d), y
+
+
+def by_sklearn(x, y, fit):
+    mean, std = x[fit].mean(0), x[fit].std(0, correction=0)
+    x = ((x - mean) / std).double().numpy()
+    model = LogisticRegression(max_iter=5000, tol=1e-8).fit(x[fit], y[fit])
+    return model.score(x[~fit], y[~fit]), model
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_accuracies_are_those_of_scikit_learn_on_the_same_split(classes):
+    x, y = noisy(classes=classes)
+    found, fit = probe(x, y), part(torch.arange(len(y)))
+    for i in range(len(x)): assert abs(found["accuracy"][i] - by_sklearn(x[i], y, fit)[0]) <= .01
+
+
+def test_converged_weights_are_scikit_learns():
+    x, y = (v[0] if v.ndim == 3 else v for v in noisy(400, 5, population=1))
+    x = (x - x.mean(0)) / x.std(0)
+    hot = torch.nn.functional.one_hot(y)[None].double()
+    w = converge(torch.cat([x, torch.ones(len(x), 1)], 1)[None].double(), hot, steps=200, tol=1e-9)[0, :, 0]
+    model = LogisticRegression(max_iter=5000, tol=1e-10).fit(x.numpy(), y)
+    assert torch.allclose(w[:-1] - w[:-1].mean(1, keepdim=True), torch.from_numpy(model.coef_.T).double(), atol=2e-3)
+
+
+def test_no_group_lies_in_both_parts_and_another_seed_is_another_split():
+    groups = torch.arange(50).repeat_interleave(4)
+    a, b = part(groups), part(groups, 1)
+    assert a.view(50, 4).all(1).logical_or(~a.view(50, 4).any(1)).all() and a.sum() == 140 and (a != b).any()
+    assert (part(groups) == a).all()
+
+
+def test_test_accuracy_does_not_see_the_labels_of_the_test_part():
+    x, y = noisy()
+    fit = part(torch.arange(len(y)))
+    spoilt = torch.where(fit, y, (y + 1) % 3)
+    agree = probe(x, y)["accuracy"] + probe(x, spoilt)["accuracy"]
+    assert (agree <= 1).all() and torch.equal(probe(x, y)["fitted"], probe(x, spoilt)["fitted"])
+
+
+def test_a_seed_in_a_population_is_that_seed_alone():
+    x, y = noisy(population=3)
+    for setting in ("audited", "spec"):
+        together = probe(x, y, setting=setting, steps=40)["accuracy"]
+        assert probe(x[:1], y, setting=setting, steps=40)["accuracy"][0] == pytest.approx(together[0].item(), abs=.01)
+    both = probe(x, torch.stack([y, y.flip(0)]))["accuracy"]
+    assert both.shape == (3, 2) and torch.allclose(both[:, 0], probe(x, y)["accuracy"], atol=.01)
+
+
+def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
+    y, places = torch.randint(0, 4, (2, 600), generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3
+    out = shuffle(y, places)
+    assert (out != y).any()
+    for i in range(2):
+        for p in range(3): assert torch.equal(out[i, places == p].bincount(minlength=4), y[i, places == p].bincount(minlength=4))
+
+
+def test_lookup_is_a_dictionary():
+    g = torch.Generator().manual_seed(2)
+    keys, y = torch.randint(0, 30, (300,), generator=g), torch.randint(0, 3, (1, 300), generator=g)
+    fit = torch.arange(300) < 120
+    seen = {}
+    for k, v in zip(keys[fit].tolist(), y[0, fit].tolist()): seen.setdefault(k, []).append(v)
+    usual = np.bincount(y[0, fit]).argmax()
+    said = [np.bincount(seen[k]).argmax() if k in seen else usual for k in keys[~fit].tolist()]
+    assert lookup(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
+
+
+def test_code_reports_what_is_learnt_by_heart():
+    noise, coin = torch.randn(120, 150, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 2
+    found = probe(noise, coin, setting="code")
+    assert found["accuracy"] == found["control"] == 1 and probe(noise, coin)["accuracy"] < .75
+    assert not SETTINGS["code"].split and SETTINGS["spec"].lr == 1e-3 and SETTINGS["spec"].batch == 128
+
+
+def test_a_constant_or_scaled_feature_changes_nothing():
+    x, y = noisy(population=1)
+    scaled = torch.cat([x * 1000 + 7, torch.full_like(x[..., :3], 2.)], -1)
+    assert probe(scaled, y)["accuracy"].item() == pytest.approx(probe(x, y)["accuracy"].item(), abs=.01)
+
+
+def test_planted_rows_say_what_the_construction_says():
+    table = probe_rows(carry_by_ffn(), "add7/ffn-h32-relu", [7])
+    at = table.set_index(["site", "position", "metric"])["value"]
+    assert at["embed", "o1", "operation_accuracy"] == at["none", "o1", "operation_tokens_alone"] == 1
+    assert abs(at["attn_out", "o1", "operation_accuracy"] - at["none", "o1", "operation_majority"]) < .03
+    assert at["ffn_out", "o2", "operation_balanced"] == 1 and at["embed", "o2", "operation_accuracy"] < .99
+    assert set(table["seed"]) == {7} and set(table["split"]) == {"test"} and len(table) <= 150
+    silent = probe_rows(carry_by_attention(), "add7/ffn-h32-relu+d128", [0], at_sites=("ffn_out",))
+    at = silent.set_index(["site", "position", "metric"])["value"]
+    assert at["ffn_out", "o1", "operation_accuracy"] == pytest.approx(at["none", "o1", "operation_majority"])
+
+
+def test_features_of_experts_stand_side_by_side():
+    c = "add7/moe_glu-e2k1-h8-silu"
+    x = features(init(c, [torch.Generator().manual_seed(0)]), c, ["gate", "up", "hidden"])
+    assert x["hidden"].shape == (1, 1000, 4, 8) and torch.allclose(x["gate"] * x["up"], x["hidden"], atol=1e-6)
+
+
+def test_tokens_alone_counts_by_hand():
+    t, fit = get_task("add7"), torch.ones(1000, dtype=torch.bool)
+    y = torch.tensor((t.strata["operation_o2"] == "+1").tolist()).long()
+    assert tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)     # 0 by carry: 70 of 100
+
+
+@pytest.mark.parametrize("x, y, says", [(torch.ones(5, 2), torch.zeros(4), "one label a row"),
+                                        (torch.ones(4, 2), torch.zeros(4), "labels of two kinds"),
+                                        (torch.full((4, 2), torch.nan), torch.arange(4), "finite features")])
+def test_bad_input_is_refused(x, y, says):
+    with pytest.raises(ValueError, match=says): probe(x, y)
+
+
+def test_another_task_or_setting_is_refused():
+    p = init("hist/ffn-h8-gelu", [torch.Generator()])
+    with pytest.raises(ValueError, match="expected add7, got hist"): probe_rows(p, "hist/ffn-h8-gelu", [0])
+    with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
