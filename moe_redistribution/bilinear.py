@@ -73,7 +73,7 @@ def readers(params, c, through="embedding"):
 
 # %% ../nbs/2_instruments/173_bilinear.ipynb #f354ade0
 def units_read(gate, up, read):
-    "Of units read for all pairs: waves of a + b (..., w, 112), real and imaginary parts, and scalar products (..., w, w)."
+    "Of units read for all pairs: waves of a + b (..., w, 112), real and imaginary, and scalar products (..., w, w)."
     (ga, ua), (gb, ub) = (((x - x.mean(-2, keepdim=True)) @ gate, (x - x.mean(-2, keepdim=True)) @ up) for x in read)
     wave = lambda x: torch.fft.rfft(x, dim=-2)[..., 1:, :]
     on_sum = torch.view_as_real((wave(ga) * wave(ub) + wave(gb) * wave(ua)).mT).flatten(-2) * (2**.5 / P)

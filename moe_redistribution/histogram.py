@@ -21,7 +21,7 @@ from .ablation import replacing
 from .probes import Setting, descend, probe
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #d7152edc
-D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)             # first dimension of each: token, position, x, y, bag, logits
+D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: token, position, x, y, bag, logits
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
 def _blank(c):
@@ -62,7 +62,7 @@ def _step(p, at, dim, scale, low, high, adds):
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #378f83f0
 def count_by_inventory(c="hist/ffn-h40-relu") -> dict:
-    "Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up. A dense ReLU FFN, d_mlp ≥ 32."
+    "Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up. ReLU FFN, d_mlp ≥ 32."
     p, tokens = _blank(condition(c)), torch.arange(ALPHABET)
     p["W_V"][0, 0, 0, tokens, tokens] = 1
     p["W_O"][0, 0, 0, tokens, D["BAG"] + tokens] = LENGTH
@@ -87,20 +87,22 @@ def paper_sequences() -> torch.Tensor:
 def count_probes(params, c, protocol="audited", steps=None) -> dict:
     """Linear probes of the count in the residual stream (Tab. 10): site → {accuracy, control, majority, by_count}.
 
-    Each (s,), `by_count` (s, 9) for counts 1–9; under `paper` accuracy alone. `steps`: fewer of the fit. Takes one layer.
+    Each (s,), `by_count` (s, 9) for counts 1–9; under `paper` accuracy alone. `steps`: fewer of the fit.
     Raises ValueError for another task, several layers and an unknown protocol."""
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
     tokens = paper_sequences() if paper else get_task("hist").tokens[:N_PROBED]
-    found = [_one({n: v[i:i + 1] for n, v in params.items()}, c, tokens, paper, steps) for i in range(len(params["W_E"]))]
+    one = lambda i: {n: v[i:i + 1] for n, v in params.items()}
+    found = [_one(one(i), c, tokens, paper, steps) for i in range(len(params["W_E"]))]
     return {s: {m: torch.cat([f[s][m] for f in found]) for m in found[0][s]} for s in STREAM_SITES}
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #4056ca89
 def _hist(c):
     c = condition(c)
-    if c.task != "hist": raise ValueError(f"histogram: expected a hist condition, got {c.name}; fix: use probe_rows for add7")
+    if c.task != "hist":
+        raise ValueError(f"histogram: expected a hist condition, got {c.name}; fix: use probe_rows for add7")
     if c.n_layers > 1 or c.ffn == "no_ffn":
-        raise ValueError(f"histogram: expected one layer with an FFN, got {c.name}; fix: read other models with `probe`")
+        raise ValueError(f"histogram: expected one layer with an FFN, got {c.name}; fix: use `probe`")
     return c
 
 def _one(p, c, tokens, paper, steps):
@@ -112,7 +114,8 @@ def _one(p, c, tokens, paper, steps):
 
 def _clean(x, y, sequence, steps):
     found = probe(x, y, sequence, steps=steps or 80, by_class=True)
-    return {m: found[m].reshape(1, -1)[:, 0] for m in ("accuracy", "control", "majority")} | {"by_count": found["by_class"]}
+    few = {m: found[m].reshape(1, -1)[:, 0] for m in ("accuracy", "control", "majority")}
+    return few | {"by_count": found["by_class"]}
 
 def _as_printed(x, y, sequence, steps):
     fit = sequence < .7 * (sequence[-1] + 1)
@@ -121,8 +124,9 @@ def _as_printed(x, y, sequence, steps):
     w = descend(x[:, fit], hot[:, fit], PAPER, 0, steps)[:, :, 0]
     return {"accuracy": ((x[:, ~fit] @ w).argmax(-1) == y[~fit]).float().mean(1)}
 
+# %% ../nbs/2_instruments/175_histogram.ipynb #880041dc
 def lifts(found) -> dict:
-    "attn_lift and ffn_lift (s,): what the accuracy gains from the embedding to resid_mid, and from there to resid_post."
+    "attn_lift and ffn_lift (s,): what accuracy gains from embedding to resid_mid, and from there to resid_post."
     acc = {s: found[s]["accuracy"] for s in STREAM_SITES}
     return {"attn_lift": acc["resid_mid"] - acc["embed"], "ffn_lift": acc["resid_post"] - acc["resid_mid"]}
 
@@ -144,7 +148,7 @@ def token_responses(params, c) -> dict:
     return {s: seen[s][:, 0].flatten(2).mT for s in ("gate", "up", "hidden") if s in seen}
 
 def selective_shares(params, c) -> dict:
-    """Share of units (s,) with a selectivity above 5: `hidden` (the paper's), and for gated FFNs `gate`, `up`, `root`, the
+    """Share of units (s,) with a selectivity above 5: `hidden` (the paper's), for gated FFNs `gate`, `up`, `root`, the
     square root of the product, and `unpaired`, each gate times another unit's up."""
     h = token_responses(params, c)
     if "gate" in h: h |= {"root": h["hidden"].abs().sqrt(), "unpaired": h["gate"] * h["up"].roll(1, 1)}
@@ -158,6 +162,7 @@ def by_count(params, c, edits) -> torch.Tensor:
     hit = (predict(params, c, made) == t.targets.to(params["W_E"].device)).float()
     return torch.stack([hit[:, strata(t)[f"count={k}"]].mean(1) for k in range(1, LENGTH)], 1)
 
+# %% ../nbs/2_instruments/175_histogram.ipynb #e1c59d3c
 def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count (App. H).
 
@@ -168,9 +173,10 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
     for protocol in protocols:
         found = count_probes(params, c, protocol)
         mark = labels | dict(edit=protocol, split="test", n_examples=6000 if protocol == "paper" else N_PROBED * 3)
+        each = mark | dict(metric="probe_accuracy", n_examples=0)
         for site, v in found.items():
             out += [rows(v[m], seeds, site=site, metric=f"probe_{m}", **mark) for m in v if m != "by_count"]
-            out += [rows(x, seeds, site=site, metric="probe_accuracy", stratum=f"count={k}", **mark | dict(n_examples=0))
+            out += [rows(x, seeds, site=site, stratum=f"count={k}", **each)
                     for k, x in enumerate(v.get("by_count", torch.zeros(0, 0)).T, 1)]
         out += [rows(v, seeds, metric=m, **mark) for m, v in lifts(found).items()]
     out += [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels)

@@ -178,6 +178,7 @@ def strata(task:Task) -> dict:
         out |= {f"{by}={v}": torch.from_numpy(each == v) for v in np.unique(each) if v}
     return out
 
+# %% ../nbs/1_setting/01_tasks.ipynb #8c86eb9f
 def slices(task:Task) -> list:
     """(span, stratum, mask (n, read)) for every combination that holds predictions, all of it first.
 

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from moe_redistribution.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables, readers, redrawn, rotation,
-                                         scores, shares, tensor, token_power, top, with_nulls)
-from moe_redistribution.clocks import rotated_clock
+from moe_redistribution.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables, readers, redrawn,
+                                         rotation, scores, shares, tensor, token_power, top, with_nulls)
+from moe_redistribution.clocks import bilinear_clock, rotated_clock
 from moe_redistribution.fourier import concentration
 from moe_redistribution.models import init
 from moe_redistribution.tasks import P, get_task
@@ -31,7 +31,8 @@ def test_an_expert_is_its_tensor_where_the_activation_is_linear():
     params, tokens = population(name), get_task("modadd").tokens[::777]
     tr = trace(params, tokens, name)
     x, T = tr["resid_mid"].double(), tensor(params, name)
-    torch.testing.assert_close(torch.einsum("seijk,sbtj,sbtk->sbtei", T, x, x), tr["expert_out"].double(), rtol=1e-4, atol=1e-5)
+    got = torch.einsum("seijk,sbtj,sbtk->sbtei", T, x, x)
+    torch.testing.assert_close(got, tr["expert_out"].double(), rtol=1e-4, atol=1e-5)
 
 
 @each_variant
@@ -80,7 +81,8 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     one_wave, on_sum = shares(*token_power(*own[:2], mix, (xa, xb)))
     V = tables(own[0], mix, own[1])[0, 0, 1]
     want = by_loops(V, xa[0, 0], xb[0, 0])
-    assert math.isclose(one_wave[0, 0, 1] / 2, want[0], rel_tol=1e-9) and math.isclose(on_sum[0, 0, 1], want[1], rel_tol=1e-9)
+    assert math.isclose(one_wave[0, 0, 1] / 2, want[0], rel_tol=1e-9)
+    assert math.isclose(on_sum[0, 0, 1], want[1], rel_tol=1e-9)
 
 
 def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_transpose():
@@ -114,11 +116,11 @@ def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
         assert math.isclose(got[metric].item(), want.item(), rel_tol=1e-6), metric
 
 
-def test_what_attention_brings_is_what_stands_in_the_residual_stream():
-    "With queries of zero every pattern is uniform, and the mean pattern is exact for each pair."
-    name = "modadd/glu-h24-gelu+d32"
-    params = population(name, 1)
-    params["W_Q"] = torch.zeros_like(params["W_Q"])
+@pytest.mark.parametrize("name", [SMALL["glu"], LINEAR], ids=["uniform", "one head each"])
+def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
+    "With queries of zero, or heads that look at a and at b whatever they hold, the mean pattern is that of each pair."
+    params = bilinear_clock(apart=True) if name == LINEAR else population(name, 1)
+    if name != LINEAR: params["W_Q"] = torch.zeros_like(params["W_Q"])
     xa, xb = readers(params, name, "attention")
     seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()     # 0+0, 5+0, 0+7
     near(seen[1] - seen[0], xa[0, 0, 5] - xa[0, 0, 0], 1e-5)
@@ -154,7 +156,10 @@ def test_nulls_keep_what_they_should_and_nothing_more():
     same_gate, paired, same_down = redrawn(gate, up, down, SMALL["moe_glu"], "shuffled", g)
     assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
     near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
-    near(top(*redrawn(gate, up, down, SMALL["moe_glu"], "rotated", g), 5)[0], top(gate, up, down, 5)[0], 1e-7)
+    turned = redrawn(gate, up, down, SMALL["moe_glu"], "rotated", g)
+    near(top(*turned, 5)[0], top(gate, up, down, 5)[0], 1e-7)
+    near(turned[0].mT @ turned[1], gate.mT @ up)                                            # both readings turn together
+    assert not torch.allclose(turned[0], gate, atol=.1)
     Q = rotation((2, 3, 8), g)
     near(Q @ Q.mT, torch.eye(8).double().expand(2, 3, 8, 8))
     fresh = redrawn(gate, up, down, SMALL["moe_glu"], "untrained", g)
@@ -191,14 +196,16 @@ def test_each_number_has_its_nulls_beside_it():
     frame = bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
     for metric in frame.query("edit == 'none'")["metric"].unique():
         for suffix in ("", "_sd", "_p"):
-            assert len(frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]) == 2 * len(NULLS) * len(READERS)
+            beside = frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]
+            assert len(beside) == 2 * len(NULLS) * len(READERS)
     share = frame[frame["metric"].str.endswith("_p")]["value"]
     assert share.between(.25, 1).all()                                                   # of 1 + 3 draws
     assert frame["value"].notna().all()
 
 
-@pytest.mark.parametrize("name, says", [("modadd/ffn-h24-gelu", "nothing is multiplied"), ("add7/glu-h24-silu", "modular addition"),
-                                        ("modadd/glu-h24-gelu+L2", "one layer"), ("modadd/glu-h24-gelu+norm", "without norm")])
+@pytest.mark.parametrize("name, says", [
+    ("modadd/ffn-h24-gelu", "nothing is multiplied"), ("add7/glu-h24-silu", "modular addition"),
+    ("modadd/glu-h24-gelu+L2", "one layer"), ("modadd/glu-h24-gelu+norm", "without norm")])
 def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
     with pytest.raises(ValueError, match=says): bilinear_rows(population(name, 1), name, [0])
 

@@ -6,7 +6,8 @@ from sklearn.linear_model import LogisticRegression
 
 from moe_redistribution.models import init
 from moe_redistribution.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.probes import SETTINGS, converge, features, lookup, part, probe, probe_rows, shuffle, tokens_alone
+from moe_redistribution.probes import (SETTINGS, converge, features, lookup, part, probe, probe_rows, shuffle,
+                                       tokens_alone)
 from moe_redistribution.tasks import get_task
 
 
@@ -70,7 +71,9 @@ def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
     out = shuffle(y, places)
     assert (out != y).any()
     for i in range(2):
-        for p in range(3): assert torch.equal(out[i, places == p].bincount(minlength=4), y[i, places == p].bincount(minlength=4))
+        for p in range(3):
+            a, b = (v[i, places == p].bincount(minlength=4) for v in (out, y))
+            assert torch.equal(a, b)
 
 
 def test_lookup_is_a_dictionary():
@@ -118,7 +121,7 @@ def test_features_of_experts_stand_side_by_side():
 def test_tokens_alone_counts_by_hand():
     t, fit = get_task("add7"), torch.ones(1000, dtype=torch.bool)
     y = torch.tensor((t.strata["operation_o2"] == "+1").tolist()).long()
-    assert tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)     # 0 by carry: 70 of 100
+    assert tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)
 
 
 @pytest.mark.parametrize("x, y, says", [(torch.ones(5, 2), torch.zeros(4), "one label a row"),

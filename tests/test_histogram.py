@@ -1,0 +1,111 @@
+"""Planted counters, count probes, selectivity and accuracy by count against loops; what the paper's protocol reads."""
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from moe_redistribution.ablation import ablate
+from moe_redistribution.data import sampled
+from moe_redistribution.histogram import (STREAM_SITES, by_count, count_by_attention, count_by_inventory, count_probes,
+                                          histogram_rows, lifts, paper_sequences, selective_shares, selectivity,
+                                          token_responses)
+from moe_redistribution.models import forward, init
+from moe_redistribution.tasks import counts, get_task
+
+NAME = "hist/ffn-h40-relu"
+
+
+def start(c, n=1): return init(c, [torch.Generator().manual_seed(s) for s in range(n)])
+
+
+@pytest.mark.parametrize("made", [count_by_attention, count_by_inventory])
+def test_planted_counters_are_exact_on_sequences_of_any_kind(made):
+    g = torch.Generator().manual_seed(0)
+    few = torch.stack([torch.randint(0, n, (10,), generator=g) for n in (2, 3, 5, 32) for _ in range(200)])
+    few = few[counts(few).amax(1) < 10]
+    assert (forward(made(), few, NAME)[0].argmax(-1) == counts(few) - 1).all()
+
+
+def test_the_attention_counter_counts_when_its_own_token_is_the_sink():
+    seen, tokens = {}, torch.tensor([[3, 3, 3, 5, 5, 1, 2, 6, 7, 3]])
+    forward(count_by_attention(), tokens, NAME, sink=seen)
+    x, y = seen["resid_mid"][0, 0, :, 42], seen["resid_mid"][0, 0, :, 43]
+    assert x[3].item() == pytest.approx(10 / 12) and y[3].item() == pytest.approx(0, abs=1e-6)
+    assert x[9].item() == pytest.approx(1) and y[9].item() == pytest.approx(11 / 14)
+
+
+def test_probes_tell_the_counters_apart():
+    by_attention, by_inventory = (count_probes(f(), NAME) for f in (count_by_attention, count_by_inventory))
+    assert lifts(by_attention)["attn_lift"] > .15 > .05 > lifts(by_inventory)["attn_lift"]
+    assert lifts(by_inventory)["ffn_lift"] > .7
+    for found in (by_attention, by_inventory):
+        assert found["resid_post"]["accuracy"] > .97 and abs(found["resid_post"]["control"] - .2) < .06
+        assert found["embed"]["by_count"].shape == (1, 9)
+
+
+def test_the_papers_probe_reads_sequences_that_seed_42_was_trained_on():
+    assert torch.equal(paper_sequences(), sampled(42)[0][1000:3000])
+    found = count_probes(count_by_inventory(), NAME, "paper", steps=5)
+    assert set(found) == set(STREAM_SITES) and set(found["embed"]) == {"accuracy"}
+
+
+@pytest.mark.parametrize("c", ["hist/ffn-h8-gelu", "hist/glu-h8-gelu", "hist/moe-e2k1-h8-gelu",
+                               "hist/moe_glu-e2k1-h8-silu"])
+def test_responses_and_selectivity_are_loops_over_tokens_and_units(c):
+    p = start(c, 2)
+    h, E, act = token_responses(p, c), p["W_up"].shape[2], F.silu if "silu" in c else F.gelu
+    for s in range(2):
+        for e in range(E):
+            for u in range(8 // E):
+                each = []
+                for tok in range(32):
+                    x, up = p["W_E"][s, tok], p["W_up"][s, 0, e, :, u]
+                    each.append(act(x @ p["W_gate"][s, 0, e, :, u]) * (x @ up) if "glu" in c
+                                else act(x @ up + p["b_up"][s, 0, e, u]))
+                each = torch.stack(each)
+                assert torch.allclose(h["hidden"][s, e * (8 // E) + u], each, atol=1e-5)
+                assert selectivity(each).item() == pytest.approx((each.abs().max() / each.abs().mean()).item())
+
+
+def test_selectivity_of_silent_even_and_single_token_units():
+    h = torch.zeros(3, 32)
+    h[1], h[2, 7] = 1, -2
+    assert selectivity(h).tolist() == [0, 1, 32]
+
+
+def test_a_product_is_more_selective_than_its_factors_before_any_training():
+    share = selective_shares(start("hist/glu-h512-gelu", 2), "hist/glu-h512-gelu")
+    dense = selective_shares(start("hist/ffn-h512-gelu", 2), "hist/ffn-h512-gelu")
+    assert (share["hidden"] > share["gate"] + .3).all() and (share["root"] < share["gate"]).all()
+    assert (share["unpaired"] > share["gate"] + .3).all() and (dense["hidden"] - share["gate"]).abs().max() < .1
+    assert set(dense) == {"hidden"}
+
+
+@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}])
+def test_accuracy_by_count_is_a_loop_over_tokens(edits):
+    p, t = start("hist/moe-e2k1-h8-gelu", 2), get_task("hist")
+    got, hit = by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)
+    count = np.array([[(row == v).sum() for v in row] for row in t.tokens.numpy()])
+    for k in range(1, 10):
+        own = count == k
+        assert got[:, k - 1].tolist() == pytest.approx(hit[:, torch.from_numpy(own)].float().mean(1).tolist())
+
+
+def test_rows_are_few_and_what_the_functions_say():
+    p = count_by_inventory()
+    table = histogram_rows(p, NAME, [5], rule="best")
+    assert len(table) <= 120 and set(table["rule"]) == {"best"} and not table["value"].isna().any()
+    right = table[(table["metric"] == "count_accuracy") & (table["edit"] == "none")]
+    assert len(right) == 9 and (right["value"] == 1).all() and right["n_examples"].sum() == 30_000
+    assert table.query("metric == 'selective_5'")["value"].item() == pytest.approx(.8)
+
+
+@pytest.mark.parametrize("c, says", [("add7/ffn-h8-silu", "expected a hist condition"), ("hist/no_ffn", "with an FFN"),
+                                     ("hist/ffn-h8-gelu+L2", "one layer")])
+def test_other_models_are_refused(c, says):
+    for f in (histogram_rows, count_probes):
+        with pytest.raises(ValueError, match=says): f(start(c), c, [0])
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ValueError, match="nearest: 'paper'"): count_probes(count_by_inventory(), NAME, "papers")
