@@ -846,6 +846,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.not_in': ( '2_instruments/recording.html#not_in',
                                                                                        'moe_redistribution/recording.py'),
+                                              'moe_redistribution.recording.reach': ( '2_instruments/recording.html#reach',
+                                                                                      'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.record': ( '2_instruments/recording.html#record',
                                                                                        'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.record_checkpoints': ( '2_instruments/recording.html#record_checkpoints',

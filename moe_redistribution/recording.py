@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'LIMIT', 'Instrument', 'held_out', 'ablation_of', 'speed_of', 'instruments_for',
            'rules_for', 'measure', 'stack', 'measure_runs', 'run_frame', 'history_frame', 'write_frame', 'merge',
-           'stored_runs', 'not_in', 'record_runs', 'record', 'record_checkpoints', 'costs']
+           'stored_runs', 'reach', 'not_in', 'record_runs', 'record', 'record_checkpoints', 'costs']
 
 # %% ../nbs/2_instruments/201_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def instruments_for(c) -> dict:
 def rules_for(name, stream, instrument="ablation") -> tuple:
     "Checkpoint rules at which an instrument measures: all and the end; where seeds or measurements are many, fewer."
     first, *more = TASK_RULES[condition(name).task]
-    if instrument in INSTRUMENTS and INSTRUMENTS[instrument].live: return ("final",)
+    if instrument in INSTRUMENTS and INSTRUMENTS[instrument].live: return (first,)
     if instrument != "ablation": return first, "final"
     return tuple(r for r in (first, *more) if stream == "authors" or r not in ("first256", "first99")) + ("final",)
 
@@ -169,29 +169,36 @@ def stored_runs(store, name) -> list:
     found = sorted((p.stem.split("-") for p in at.glob("*.safetensors")), key=lambda x: (x[0], int(x[1])))
     return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
 
-def not_in(path, runs, once=False) -> list:
-    "Those of `runs` that the file at `path` has not got, or unless `once` not as far as they have gone by now."
+def reach(run, rules=None) -> int:
+    "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."
+    if rules is None: return run.step
+    return max([run.step if r == "final" else run.manifest["rules"][r]["step"] for r in rules if r in run.weights], default=-1)
+
+def not_in(path, runs, rules=None) -> list:
+    "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now."
     if not path.exists(): return runs
     known = pd.read_parquet(path, columns=["stream", "seed", "step"]).groupby(["stream", "seed"])["step"].max()
-    further = lambda r: not once and not r.failed and known[r.stream, r.seed] < r.step
+    further = lambda r: not r.failed and known[r.stream, r.seed] < reach(r, rules)
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
 # %% ../nbs/2_instruments/201_recording.ipynb #5a374cd1
 def _frames(name) -> dict:
-    "Folder of `results` → the streams it is for, whether once is enough, and the function from runs to a frame."
+    "Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to a frame."
     def of(i, instrument):
         return lambda runs: measure(runs, name, rules_for(name, runs[0].stream, i), runs[0].stream, instrument.rows)
-    measured = {f"rows/{i}": (x.streams, x.live, of(i, x)) for i, x in instruments_for(name).items()}
-    return measured | {"history": (STREAMS, False, history_frame), "runs": (STREAMS, False, run_frame)}
+    rules = lambda i, x: () if x.live else rules_for(name, "authors", i)
+    measured = {f"rows/{i}": (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
+    return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 def record_runs(store, root, name) -> list:
     "Adds the new runs of a condition to its rows, histories and runs under `root`/results; returns the paths written."
     there, written = stored_runs(store, name), []
-    for folder, (streams, once, frame) in _frames(name).items():
+    for folder, (streams, rules, frame) in _frames(name).items():
         path = root / "results" / folder / f"{name}.parquet"
-        new = not_in(path, [r for r in there if r.stream in streams], once)
+        new = not_in(path, [r for r in there if r.stream in streams], rules)
         if not new: continue
         each = [frame([r for r in new if r.stream == s]) for s in dict.fromkeys(r.stream for r in new)]
+        if not sum(map(len, each)): continue                             # all of them failed before any checkpoint
         write_frame(merge(pd.concat(each, ignore_index=True), path), path)
         written.append(path)
     return written

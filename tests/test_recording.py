@@ -68,7 +68,7 @@ def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)
     runs = stored_runs(store, name)
     pd.DataFrame(dict(stream="paired", seed=[1, 2], step=[200, 100])).to_parquet(path)
-    assert [r.seed for r in not_in(path, runs)] == [2, 3] and [r.seed for r in not_in(path, runs, once=True)] == [3]
+    assert [r.seed for r in not_in(path, runs)] == [2, 3] and [r.seed for r in not_in(path, runs, ())] == [3]
     runs[1].manifest["failed"] = 90
     assert [r.seed for r in not_in(path, runs)] == [3] and not_in(tmp_path / "none.parquet", runs) == runs
     assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(recording.condition(name))}
