@@ -26,7 +26,8 @@ from .evidence import compare
 from .figures import figure1, table_text, pick, label
 from .results import baselines, comparison, fingerprint, unrecorded
 from .trace import tidy
-from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs)
+from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs,
+                                          HEADLINES)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
 def table1_text(rows, rule="first256") -> pd.DataFrame:
@@ -103,7 +104,7 @@ def parser():
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
-    p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument instead")
+    p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
     return top
 
 # %% ../nbs/6_practical/61_command_line.ipynb #586fd883
@@ -164,7 +165,9 @@ def run(args):
         frame = registry(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
-    elif args.command == "bench" and args.instruments: print(costs().round(2).to_string())
+    elif args.command == "bench" and args.instruments:
+        names = [n for t, own in HEADLINES.items() if args.task in (t, "all") for n in own]
+        print(costs(names).round(2).to_string())
     elif args.command == "bench":
         from moe_redistribution.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task)
