@@ -108,7 +108,8 @@ def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero",
 
 # %% ../nbs/2_instruments/19_figures.ipynb #25ba49c7
 def trajectories(history, names, metrics, titles):
-    """Panels of accuracy against step: thin lines are seeds, thick lines their mean. Returns the figure.
+    """Panels of accuracy against step: thick lines are means over seeds, thin lines seeds, or from 13 on a band of the
+    middle 80 %. Returns the figure.
 
     `history`: one row an evaluation, as `results.recorded_history` gives them; `metrics`: a column for each panel."""
     fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, squeeze=False,
@@ -117,7 +118,8 @@ def trajectories(history, names, metrics, titles):
         for name in names:
             table = history[history["condition"] == name].pivot(index="step", columns="seed", values=metric)
             style = dict(color=colour(name), ls="--" if is_arm(name) else "-")
-            ax.plot(table.index, table, lw=.5, alpha=.35, **style)
+            if table.shape[1] <= 12: ax.plot(table.index, table, lw=.5, alpha=.35, **style)
+            else: ax.fill_between(table.index, *table.quantile([.1, .9], axis=1).to_numpy(), color=colour(name), alpha=.15, lw=0)
             ax.plot(table.index, table.mean(1), lw=2, label=label(name), **style)
         ax.set_title(title, fontsize=9.5); ax.set(xscale="log", xlabel="step")
         tidy_axes(ax, "", 1)
