@@ -172,8 +172,14 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
 
     Edit `none` is the tensor; those of `NULLS` have the mean over draws, `_sd` (ddof 1), `_p`. Draws with no table left
     (nan) are not counted. ValueError for a layer without a gate, for other tasks, and for several layers or norm."""
-    c, seeds, out = bilinear(c), list(seeds), []
+    c, seeds = bilinear(c), list(seeds)
     base = dict(condition=c.name, position="sum", n_examples=P * P) | labels
+    one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
+    return tidy([frame for i in range(len(seeds)) for frame in one(i)])       # its nulls are drawn as if it were alone
+
+def _rows_of_one(params, c, seeds, draws, base) -> list:
+    "Row frames of one seed."
+    out = []
     def put(values, **own): out.append(rows(values.cpu(), seeds, **(base | own)))
     for site, kinds in with_nulls(params, c, draws).items():
         real = kinds.pop("none")
@@ -186,4 +192,4 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
             put(((drawn[n] - mean).square().nansum(0) / (counted - 1)).sqrt(), metric=f"{n}_sd", **own)
             above = (1 + (drawn[n] >= real[n]).sum(0)) / (1 + counted)
             put(torch.where(real[n].isnan(), torch.nan, above), metric=f"{n}_p", **own)
-    return tidy(out)
+    return out

@@ -8,6 +8,7 @@ __all__ = ['TRAIN_SHARE', 'SETTINGS', 'L2', 'SITES', 'part', 'Setting', 'converg
 
 # %% ../nbs/2_instruments/171_probes.ipynb #aedf9b55
 from dataclasses import dataclass
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -203,10 +204,10 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels
     here = [s for s in sites(c) if s.split(".")[-1] in at_sites]
     y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels
-    for site, x in features(params, c, here).items():
-        for setting in settings:
-            for place, js in where.items():
-                if setting == "audited" or len(js) > 1: out += _site_rows(x, y, js, setting, seeds, labels | dict(
+    for i, seed in enumerate(seeds):                                    # one at a time: a fit must not depend on company
+        for site, x in features({n: v[i:i + 1] for n, v in params.items()}, c, here).items():
+            for setting, (place, js) in itertools.product(settings, where.items()):
+                if setting == "audited" or len(js) > 1: out += _site_rows(x, y, js, setting, [seed], labels | dict(
                     site=site, edit=setting, position=place, split="test" if SETTINGS[setting].split else "train"))
     return tidy(out + _null_rows(c, y, where, seeds, labels))
 

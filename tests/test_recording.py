@@ -11,7 +11,8 @@ from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, r
 from moe_redistribution.store import Store
 from moe_redistribution.trace import ROW_COLUMNS
 
-FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu", "hist/moe-e2k1-h16-gelu")
+FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
+        "hist/moe-e2k1-h16-gelu")
 
 
 def names_for(instrument): return [n for n in FITS if INSTRUMENTS[instrument].fits(recording.condition(n))]

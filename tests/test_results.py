@@ -156,8 +156,10 @@ def test_an_unrecorded_checkpoint_names_the_nearest_that_exists():
 def test_every_recorded_run_says_how_it_ended():
     for name in LABELS:
         runs = pd.read_parquet(results.ROOT / f"results/runs/{name}.parquet")
-        assert set(SEEDS) <= set(runs["seed"]) and runs["settled"].all() and runs["failed"].isna().all()
-        assert (runs["first256_step"] % 200 == 0).all() and runs["first256_reached"].all()
+        assert set(SEEDS) <= set(runs["seed"]) and runs["failed"].isna().all()
+        ended = runs["step"] >= RECIPES["add7"]["steps"]                                   # a seed may never settle
+        assert (runs["settled"] | ended).all()
+        assert (runs["first256_step"] % 200 == 0).all() and (runs["first256_reached"] | ended).all()
 
 
 @pytest.mark.parametrize("words, says", [
