@@ -144,14 +144,14 @@ def share_rows(hit, t, seeds, only=None, **labels) -> list:
         out.append(rows(hit[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
     return out
 
-def score_rows(predicted, t, seeds, splits=None, only=None, **labels) -> list:
+def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
 
-    `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples; `only`: names of strata."""
+    `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples."""
     right, copy = predicted == t.targets, predicted == t.tokens[:, list(t.read)]
     out = [rows(exact(right), seeds, metric="exact", position="all", n_examples=len(t), **labels)]
     out += split_rows(right, t, splits or {}, seeds, **labels)
-    out += share_rows(right, t, seeds, only, metric="digits", **labels)
+    out += share_rows(right, t, seeds, metric="digits", **labels)
     if t.d_vocab == t.d_vocab_out: out += share_rows(copy, t, seeds, ["all"], metric="copy_share", **labels)
     return out
 

@@ -166,7 +166,8 @@ def run(args):
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
     elif args.command == "bench" and args.instruments:
-        names = [n for t, own in HEADLINES.items() if args.task in (t, "all") for n in own]
+        task = choose("task", args.task, [*HEADLINES, "all"])
+        names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]
         print(costs(names).round(2).to_string())
     elif args.command == "bench":
         from moe_redistribution.bench import bench
@@ -175,15 +176,16 @@ def run(args):
 # %% ../nbs/6_practical/61_command_line.ipynb #b267e4f9
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
-    stream, store, out = choose("stream", args.stream, STREAMS), Store(), []
-    for name in [str(condition(n)) for n in args.conditions]:
+    stream, store = choose("stream", args.stream, STREAMS), Store()
+    todo, seeds = [], read_seeds(args.seeds) if args.seeds else SEEDS
+    for name in [str(condition(n)) for n in args.conditions]:                  # all that is wrong is said before any work
         fitting = instruments_for(name)
         wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
-        seeds = read_seeds(args.seeds) if args.seeds else SEEDS
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
-        out += [measure(runs, name, rules_for(name, stream, i), stream, fitting[i].rows) for i in wanted]
+        todo += [(name, i, fitting[i].rows, runs) for i in wanted]
+    out = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
     write_frame(tidy(out), Path(args.out))
     print(f"{sum(map(len, out)):,} rows in {args.out}")
 
