@@ -22,7 +22,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test check record outputs readme docs clean
+.PHONY: help setup reproduce paper test check record pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ check: $(READY)  ## git holds what the notebooks make: modules exported, noteboo
 
 record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)
+
+pages: $(READY)  ## execute again the pages whose rows have changed since they were last run
+	@$(PY) tools/pages.py $(ARGS)
 
 outputs: $(READY)  ## run notebooks and keep their outputs in them (NB=...: only these)
 	@for nb in $(NB); do \

@@ -22,9 +22,9 @@ from .training import UNTIL
 from .registry import orders, registry, Order
 from .groups import train, fulfil, plan, outlook
 from .ablation import ablation_curve
-from .evidence import compare
+from .answers import compare, baselines
 from .figures import figure1, table_text, pick, label
-from .results import baselines, comparison, fingerprint, unrecorded
+from .results import comparison, fingerprint, unrecorded
 from .trace import tidy
 from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs,
                                           HEADLINES)
@@ -34,7 +34,7 @@ def table1_text(rows, rule="first256") -> pd.DataFrame:
     """Table 1 and the two bars that only Figure 1 has, as text: paper, ours, verdict.
 
     Two more columns have the attention and the FFN replaced by their means: mean ± std over seeds."""
-    tab1, fig1 = (compare(rows, item, "paper", baselines(), rule=rule) for item in ("tab1", "fig1"))
+    tab1, fig1 = (compare(rows, item, rule=rule) for item in ("tab1", "fig1"))
     extra = fig1[fig1["condition"].isin(FIGURE1.values())]
     text = table_text(pd.concat([tab1, extra]))
     for site, title in {"attn_out": "No-attn, mean", "ffn_out": "No-FFN, mean"}.items():
@@ -49,7 +49,7 @@ def write_reproduction(rows, out:Path):
     paths = [out / "rows.parquet", out / "tab1.csv", out / "fig1.csv", out / "fig1.png"]
     write_frame(rows, paths[0])
     for path in paths[1:3]: write_frame(comparison(rows, path.stem), path)
-    ax = figure1(rows, compare(rows, "fig1", "paper", baselines()))
+    ax = figure1(rows, compare(rows, "fig1"))
     ax.figure.savefig(paths[3], dpi=200)
     return paths
 

@@ -39,7 +39,7 @@ from .histogram import histogram_rows
 from .grokking import grokking_rows
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, comparison, fingerprint,
-                                        recorded, recorded_checkpoints, right_answers)
+                                        page_rows, recorded_checkpoints, right_answers)
 
 # %% ../nbs/2_instruments/201_recording.ipynb #50979f6f
 @dataclass(frozen=True)
@@ -213,9 +213,9 @@ def record(store=None, root=None, say=print) -> list:
             say(f"{name}: {', '.join(p.relative_to(root / 'results').parts[-3] for p in done)}")
             written += done
     for page, need in PAGES.items():
-        rows = recorded(page, root=root)
+        rows = page_rows(page, root)
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
-        for item in need["items"]:
+        for item in need.items.split():
             written.append(root / f"results/paper/{item}.csv")
             write_frame(comparison(rows, item), written[-1])
     return written + record_checkpoints(store, root)

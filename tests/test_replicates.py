@@ -1,6 +1,4 @@
 """A seed taken apart: the variance split against planted parts and another derivation, and the rows its page stands on."""
-import json
-import re
 
 import numpy as np
 import pytest
@@ -97,17 +95,11 @@ def test_what_cannot_be_split_is_refused(y):
 # ------------------------------------------------------------------------------------------------------------------ the rows
 
 @pytest.fixture(scope="module")
-def rows(): return results.recorded(PAGE)
-
-
-def test_the_page_prints_the_hash_of_its_rows(rows):
-    page = json.loads((results.ROOT / f"nbs/5_beyond/{PAGE}.ipynb").read_text(encoding="utf-8"))
-    text = "".join(str(o.get("data", "")) for c in page["cells"] for o in c.get("outputs", []))
-    assert re.findall(r"with hash `([0-9a-f]{12})`", text) == [results.fingerprint(rows)]
+def rows(): return results.page_rows(PAGE)
 
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
-    assert list(rows) == list(trace.ROW_COLUMNS) and set(rows["condition"]) == set(CONDITIONS)
+    assert list(rows) == [*trace.ROW_COLUMNS, "instrument"] and set(rows["condition"]) == set(CONDITIONS)
     assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first1000"} and set(rows["stratum"]) == {"all"}
     assert set(rows["position"]) == {"o0-o3", "all"} and not rows["value"].isna().any()
     assert not rows.drop(columns=["value", "n_examples", "step"]).duplicated().any()

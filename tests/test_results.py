@@ -11,7 +11,7 @@ from moe_redistribution import recording, results
 from moe_redistribution.ablation import ablate, whole_answer
 from moe_redistribution.cli import main
 from moe_redistribution.conditions import ARMS, LABELS, RECIPES, SEEDS, TABLE1
-from moe_redistribution.evidence import COMPARE_COLUMNS
+from moe_redistribution.answers import COMPARE_COLUMNS
 from moe_redistribution.figures import pick
 from moe_redistribution.groups import train
 from moe_redistribution.models import predict
@@ -24,23 +24,26 @@ PAGE = "42_partitioning"
 
 @pytest.fixture(scope="module")
 def rows():
-    return results.recorded(PAGE)
+    return results.page_rows(PAGE)
 
 
 def no_ffn(rows, name, edit="zero"):
     return pick(rows, condition=name, rule="first256", site="ffn_out", edit=edit)["value"]
 
 
-def test_the_page_prints_the_hash_of_the_rows_it_stands_on(rows):
-    notebook = json.loads((results.ROOT / f"nbs/3_paper/{PAGE}.ipynb").read_text(encoding="utf-8"))
-    text = json.dumps([c.get("outputs") for c in notebook["cells"]])
-    assert re.findall(r"with hash `([0-9a-f]{12})`", text) == [results.fingerprint(rows)]
+@pytest.mark.parametrize("page", results.PAGES)
+def test_a_page_prints_the_hash_of_the_rows_it_stands_on(page):
+    path = next((results.ROOT / "nbs").rglob(f"{page}.ipynb"))
+    text = json.dumps([c.get("outputs") for c in json.loads(path.read_text(encoding="utf-8"))["cells"]])
+    assert re.findall(r"with hash `([0-9a-f]{12})`", text) == [results.fingerprint(results.page_rows(page))], "make pages"
 
 
-@pytest.mark.parametrize("item", ["tab1", "fig1"])
-def test_comparisons_are_recomputed_from_the_rows_to_the_byte(rows, item, tmp_path):
-    recording.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
-    assert (tmp_path / "again.csv").read_bytes() == (results.ROOT / f"results/paper/{item}.csv").read_bytes()
+@pytest.mark.parametrize("page", [p for p, x in results.PAGES.items() if x.items])
+def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
+    rows = results.page_rows(page)
+    for item in results.PAGES[page].items.split():
+        recording.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
+        assert (tmp_path / "again.csv").read_bytes() == (results.ROOT / f"results/paper/{item}.csv").read_bytes(), "make record"
 
 
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
@@ -92,7 +95,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[:2]: night.save(store.load(name, seed))
     for room in (results, recording):
-        monkeypatch.setattr(room, "PAGES", {PAGE: dict(conditions=[name], streams=("authors",), items=("tab1",))})
+        monkeypatch.setattr(room, "PAGES", {PAGE: results.Page("tab1", (("ablation", (name,)),), ("authors",))})
         monkeypatch.setattr(room, "CANONICAL", [(name, "first256")])
     monkeypatch.setattr(recording, "conditions_for", lambda item: [name])
     go, both = lambda *a: recording.record(*a, say=lambda text: None), []

@@ -19,8 +19,8 @@ NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
 # The house reads from left to right: a room may import the rooms before it and no others.
 ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted clocks ablation "
-         "attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking evidence "
-         "figures results recording bench cli").split()
+         "attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
+         "evidence answers figures results recording bench cli").split()
 
 
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
@@ -168,6 +168,23 @@ def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_i
 
 
 # ------------------------------------------------------------------------------------------------- cells and outputs
+
+def test_the_sidebar_names_every_section_of_the_main_text():
+    titles = "\n".join(cells(page, "markdown")[0]["source"].split("\n")[0] for page in PAGES if page.startswith("3_paper/"))
+    for section in ("§3", "App. A", "§4.1", "§4.2", "§4.3", "App. B", *(f"App. C.{i}" for i in range(1, 6))):
+        assert re.search(rf"{re.escape(section)}(?![\d.]*\d)", titles), section
+
+
+@pytest.mark.parametrize("item", [*(f"Figure {i}" for i in range(1, 15)), *(f"Table {i}" for i in range(1, 5))])
+def test_every_figure_and_table_of_the_main_text_is_on_a_page(item):
+    "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
+    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("3_paper/") for c in cells(page, "code")]
+    if item.startswith("Table"):
+        shown += [line for page in PAGES if page.startswith("3_paper/") for c in cells(page, "markdown")
+                  for line in c["source"].split("\n") if line.startswith("#")]
+    kind, number = item.split()
+    assert any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
+
 
 @each_page
 def test_no_stored_output_is_an_error(page):

@@ -1,0 +1,166 @@
+"""The two files, and that they belong together: what the paper prints, and which of our rows answer it."""
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from moe_redistribution import paper
+from moe_redistribution.conditions import SEEDS, TABLE1, condition
+from moe_redistribution.recording import INSTRUMENTS
+from moe_redistribution.results import PAGES
+from moe_redistribution.tasks import get_task, spans
+from moe_redistribution.training import TASK_RULES
+
+MAIN_TEXT = [item for page in PAGES.values() for item in page.items.split()]
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return paper.paper_values().set_index("id")
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    return paper.claims()
+
+
+# --- what the paper prints ------------------------------------------------------------------------
+
+def test_every_printed_number_loads_and_is_a_fraction():
+    df = paper.paper_values()
+    assert len(df) and df["id"].is_unique and list(df)[:len(paper.PAPER_COLUMNS)] == paper.PAPER_COLUMNS
+    percent = df["unit"].isin(["percent", "pp"])
+    assert (df.loc[percent, "value"] == df.loc[percent, "mean"] / 100).all()
+    assert df.loc[percent, "value"].abs().max() <= 1
+    assert df.loc[~percent, "value"].equals(df.loc[~percent, "mean"])
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b.replace(b"44.3", b"45.3", 1), lambda b: b[:-40], lambda b: b + b"\n",
+                                   lambda b: b""], ids=["changed", "truncated", "appended", "empty"])
+def test_changed_paper_values_are_refused(tmp_path, spoil):
+    copy = shutil.copytree(paper.DATA, tmp_path / "data") / "paper_values.csv"
+    assert paper.paper_values(copy).equals(paper.paper_values())
+    copy.write_bytes(spoil(copy.read_bytes()))
+    with pytest.raises(ValueError, match="expected sha256 .* got .* nearest valid: .* fix: git checkout"):
+        paper.paper_values(copy)
+
+
+def test_a_digit_is_the_last_place_that_was_printed_and_an_approximate_number_has_none(printed):
+    "Read from the text of the file, where 12.0 and 12 differ; a bar read off a picture is as fine as the eye."
+    text = pd.read_csv(paper.DATA / "paper_values.csv", dtype=str, keep_default_na=False).set_index("id")
+    for i, row in printed.iterrows():
+        about, picture = row["note"].lower().startswith("approx"), "read-off" in row["note"]
+        places = len(text.loc[i, "mean"].split(".")[1]) if "." in text.loc[i, "mean"] else 0
+        want = paper.READ_OFF if picture else 0 if about else 10.0**-places / paper.SCALE[row["unit"]]
+        assert row["digit"] == pytest.approx(want), i
+    assert printed.loc["tab1.009", "digit"] == pytest.approx(.001) and printed.loc["appA.001", "digit"] == 1      # 44.3 %, 1000
+    shares = printed[printed["item"].isin(MAIN_TEXT) & printed["unit"].isin(["fraction", "percent", "pp"]) & printed["mean"].notna()]
+    assert shares["digit"].max() < .05, "rounding must not swallow a whole verdict"
+
+
+# --- the bridge -----------------------------------------------------------------------------------
+
+def test_claims_answer_every_id_of_table_1_and_figure_1(bridge):
+    printed = paper.paper_values()
+    for protocol in ("paper", "audited"):
+        mine = bridge[bridge["protocol"] == protocol]
+        for item, n in (("tab1", 18), ("fig1", 9)):
+            ids = printed.loc[printed["item"] == item, "id"]
+            assert len(ids) == n and set(ids) == set(mine.loc[mine["item"] == item, "id"])
+    assert (bridge.loc[bridge["item"].isin(["tab1", "fig1", "contrast"]), "margin"] == .05).all()
+    fixed = bridge[bridge["item"] == "contrast"]
+    assert (fixed["n"] == fixed["edit"].map({"mean": 64, "zero": 128})).all() and (fixed["rule"] == "first1000").all()
+    assert fixed["id"].str.startswith("contrast.").all() and fixed.groupby("edit").size().nunique() == 1
+    assert paper.seed_list(bridge["seeds"][0]) == sorted(printed.loc[printed["metric"] == "seed", "mean"].astype(int))
+
+
+@pytest.mark.parametrize("item", MAIN_TEXT)
+def test_every_printed_id_of_the_main_text_has_one_claim_under_the_paper_s_protocol(item, bridge, printed):
+    mine = bridge[(bridge["item"] == item) & (bridge["protocol"] == "paper")]
+    assert sorted(mine["id"]) == sorted(printed.index[printed["item"] == item]) and len(mine)
+    audited = bridge[(bridge["item"] == item) & (bridge["protocol"] == "audited")]
+    assert set(audited["id"]) <= set(mine["id"])
+
+
+def test_every_claim_belongs_to_one_page_and_stands_under_its_own_item(bridge, printed):
+    assert len(MAIN_TEXT) == len(set(MAIN_TEXT)) and set(bridge["item"]) == {*MAIN_TEXT, "contrast"}
+    mine = bridge[bridge["item"] != "contrast"]
+    assert (mine["item"] == mine["id"].map(printed["item"])).all()
+
+
+def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
+    measured = bridge[(bridge["protocol"] == "paper") & ~bridge["instrument"].isin(["none", "facts"])]
+    task = measured["condition"].str.partition("/")[0]
+    assert (measured["rule"] == task.map({"add7": "first256", "modadd": "first99", "hist": "best"})).all()
+    assert (measured["stream"] == "authors").all() and set(measured["seeds"]) == {" ".join(map(str, SEEDS)), "42"}
+    facts = bridge[bridge["instrument"] == "facts"]
+    assert set(zip(facts["stream"], facts["rule"], facts["seeds"], facts["n"])) == {("none", "none", "0", 1.0)}
+
+
+def test_margins_are_those_that_were_fixed_for_the_unit(bridge, printed):
+    "Five points, .05, a fifth of the printed epochs (or multiple), and nothing for counts; a fact may not be off by a rounding."
+    for c in bridge[bridge["item"] != "contrast"].itertuples():
+        p = printed.loc[c.id]
+        if c.instrument == "facts": assert 0 <= c.margin <= p["digit"] / 2, c.id
+        elif p["unit"] == "epochs" or (p["unit"], c.aggregate) == ("count", "ratio"): assert c.margin == pytest.approx(.2 * p["mean"]), c.id
+        elif p["unit"] == "count": assert c.margin == 0 and c.aggregate in ("sum", "none"), c.id
+        else: assert c.margin == .05, c.id
+
+
+def test_every_claim_asks_for_something_that_can_exist(bridge):
+    for c in bridge.itertuples():
+        assert c.instrument in {*INSTRUMENTS, "runs", "facts", "none"}, c.id
+        assert (c.instrument == "none") == (c.aggregate == "none") and (c.note or c.aggregate not in ("none", "null")), c.id
+        if c.aggregate == "none": continue
+        names = f"{c.condition} {c.versus}".split()
+        task = get_task(condition(names[0]).task)
+        assert {condition(n).name for n in names} == set(names), c.id
+        assert c.instrument == "facts" or {condition(n).task for n in names} == {task.name}, c.id
+        assert set(c.position.split()) <= {*spans(task), "all", "o1-o2", "o1-o3"}, c.id      # the last two: groups of App. C.2.1
+        assert c.rule == "none" or c.rule in {*TASK_RULES[task.name], "final"}, c.id
+        others = {"difference": 1, "ratio": 1, "welch_p": 1, "equivalence": 1, "share": 2}.get(c.aggregate, 0)
+        assert len(c.versus.split()) == others, c.id
+        cells = len(c.condition.split()) * len(c.position.split())
+        assert (cells > 1) if c.aggregate in ("lowest", "highest") else (cells == 1 or c.aggregate == "mean"), c.id
+        assert c.metric and c.metric == c.metric.strip() and c.site and c.edit, c.id
+
+
+@pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "median"),
+                                           ("protocol", "papers"), ("margin", "-1"), ("stream", "author"), ("seeds", "1-4")])
+def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw.loc[4, column] = value
+    raw.to_csv(tmp_path / "claims.csv", index=False)
+    with pytest.raises(ValueError, match="tab1.005" if column != "id" else "tab1.999"):
+        paper.claims(tmp_path / "claims.csv")
+
+
+def test_a_claim_twice_is_refused(tmp_path):
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    pd.concat([raw, raw[3:4]]).to_csv(tmp_path / "claims.csv", index=False)
+    with pytest.raises(ValueError, match="tab1.004"):
+        paper.claims(tmp_path / "claims.csv")
+
+
+def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    for spoiled in (raw.drop(columns="instrument"), raw[:0], raw[raw.columns[::-1]]):
+        spoiled.to_csv(tmp_path / "claims.csv", index=False)
+        with pytest.raises(ValueError, match="claims.csv: expected rows of .*; got .* fix: git checkout"):
+            paper.claims(tmp_path / "claims.csv")
+
+
+def test_seeds_are_read_as_lists_and_as_ranges():
+    assert paper.seed_list("1-4") == [1, 2, 3, 4] and paper.seed_list("512 42") == [42, 512] and paper.seed_list("0") == [0]
+    assert len(paper.seed_list("1-128")) == 128
+
+
+def test_the_aggregates_are_explained_and_all_in_use(bridge):
+    assert set(bridge["aggregate"]) == set(paper.AGGREGATES) and all(len(text) > 10 for text in paper.AGGREGATES.values())
+
+
+def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
+    row = bridge[(bridge["id"] == "tab1.009") & (bridge["protocol"] == "paper")].iloc[0]
+    assert (row["condition"], row["site"], row["edit"], row["metric"], row["position"]) == (TABLE1["MoE"], "ffn_out", "zero", "digits", "o0-o3")
+    assert row["unit_factor"] * .443 == pytest.approx(44.3) and np.isclose(row["margin"], .05)

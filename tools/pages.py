@@ -1,0 +1,41 @@
+"""Executes again the pages whose rows have changed since they were last run, then the front page and the README.
+
+    python tools/pages.py            execute what is stale
+    python tools/pages.py --check    change nothing; name what is stale, exit status 1
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from moe_redistribution.results import PAGES, fingerprint, page_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+ALWAYS = ("index.ipynb", "2_instruments/20_results.ipynb")  # they count what is recorded, and print no hash
+
+
+def printed(path):
+    "The hash that a page's stored outputs print, or nothing."
+    outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", [])]
+    return re.findall(r"with hash `([0-9a-f]{12})`", str(outputs))
+
+
+def stale():
+    "Notebooks whose printed hash is not that of the rows they would read now."
+    found = {page: next((ROOT / "nbs").rglob(f"{page}.ipynb")) for page in PAGES}
+    return [path for page, path in found.items() if printed(path) != [fingerprint(page_rows(page))]]
+
+
+def main(args):
+    paths = stale()
+    print("\n".join(str(p.relative_to(ROOT)) for p in paths) or "Every page shows the rows that are recorded.")
+    if not paths or "--check" in args:
+        return int(bool(paths))
+    notebooks = " ".join(str(p.relative_to(ROOT)) for p in [*paths, *(ROOT / "nbs" / n for n in ALWAYS)])
+    return subprocess.run(["make", "outputs", f"NB={notebooks}"], cwd=ROOT).returncode or subprocess.run(
+        [sys.executable, ROOT / "tools" / "readme.py"]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
