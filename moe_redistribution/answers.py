@@ -118,7 +118,7 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     `rule`, `seeds` and `stream` override the claim's; rows of several instruments have a column that names them.
     `paper_std` is ddof 0 as printed, `ours_std` ddof 1. Raises ValueError on rows that do not fit."""
     paper, bridge = paper_values(), claims()
-    choose("item", item, sorted(set(bridge["item"]) - {"contrast"}), "add its ids to data/claims.csv")
+    choose("item", item, sorted(i for i in set(bridge["item"]) if not i.startswith("contrast")), "add its ids to data/claims.csv")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
     mine = {c.id: c for c in bridge.itertuples(index=False)}
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
@@ -144,12 +144,14 @@ def _line(rows, p, c, protocol, rule, seeds, stream):
 # %% ../nbs/2_instruments/181_answers.ipynb #4d6a3479
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       margin outcome reason""".split()
-def contrasts(rows, edit="mean", rule=None, seeds=None):
-    """Every registered contrast a - b of no-FFN accuracy under one `edit`, paired by seed; a frame of CONTRAST_COLUMNS.
+def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
+    """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed; CONTRAST_COLUMNS.
 
     `n` seeds so far of `n_fixed`; lo and hi bound the difference; `rule` and `seeds` override the claim's."""
     choose("edit", edit, ["mean", "zero"])
-    registered = claims().query("item == 'contrast' and edit == @edit")
+    families = [i for i in claims()["item"].unique() if i.startswith("contrast")]
+    registered = claims().query("item == @item and edit == @edit")
+    choose("family", item, families)
     lines = [_contrast(rows, c, rule, seeds) for c in registered.itertuples(index=False)]
     out = pd.DataFrame(lines, columns=CONTRAST_COLUMNS)
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)
@@ -159,8 +161,9 @@ def contrasts(rows, edit="mean", rule=None, seeds=None):
 # %% ../nbs/2_instruments/181_answers.ipynb #0c5fb3d8
 def _contrast(rows, c, rule, seeds):
     "One row of `contrasts`, all but `p_holm` and `outcome`."
-    frame, notes = _by_seed(rows, c, f"{c.condition} {c.versus}", rule, seeds)
-    a, b = frame.dropna().to_numpy().T
+    (x, notes), (y, more) = (_by_seed(rows, c, name, rule, seeds) for name in (c.condition, c.versus))
+    a, b = pd.concat([f.mean(axis=1, skipna=False) for f in (x, y)], axis=1).dropna().to_numpy().T
+    notes += more
     if 0 < len(a) < c.n: notes.insert(0, f"interim: {len(a)} of the {int(c.n)} seeds fixed beforehand")
     line = dict(id=c.id, a=c.condition, b=c.versus, asks=c.aggregate, edit=c.edit, rule=rule or c.rule, n=len(a),
                 n_fixed=int(c.n), margin=c.margin, reason="; ".join(notes))

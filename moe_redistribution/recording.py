@@ -55,12 +55,15 @@ def held_out(t, seed, stream):
     return torch.zeros(len(t), dtype=bool).index_fill(0, split(t, seed, stream)[1], True)
 
 def ablation_of(params, c, seeds, stream, edits=None, **labels):
-    "Ablation rows as they are recorded: everything for the authors' seeds, whole answers for others; own test splits."
+    """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the paired
+    stream, whose seeds decide, digits at each position too; split tasks have their own test splits."""
     t, full = get_task(condition(c).task), stream == "authors"
     splits = {} if t.source != "split" else {"test": torch.stack([held_out(t, s, stream) for s in seeds])}
     edits = edits or ("zero", "mean", "resample")[:3 if full else 2]
     got = ablation_rows(params, c, seeds, edits, splits=splits, fine=full, stream=stream, **labels)
-    return got if full else got[got["position"].isin([whole_answer(t), "all"]) & (got["stratum"] == "all")]
+    if full: return got
+    kept = got["position"].isin([whole_answer(t), "all"]) | (got["metric"].eq("digits") & (stream == "paired"))
+    return got[kept & (got["stratum"] == "all")]
 
 # %% ../nbs/2_instruments/201_recording.ipynb #535ed491
 HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])

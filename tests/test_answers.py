@@ -287,6 +287,8 @@ def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
     facts = fact_rows(FFN).assign(instrument="facts")
     assert claim("appC.5.001")["unit"] == "patch25" and answer(facts, "appC.5.001")["ours_mean"] == 25
     assert answer(facts[facts["unit"] != "patch25"], "appC.5.001")["verdict"] == "not attempted"
+    whole = facts[facts["unit"] == "patch25"].assign(unit="", value=99)
+    assert answer(pd.concat([facts, whole]), "appC.5.001")["ours_mean"] == 25
     assert [answer(facts, f"tab3.0{19 + k}")["ours_mean"] for k in range(5)] == SEEDS
     for whole in ("", "all", "none"):
         rows = pd.concat([made(FFN, .1, unit=whole), made(FFN, .9, unit="E1"), made(FFN, .8, unit="H0")])
@@ -340,7 +342,7 @@ def test_a_trained_run_without_this_measurement_is_not_called_missing():
     reason = answer(rows, "tab1.003")["reason"]
     assert f"not measured: digits of {FFN} at first256, ffn_out zero, seeds 42, 137" in reason
     assert re.search(rf"missing run: {FFN}, seeds 256, 512, 1024, about \S+ core-hours", reason)
-    other = made(FFN, .9, [1, 2], edit="mean")                                             # another stream's runs are other runs
+    other = made(FFN, .9, edit="mean", stream="paired")                                    # another stream's runs are other runs
     assert "not measured" not in answer(other, "tab1.003")["reason"]
     whole = answer(made(FFN, .9, edit="mean"), "tab1.003")["reason"]
     assert "missing run" not in whole and "core-hours" not in whole
