@@ -35,7 +35,7 @@ def model_facts(name) -> dict:
     dense = condition(f"{c.task}/ffn-h{RECIPES[c.task]['d_mlp']}-{RECIPES[c.task]['activation']}")
     params, of = count(ffn_shapes(c)), count(ffn_shapes(dense))
     return dict(hidden_width=c.d_expert, ffn_params=params, param_tolerance=abs(params / of - 1), d_model=c.d_model,
-                n_heads=c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance, learning_rate=c.lr,
+                n_heads=c.n_heads, uniform_head_share=1 / c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance, learning_rate=c.lr,
                 weight_decay=c.weight_decay, batch_size=c.batch or BATCH[c.task], duration=RECIPES[c.task]["steps"])
 
 # %% ../nbs/2_instruments/176_facts.ipynb #70235069
