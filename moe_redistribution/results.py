@@ -20,7 +20,7 @@ from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
 from .training import TASK_RULES
-from .registry import orders, expected_seconds, expected_steps, REPLICATES
+from .registry import orders, conditions_for, expected_seconds, expected_steps, REPLICATES
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
 from .paper import claims
 from .facts import fact_rows
@@ -111,6 +111,7 @@ class Page:
     streams: tuple = ("authors", "paired", "none")
 
 _ADD7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
+_WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
 PAGES = {"30_setup": Page("tab2 tab3 appA"),
@@ -119,12 +120,12 @@ PAGES = {"30_setup": Page("tab2 tab3 appA"),
          "42_partitioning": Page("tab1 fig1 sec4.2 sec5", (("ablation", _ARMS),)),
          "43_glu": Page("fig5_caption", (("bilinear", _GATED), ("ablation", _GATED))),
          "9b_methods": Page("appB"),
-         "9c1_norm": Page("fig6b_caption fig7"),
+         "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))), ("authors",)),
          "9c2_attribution": Page("fig8_caption appC.2.1 fig11_caption fig11_bottom", (("attribution", (*_ADD7, *ARMS.values())),
                              ("ablation", (TABLE1["MoE-GLU"],)))),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
-         "9c5_patterns": Page("appC.5 fig14", (("patterns", _ADD7), ("patching", _ADD7))),
+         "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1

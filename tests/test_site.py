@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
 # The house reads from left to right: a room may import the rooms before it and no others.
-ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted clocks ablation "
-         "attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
+ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted clocks authors "
+         "ablation attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
          "evidence answers figures results recording bench cli").split()
 
 

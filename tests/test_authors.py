@@ -1,0 +1,94 @@
+"""Models in the authors' form, computed here from their state dictionaries alone, say what ours say once they are read."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+from moe_redistribution.authors import from_authors, read_condition, to_authors
+from moe_redistribution.conditions import condition
+from moe_redistribution.models import forward
+from moe_redistribution.tasks import get_task
+
+NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
+         for shape, act in ((f"ffn-h{widths[0]}", "silu"), (f"glu-h{widths[1]}", "gelu"), (f"moe-e4k1-h{widths[0]}", "gelu"),
+                            (f"moe-e4k2-h{widths[0]}", "silu"), (f"moe_glu-e2k1-h{widths[1]}", "relu"))
+         for norm in ("", "+norm")]
+
+
+def state_of(name, seed=0):
+    "A state dictionary with random weights, shaped as their classes shape it: linear layers (out, in), one list of experts."
+    c, t, g = condition(name), get_task(name.split("/")[0]), torch.Generator().manual_seed(seed)
+    d, w = c.d_model, c.d_expert
+    shapes = {"vocab.weight": (t.d_vocab, d), "pos_embed.weight": (128 if t.name == "add7" else t.n_ctx, d)}
+    shapes |= {f"atn.{p}_proj.weight": (d, d) for p in "qkvo"} | {"atn.o_proj.bias": (d,)}
+    if not t.tied:
+        shapes["unembed.weight"] = (t.d_vocab_out, d)
+    if c.norm:
+        shapes |= {f"{n}_norm.weight": (d,) for n in ("atn", "ffn", "out")}
+    if c.routed:
+        shapes["ffn.router.weight"] = (c.n_experts, d)
+    for prefix in [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]:
+        layers = {"gate_proj": (w, d), "up_proj": (w, d), "down_proj": (d, w)} if c.gated else {"up_proj": (w, d), "down_proj": (d, w)}
+        shapes |= {f"{prefix}{n}.weight": s for n, s in layers.items()}
+        if not c.gated:
+            shapes |= {f"{prefix}{n}.bias": s[:1] for n, s in layers.items()}
+    return {n: torch.randn(s, generator=g) * .3 for n, s in shapes.items()}
+
+
+def logits_of(s, tokens, c, causal):
+    "Their forward pass in a few lines, from the names alone."
+    lin = lambda n, x: F.linear(x, s[n + ".weight"], s.get(n + ".bias"))
+    norm = lambda n, x: F.rms_norm(x, x.shape[-1:], s[n + ".weight"]) if n + ".weight" in s else x
+    act = getattr(F, c.activation)
+
+    def expert(p, x):
+        h = act(lin(p + "gate_proj", x)) * lin(p + "up_proj", x) if c.gated else act(lin(p + "up_proj", x))
+        return lin(p + "down_proj", h)
+    x = s["vocab.weight"][tokens] + s["pos_embed.weight"][:tokens.shape[1]]
+    q, k, v = (lin(f"atn.{p}_proj", norm("atn_norm", x)).unflatten(-1, (c.n_heads, -1)).transpose(1, 2) for p in "qkv")
+    x = x + lin("atn.o_proj", F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
+    y = norm("ffn_norm", x)
+    if c.routed:
+        p, chosen = lin("ffn.router", y).softmax(-1).topk(c.top_k)
+        weight = torch.zeros(*y.shape[:-1], c.n_experts).scatter(-1, chosen, p / p.sum(-1, keepdim=True))
+        x = x + sum(weight[..., e:e + 1] * expert(f"ffn.experts.{e}.", y) for e in range(c.n_experts))
+    else:
+        x = x + expert("ffn.", y)
+    return F.linear(norm("out_norm", x), s.get("unembed.weight", s["vocab.weight"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_read_from_their_form_computes_what_their_form_computes(name):
+    c, t = condition(name), get_task(name.split("/")[0])
+    states, tokens = [state_of(name, seed) for seed in (0, 1)], t.tokens[:200]
+    params, said = from_authors(states, c.activation, c.top_k)
+    assert said == name
+    for mine, state in zip(forward(params, tokens, name), states):
+        theirs = logits_of(state, tokens, c, t.causal)[:, list(t.read)]
+        assert (mine[..., :theirs.shape[-1]] - theirs).abs().max() < 2e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("name", NAMES[::3])
+def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
+    c, state = condition(name), state_of(name)
+    params, _ = from_authors(state, c.activation, c.top_k)
+    again = to_authors(params, name)
+    assert set(again) == set(state) and all(torch.equal(again[n], v) for n, v in state.items() if n != "pos_embed.weight")
+    assert again["pos_embed.weight"].shape == state["pos_embed.weight"].shape
+
+
+def test_what_a_file_does_not_say_is_taken_from_the_caller():
+    state = state_of("add7/moe-e4k1-h24-silu")
+    assert read_condition(state, "gelu", 2, "+frozen") == "add7/moe-e4k2-h24-gelu+frozen"
+    assert from_authors({"model_state_dict": state}, "silu")[1] == "add7/moe-e4k1-h24-silu"
+
+
+@pytest.mark.parametrize("spoil, message", [
+    (lambda s: {n: v for n, v in s.items() if n != "atn.o_proj.bias"}, "atn.o_proj.bias"),
+    (lambda s: s | {"vocab.weight": torch.zeros(40, 64)}, "expected a vocabulary"),
+    (lambda s: s | {"ffn.up_proj.bias": torch.zeros(3)}, "expected .* got"),
+    (lambda s: {"model_state_dict": s, "config": {"num_digits": 2}}, "3 digits"),
+    (lambda s: [s, state_of("add7/ffn-h12-silu")], "expected one condition")],
+    ids=["a parameter missing", "another vocabulary", "another shape", "another task", "two conditions"])
+def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message):
+    with pytest.raises(ValueError, match=message):
+        from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
