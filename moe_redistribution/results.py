@@ -20,7 +20,7 @@ from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
 from .training import TASK_RULES
-from .registry import orders, conditions_for, expected_seconds, expected_steps, REPLICATES
+from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
 from .paper import claims
 from .facts import fact_rows
@@ -112,6 +112,7 @@ class Page:
 
 _ADD7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
 _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))
+_RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
 PAGES = {"30_setup": Page("tab2 tab3 appA"),
@@ -126,6 +127,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA"),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
          "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
+         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "runs", "speed"))),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1

@@ -400,6 +400,25 @@ def test_equal_arms_are_equivalent_only_with_seeds_enough():
     assert answers.contrasts(rows, seeds=range(1, 9)).query("n > 0").iloc[0]["outcome"] == "inconclusive"
 
 
+def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_on_its_own():
+    rng, seeds, pair = np.random.default_rng(6), range(1, 65), ("add7/ffn-h256-silu+ffnlr0.25", FFN)
+    family = BRIDGE[(BRIDGE["item"] == "contrast_carry") & (BRIDGE["edit"] == "mean")]
+    assert set(family["position"]) == {"o1 o2"} and set(family["rule"]) == {"first1000"} and len(family) > 1
+    values = {(n, o): rng.normal(.4 + .1 * (n == pair[0]), .05, 64) for n in pair for o in ("o1", "o2")}
+    rows = pd.concat([made(n, v, seeds, "first1000", edit="mean", position=o) for (n, o), v in values.items()])
+    out = answers.contrasts(rows, item="contrast_carry")
+    line = out[(out["a"] == pair[0]) & (out["b"] == pair[1])].iloc[0]
+    by_seed = {n: (values[n, "o1"] + values[n, "o2"]) / 2 for n in pair}
+    assert line["difference"] == pytest.approx((by_seed[pair[0]] - by_seed[pair[1]]).mean()) and line["n"] == 64
+    assert line["p"] == pytest.approx(ev.paired_permutation(*by_seed.values()).p)
+    assert line["p_holm"] == pytest.approx(min(1, len(family) * line["p"])) and len(out) == len(family)
+    assert (answers.contrasts(rows)["n"] == 0).all(), "other positions answer no other family"
+    half = rows[(rows["position"] == "o1") | (rows["seed"] > 4)]
+    assert answers.contrasts(half, item="contrast_carry")["n"].max() == 60
+    with pytest.raises(ValueError, match="family: expected one of .*contrast_carry"):
+        answers.contrasts(rows, item="contrast_cary")
+
+
 def test_a_contrast_that_was_not_registered_is_refused():
     with pytest.raises(ValueError, match="expected one of .*register it in data/claims.csv before its runs are opened"):
         answers.contrast(table1(), FFN, "add7/glu-h170-silu")

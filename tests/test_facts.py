@@ -80,11 +80,13 @@ def test_table_2_is_printed_as_it_is_counted(name):
     ("add7/moe-e4k1-h256-silu", (64, 4, 4, .01, .001, .01, 128, 10_000)),
     ("modadd/moe-e4k1-h512-gelu", (128, 4, 4, .01, .001, 1, 3830, 40_000)),
     ("hist/ffn-h512-gelu", (128, 4, 1, 0, .001, 0, 10_000, 1_000)),
-    ("add7/ffn-h256-silu+wd0", (64, 4, 1, 0, .001, 0, 128, 10_000))])
+    ("add7/ffn-h256-silu+wd0", (64, 4, 1, 0, .001, 0, 128, 10_000)),
+    ("modadd/ffn-h512-gelu+d64", (64, 2, 1, 0, .001, 1, 3830, 40_000))])
 def test_the_recipe_is_the_one_that_the_authors_code_ran(name, recipe):
     "Typed from the audit of their scripts, decay of add-7 and histogram included, where the paper prints others."
     names = "d_model n_heads n_experts lambda_aux learning_rate weight_decay batch_size duration".split()
     assert tuple(fact(name, n) for n in names) == pytest.approx(recipe)
+    assert fact(name, "uniform_head_share") == 1 / fact(name, "n_heads")
 
 
 def test_the_five_seeds_stand_in_the_printed_order():

@@ -15,6 +15,9 @@ from moe_redistribution.training import TASK_RULES
 MAIN_TEXT = [item for page in PAGES.values() for item in page.items.split()]
 
 
+def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
+
+
 @pytest.fixture(scope="module")
 def printed():
     return paper.paper_values().set_index("id")
@@ -84,9 +87,19 @@ def test_every_printed_id_of_the_main_text_has_one_claim_under_the_paper_s_proto
 
 
 def test_every_claim_belongs_to_one_page_and_stands_under_its_own_item(bridge, printed):
-    assert len(MAIN_TEXT) == len(set(MAIN_TEXT)) and set(bridge["item"]) == {*MAIN_TEXT, "contrast"}
-    mine = bridge[bridge["item"] != "contrast"]
+    mine = bridge[~own(bridge)]
+    assert len(MAIN_TEXT) == len(set(MAIN_TEXT)) and set(mine["item"]) == set(MAIN_TEXT)
     assert (mine["item"] == mine["id"].map(printed["item"])).all()
+
+
+def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand(bridge):
+    "Every family: five points, the audit's stream, and one kind of question for each id, which no printed number has."
+    mine = bridge[own(bridge)]
+    assert (mine["margin"] == .05).all() and set(mine["aggregate"]) == {"difference", "equivalence"} and mine["id"].is_unique
+    assert set(mine["stream"]) == {"paired"} and set(mine["protocol"]) == {"audited"} and set(mine["rule"]) <= {"first1000", "final"}
+    assert not mine["id"].isin(paper.paper_values()["id"]).any() and mine["id"].str.startswith("contrast.").all()
+    assert (mine["condition"] != mine["versus"]).all() and not mine.duplicated(["item", "condition", "versus", "edit"]).any()
+    assert set(mine["n"]) <= {32, 64, 128} and set(mine["seeds"]) <= {"1-32", "1-64", "1-128"}
 
 
 def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
@@ -100,7 +113,7 @@ def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
 
 def test_margins_are_those_that_were_fixed_for_the_unit(bridge, printed):
     "Five points, .05, a fifth of the printed epochs (or multiple), and nothing for counts; a fact may not be off by a rounding."
-    for c in bridge[bridge["item"] != "contrast"].itertuples():
+    for c in bridge[~own(bridge)].itertuples():
         p = printed.loc[c.id]
         if c.instrument == "facts": assert 0 <= c.margin <= p["digit"] / 2, c.id
         elif p["unit"] == "epochs" or (p["unit"], c.aggregate) == ("count", "ratio"): assert c.margin == pytest.approx(.2 * p["mean"]), c.id
@@ -122,7 +135,7 @@ def test_every_claim_asks_for_something_that_can_exist(bridge):
         others = {"difference": 1, "ratio": 1, "welch_p": 1, "equivalence": 1, "share": 2}.get(c.aggregate, 0)
         assert len(c.versus.split()) == others, c.id
         cells = len(c.condition.split()) * len(c.position.split())
-        assert (cells > 1) if c.aggregate in ("lowest", "highest") else (cells == 1 or c.aggregate == "mean"), c.id
+        assert (cells > 1) if c.aggregate in ("lowest", "highest") else (cells == 1 or c.aggregate == "mean" or c.item.startswith("contrast")), c.id
         assert c.metric and c.metric == c.metric.strip() and c.site and c.edit, c.id
 
 
