@@ -38,6 +38,11 @@ def _take(rows, c, cell, rule, seeds, stream):
     return 1 - got if c.metric.startswith(REST) else got
 
 # %% ../nbs/2_instruments/181_answers.ipynb #a08c23f1
+def _by_condition(rows) -> dict:
+    "Rows of each condition under its name, none under the empty name; so that a long table looks through them once."
+    if "condition" not in rows: return {"": rows}
+    return {"": rows.iloc[:0]} | dict(list(rows.groupby("condition", sort=False)))
+
 def _who(seeds): return ", ".join(map(str, seeds[:6])) + f" and {len(seeds) - 6} more" * (len(seeds) > 6)
 
 def _absent(rows, c, name, rule, seeds, stream):
@@ -49,12 +54,16 @@ def _absent(rows, c, name, rule, seeds, stream):
     return parts + [f"not measured: {c.metric} of {name} at {rule}, {c.site} {c.edit}, seeds {_who(unmeasured)}"] * bool(unmeasured)
 
 def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
-    "Values of claim `c`, seeds × cells, nan where failed or missing, and sentences saying which those are."
+    """Values of claim `c`, seeds × cells, nan where failed or missing, and sentences saying which those are.
+
+    `rows`: a frame, or a frame for each condition under its name and an empty one under "", which is faster."""
+    rows = rows if isinstance(rows, dict) else _by_condition(rows)
     rule, seeds, notes, cells = rule or c.rule, sorted(seeds or seed_list(c.seeds)), [], {}
     for cell in product(names.split(), c.position.split()):
-        got = cells[cell] = _take(rows, c, cell, rule, seeds, stream)
+        own = rows.get(cell[0], rows[""])
+        got = cells[cell] = _take(own, c, cell, rule, seeds, stream)
         absent, failed = [s for s in seeds if s not in got.index], got.index[got.isna()].tolist()
-        if absent: notes += _absent(rows, c, cell[0], rule, absent, stream)
+        if absent: notes += _absent(own, c, cell[0], rule, absent, stream)
         if failed: notes.append(f"{len(failed)} of {len(seeds)} seeds failed and left out: {cell[0]}, seeds {_who(failed)}")
     return pd.DataFrame(cells, index=seeds), list(dict.fromkeys(notes))
 
@@ -121,6 +130,7 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     choose("item", item, sorted(i for i in set(bridge["item"]) if not i.startswith("contrast")), "add its ids to data/claims.csv")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
     mine = {c.id: c for c in bridge.itertuples(index=False)}
+    rows = _by_condition(rows)
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
     lines = [_line(rows, p, mine.get(p.id), protocol, rule, seeds, stream) for p in printed.itertuples(index=False)]
     return pd.DataFrame(lines, columns=COMPARE_COLUMNS).astype({"paper_n": "Int64", "ours_n": "Int64"})
@@ -134,12 +144,14 @@ def _line(rows, p, c, protocol, rule, seeds, stream):
     known = baselines(c.condition.split("/")[0]) if c.null else {}
     null = known[choose("null", c.null, list(known))] if c.null else np.nan
     ours, notes = _ours(rows, c, null, rule, seeds, stream)
-    digit = p.digit if protocol == "paper" and (stream or c.stream) == "authors" else 0.0
+    routed = any(condition(n).routed for n in f"{c.condition} {c.versus}".split())     # rounding sends these down other paths
+    digit = p.digit if protocol == "paper" and (stream or c.stream) == "authors" and not routed else 0.0
     n = p.n_seeds if p.n_seeds == p.n_seeds or c.aggregate == "null" else c.n      # a number in a sentence has the table's seeds
     v = verdict(*ours[:2], ours[4], p.value, p.value_std, n, c.margin, c.corrected, digit)
     line |= dict(zip("ours_mean ours_std ours_lo ours_hi ours_n".split(), ours))
+    said = v.reason.replace("the printed digits themselves", "the bar as it was read off") if "read-off" in p.note else v.reason
     return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null,
-                       verdict=v.verdict, reason="; ".join(filter(None, [v.reason, *notes, c.note])))
+                       verdict=v.verdict, reason="; ".join(filter(None, [said, *notes, c.note])))
 
 # %% ../nbs/2_instruments/181_answers.ipynb #4d6a3479
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
@@ -152,6 +164,7 @@ def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
     families = [i for i in claims()["item"].unique() if i.startswith("contrast")]
     registered = claims().query("item == @item and edit == @edit")
     choose("family", item, families)
+    rows = _by_condition(rows)
     lines = [_contrast(rows, c, rule, seeds) for c in registered.itertuples(index=False)]
     out = pd.DataFrame(lines, columns=CONTRAST_COLUMNS)
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_train', 'read_seeds',
-           'read_orders', 'run', 'run_measure', 'run_train', 'main']
+           'read_orders', 'run', 'run_ledger', 'run_measure', 'run_train', 'main']
 
 # %% ../nbs/6_practical/61_command_line.ipynb #d1627720
 from dataclasses import replace
@@ -25,6 +25,7 @@ from .ablation import ablation_curve
 from .answers import compare, baselines
 from .figures import figure1, table_text, pick, label
 from .results import comparison, fingerprint, unrecorded
+from .ledger import by_id, coverage, ledger, shown
 from .trace import tidy
 from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs,
                                           HEADLINES)
@@ -100,6 +101,8 @@ def parser():
     sub.add_parser("record", help="add what the store has to results/ and checkpoints/")
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
+    p = sub.add_parser("ledger", help="the paper's claims with their verdicts, and its numbers beside ours by id")
+    p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
     p = sub.add_parser("bench", help="speed against a plain implementation and against the FLOP floor")
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
@@ -165,6 +168,7 @@ def run(args):
         frame = registry(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
+    elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
         names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]
@@ -172,6 +176,15 @@ def run(args):
     elif args.command == "bench":
         from moe_redistribution.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task)
+
+# %% ../nbs/6_practical/61_command_line.ipynb #be12b5e6
+def run_ledger(item=None):
+    "Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's coverage."
+    table, wide = ledger(item), dict(max_colwidth=96, justify="left")
+    print(shown(table).to_string(**wide) if len(table) else f"No claim quotes a number of {item}.")
+    print(f"\n{len(table)} claims: " + ", ".join(f"{n} {v}" for v, n in table["verdict"].value_counts().items()))
+    numbers = by_id(item).drop(columns=["item", "reason"]) if item else coverage().reset_index()
+    print("\n" + numbers.to_string(index=False, **wide))
 
 # %% ../nbs/6_practical/61_command_line.ipynb #b267e4f9
 def run_measure(args):

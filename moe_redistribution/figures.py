@@ -175,9 +175,9 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=1.0, y
 RATES = {.125: "⅛", .25: "¼", .5: "½", 1: "1", 2: "2", 4: "4", 8: "8"}       # of the FFN, relative to everything else
 def at_rate(name, rate) -> str: return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
-def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000", stream="paired") -> pd.Series:
-    "Accuracy without the FFN by seed, mean over `positions`; the tens and hundreds are those that need a carry."
-    where = dict(condition=name, stream=stream, rule=rule, site="ffn_out", edit=edit)
+def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000", stream="paired", metric="digits_no_copy") -> pd.Series:
+    "What is right without the FFN by seed, mean over `positions`: at tens and hundreds, the current token ruled out."
+    where = dict(condition=name, stream=stream, rule=rule, site="ffn_out", edit=edit, metric=metric)
     at = [pick(rows, position=p, **where).set_index("seed")["value"] for p in positions]
     return (sum(at) / len(at)).dropna()
 
@@ -212,11 +212,16 @@ def table_text(compared, metrics=COLUMNS1) -> pd.DataFrame:
     return pd.DataFrame(out).T.fillna("–")
 
 # %% ../nbs/2_instruments/19_figures.ipynb #82b7bd3c
+def _labels(text):
+    "Labels for the conditions in a `condition` cell, which may list several and set them against others."
+    return " vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs ")) if "/" in str(text) else text
+
 def verdicts(compared, columns=("variant", "condition", "metric")) -> pd.DataFrame:
     "A `compare` frame as a table to read, by id: the given columns, the printed value, ours with its interval, n, verdict."
     number = lambda v: "–" if v != v else f"{v:,.0f}" if v == round(v) and abs(v) > 1 else f"{v:.3g}"
     def line(r):
         ours = number(r.ours_mean) + (f" [{number(r.ours_lo)}, {number(r.ours_hi)}]" if r.ours_lo < r.ours_hi else "")
         theirs = number(r.paper_mean) + (f" ± {number(r.paper_std)}" if r.paper_std == r.paper_std else "")
-        return {n: getattr(r, n) for n in columns} | dict(paper=theirs, ours=ours, n=r.ours_n, verdict=r.verdict)
+        named = {n: getattr(r, n) for n in columns} | ({"condition": _labels(r.condition)} if "condition" in columns else {})
+        return named | dict(paper=theirs, ours=ours, n=r.ours_n, verdict=r.verdict)
     return pd.DataFrame([line(r) for r in compared.itertuples()], index=compared["id"])

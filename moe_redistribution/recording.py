@@ -25,6 +25,7 @@ from .trace import tidy, ROW_COLUMNS
 
 # %% ../nbs/2_instruments/201_recording.ipynb #1f3d2675
 from .ablation import ablation_rows, whole_answer
+from .copying import copying_rows
 from .attribution import attribution_rows
 from .patching import patching_rows
 from .patterns import pattern_rows
@@ -40,6 +41,7 @@ from .grokking import grokking_rows
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, comparison, fingerprint,
                                         page_rows, recorded_checkpoints, right_answers)
+from .ledger import ledger
 
 # %% ../nbs/2_instruments/201_recording.ipynb #50979f6f
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def speed_of(params, c, seeds, stream, rule):
     return tidy([speed_rows(c, seeds, stream, (0, 3, 10, 30, 100)), distance[distance["metric"] != "size"]])
 
 INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS)),
+               "copying": Instrument(copying_rows, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired")),
                "attribution": Instrument(attribution_rows, lambda c: c.n_layers == 1),
                "patching": Instrument(patching_rows, _add7),
                "patterns": Instrument(pattern_rows, _add7),
@@ -99,7 +102,7 @@ def rules_for(name, stream, instrument="ablation") -> tuple:
     "Checkpoint rules at which an instrument measures: all and the end; where seeds or measurements are many, fewer."
     first, *more = TASK_RULES[condition(name).task]
     if instrument in INSTRUMENTS and INSTRUMENTS[instrument].live: return (first,)
-    if instrument != "ablation": return first, "final"
+    if instrument != "ablation": return first if stream == "authors" else more[0], "final"
     return tuple(r for r in (first, *more) if stream == "authors" or r not in ("first256", "first99")) + ("final",)
 
 def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
@@ -190,7 +193,7 @@ def _frames(name) -> dict:
     "Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to a frame."
     def of(i, instrument):
         return lambda runs: measure(runs, name, rules_for(name, runs[0].stream, i), runs[0].stream, instrument.rows)
-    rules = lambda i, x: () if x.live else rules_for(name, "authors", i)
+    rules = lambda i, x: () if x.live else tuple(dict.fromkeys(r for s in x.streams for r in rules_for(name, s, i)))
     measured = {f"rows/{i}": (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
@@ -221,6 +224,8 @@ def record(store=None, root=None, say=print) -> list:
         for item in need.items.split():
             written.append(root / f"results/paper/{item}.csv")
             write_frame(comparison(rows, item), written[-1])
+    written.append(root / "results/ledger.csv")
+    write_frame(ledger(root=root), written[-1])
     return written + record_checkpoints(store, root)
 
 # %% ../nbs/2_instruments/201_recording.ipynb #82ed1e1e

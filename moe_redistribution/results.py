@@ -105,37 +105,51 @@ def unrecorded(orders, runs=None) -> list:
 # %% ../nbs/2_instruments/20_results.ipynb #3011f0c3
 @dataclass(frozen=True)
 class Page:
-    "The items of the paper that a page answers, further rows it reads (instrument → conditions), and their streams."
+    "Items of the paper that a page answers, further rows it reads (instrument → conditions), their streams, its figures."
     items: str = ""
     more: tuple = ()
     streams: tuple = ("authors", "paired", "none")
+    figures: str = ""                        # items of the registry whose runs it needs, though they print no number
 
 _ADD7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
 _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))
+_TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
+_ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
+_MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
-PAGES = {"30_setup": Page("tab2 tab3 appA"),
+PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
          "41_redistribution": Page("tab4 tab4_caption fig3_caption fig3a_caption fig3b_caption fig4_left fig4_right fig4_caption sec1 sec4.1",
-                               (("ablation", (*_ADD7, *ARMS.values(), TABLE1["MoE, frozen router"])),)),
+                               tuple((i, (*_ADD7, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
          "42_partitioning": Page("tab1 fig1 sec4.2 sec5", (("ablation", _ARMS),)),
          "43_glu": Page("fig5_caption", (("bilinear", _GATED), ("ablation", _GATED))),
          "9b_methods": Page("appB"),
-         "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))), ("authors",)),
+         "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))), ("authors",), "fig6"),
          "9c2_attribution": Page("fig8_caption appC.2.1 fig11_caption fig11_bottom", (("attribution", (*_ADD7, *ARMS.values())),
                              ("ablation", (TABLE1["MoE-GLU"],)))),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
          "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
-         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "runs", "speed"))),
+         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
+         "53_audit": Page("", (
+             ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
+             ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD), ("bilinear", _GATED), ("patching", _TABLE3[:2]),
+             ("heldout", tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
+             ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
+         "54_inconsistencies": Page("", (
+             ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
+                           _GATED[1])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD)),
+             ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 
 def run_rows(runs) -> pd.DataFrame:
-    "When settled runs reached each checkpoint rule, as rows: `reached` (0 or 1), and its `epoch` or step, nan if not."
-    done = runs[runs["settled"] & runs["failed"].isna()]
+    "When finished runs reached each checkpoint rule, as rows: `reached` (0 or 1), and its `epoch` or step, nan if not."
+    whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
+    done = runs[(runs["settled"] | whole) & runs["failed"].isna()]
     out = [NO_ROWS]
     for name, mine in done.groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
@@ -167,21 +181,22 @@ def page_rows(page, root=None) -> pd.DataFrame:
 
 # %% ../nbs/2_instruments/20_results.ipynb #adc57517
 def missing_runs(page) -> pd.DataFrame:
-    "Seeds of the paper that a page needs and nobody has trained: condition, seeds, expected hours of one core, command."
+    "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["selected"], []
-    for n in dict.fromkeys(n for instrument, n in needs(page, more=False) if instrument != "facts"):
+    drawn = [n for item in PAGES[page].figures.split() for n in conditions_for(item)]
+    for n in dict.fromkeys([n for instrument, n in needs(page, more=False) if instrument != "facts"] + drawn):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
         if not seeds: continue
         hours = expected_seconds(n, len(seeds) * expected_steps(n, "selected")) / 3600
-        out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1), command=f"moe-redistribution train {n} --until selected"))
-    return pd.DataFrame(out, columns=["condition", "seeds", "hours", "command"])
+        out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
+    return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
 # %% ../nbs/2_instruments/20_results.ipynb #cb92972b
 def standing(page, rows) -> str:
     "The sentence that opens a page: how many rows it stands on, their hash, from how many runs, and what is missing."
     runs = rows[rows["stream"] != "none"].groupby(["condition", "stream", "seed"]).ngroups
     text = f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`"
-    text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself."
+    text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." if len(rows) else "."
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, about {left['hours'].sum():.0f} core-hours: "
                    f"`moe-redistribution train {' '.join(left['condition'])} --until selected`.")

@@ -102,10 +102,11 @@ def run(name, i):
 
 def per_seed(f): return lambda *args, **kw: np.array([float(f(i, *args, **kw)) for i in range(len(SEEDS))])
 
+@lru_cache(None)
 def spoken(i, name, without=None, instead="zero"):
     "Predicted answer digits (1000, 4) with the attention's or the FFN's output replaced by zeros or its mean over inputs."
     m, r = models(name)[i], run(name, i)
-    put = (lambda part: torch.zeros_like(part)) if instead == "zero" else (lambda part: part.mean(0, keepdim=True).expand_as(part))
+    put = torch.zeros_like if instead == "zero" else lambda part: part.mean(0, keepdim=True).expand_as(part)
     a = put(r["attn"]) if without == "attn" else r["attn"]
     f = put(r["ffn"]) if without == "ffn" else m.ffn(r["embed"] + a)
     return m.says(r["embed"] + a + f)[:, READ:READ + 4].numpy()
@@ -184,7 +185,8 @@ def load(i, name, expert): return (chosen_experts(i, name) == expert).mean()
 
 def count(name):
     "Parameters of the FFN layer, router included."
-    return sum(t.numel() for n, t in models(name)[0].w.items() if n in ("W_up", "b_up", "W_gate", "W_down", "b_down", "W_router"))
+    own = ("W_up", "b_up", "W_gate", "W_down", "b_down", "W_router")
+    return sum(t.numel() for n, t in models(name)[0].w.items() if n in own)
 
 def shape(name, tensor, axis): return models(name)[0].w[tensor].shape[axis]
 
@@ -210,7 +212,7 @@ def rows(instrument, name):
 @dataclass(frozen=True)
 class Claim:
     """One recorded value and the function that derives it again. `find` is the id's item in `results/paper`, or instrument,
-    condition and columns of `results/rows`; `n` predictions a seed make the tolerance two of them, else it is 1e-3."""
+    condition and columns of `results/rows`; with `n` predictions a seed the tolerance is two of them, else 1e-3."""
     id: str
     what: str
     derive: Callable
@@ -218,14 +220,14 @@ class Claim:
     n: int | None = None
 
     def recorded(self):
-        "Mean over seeds, and each seed's value where rows have it."
+        "Mean and standard deviation over seeds in a table, each seed's value in rows."
         if isinstance(self.find, str):
             r = table(self.find).loc[self.id]
             return np.array([r["ours_mean"], r["ours_std"]])[:1 if np.isnan(r["ours_std"]) else 2]
         instrument, name, where = self.find
         r = rows(instrument, name)
         for column, value in dict(dict(unit="", stratum="all"), **where).items(): r = r[r[column] == value]
-        if sorted(r["seed"]) != sorted(SEEDS): raise LookupError(f"{self.id}: expected a row a seed, got seeds {sorted(r['seed'])}")
+        if sorted(r["seed"]) != sorted(SEEDS): raise LookupError(f"{self.id}: expected one row a seed, got {sorted(r['seed'])}")
         return r.set_index("seed")["value"].loc[list(SEEDS)].to_numpy()
 
     def derived(self):
@@ -241,71 +243,85 @@ class Claim:
     def check(self):
         a, b = self.recorded(), self.derived()
         off = float(np.abs(a - b).max())
-        return dict(id=self.id, what=self.what, recorded=a[0] if isinstance(self.find, str) else a.mean(),
-                    derived=b[0] if isinstance(self.find, str) else b.mean(), off=off, tolerance=self.tolerance(), ok=off <= self.tolerance())
+        show = (lambda x: x[0]) if isinstance(self.find, str) else np.mean
+        return dict(id=self.id, what=self.what, recorded=show(a), derived=show(b), off=off, tolerance=self.tolerance(),
+                    ok=off <= self.tolerance())
 
 
 def claims():
     "All claims that can be checked here, by id."
     out = []
     def printed(id, what, derive, n=None): out.append(Claim(id, what, derive, id.rsplit(".", 1)[0], n))
-    def row(id, instrument, name, derive, n=None, **where): out.append(Claim(id, f"{name}: {where}", derive, (instrument, name, where), n))
+    def row(id, instrument, name, derive, n=None, **where):
+        out.append(Claim(id, f"{name} " + " ".join(where.values()), derive, (instrument, name, where), n))
     table1 = (FFN, NARROW, MOE, FROZEN, MOE_GLU, MOE_GLU_FROZEN)
     for k, name in enumerate(table1):
         for j, without in enumerate((None, "attn", "ffn")):
-            printed(f"tab1.{3 * k + j + 1:03d}", f"{name} right without {without or 'nothing'}", lambda n=name, w=without: right(n, w), 4000)
+            printed(f"tab1.{3 * k + j + 1:03d}", f"{name} right without {without or 'nothing'}",
+                    lambda n=name, w=without: right(n, w), 4000)
     for id, name in (("fig1.002", GLU), ("fig1.004", TOP2), ("tab4.010", GLU), ("sec4.2.007", FROZEN)):
         printed(id, f"{name} right without ffn", lambda n=name: right(n, "ffn"), 4000)
     printed("tab4.007", f"{GLU} right without attn", lambda: right(GLU, "attn"), 4000)
-    printed("fig1.007", "frozen minus learned router, right without ffn", lambda: np.mean(right(FROZEN, "ffn") - right(MOE, "ffn")), 4000)
+    printed("fig1.007", "frozen minus learned router, right without ffn",
+            lambda: right(FROZEN, "ffn") - right(MOE, "ffn"), 4000)
     printed("fig1.008", "Welch test of the same", lambda: welch(right(FROZEN, "ffn"), right(MOE, "ffn")))
     printed("fig1.009", "saying each position's most frequent digit", guessing, 4000)
-    printed("fig3_caption.001", "MoE minus FFN, right without ffn", lambda: np.mean(right(MOE, "ffn") - right(FFN, "ffn")), 4000)
-    for side, without, rest in (("left", "ffn", (1, 9)), ("right", "attn", (1, 9))):
-        for first, name in zip(rest, (FFN, MOE)):
+    printed("fig3_caption.001", "MoE minus FFN, right without ffn", lambda: right(MOE, "ffn") - right(FFN, "ffn"), 4000)
+    for side, without in (("left", "ffn"), ("right", "attn")):
+        for first, name in ((1, FFN), (9, MOE)):
             for d in EVERY:
                 printed(f"fig4_{side}.{first + d:03d}", f"{name} digit {d} right without {without}",
                         lambda n=name, w=without, d=d: right(n, w, at=(d,)), 1000)
     printed("sec4.1.013", f"{MOE} right without ffn where it is lowest", lambda: lowest(MOE), 1000)
     for k, name in enumerate((FFN, NARROW, FROZEN, MOE)):
         for d in EVERY:
-            printed(f"fig11_bottom.{4 * k + d + 1:03d}", f"{name} first head's share, digit {d}", lambda n=name, d=d: first_head(n, (d,)))
+            printed(f"fig11_bottom.{4 * k + d + 1:03d}", f"{name} first head's share, digit {d}",
+                    lambda n=name, d=d: first_head(n, (d,)))
         printed(f"fig11_caption.{k + 1:03d}", f"{name} first head's share, three digits",
                 lambda n=name: first_head(n, (TENS, HUNDREDS, OVERFLOW)))
     for L, n in enumerate((300, 630, 63)):
         for id, name in ((1, FFN), (3, MOE), (4, MOE_GLU)):
-            printed(f"fig12.{4 * L + id:03d}", f"{name} right without ffn, {L} times +1", lambda m=name, L=L: right(m, "ffn", carries=L), 4 * n)
+            printed(f"fig12.{4 * L + id:03d}", f"{name} right without ffn, {L} times +1",
+                    lambda m=name, L=L: right(m, "ffn", carries=L), 4 * n)
     for d, first in ((TENS, 1), (HUNDREDS, 9), (OVERFLOW, 17)):
         for k, part in enumerate(("attn", "ffn")):
             for id, name in ((first, FFN), (first + 4, MOE), (first + 6, MOE_GLU)):
-                printed(f"fig14.{id + k:03d}", f"{name} {part} patched at digit {d}, 25 pairs", lambda n=name, p=part, d=d: flips25(n, p, d))
+                printed(f"fig14.{id + k:03d}", f"{name} {part} patched at digit {d}, 25 pairs",
+                        lambda n=name, p=part, d=d: flips25(n, p, d))
     printed("sec4.1.011", f"{MOE} share of attention in the right logit", lambda: attention_share(MOE))
     printed("sec4.1.012", f"{FFN} share of attention in the right logit", lambda: attention_share(FFN))
     printed("appC.3.001", f"{FFN} share of the FFN in the right logit, tens", lambda: ffn_share(FFN, (TENS,)))
-    for k, (name, tensor) in enumerate(((FFN, "W_up"), (GLU, "W_up"), (MOE, "W_up"))):
-        printed(f"tab2.{2 * k + 1:03d}", f"{name} width", lambda n=name, t=tensor: shape(n, t, -1))
+    for k, name in enumerate((FFN, GLU, MOE)):
+        printed(f"tab2.{2 * k + 1:03d}", f"{name} width", lambda n=name: shape(n, "W_up", -1))
         printed(f"tab2.{2 * k + 2:03d}", f"{name} parameters of the FFN", lambda n=name: count(n))
-    for k, v in enumerate((7, 1, 0)): printed(f"appA.{k + 1:03d}", f"answer digits that add {v}", lambda v=v: (task()[2] == v).sum())
+    for k, v in enumerate((7, 1, 0)):
+        printed(f"appA.{k + 1:03d}", f"answer digits that add {v}", lambda v=v: (task()[2] == v).sum())
     printed("appA.013", "width of the residual stream", lambda: shape(FFN, "W_E", -1))
     printed("appA.015", "heads", lambda: shape(FFN, "W_Q", 1))
     printed("appA.016", "experts", lambda: shape(MOE, "W_up", 1))
-    for short, name in dict(ffn=FFN, narrow=NARROW, glu=GLU, moe=MOE, frozen=FROZEN, top2=TOP2, slow=SLOW, fast=FAST).items():
-        row(f"mean.{short}", "ablation", name, lambda n=name: right(n, "ffn", "mean"), 4000, site="ffn_out", edit="mean", position="o0-o3", metric="digits")
-        row(f"copy.{short}", "ablation", name, lambda n=name: copies(n), 4000, site="ffn_out", edit="zero", position="o0-o3", metric="copy_share")
+    where = dict(site="ffn_out", position="o0-o3")
+    eight = dict(ffn=FFN, narrow=NARROW, glu=GLU, moe=MOE, frozen=FROZEN, top2=TOP2, slow=SLOW, fast=FAST)
+    for short, name in eight.items():
+        row(f"mean.{short}", "ablation", name, lambda n=name: right(n, "ffn", "mean"), 4000,
+            edit="mean", metric="digits", **where)
+        row(f"copy.{short}", "ablation", name, lambda n=name: copies(n), 4000, edit="zero", metric="copy_share", **where)
         for d, o in ((TENS, "o1"), (HUNDREDS, "o2")):
-            row(f"mean.{short}.{o}", "ablation", name, lambda n=name, d=d: right(n, "ffn", "mean", at=(d,)), 1000, site="ffn_out", edit="mean",
-                position=o, metric="digits")
+            row(f"mean.{short}.{o}", "ablation", name, lambda n=name, d=d: right(n, "ffn", "mean", at=(d,)), 1000,
+                edit="mean", metric="digits", **where | dict(position=o))
     for short, name in dict(ffn=FFN, moe=MOE).items():
-        row(f"mean_attn.{short}", "ablation", name, lambda n=name: right(n, "attn", "mean"), 4000, site="attn_out", edit="mean", position="o0-o3", metric="digits")
-        row(f"exact.{short}", "ablation", name, lambda n=name: exact(n), 1000, site="none", edit="none", position="all", metric="exact")
-        row(f"all_pairs.attn.{short}", "patching", name, lambda n=name: flips_all(n, "attn", TENS), 42_000, site="attn_out", edit="patch",
-            position="o1", metric="flip")
-        row(f"all_pairs.ffn.{short}", "patching", name, lambda n=name: flips_all(n, "ffn", TENS), 42_000, site="ffn_out", edit="patch", position="o1", metric="flip")
+        row(f"mean_attn.{short}", "ablation", name, lambda n=name: right(n, "attn", "mean"), 4000,
+            edit="mean", metric="digits", **where | dict(site="attn_out"))
+        row(f"exact.{short}", "ablation", name, lambda n=name: exact(n), 1000, site="none", edit="none", position="all",
+            metric="exact")
+        for part in ("attn", "ffn"):
+            row(f"all_pairs.{part}.{short}", "patching", name, lambda n=name, p=part: flips_all(n, p, TENS), 42_000,
+                site=f"{part}_out", edit="patch", position="o1", metric="flip")
     for short, name in dict(moe=MOE, frozen=FROZEN, top2=TOP2, moe_glu=MOE_GLU).items():
         for average in ("arithmetic", "min"):
-            row(f"nmi.{short}.{average}", "routing", name, lambda n=name, a=average: nmi(n, a), site="router_probs", edit="none", position="o0-o3",
-                metric=f"nmi_{average}")
-    row("load.moe.E0", "routing", MOE, lambda: load(MOE, 0), 4000, site="router_probs", edit="none", position="o0-o3", unit="E0", metric="load")
+            row(f"nmi.{short}.{average}", "routing", name, lambda n=name, a=average: nmi(n, a),
+                edit="none", metric=f"nmi_{average}", **where | dict(site="router_probs"))
+    row("load.moe.E0", "routing", MOE, lambda: load(MOE, 0), 4000, edit="none", unit="E0", metric="load",
+        **where | dict(site="router_probs"))
     return {c.id: c for c in out}
 
 

@@ -179,7 +179,6 @@ def test_a_run_says_whether_and_when_it_reached_a_rule_and_not_when_it_did_not()
     assert 42 not in said(failed, "reached").index and 137 in said(failed, "reached").index
 
 
-@pytest.mark.xfail(strict=True, reason="run_rows knows settled runs only; one that ran to its end has not reached the rule, and is not missing")
 def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
     "`3 of 5 grok` is a count over five finished runs, two of which never settle."
     rows = results.run_rows(runs())

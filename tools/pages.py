@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from moe_redistribution.ledger import ledger_rows
 from moe_redistribution.results import PAGES, fingerprint, page_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,8 +24,10 @@ def printed(path):
 
 def stale():
     "Notebooks whose printed hash is not that of the rows they would read now."
-    found = {page: next((ROOT / "nbs").rglob(f"{page}.ipynb")) for page in PAGES}
-    return [path for page, path in found.items() if printed(path) != [fingerprint(page_rows(page))]]
+    found = {next((ROOT / "nbs").rglob(f"{page}.ipynb")): page for page in PAGES}
+    old = [path for path, page in found.items() if printed(path) != [fingerprint(page_rows(page))]]
+    ledger = ROOT / "nbs" / "3_paper" / "9z_ledger.ipynb"
+    return old + [ledger] * (printed(ledger) != [fingerprint(ledger_rows())])
 
 
 def main(args):

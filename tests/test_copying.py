@@ -1,0 +1,66 @@
+"""Ruling out the current token: against a loop over inputs, and on models whose answer is known."""
+import pytest
+import torch
+
+from moe_redistribution import planted
+from moe_redistribution.conditions import SEEDS, TABLE1
+from moe_redistribution.copying import copying_rows, without_copy
+from moe_redistribution.models import forward, init
+from moe_redistribution.tasks import get_task
+
+T = get_task("add7")
+
+
+def untrained(name, n=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k1-h8-gelu"])
+@pytest.mark.parametrize("how", [None, "zero", "mean"])
+def test_it_is_the_best_of_the_other_tokens_on_the_inputs_where_the_current_one_is_wrong(name, how):
+    params = untrained(name)
+    said, asked = without_copy(params, name, {} if how is None else {"ffn_out": how})
+    edits = {} if how is None else {"ffn_out": (lambda x: x * 0) if how == "zero" else (lambda x: x.mean(1, keepdim=True).expand_as(x))}
+    logits = forward(params, T.tokens, name, edits)
+    for s, n, j in [(0, 0, 0), (1, 193, 1), (0, 593, 2), (1, 999, 3), (0, 42, 1), (1, 7, 2)]:
+        row = logits[s, n, T.read[j]].clone()
+        current = int(T.tokens[n, T.read[j]])
+        best = max((v.item(), -k) for k, v in enumerate(row) if k != current)
+        assert said[s, n, j] == -best[1] and bool(asked[n, j]) == (current != int(T.targets[n, j]))
+
+
+def test_no_prediction_is_ever_the_current_token():
+    said, _ = without_copy(untrained(TABLE1["MoE"]), TABLE1["MoE"])
+    assert not (said == T.tokens[:, list(T.read)]).any()
+
+
+def test_a_model_that_only_copies_knows_nothing_and_one_whose_attention_carries_knows_all():
+    for params, name, low, high in ((planted.copy_model(), "add7/ffn-h32-relu", 0, .2),
+                                    (planted.carry_by_attention(), "add7/ffn-h32-relu+d128", 1, 1)):
+        got = copying_rows(params, name, [1]).query("site == 'ffn_out' and edit == 'zero' and position in ['o1', 'o2']")["value"]
+        assert len(got) == 2 and low <= got.min() and got.max() <= high
+
+
+def test_rows_name_each_number_once_and_do_not_depend_on_company():
+    name = "add7/moe-e4k1-h16-silu"
+    params = untrained(name, 3)
+    whole = copying_rows(params, name, [1, 2, 3], rule="final")
+    alone = copying_rows({n: v[1:2] for n, v in params.items()}, name, [2], rule="final")
+    assert not whole.duplicated(["seed", "site", "edit", "position"]).any() and set(whole["metric"]) == {"digits_no_copy"}
+    assert whole.query("seed == 2")["value"].tolist() == alone["value"].tolist()
+    counted = {f"o{j}": int((T.tokens[:, 3 + j] != T.targets[:, j]).sum()) for j in range(4)}
+    assert whole.groupby("position")["n_examples"].first().to_dict() == counted
+
+
+def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
+    from moe_redistribution.ablation import together
+    from moe_redistribution.models import predict
+    from moe_redistribution.results import checkpoint
+    said = predict(checkpoint(TABLE1["FFN"]), TABLE1["FFN"], together(TABLE1["FFN"], {"ffn_out": "mean"}))
+    copies = (said == T.tokens[:, list(T.read)]).float().mean(1)
+    assert len(copies) == len(SEEDS) and (copies[:, 0] < .05).all() and (copies[:, 1:3] > .9).all()
+
+
+@pytest.mark.parametrize("name", ["modadd/ffn-h8-gelu", "hist/ffn-h8-gelu"])
+def test_tasks_whose_answers_are_not_input_tokens_are_refused(name):
+    with pytest.raises(ValueError, match="votes for itself.* fix: use ablation"):
+        without_copy(untrained(name, 1), name)

@@ -1,0 +1,230 @@
+"""The ledger: every verdict from invented rows, every statement checked, and the committed table against its recomputation."""
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from moe_redistribution import answers, ledger as room, paper
+from moe_redistribution.evidence import interval, tost
+from moe_redistribution.ledger import VERDICTS, Answer, answer, changed, decide, judge, seeds_needed, shown, statements, values
+from moe_redistribution.results import ROOT
+
+FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
+SEEDS = [42, 137, 256, 512, 1024]
+SAID, PRINTED = statements(), paper.paper_values().set_index("id")
+MAIN = ["Abstract", "§1", "§4.1", "§4.2", "§4.3", "§5"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return room.ledger_rows()
+
+
+@pytest.fixture(scope="module")
+def table(rows):
+    return room.ledger(rows=rows)
+
+
+def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="zero", position="o0-o3", site="ffn_out", metric="digits"):
+    return pd.DataFrame(dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, split="all", site=site, edit=edit, unit="",
+                             position=position, stratum="all", metric=metric, value=got, instrument="ablation"))
+
+
+def said(key, protocol="paper", **other):
+    "One row of the statements, with columns changed."
+    s = next(SAID[(SAID["key"] == key) & (SAID["protocol"] == protocol)].itertuples(index=False))
+    return s._replace(**other)
+
+
+def says(word, note=""):
+    return Answer(.1, .05, .15, .1, 5, .06, word, note)
+
+
+# --- the rule ---------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("by_paper, by_audit, numbers, verdict", [
+    ("refuted", "holds", [], "not reproduced"), ("refuted", "refuted", ["agrees"], "not reproduced"), ("refuted", "pending", [], "not reproduced"),
+    ("pending", "holds", [], "pending"), ("pending", "refuted", [], "pending"), ("open", "holds", [], "inconclusive"),
+    ("open", "refuted", [], "inconclusive"), ("open", "pending", [], "inconclusive"), ("holds", "refuted", [], "contradicted by a control"),
+    ("holds", "refuted", ["differs"], "contradicted by a control"), ("holds", "open", [], "inconclusive"), ("holds", "pending", [], "pending"),
+    ("holds", "holds", ["agrees", "differs"], "direction only"), ("holds", "holds", ["corrected"], "direction only"),
+    ("holds", "holds", ["agrees", "inconclusive", "not attempted"], "reproduced"), ("holds", "holds", [], "reproduced")])
+def test_a_verdict_follows_from_what_two_protocols_say(by_paper, by_audit, numbers, verdict):
+    assert judge(says(by_paper), says(by_audit), numbers) == verdict and verdict in VERDICTS
+
+
+def test_what_cannot_be_tested_here_says_so():
+    assert judge(says("pending", "not testable here: a setting"), says("pending")) == "not testable here"
+
+
+def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_where_it_does_not_matter():
+    x = np.array([.24, .31, .34, .40, .49])
+    assert [decide(x, e, .05)[0] for e in "+-0"] == ["holds", "refuted", "refuted"]
+    assert [decide(-x, e, .05)[0] for e in "+-0"] == ["refuted", "holds", "refuted"]
+    wide = np.array([-.1, .2, .05, -.15, .12])
+    assert [decide(wide, e, .05)[0] for e in "+-0"] == ["open", "open", "open"]
+    small = np.array([.01, .02, .015, .012, .018])
+    assert [decide(small, e, .05)[0] for e in "+-0"] == ["refuted", "refuted", "holds"]       # shown to lie within the margin
+    assert [decide(small, e, 0)[0] for e in "+-"] == ["holds", "refuted"]                     # where any difference counts
+    assert decide(small, "0", .05)[1] == tost(small, np.zeros(5), .05).p
+
+
+@pytest.mark.parametrize("mean, sd, expects, margin", [(.03, .1, "+", 0), (.2, .1, "-", .05), (.01, .1, "0", .05), (.2, .3, "0", .05)])
+def test_seeds_needed_is_the_first_number_that_decides(mean, sd, expects, margin):
+    n = int(seeds_needed(mean, sd, expects, margin))
+    def decided(n):
+        error = sd / n**.5
+        return stats.t.ppf(.975, n - 1) * error < abs(mean) or stats.t.ppf(.95, n - 1) * error < margin - abs(mean)
+    assert decided(n) and not any(decided(k) for k in range(2, n))
+
+
+def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_on_the_papers_side():
+    assert all(np.isnan(v) for v in (seeds_needed(0., .1, "+", 0), seeds_needed(.1, 0., "+", 0), seeds_needed(.1, np.nan, "+", 0),
+                                     seeds_needed(.01, .1, "number", .05, fixed=.04)))
+    assert seeds_needed(.01, .1, "number", .05) > 10
+
+
+# --- from rows to an answer -------------------------------------------------------------------------
+
+def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
+    s = said("4.2-01")
+    assert changed(s, FROZEN).condition == FROZEN
+    c = changed(s, "site=attn_out&stratum=carry=2&position=o1,o2")
+    assert (c.site, c.stratum, c.position, c.condition) == ("attn_out", "carry=2", "o1 o2", s.condition)
+    assert changed(s, "value=.25") == .25 and changed(s, "null=uniform") == .1
+    assert changed(s, "null=most,frequent") == pytest.approx(.32325)
+    for word in ("colour=red", "null=luck"):
+        with pytest.raises(ValueError, match="fix: "):
+            changed(s, word)
+
+
+def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
+    a, b = np.array([.3, .4, .5, .6, .7]), np.array([.1, .1, .2, .2, .1])
+    two = pd.concat([made(MOE, a), made(FFN, b)])
+    assert values(two, said("4.2-01"))[0].tolist() == pytest.approx(a - b)
+    four = pd.concat([made(MOE, a, position="o3"), made(FFN, b, position="o3"), made(MOE, b, position="o0-o2"), made(FFN, b / 2, position="o0-o2")])
+    assert values(four, said("4.1-12"))[0].tolist() == pytest.approx(a - b - b / 2)
+    cells = pd.concat([made(n, v + k / 10, position=f"o{k}") for k in range(4) for n, v in ((MOE, a - k / 10 * (k != 2)), (FFN, b))])
+    assert values(cells, said("4.1-11"))[0].tolist() == pytest.approx(a - b - .3)            # the last position has the smallest lead
+    assert values(made(FFN, b), said("4.2-01", condition=FFN, versus="value=.1"))[0].tolist() == pytest.approx(b - .1)
+
+
+def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
+    two = pd.concat([made(MOE, [.3, .4, .5, .6, .7]), made(FFN, [.1, .1, .2, .2, .1])])
+    full = answer(two, said("4.2-01"))
+    assert full.says == "holds" and full.n == 5 and (full.mean, full.lo) == pytest.approx(interval([.2, .3, .3, .4, .6])[:2])
+    early = answer(two[two["seed"] != 42], said("4.2-01"))
+    assert early.says == "pending" and early.n == 4 and "interim: 4 of the 5 seeds" in early.note and "core-hours" in early.note
+    failed = answer(two.assign(value=two["value"].where(two["seed"] != 42)), said("4.2-01"))
+    assert failed.says == "holds" and failed.n == 4 and "failed" in failed.note
+    assert answer(two, said("abs-02")).says == "pending"                                     # nothing recorded on the other task
+
+
+def test_a_number_is_decided_by_the_rule_of_numbers():
+    s = said("5-01", condition=MOE, versus="", aggregate="mean")
+    quoted = lambda v: [dict(verdict="", printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
+    rows = made(MOE, [.30, .31, .32, .33, .34])
+    assert [answer(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
+    assert answer(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
+
+
+def test_quoted_numbers_decide_a_table_of_settings():
+    s = said("A-01")
+    word = lambda *w: answer(None, s, [dict(verdict=x) for x in w]).says
+    assert [word("agrees", "agrees"), word("agrees", "differs"), word("agrees", "corrected"), word("agrees", "inconclusive"),
+            word("agrees", "not attempted"), word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
+
+
+# --- the statements ---------------------------------------------------------------------------------
+
+def test_there_are_enough_statements_from_every_part_of_the_paper():
+    number = SAID.drop_duplicates("key")["section"].value_counts()
+    assert SAID["key"].nunique() >= 75 and set(number.index) >= {*MAIN, "App. A", "App. B", "App. C.1", "App. D", "App. E", "App. F", "App. G", "App. H", "App. I"}
+    assert all(number[s] >= n for s, n in zip(MAIN, (8, 4, 12, 14, 6, 4)))
+
+
+def test_ids_and_pages_of_every_statement_exist():
+    ids = set(" ".join(SAID["quotes"]).split())
+    assert ids <= set(PRINTED.index)
+    assert all((ROOT / "nbs" / p.partition("#")[0]).is_file() for p in SAID["page"])
+    assert SAID["statement"].str.endswith(".").all()
+
+
+@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "3_paper/none.ipynb"), ("aggregate", "median"), ("expects", ">"),
+                                           ("n", "6"), ("stream", "crossed"), ("statement", ""), ("margin", "-1"), ("section", "§9")])
+def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
+    raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)
+    raw.loc[raw.index[raw["key"] == "4.2-01"][0], column] = value
+    raw.to_csv(tmp_path / "s.csv", index=False)
+    with pytest.raises(ValueError, match="4.2-01"):
+        statements(tmp_path / "s.csv")
+
+
+def test_a_statement_needs_both_protocols_and_a_reason_where_no_rows_decide_it(tmp_path):
+    raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)
+    raw.drop(raw.index[raw["key"] == "4.2-02"][1]).to_csv(tmp_path / "one.csv", index=False)
+    with pytest.raises(ValueError, match="4.2-02"):
+        statements(tmp_path / "one.csv")
+    raw.loc[raw["key"] == "B-01", "note"] = "who knows"
+    raw.to_csv(tmp_path / "why.csv", index=False)
+    with pytest.raises(ValueError, match="B-01"):
+        statements(tmp_path / "why.csv")
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
+    assert table["key"].tolist() == SAID["key"].drop_duplicates().tolist() and table["verdict"].isin(VERDICTS).all()
+    for r in table.itertuples():
+        words = [w for part in r.numbers.split(", ") if part for w in [part.split(" ", 1)[1]]]
+        reason = "not testable here: " if r.note.startswith("paper: not testable here: ") else ""
+        assert judge(says(r.paper_says, reason), says(r.audited_says), words) == r.verdict, r.key
+        assert r.verdict != "pending" or r.note or "not attempted" in r.numbers, f"{r.key} is pending and does not say why"
+
+
+def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
+    r = table.set_index("key").loc["4.2-01"]
+    at = lambda n: rows.query("condition == @n and stream == 'authors' and rule == 'first256' and site == 'ffn_out' and edit == 'zero' and "
+                              "metric == 'digits' and position == 'o0-o3' and stratum == 'all' and unit == '' and instrument == 'ablation'")["value"]
+    assert len(at(MOE)) == 5 and r["paper_mean"] == pytest.approx(at(MOE).mean() - at(FFN).mean())
+    assert r["printed"] == pytest.approx(.324) and r["audited_n"] == 64
+
+
+@pytest.mark.parametrize("item, keys", [("contrast_carry", ("4.2-05", "4.2-07")), ("contrast_carry_final", ("4.2-06", "4.2-08"))])
+def test_registered_contrasts_say_the_same(table, rows, item, keys):
+    registered = answers.contrasts(rows, "mean", item=item)
+    for key in keys:
+        s, mine = said(key, "audited"), table.set_index("key").loc[key]
+        line = registered[[{a, b} == {s.condition, s.versus} for a, b in zip(registered["a"], registered["b"])]].iloc[0]
+        sign = 1 if line["a"] == s.condition else -1
+        assert mine["audited_mean"] == pytest.approx(sign * line["difference"]) and mine["audited_n"] == line["n"] == line["n_fixed"]
+        assert {"refuted": "equivalent", "holds": "different"}[mine["audited_says"]] == line["outcome"]
+
+
+def test_the_committed_ledger_is_its_recomputation(table):
+    held = pd.read_csv(ROOT / "results/ledger.csv", dtype={"quotes": str, "numbers": str, "note": str, "expects": str}, keep_default_na=False,
+                       na_values={c: [""] for c in table if table[c].dtype == float})
+    same = dict(check_dtype=False, rtol=1e-6, atol=1e-9)
+    pd.testing.assert_frame_equal(held, table, obj="results/ledger.csv; run make record", **same)
+
+
+def test_one_item_is_a_part_of_the_ledger_and_an_unknown_one_is_refused(table, rows):
+    part = room.ledger("tab9", rows=rows)
+    assert set(part["key"]) == set(table["key"][table["quotes"].str.contains("tab9")]) and len(part)
+    pd.testing.assert_frame_equal(part.reset_index(drop=True), table[table["key"].isin(part["key"])].reset_index(drop=True))
+    with pytest.raises(ValueError, match="tab99"):
+        room.ledger("tab99", rows=rows)
+
+
+def test_coverage_counts_every_printed_number_once():
+    c = room.coverage()
+    assert c["printed"].sum() == (~PRINTED.index.str.startswith("repo:")).sum()
+    assert (c["number"] + c["reason"] + c["nothing"] == c["printed"]).all() and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all()
+    one = room.by_id("tab1").set_index("id")
+    held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
+    assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
+
+
+def test_text_has_a_line_for_every_claim(table):
+    text = shown(table)
+    assert len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted") and (text["verdict"] != "").all()
