@@ -182,10 +182,10 @@ def reach(run, rules=None) -> int:
     return max([run.step if r == "final" else run.manifest["rules"][r]["step"] for r in rules if r in run.weights], default=-1)
 
 def not_in(path, runs, rules=None) -> list:
-    "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now."
+    "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a stream."
     if not path.exists(): return runs
     known = pd.read_parquet(path, columns=["stream", "seed", "step"]).groupby(["stream", "seed"])["step"].max()
-    further = lambda r: not r.failed and known[r.stream, r.seed] < reach(r, rules)
+    further = lambda r: not r.failed and known[r.stream, r.seed] < reach(r, rules(r.stream) if callable(rules) else rules)
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
 # %% ../nbs/2_instruments/201_recording.ipynb #5a374cd1
@@ -193,7 +193,7 @@ def _frames(name) -> dict:
     "Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to a frame."
     def of(i, instrument):
         return lambda runs: measure(runs, name, rules_for(name, runs[0].stream, i), runs[0].stream, instrument.rows)
-    rules = lambda i, x: () if x.live else tuple(dict.fromkeys(r for s in x.streams for r in rules_for(name, s, i)))
+    rules = lambda i, x: () if x.live else lambda stream: rules_for(name, stream, i)
     measured = {f"rows/{i}": (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
