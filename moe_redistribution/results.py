@@ -111,6 +111,7 @@ class Page:
     streams: tuple = ("authors", "paired", "none")
     figures: str = ""                        # items of the registry whose runs it needs, though they print no number
 
+# %% ../nbs/2_instruments/20_results.ipynb #04669b8e
 _ADD7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
 _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))
 _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
@@ -119,6 +120,8 @@ _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
+
+# %% ../nbs/2_instruments/20_results.ipynb #d08a2f9c
 PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
          "41_redistribution": Page("tab4 tab4_caption fig3_caption fig3a_caption fig3b_caption fig4_left fig4_right fig4_caption sec1 sec4.1",
                                tuple((i, (*_ADD7, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
@@ -130,8 +133,10 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
                              ("ablation", (TABLE1["MoE-GLU"],)))),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
-         "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
-         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
+         "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7)))}
+
+# %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
+PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
              ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD), ("bilinear", _GATED), ("patching", _TABLE3[:2]),
@@ -195,8 +200,8 @@ def missing_runs(page) -> pd.DataFrame:
 def standing(page, rows) -> str:
     "The sentence that opens a page: how many rows it stands on, their hash, from how many runs, and what is missing."
     runs = rows[rows["stream"] != "none"].groupby(["condition", "stream", "seed"]).ngroups
-    text = f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`"
-    text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." if len(rows) else "."
+    text = f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`" if len(rows) else "None of this page's runs is recorded."
+    text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." * bool(len(rows))
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, about {left['hours'].sum():.0f} core-hours: "
                    f"`moe-redistribution train {' '.join(left['condition'])} --until selected`.")

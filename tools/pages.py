@@ -25,7 +25,8 @@ def printed(path):
 def stale():
     "Notebooks whose printed hash is not that of the rows they would read now."
     found = {next((ROOT / "nbs").rglob(f"{page}.ipynb")): page for page in PAGES}
-    old = [path for path, page in found.items() if printed(path) != [fingerprint(page_rows(page))]]
+    rows = {path: page_rows(page) for path, page in found.items()}
+    old = [path for path, got in rows.items() if printed(path) != [fingerprint(got)] * bool(len(got))]
     ledger = ROOT / "nbs" / "3_paper" / "9z_ledger.ipynb"
     return old + [ledger] * (printed(ledger) != [fingerprint(ledger_rows())])
 
