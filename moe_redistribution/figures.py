@@ -32,8 +32,8 @@ PLAIN = {"add7": {"ffn": 256, "glu": 170, "moe": 256, "moe_glu": 256}}       # w
 WIDE = {"ffn": 512, "glu": 340, "moe": 512, "moe_glu": 340}
 def label(name) -> str:
     "What a figure calls a condition: its variant, its total width where that is not the usual one, and its options."
+    if str(name) in LABELS or "/" not in str(name): return LABELS.get(str(name), str(name))       # a planted model has no width
     c, (body, *options) = condition(name), str(name).split("+")
-    if str(name) in LABELS: return LABELS[str(name)]
     usual = body in LABELS or PLAIN.get(c.task, WIDE).get(c.ffn) == c.d_mlp or c.ffn == "no_ffn"
     return ", ".join([SHORT[c.ffn] + f" h{c.d_mlp}" * (not usual), *options])
 
