@@ -22,11 +22,18 @@ def directives(source):
     return {name: value.strip("\"'") for name, value in lines}
 
 
+def from_root(text):
+    "Links of a page are relative to nbs/, those of the README to the root; a forge shows notebooks, so they keep their names."
+    return re.sub(r"\]\((?!\w+:|#|/)(\.\./)?", lambda m: "](" if m[1] else "](nbs/", text)
+
+
 def one_form(output, options, files):
     "Reduce an output to the one form that a forge shows: Markdown, a picture, HTML, plain text, in this order."
     data = output.get("data")
     if data is None:
         return
+    if "text/markdown" in data:
+        data["text/markdown"] = from_root(data["text/markdown"])
     if "text/markdown" not in data and "image/png" in data:
         name = f"{FILES}/{options['label']}.png"
         files[name] = base64.b64decode(data["image/png"])
@@ -40,8 +47,8 @@ def one_form(output, options, files):
 
 def prepare(cell, files):
     "What is left of a cell for the README, or None."
-    if cell.cell_type == "markdown":  # links are relative to nbs/; a forge shows notebooks, so they keep their names
-        cell.source = re.sub(r"\]\((?!\w+:|#|/)(\.\./)?", lambda m: "](" if m[1] else "](nbs/", cell.source)
+    if cell.cell_type == "markdown":
+        cell.source = from_root(cell.source)
         return cell
     if cell.cell_type != "code":
         return None
