@@ -1050,6 +1050,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                           'moe_redistribution/results.py'),
                                             'moe_redistribution.results.right_answers': ( '2_instruments/results.html#right_answers',
                                                                                           'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.rows_of': ( '2_instruments/results.html#rows_of',
+                                                                                    'moe_redistribution/results.py'),
                                             'moe_redistribution.results.run_rows': ( '2_instruments/results.html#run_rows',
                                                                                      'moe_redistribution/results.py'),
                                             'moe_redistribution.results.standing': ( '2_instruments/results.html#standing',

@@ -17,9 +17,8 @@ from scipy import stats
 from .tasks import choose
 from .paper import DATA, AGGREGATES, _read, paper_values, claims, seed_list, refuse
 from .evidence import interval, paired_permutation, tost, verdict
-from .facts import fact_rows
 from .answers import REST, _by_condition, _by_seed, _together, _line, baselines
-from .results import ROOT, NO_ROWS, run_rows
+from .results import ROOT, NO_ROWS, rows_of
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = """key protocol section statement quotes page expects instrument stream condition versus metric site edit
@@ -191,12 +190,9 @@ def _wanted():
 
 def ledger_rows(root=None) -> pd.DataFrame:
     "Every recorded row that the ledger reads, with its instrument, and one row of each other run."
-    found, at = [NO_ROWS.assign(instrument="")], Path(root or ROOT) / "results"
+    found = [NO_ROWS.assign(instrument="")]
     for (instrument, name), want in _wanted().groupby(["instrument", "condition"], sort=False):
-        path = at / ("runs" if instrument == "runs" else f"rows/{instrument}") / f"{name}.parquet"
-        if instrument == "facts": got = fact_rows(name)
-        elif not path.exists(): continue
-        else: got = run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
+        if (got := rows_of(instrument, name, root)) is None: continue
         got = got[got["stream"].isin(want["stream"])]
         named = np.logical_and.reduce([got[k].isin(want[k]) for k in _WHERE])
         found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
            'checkpoint', 'right_answers', 'recorded_runs', 'recorded_history', 'far_enough', 'progress', 'unrecorded',
-           'Page', 'run_rows', 'needs', 'page_rows', 'missing_runs', 'standing', 'comparison']
+           'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs', 'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -173,14 +173,18 @@ def needs(page, more=True) -> list:
     return list(dict.fromkeys(pairs + [(i, n) for i, names in page.more for n in names if more]))
 
 # %% ../nbs/2_instruments/20_results.ipynb #c7b71556
+def rows_of(instrument, name, root=None):
+    "Rows of one instrument for one condition, facts and runs among them; None where nothing is recorded."
+    path = Path(root or ROOT) / "results" / ("runs" if instrument == "runs" else f"rows/{instrument}") / f"{name}.parquet"
+    if instrument == "facts": return fact_rows(name)
+    if not path.exists(): return None
+    return run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
+
 def page_rows(page, root=None) -> pd.DataFrame:
     "Every recorded row behind a page, with the instrument that measured it; those of missing runs are left out."
-    found, at = [], Path(root or ROOT) / "results"
+    found = []
     for instrument, name in needs(page):
-        path = at / ("runs" if instrument == "runs" else f"rows/{instrument}") / f"{name}.parquet"
-        if instrument == "facts": got = fact_rows(name)
-        elif not path.exists(): continue
-        else: got = run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
+        if (got := rows_of(instrument, name, root)) is None: continue
         found.append(tidy([got[got["stream"].isin(PAGES[page].streams)]]).assign(instrument=instrument))
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
 
