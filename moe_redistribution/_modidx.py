@@ -1026,6 +1026,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'moe_redistribution/results.py'),
                                             'moe_redistribution.results.checkpoint_path': ( '2_instruments/results.html#checkpoint_path',
                                                                                             'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.checkpoint_seeds': ( '2_instruments/results.html#checkpoint_seeds',
+                                                                                             'moe_redistribution/results.py'),
                                             'moe_redistribution.results.comparison': ( '2_instruments/results.html#comparison',
                                                                                        'moe_redistribution/results.py'),
                                             'moe_redistribution.results.far_enough': ( '2_instruments/results.html#far_enough',

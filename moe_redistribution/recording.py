@@ -18,7 +18,7 @@ import torch
 from .tasks import get_task
 from .data import split, STREAMS
 from .conditions import condition, SEEDS, TABLE1, FIGURE1
-from .store import Store, seal
+from .store import Store, seal, unseal
 from .models import init
 from .registry import conditions_for
 from .trace import tidy, ROW_COLUMNS
@@ -39,7 +39,7 @@ from .bilinear import bilinear_rows
 from .histogram import histogram_rows
 from .grokking import grokking_rows
 from .training import TASK_RULES
-from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, comparison, fingerprint,
+from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
                                         page_rows, recorded_checkpoints, right_answers)
 from .ledger import ledger
 
@@ -230,16 +230,20 @@ def record(store=None, root=None, say=print) -> list:
 
 # %% ../nbs/2_instruments/201_recording.ipynb #82ed1e1e
 def record_checkpoints(store, root) -> list:
-    "Writes the canonical five seeds of every (condition, rule) in `CANONICAL` that the store has and git has not."
+    "Adds the paper's seeds that the store has and git has not to every (condition, rule) in `CANONICAL`, in the paper's order."
     written, counts_at = [], root / "checkpoints" / "right.csv"
     for name, rule in CANONICAL:
-        path, runs = checkpoint_path(name, rule, root), [store.find(name, s) for s in SEEDS]
-        if path.exists() or any(r is None or rule not in r.weights for r in runs): continue
+        path = checkpoint_path(name, rule, root)
+        old, seeds = ({}, []) if not path.exists() else (unseal(path)[0], checkpoint_seeds(name, rule, root))
+        runs = {s: r for s in SEEDS if s not in seeds and (r := store.find(name, s)) is not None and rule in r.weights}
+        if not runs: continue
         half = (lambda v: v) if condition(name).task == "add7" else torch.Tensor.half
-        seal(path, {n: half(v) for n, v in stack(runs, rule).items()},
-             dict(condition=name, rule=rule, seeds=list(SEEDS), stream="authors"))
+        new, have = stack(list(runs.values()), rule), [*seeds, *runs]
+        order = sorted(range(len(have)), key=lambda i: SEEDS.index(have[i]))
+        seal(path, {n: torch.cat([*([old[n]] if old else []), half(v)])[order] for n, v in new.items()},
+             dict(condition=name, rule=rule, seeds=[have[i] for i in order], stream="authors"))
         written.append(path)
-    rows = [right_answers(checkpoint(n, r, root), n).assign(rule=r) for n, r in recorded_checkpoints(root)]
+    rows = [right_answers(checkpoint(n, r, root), n, checkpoint_seeds(n, r, root)).assign(rule=r) for n, r in recorded_checkpoints(root)]
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 

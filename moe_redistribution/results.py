@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'right_answers', 'recorded_runs', 'recorded_history', 'far_enough', 'progress', 'unrecorded',
-           'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs', 'standing', 'comparison']
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'recorded_history', 'far_enough',
+           'progress', 'unrecorded', 'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs', 'standing',
+           'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -52,19 +53,21 @@ def checkpoint_path(c, rule, root=None) -> Path:
 def recorded_checkpoints(root=None) -> list: return [(n, r) for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
 
 def checkpoint(c, rule="first256", root=None) -> dict:
-    "Parameters of the canonical seeds (axis: 42, 137, 256, 512, 1024) of a condition. ValueError says what exists."
+    "Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete). ValueError says what exists."
     path = checkpoint_path(c, rule, root)
     if not path.exists():
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", [f"{n}.{r}" for n, r in recorded_checkpoints(root)],
                "train it: moe-redistribution train")
     return {n: v.float() for n, v in unseal(path)[0].items()}
 
+def checkpoint_seeds(c, rule="first256", root=None) -> list: return unseal(checkpoint_path(c, rule, root))[1]["seeds"]
+
 @torch.no_grad()
-def right_answers(params, c) -> pd.DataFrame:
-    "Of a population's scored predictions on all inputs, how many are `right`, `of` how many; one row a canonical seed."
+def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
+    "Of a population's scored predictions on all inputs, how many are `right`, `of` how many; one row a seed."
     t = get_task(condition(c).task)
     hit = (predict(params, c) == t.targets)[:, :, list(t.scored)]
-    return pd.DataFrame(dict(condition=condition(c).name, seed=SEEDS, right=hit.sum((1, 2)).tolist(), of=hit[0].numel()))
+    return pd.DataFrame(dict(condition=condition(c).name, seed=seeds, right=hit.sum((1, 2)).tolist(), of=hit[0].numel()))
 
 # %% ../nbs/2_instruments/20_results.ipynb #2357c55a
 def recorded_runs(root=None) -> pd.DataFrame:
@@ -139,7 +142,8 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
 PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
-             ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD), ("bilinear", _GATED), ("patching", _TABLE3[:2]),
+             ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values())), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
+             ("bilinear", _GATED), ("patching", _TABLE3[:2]),
              ("heldout", tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
              ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
          "54_inconsistencies": Page("", (

@@ -57,16 +57,17 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
 @pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
     "Within two predictions of the count on the stored weights, half precision or not; and near the row of the run itself."
-    t, params = get_task(name.split("/")[0]), results.checkpoint(name, rule)
-    assert len(params["W_E"]) == len(SEEDS) and {v.dtype for v in params.values()} == {torch.float32}
+    t, params, seeds = get_task(name.split("/")[0]), results.checkpoint(name, rule), results.checkpoint_seeds(name, rule)
+    assert seeds == [s for s in SEEDS if s in seeds] and (seeds == list(SEEDS) or t.name != "add7")
+    assert len(params["W_E"]) == len(seeds) and {v.dtype for v in params.values()} == {torch.float32}
     said = pd.read_csv(results.ROOT / "checkpoints/right.csv").query("condition == @name and rule == @rule")
-    again = results.right_answers(params, name)
-    assert again["seed"].tolist() == said["seed"].tolist() == list(SEEDS) and again["of"].eq(said["of"].iloc[0]).all()
+    again = results.right_answers(params, name, seeds)
+    assert again["seed"].tolist() == said["seed"].tolist() == seeds and again["of"].eq(said["of"].iloc[0]).all()
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
         rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t))
-        row = rows.set_index("seed")["value"].loc[list(SEEDS)].to_numpy()
+        row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
         assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7" else .005), (site, "fp16 costs little")
 
 
@@ -90,10 +91,10 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
 
 
 def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch):
-    "All five at once in one place; two and then all in another. A second recording of the same store writes no run again."
+    "All five at once in one place; the second two and then all in another. A second recording of the same store writes no run again."
     name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
-    for seed in SEEDS[:2]: night.save(store.load(name, seed))
+    for seed in SEEDS[1:3]: night.save(store.load(name, seed))
     for room in (results, recording):
         monkeypatch.setattr(room, "PAGES", {PAGE: results.Page("tab1", (("ablation", (name,)),), ("authors",))})
         monkeypatch.setattr(room, "CANONICAL", [(name, "first256")])
