@@ -94,11 +94,11 @@ OPTIONS = {                                     # field: (pattern, reader, examp
     "n_layers":     (r"L(\d+)", int, "+L2")}
 ROUTED_ONLY = ("router", "gate", "balance")
 
-def defaults(task:str, ffn:str) -> dict:
-    "The recipe's value of every field that an option can change, for a variant of `task`."
+def defaults(task:str, ffn:str, freeze:str="") -> dict:
+    "The recipe's value of every field that an option can change, for a variant of `task`; a frozen FFN has no balance loss."
     r, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
-                balance=r["balance"] if routed else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
+                balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
                 weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, freeze="", hold="",
                 d_model=r["d_model"], n_layers=1)
 
@@ -116,7 +116,7 @@ def format_name(c:Condition) -> str:
     "The name of a condition: what it is, then each departure from the recipe in the grammar's order."
     experts = f"-e{c.n_experts}k{c.top_k}" if c.routed else ""
     body = c.ffn if c.ffn == "no_ffn" else f"{c.ffn}{experts}-h{c.d_mlp}-{c.activation}"
-    usual = defaults(c.task, c.ffn)
+    usual = defaults(c.task, c.ffn, c.freeze)
     return f"{c.task}/{body}" + "".join(_option(f, getattr(c, f)) for f in OPTIONS if getattr(c, f) != usual[f])
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b580c94c
@@ -195,7 +195,8 @@ def condition(name) -> Condition:
     if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
     choose("task", task, list(RECIPES))
     got, recipe = _read_body(name, body), RECIPES[task]
-    rest = defaults(task, got["ffn"]) | _read_options(name, options, got["ffn"])
+    chosen = _read_options(name, options, got["ffn"])
+    rest = defaults(task, got["ffn"], chosen.get("freeze", "")) | chosen
     _check(name, task, got, rest)
     return Condition(task=task, **got, **rest, n_heads=rest["d_model"] // recipe["d_head"], lr=recipe["lr"],
                      batch=recipe["batch"])

@@ -29,7 +29,7 @@ def conditions(draw):
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0
-    rest = defaults(task, ffn) | chosen
+    rest = defaults(task, ffn, chosen.get("freeze", "")) | chosen
     return Condition(task=task, ffn=ffn, n_experts=E, top_k=draw(st.integers(1, E)), d_mlp=width, **rest,
                      activation="none" if ffn == "no_ffn" else draw(st.sampled_from(ACTIVATIONS)),
                      n_heads=rest["d_model"] // recipe["d_head"], lr=recipe["lr"], batch=recipe["batch"])
