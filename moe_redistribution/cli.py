@@ -21,13 +21,12 @@ from .store import Store
 from .training import UNTIL
 from .registry import orders, registry, Order
 from .groups import train, fulfil, plan, outlook
-from .ablation import ablation_curve
 from .answers import compare, baselines
 from .figures import figure1, table_text, pick, label
 from .results import comparison, fingerprint, unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from .trace import tidy
-from .recording import (measure_runs, measure, write_frame, record, rules_for, instruments_for, costs,
+from .recording import (measure_runs, measure, track, write_frame, record, rules_for, instruments_for, costs,
                                           HEADLINES)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
@@ -67,7 +66,7 @@ def reproduce(full=False, out="out", seeds=SEEDS, root=None, quiet=None):
     "Trains what is missing, prints Table 1 beside the paper's and writes rows, comparisons and Figure 1 under `out`."
     names, until = list((TABLE1 | FIGURE1).values()), "full" if full else "selected"
     began = time.time()
-    runs = train(names, seeds, "authors", until, root, measures=(ablation_curve,), quiet=quiet)
+    runs = train(names, seeds, "authors", until, root, measures=(track,), quiet=quiet)
     trained, rules = time.time() - began, ("first256", "final") if full else ("first256",)
     rows = measure_runs(Store(root), names, seeds, rules=rules, edits=("zero", "mean"))
     for rule in rules:
@@ -213,7 +212,7 @@ def run_train(args):
     if args.unrecorded: todo = unrecorded(todo)
     if args.dry_run: return print(outlook(plan(todo, store)))
     executor = "here" if args.device == "cuda" else args.executor
-    fulfil(todo, measures=(ablation_curve,), executor=executor, device=args.device, budget=args.budget,
+    fulfil(todo, measures=(track,), executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + outlook(plan(todo, store)))
 

@@ -6,7 +6,7 @@
 __all__ = ['RUN', 'COMPONENTS', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whitney', 'two_arms', 'survival_table',
            'draw_survival', 'definitions', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', 'gini', 'modular',
            'answers', 'split_losses', 'pair_losses', 'weight_norms', 'embedding_gini', 'growth', 'sum_share',
-           'progress', 'grokking_rows']
+           'count_keys', 'neuron_waves', 'progress', 'grokking_rows']
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #1c2fc3d7
 import math
@@ -21,7 +21,7 @@ from .data import split
 from .conditions import condition
 from .models import forward
 from .trace import rows, tidy
-from .fourier import group_mean, spectrum
+from .fourier import concentration, contribution, group_mean, neurons, spectrum, weighted
 from .training import ATTENTION, EXPERTS, fresh, unflatten
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #81cfde7b
@@ -77,7 +77,7 @@ def survival(time, reached, until=None, level=0.95) -> dict:
         warnings.simplefilter("ignore")                                    # the band is undefined where S is 0 or 1
         band = sf.confidence_interval(level, method="log-log")
     low, high = (np.where((s > 0) & (s < 1), b.probabilities, s) for b in (band.low, band.high))
-    first = lambda curve: t[curve <= .5][0] if (curve <= .5).any() else math.inf
+    first = lambda curve: t[curve <= .5 + 1e-9][0] if (curve <= .5 + 1e-9).any() else math.inf      # one half is a product of roundings
     edges = np.clip(np.r_[0, t, max(until, t[-1])], 0, until)
     return dict(runs=len(time), events=int(np.sum(reached)), median=first(s), median_lo=first(low),
                 median_hi=first(high), restricted_mean=float((np.diff(edges) * np.r_[1, s]).sum()), until=float(until))
@@ -86,6 +86,8 @@ def survival(time, reached, until=None, level=0.95) -> dict:
 def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     "The authors' test (App. D.1): one-sided, runs that never got there (nan) tied at `cutoff`; asymptotic, corrected."
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
+    if not len(slow) or not len(fast):
+        raise ValueError(f"mann_whitney: expected runs on both sides, got {len(slow)} and {len(fast)}; fix: train the other side")
     late = np.nanmax(np.r_[slow, fast, 0])
     if late > cutoff: raise ValueError(f"mann_whitney: expected a cutoff that nobody grokked after, got {cutoff} and a "
                                        f"run at {late:g}; fix: cutoff={late:g} or later")
@@ -155,7 +157,7 @@ def keep_waves(x, keys, constant=True):
     return torch.fft.irfft(torch.fft.rfft(x, dim=1) * on, n=P, dim=1)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #ba3a7a88
-def key_waves(power, share=0.9):
+def key_waves(power, share=0.999):
     "Mask (s, 56) of the fewest frequencies that hold `share` of the power (s, 56)."
     order = power.argsort(-1, descending=True)
     before = power.gather(-1, order).cumsum(-1).roll(1, -1)
@@ -187,7 +189,7 @@ def answers(params, c):
 def split_losses(logits, keys=None):
     """Losses of every pair (s, p²), by name: `full`, `restricted` to the key waves, `excluded`; and the keys (s, 56).
 
-    `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: `key_waves` of logits),
+    `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: 99.9 % of their power),
     excluded removes these waves from each pair's logits (Nanda et al. 2023)."""
     means, target = sum_means(logits), get_task("modadd").targets[:, 0].to(logits.device)
     keys = key_waves(wave_power(means)) if keys is None else keys
@@ -230,15 +232,28 @@ def sum_share(logits):
     spread = lambda x: (x - x.mean(1, keepdim=True)).double().square().mean(1).sum(-1)
     return spread(sum_means(logits)) / spread(logits).clamp(min=1e-300)
 
+def count_keys(logits): return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
+
+def neuron_waves(params, c):
+    "How much of its neurons is one wave, weighted by what they write (s,), as `fourier_rows` has it."
+    def one(i):
+        n = neurons({k: v[i:i + 1] for k, v in params.items()}, c)
+        means = group_mean(n["hidden"][:, :, 0], get_task("modadd").targets[:, 0])
+        return weighted(concentration(means), contribution(means, n["reach"]))
+    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+
 @torch.no_grad()
 def progress(params, c, keys=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
 
-    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms."""
-    logits = answers(params, modular(c, "progress"))
+    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with one
+    layer that has an FFN concentration_weighted of its neurons."""
+    c = modular(c, "progress")
+    logits = answers(params, c)
     parts = split_losses(logits, keys)
     losses = {f"{n}_loss": parts[n].double().mean(1) for n in ("full", "restricted", "excluded")}
-    counted = {"n_keys": parts["keys"].sum(1).double(), "sum_share": sum_share(logits)}
+    counted = {"n_keys": count_keys(logits), "sum_share": sum_share(logits)}
+    if c.ffn != "no_ffn" and c.n_layers == 1: counted["concentration_weighted"] = neuron_waves(params, c)
     return losses | counted | embedding_gini(params, c) | weight_norms(params)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #ec4f860e
@@ -269,6 +284,6 @@ def _modular_rows(params, c, seeds, stream, base):
             mean = torch.stack([loss[i].double().mean() for loss, i in zip(parts[name], index)])
             own = dict(site="logits", split=where, position="sum", n_examples=len(index[0]))
             out.append(rows(mean, seeds, metric=f"{name}_loss", **(base | own)))
-    whole = {"n_keys": parts["keys"].sum(1), "sum_share": sum_share(logits)} | embedding_gini(params, c)
+    whole = {"n_keys": count_keys(logits), "sum_share": sum_share(logits)} | embedding_gini(params, c)
     return out + [rows(v.cpu(), seeds, metric=n, **(base | {"site": "weights" if "gini" in n else "logits"}))
                   for n, v in whole.items()]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'LIMIT', 'VARIANTS', 'HEADLINES', 'Instrument', 'held_out', 'ablation_of', 'speed_of',
-           'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'run_frame', 'history_frame',
+           'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'run_frame', 'history_frame',
            'write_frame', 'merge', 'stored_runs', 'reach', 'not_in', 'record_runs', 'record', 'record_checkpoints',
            'costs']
 
@@ -17,14 +17,14 @@ import pandas as pd
 import torch
 from .tasks import get_task
 from .data import split, STREAMS
-from .conditions import condition, SEEDS, TABLE1, FIGURE1
+from .conditions import condition, RECIPES, SEEDS, TABLE1, FIGURE1
 from .store import Store, seal, unseal
 from .models import init
 from .registry import conditions_for
 from .trace import tidy, ROW_COLUMNS
 
 # %% ../nbs/2_instruments/201_recording.ipynb #1f3d2675
-from .ablation import ablation_rows, whole_answer
+from .ablation import ablation_curve, ablation_rows, whole_answer
 from .copying import copying_rows
 from .attribution import attribution_rows
 from .patching import patching_rows
@@ -37,7 +37,7 @@ from .probes import probe_rows
 from .fourier import fourier_rows
 from .bilinear import bilinear_rows
 from .histogram import histogram_rows
-from .grokking import grokking_rows
+from .grokking import grokking_rows, progress
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
                                         page_rows, recorded_checkpoints, right_answers)
@@ -93,6 +93,10 @@ INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS
                "grokking": Instrument(grokking_rows, _modadd),
                "histogram": Instrument(histogram_rows, lambda c: _plain(c) and c.task == "hist")}
 
+def track(params, c) -> dict:
+    "What every training run writes into its history: digits without a component, and progress measures of modular addition."
+    return ablation_curve(params, c) | (progress(params, c) if condition(c).task == "modadd" else {})
+
 def instruments_for(c) -> dict:
     "The instruments that fit a condition, by name."
     return {name: i for name, i in INSTRUMENTS.items() if i.fits(condition(c))}
@@ -146,9 +150,14 @@ def run_frame(runs) -> pd.DataFrame:
     return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
 
 def history_frame(runs, most=60) -> pd.DataFrame:
-    "The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all."
+    """The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all.
+
+    What stays in between are evaluations at which a full-batch task was measured (every fifth)."""
     def thin(f):
+        recipe = RECIPES[f["condition"].iloc[0].split("/")[0]]
+        measured = recipe.get("measure_every", recipe["eval_every"]) // recipe["eval_every"]
         every = max(1, -(-(len(f) - 25) // (most - 25)))
+        every += -every % measured if every > 1 else 0
         return f[(f.index < 20) | (f.index % every == every - 1) | (f.index >= len(f) - 5)]
     frames = [thin(r.history.assign(condition=r.condition.name, stream=r.stream, seed=r.seed)) for r in runs]
     out = pd.concat(frames, ignore_index=True)

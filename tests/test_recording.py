@@ -1,10 +1,13 @@
 """Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is new."""
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from moe_redistribution import recording
+from moe_redistribution.conditions import condition
 from moe_redistribution.groups import train
 from moe_redistribution.models import init
 from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
@@ -73,3 +76,13 @@ def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     runs[1].manifest["failed"] = 90
     assert [r.seed for r in not_in(path, runs)] == [3] and not_in(tmp_path / "none.parquet", runs) == runs
     assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(recording.condition(name))}
+
+
+def test_a_thinned_history_of_a_full_batch_task_keeps_evaluations_that_were_measured():
+    "Every fifth has measures; thinning by another stride would lose nearly all of them."
+    steps = np.arange(100, 40_001, 100)
+    history = pd.DataFrame(dict(step=steps, loss=.1, mean_ffn_out=np.where(steps % 500, np.nan, .5)))
+    run = SimpleNamespace(history=history, condition=condition("modadd/ffn-h512-gelu"), stream="authors", seed=42)
+    kept = recording.history_frame([run])
+    assert len(kept) <= 60 and kept["step"].iloc[-1] == 40_000
+    assert kept["mean_ffn_out"][20:-5].notna().all() and kept["step"].diff().max() <= 1500
