@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from moe_redistribution import answers, ledger as room, paper
-from moe_redistribution.evidence import interval, tost
-from moe_redistribution.ledger import VERDICTS, Answer, answer, changed, decide, judge, seeds_needed, shown, statements, values
+from moe_redistribution.evidence import interval, seeds_needed, tost
+from moe_redistribution.ledger import VERDICTS, Answer, answer, changed, decide, judge, shown, statements, values
 from moe_redistribution.results import ROOT
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
@@ -51,6 +51,20 @@ def says(word, note=""):
     ("holds", "holds", ["agrees", "inconclusive", "not attempted"], "reproduced"), ("holds", "holds", [], "reproduced")])
 def test_a_verdict_follows_from_what_two_protocols_say(by_paper, by_audit, numbers, verdict):
     assert judge(says(by_paper), says(by_audit), numbers) == verdict and verdict in VERDICTS
+
+
+@pytest.mark.parametrize("audited, uncopied, verdict", [
+    ("holds", "refuted", "turns on copies"), ("refuted", "holds", "turns on copies"), ("holds", "holds", "reproduced"), ("holds", "open", "reproduced"),
+    ("refuted", "refuted", "contradicted by a control"), ("refuted", "pending", "contradicted by a control"), ("open", "holds", "inconclusive"),
+    ("pending", "holds", "pending")])
+def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_other(audited, uncopied, verdict):
+    assert judge(says("holds"), says(audited), uncopied=says(uncopied)) == verdict
+    assert judge(says("open"), says(audited), uncopied=says(uncopied)) == "inconclusive"            # nothing follows without the paper's own evidence
+
+
+def test_a_size_in_words_is_at_best_reproduced_in_direction():
+    assert judge(says("holds"), says("holds"), ["agrees"], sized=True) == "direction only"
+    assert [decide(np.array([.24, .31, .34]), e, .05)[0] for e in ("+~", "-~")] == ["holds", "refuted"]
 
 
 def test_what_cannot_be_tested_here_says_so():
@@ -150,6 +164,14 @@ def test_ids_and_pages_of_every_statement_exist():
     assert SAID["statement"].str.endswith(".").all()
 
 
+def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_nothing_else_changes():
+    pairs = SAID[SAID["protocol"] != "paper"].pivot(index="key", columns="protocol", values=["condition", "versus", "stream", "rule", "edit", "aggregate"])
+    both = pairs.dropna(how="any")
+    assert len(both) > 40 and all((both[c, "audited"] == both[c, "uncopied"]).all() for c in pairs.columns.levels[0])
+    third = SAID[SAID["protocol"] == "uncopied"]
+    assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
+
+
 @pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "3_paper/none.ipynb"), ("aggregate", "median"), ("expects", ">"),
                                            ("n", "6"), ("stream", "crossed"), ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
@@ -178,7 +200,8 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
     for r in table.itertuples():
         words = [w for part in r.numbers.split(", ") if part for w in [part.split(" ", 1)[1]]]
         reason = "not testable here: " if r.note.startswith("paper: not testable here: ") else ""
-        assert judge(says(r.paper_says, reason), says(r.audited_says), words) == r.verdict, r.key
+        third = says(r.uncopied_says) if r.uncopied_says else None
+        assert judge(says(r.paper_says, reason), says(r.audited_says), words, third, "~" in r.expects) == r.verdict, r.key
         assert r.verdict != "pending" or r.note or "not attempted" in r.numbers, f"{r.key} is pending and does not say why"
 
 
@@ -190,15 +213,16 @@ def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
     assert r["printed"] == pytest.approx(.324) and r["audited_n"] == 64
 
 
-@pytest.mark.parametrize("item, keys", [("contrast_carry", ("4.2-05", "4.2-07")), ("contrast_carry_final", ("4.2-06", "4.2-08"))])
-def test_registered_contrasts_say_the_same(table, rows, item, keys):
+@pytest.mark.parametrize("item, protocol, keys", [("contrast_carry", "audited", ("4.2-05", "4.2-07")), ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
+                                                  ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "4.2-05", "4.2-07"))])
+def test_registered_contrasts_say_the_same(table, rows, item, protocol, keys):
     registered = answers.contrasts(rows, "mean", item=item)
     for key in keys:
-        s, mine = said(key, "audited"), table.set_index("key").loc[key]
+        s, mine = said(key, protocol), table.set_index("key").loc[key]
         line = registered[[{a, b} == {s.condition, s.versus} for a, b in zip(registered["a"], registered["b"])]].iloc[0]
         sign = 1 if line["a"] == s.condition else -1
-        assert mine["audited_mean"] == pytest.approx(sign * line["difference"]) and mine["audited_n"] == line["n"] == line["n_fixed"]
-        assert {"refuted": "equivalent", "holds": "different"}[mine["audited_says"]] == line["outcome"]
+        assert mine[f"{protocol}_mean"] == pytest.approx(sign * line["difference"]) and mine[f"{protocol}_n"] == line["n"] == line["n_fixed"]
+        assert {"refuted": "equivalent", "holds": "different"}[mine[f"{protocol}_says"]] == line["outcome"]
 
 
 def test_the_committed_ledger_is_its_recomputation(table):
