@@ -77,7 +77,8 @@ class Model:
         gates = kept / kept.sum(-1, keepdim=True)
         return sum(gates[..., e:e + 1] * self.expert(e, x) for e in range(p.shape[-1]))
 
-    def says(self, x): return (x @ self.w["W_E"].T).argmax(-1)
+    def logits(self, x): return x @ self.w["W_E"].T
+    def says(self, x): return self.logits(x).argmax(-1)
 
 
 @lru_cache(None)
@@ -103,13 +104,26 @@ def run(name, i):
 def per_seed(f): return lambda *args, **kw: np.array([float(f(i, *args, **kw)) for i in range(len(SEEDS))])
 
 @lru_cache(None)
-def spoken(i, name, without=None, instead="zero"):
-    "Predicted answer digits (1000, 4) with the attention's or the FFN's output replaced by zeros or its mean over inputs."
+def final(i, name, without=None, instead="zero"):
+    "What is unembedded (1000, 4, 64), with the attention's or the FFN's output replaced by zeros or its mean over inputs."
     m, r = models(name)[i], run(name, i)
     put = torch.zeros_like if instead == "zero" else lambda part: part.mean(0, keepdim=True).expand_as(part)
     a = put(r["attn"]) if without == "attn" else r["attn"]
     f = put(r["ffn"]) if without == "ffn" else m.ffn(r["embed"] + a)
-    return m.says(r["embed"] + a + f)[:, READ:READ + 4].numpy()
+    return (r["embed"] + a + f)[:, READ:READ + 4]
+
+@lru_cache(None)
+def spoken(i, name, without=None, instead="zero"):
+    "Predicted answer digits (1000, 4)."
+    return models(name)[i].says(final(i, name, without, instead)).numpy()
+
+@per_seed
+def right_without_copying(i, name, at, instead="mean"):
+    "Share right at digits `at`, FFN replaced, where the token just read is not the answer and may not be said; mean over `at`."
+    logits, read = models(name)[i].logits(final(i, name, "ffn", instead)).numpy().copy(), task()[0][:, READ:READ + 4]
+    np.put_along_axis(logits, read[..., None], -np.inf, -1)
+    hit, asked = logits.argmax(-1) == task()[1], read != task()[1]
+    return np.mean([hit[asked[:, d], d].mean() for d in at])
 
 @per_seed
 def right(i, name, without=None, instead="zero", at=EVERY, carries=None):
@@ -202,7 +216,11 @@ def lowest(name, **kw): return min((right(name, "ffn", at=(d,), **kw) for d in E
 # ------------------------------------------------------------------------------------------------ what is claimed
 
 @lru_cache(None)
-def table(item): return pd.read_csv(ROOT / "results" / "paper" / f"{item}.csv").query("protocol == 'paper'").set_index("id")
+def table(item):
+    if item == "ledger":
+        held = pd.read_csv(ROOT / "results/ledger.csv").rename(columns={"paper_mean": "ours_mean"})
+        return held.assign(id="ledger." + held["key"], ours_std=np.nan).set_index("id")
+    return pd.read_csv(ROOT / "results" / "paper" / f"{item}.csv").query("protocol == 'paper'").set_index("id")
 
 @lru_cache(None)
 def rows(instrument, name):
@@ -211,7 +229,7 @@ def rows(instrument, name):
 
 @dataclass(frozen=True)
 class Claim:
-    """One recorded value and the function that derives it again. `find` is the id's item in `results/paper`, or instrument,
+    """One recorded value and the function that derives it again. `find` is the id's item in `results/paper` or "ledger", or instrument,
     condition and columns of `results/rows`; with `n` predictions a seed the tolerance is two of them, else 1e-3."""
     id: str
     what: str
@@ -248,10 +266,24 @@ class Claim:
                     ok=off <= self.tolerance())
 
 
+def said_in_the_ledger():
+    "Key, statement and derivation of every claim of the ledger that compares digits of two committed models, as the authors did."
+    s = pd.read_csv(ROOT / "data/statements.csv", keep_default_na=False).query("protocol == 'paper' and stream == 'authors' and "
+        "rule == 'first256' and instrument == 'ablation' and metric == 'digits' and aggregate == 'difference'")
+    there = {p.name.removesuffix(".first256.safetensors") for p in (ROOT / "checkpoints" / "add7").glob("*.safetensors")}
+    places = {"o0-o3": (EVERY,), "o1 o2": ((TENS,), (HUNDREDS,)), **{f"o{d}": ((d,),) for d in EVERY}}
+    for r in s.itertuples():
+        a, b = r.condition.removeprefix("add7/"), r.versus.removeprefix("add7/")
+        if not {a, b} <= there or r.position not in places or not r.stratum.startswith(("all", "carry=")): continue
+        how = dict(without=r.site.removesuffix("_out"), instead=r.edit, carries=None if r.stratum == "all" else int(r.stratum[-1]))
+        one = lambda n, at=places[r.position], how=how: np.mean([right(n, at=p, **how) for p in at], axis=0)
+        yield r.key, r.statement, lambda a=a, b=b, one=one: one(a) - one(b)
+
+
 def claims():
     "All claims that can be checked here, by id."
     out = []
-    def printed(id, what, derive, n=None): out.append(Claim(id, what, derive, id.rsplit(".", 1)[0], n))
+    def printed(id, what, derive, n=None): out.append(Claim(id, what, derive, "ledger" if id.startswith("ledger") else id.rsplit(".", 1)[0], n))
     def row(id, instrument, name, derive, n=None, **where):
         out.append(Claim(id, f"{name} " + " ".join(where.values()), derive, (instrument, name, where), n))
     table1 = (FFN, NARROW, MOE, FROZEN, MOE_GLU, MOE_GLU_FROZEN)
@@ -308,6 +340,10 @@ def claims():
         for d, o in ((TENS, "o1"), (HUNDREDS, "o2")):
             row(f"mean.{short}.{o}", "ablation", name, lambda n=name, d=d: right(n, "ffn", "mean", at=(d,)), 1000,
                 edit="mean", metric="digits", **where | dict(position=o))
+            row(f"uncopied.{short}.{o}", "copying", name, lambda n=name, d=d: right_without_copying(n, (d,)), 300,
+                edit="mean", metric="digits_no_copy", **where | dict(position=o))
+    for key, statement, derive in said_in_the_ledger():
+        printed(f"ledger.{key}", statement, derive, 630)
     for short, name in dict(ffn=FFN, moe=MOE).items():
         row(f"mean_attn.{short}", "ablation", name, lambda n=name: right(n, "attn", "mean"), 4000,
             edit="mean", metric="digits", **where | dict(site="attn_out"))
