@@ -175,13 +175,13 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     c, seeds = bilinear(c), list(seeds)
     base = dict(condition=c.name, position="sum", n_examples=P * P) | labels
     one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
-    return tidy([frame for i in range(len(seeds)) for frame in one(i)])       # its nulls are drawn as if it were alone
+    return tidy([frame for i in range(len(seeds)) for frame in one(i)])
 
 def _rows_of_one(params, c, seeds, draws, base) -> list:
-    "Row frames of one seed."
+    "Row frames of one seed; its nulls are drawn with it, so that those of several seeds are independent."
     out = []
     def put(values, **own): out.append(rows(values.cpu(), seeds, **(base | own)))
-    for site, kinds in with_nulls(params, c, draws).items():
+    for site, kinds in with_nulls(params, c, draws, int(seeds[0])).items():
         real = kinds.pop("none")
         for n, v in real.items(): put(v, metric=n, edit="none", site=site)
         for (edit, drawn), n in ((kind, n) for kind in kinds.items() for n in real):

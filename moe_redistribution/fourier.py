@@ -31,7 +31,8 @@ def group_mean(h, groups, weight=None):
 # %% ../nbs/2_instruments/172_fourier.ipynb #2a1cb447
 def spectrum(means, folded=True):
     "Power by frequency 1, 2, …: group means (s, groups, n) → (s, groups // 2, n), or (s, groups − 1, n) unfolded."
-    power = torch.fft.fft(means.double(), dim=1).abs().square()[:, 1:]
+    means = means.double()
+    power = torch.fft.fft(means - means.mean(1, keepdim=True), dim=1).abs().square()[:, 1:]   # a constant has exactly none
     if not folded: return power
     half = means.shape[1] // 2
     mirror = power.flip(1)[:, :half].clone()
@@ -73,7 +74,7 @@ def neurons(params, c, resid=None) -> dict:
     else: ffn_half(layer(params, 0), resid, c, lambda site, x: sink.setdefault(site, x))
     out = {s: sink[s].flatten(3) for s in ("gate", "up", "hidden") if s in sink}
     if c.routed: out["gates"] = sink["gates"].repeat_interleave(c.d_expert, -1)
-    if "logits" in sink: out["logits"] = sink["logits"]
+    out["logits"] = sink["logits"] if resid is None else unembed(params, resid + sink["ffn_out"], c)
     reach = params["W_down"][:, 0].square().sum(-1).flatten(1)
     return out | {"ffn_out": sink["ffn_out"], "resid_mid": resid, "reach": reach}
 
@@ -81,21 +82,29 @@ def neurons(params, c, resid=None) -> dict:
 def contribution(means, reach): return spectrum(means).sum(1) * reach          # (s, n): power × ‖W_down row‖²
 
 def weighted(values, weight):
-    "Mean of values (s, n) by weight (s, n), without neurons of weight 0; NaN if there are no others → (s,)."
-    return torch.where(weight > 0, values * weight, 0.).sum(-1) / weight.sum(-1)
+    "Mean of values (s, n) by weight (s, n), without weights of 0 and values of NaN; NaN if there are no others → (s,)."
+    on = (weight > 0) & ~values.isnan()
+    return torch.where(on, values * weight, 0.).sum(-1) / torch.where(on, weight, 0.).sum(-1)
 
 def live(values, weight, threshold):
-    "Plain mean of the values (s, n) whose weight is above `threshold` times the seed's largest, and their share: (s,)."
+    """Of the neurons whose weight (s, n) is above `threshold` times the seed's largest, the plain mean of the values
+    (s, n) that are not NaN, and the share of all neurons: (s,)."""
     on = weight > threshold * weight.amax(-1, keepdim=True)
-    return torch.where(on, values, 0.).sum(-1) / on.sum(-1), on.double().mean(-1)
+    counted = on & ~values.isnan()
+    return torch.where(counted, values, 0.).sum(-1) / counted.sum(-1), on.double().mean(-1)
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #1534e822
 def wave_share(h):
-    "Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s, n)."
+    """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s, n).
+
+    A constant has no variance and a share of NaN. Raises ValueError for activations on anything but modadd's pairs."""
+    if h.shape[1] != P * P: raise ValueError(f"wave_share: expected activations on all {P * P:,} pairs of modadd, got "
+                                             f"{h.shape[1]:,} inputs; fix: elsewhere there is no b, use concentration")
     a, b = get_task("modadd").tokens[:, :2].T
+    h = h.double()                                               # a constant is its mean exactly
     h = h - h.mean(1, keepdim=True)
     power = sum(spectrum(group_mean(h, g)) for g in (a, b, (a + b) % P, (a - b) % P))
-    variance = h.square().mean(1).double()
+    variance = h.square().mean(1)
     return power.amax(1) / P**2 / variance, variance
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #53adfbb9
@@ -115,7 +124,10 @@ def key_frequencies(share, keep=.9) -> list:
 @torch.no_grad()
 def _keeping(params, c, n, weight):
     "The function m → accuracy (s,) with only the m heaviest neurons."
-    c, right = condition(c), get_task("modadd").targets[:, 0].to(weight.device)
+    if (c := condition(c)).task != "modadd":
+        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: it has several answers; "
+                         "fix: use ablation_rows")
+    right = get_task("modadd").targets[:, 0].to(weight.device)
     order = weight.argsort(-1, descending=True)
     x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
     x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
@@ -126,12 +138,16 @@ def _keeping(params, c, n, weight):
     return lambda m: (said(m) == right).double().mean(1)
 
 def kept_accuracy(params, c, n, weight, ms):
-    "Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s, len(ms))."
+    """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s, len(ms)).
+
+    Raises ValueError for other tasks than modadd."""
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 
 def enough(params, c, n, weight, goal=.99) -> float:
-    "Smallest number of neurons that keep `goal` of all pairs right, by bisection; NaN if all do not. For one seed."
+    """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
+
+    Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
     if len(weight) > 1: raise ValueError(f"enough: expected one seed, got {len(weight)}; fix: take them one by one")
     accuracy, low, high = _keeping(params, c, n, weight), 0, weight.shape[1]
     if accuracy(high) < goal: return float("nan")
@@ -219,10 +235,11 @@ def _directions(h, site, groups):
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #1f2d2441
 def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
-    """Rows of a population, about 100 a seed for modadd, 150 for add-7 with a gate: concentration of neurons by both
+    """Rows of a population, up to 150 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 
-    Edit random_neurons is `random_neurons`. Raises ValueError for histogram models, no FFN, several layers."""
+    Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for histogram
+    models, no FFN, several layers."""
     c, out = _check(c), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     whole = t.name == "modadd"
@@ -230,12 +247,14 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
         one = {k: v[i:i + 1] for k, v in params.items()}
         own = {k: v if np.ndim(v) == 0 else list(v)[i] for k, v in labels.items()}            # labels may be one a seed
         n = neurons(one, c)
-        turned = neurons(random_neurons(one, [seed]), c, n["resid_mid"])
+        fresh = random_neurons(one, [seed])
+        turned = neurons(fresh, c, n["resid_mid"])
         for where, (j, groups) in cycles(t).items():
             found = [(*f, "none") for f in _units(n, j, groups, whole)]
             if c.routed: found += [(*f, "none") for f in _routed(n, j, groups)]
             if whole: found += [(*f, "none") for f in _model(one, c, n, groups)]
-            found += [(*f, "random_neurons") for f in _units(turned, j, groups, whole) if not f[2]]
+            drawn = [*_units(turned, j, groups, whole), *(_model(fresh, c, turned, groups) if whole else ())]
+            found += [(*f, "random_neurons") for f in drawn if f[1] != "embed"]              # the embedding stays
             out += [rows([float(v[0])], [seed], metric=m, site=site, unit=unit, edit=edit, position=where,
                          n_examples=len(t), **own) for m, site, unit, v, edit in found]
     return tidy(out)

@@ -192,6 +192,16 @@ def test_rows_of_a_seed_do_not_depend_on_its_company(name):
     torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]), rtol=1e-6, atol=1e-9)
 
 
+def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
+    one = population(SMALL["glu"], 1)
+    twice = {n: torch.cat([v, v]) for n, v in one.items()}
+    def null(seeds):
+        frame = bilinear_rows(twice, SMALL["glu"], seeds, draws=2).query("edit == 'rotated' and metric == 'sum_share'")
+        return frame.pivot(index="site", columns="seed", values="value")
+    a, b = null([5, 6]), null([6, 7])
+    assert a.loc["attention", 5] != a.loc["attention", 6] == pytest.approx(b.loc["attention", 6], rel=1e-6)
+
+
 def test_each_number_has_its_nulls_beside_it():
     frame = bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
     for metric in frame.query("edit == 'none'")["metric"].unique():

@@ -110,6 +110,26 @@ def test_wave_share_is_a_two_dimensional_transform():
         assert share[0, n].item() == pytest.approx(max(one(f) for f in range(1, 57)) / F.sum(), rel=1e-4)
         assert variance[0, n].item() == pytest.approx(F.sum() / P**4, rel=1e-4)
 
+@pytest.mark.parametrize("value", [1., .3])
+def test_a_constant_gate_has_no_wave_and_leaves_the_others_theirs(value):
+    "Unit 15 of the clock: gate constant, up the cosine of unit 0, so that its product weighs as much as any."
+    c = "modadd/glu-h25-linear"
+    p = bilinear_clock(c, apart=True, freqs=(3, 14))
+    p["W_gate"][0, 0, 0, -1, 15] = value                            # the position of the = sign, where it is read
+    p["W_up"][0, 0, 0, :, 15], p["W_down"][0, 0, 0, 15, 100] = p["W_up"][0, 0, 0, :, 0], 1
+    n = neurons(p, c)
+    share, variance = wave_share(n["gate"][:, :, 0])
+    assert share[0, 15].isnan() and variance[0, 15] == 0
+    assert concentration(group_mean(n["gate"][:, :, 0], task.tokens[:, 0]))[0, 15].isnan()
+    at = fourier_rows(p, c, [0]).query("site == 'gate' and edit == 'none'").set_index(["metric", "unit"])["value"]
+    assert at["wave_share", ""] == pytest.approx(1, abs=1e-4)
+
+def test_a_value_that_is_missing_is_in_neither_sum():
+    values, weight = torch.tensor([[1., math.nan, 3, 9]]), torch.tensor([[1., 6, 1, 0]])
+    assert weighted(values, weight).tolist() == [2] and live(values, weight, .1)[0].tolist() == [2]
+    assert live(values, weight, .1)[1].tolist() == [.75]
+    assert weighted(values[:, 1:2], weight[:, 1:2]).isnan().all()
+
 def test_neurons_are_the_forward_pass_with_experts_side_by_side():
     c, add7 = "add7/moe_glu-e4k2-h32-silu", get_task("add7")
     p = init(c, generators(1, 2))
@@ -148,7 +168,15 @@ def test_kept_accuracy_is_a_forward_pass_with_the_others_at_their_mean(c, make):
     assert weight.shape[1] == 45 or share < .99 <= kept_accuracy(p, c, n, weight, [180])
     assert math.isnan(enough(p, c, n, weight, goal=1.1))
 
-def test_enough_is_the_first_number_that_suffices():
+def test_enough_suffices_and_one_less_does_not_but_fewer_still_may():
+    c = "modadd/ffn-h105-relu"
+    n = neurons(clock(), c)
+    weight = contribution(by_sum(n["hidden"]), n["reach"])
+    found = int(enough(clock(), c, n, weight, .9))
+    less, enough_, few = kept_accuracy(clock(), c, n, weight, [found - 1, found, 24])[0]
+    assert less < .9 <= enough_ and 24 < found and few >= .9 and "upper bound" in enough.__doc__
+
+def test_where_accuracy_rises_enough_is_the_first_number_that_suffices():
     p, c = bilinear_clock("modadd/glu-h25-linear", freqs=(3, 14)), "modadd/glu-h25-linear"
     n = neurons(p, c)
     weight = contribution(by_sum(n["hidden"]), n["reach"])
@@ -243,7 +271,7 @@ def test_rows_are_unique_lean_and_the_same_for_a_seed_alone(c):
     both = fourier_rows(p, c, [1, 2], rule="init", step=[100, 300])
     assert both.groupby("seed")["step"].unique().map(list).to_dict() == {1: [100], 2: [300]}
     key = ["edit", "site", "unit", "position", "metric"]
-    assert not both.duplicated(["seed", *key]).any() and len(both) <= 300
+    assert not both.duplicated(["seed", *key]).any() and len(both) <= 2 * 210
     assert both[~both["metric"].isin(["neurons_for_99", "concentration_routed_paper"])]["value"].notna().all()
     alone = fourier_rows({k: v[1:] for k, v in p.items()}, c, [2], rule="init")
     fixed = ~both["unit"].str.startswith("f")
@@ -253,7 +281,7 @@ def test_rows_are_unique_lean_and_the_same_for_a_seed_alone(c):
 
 def test_rows_say_what_the_functions_say():
     p, c = bilinear_clock("modadd/glu-h20-linear", freqs=(3, 14), apart=True), "modadd/glu-h20-linear"
-    table = fourier_rows(p, c, [5]).query("edit == 'none' and unit == '' or metric == 'frequency_share'")
+    table = fourier_rows(p, c, [5]).query("edit == 'none' and (unit == '' or metric == 'frequency_share')")
     value = table.set_index(["site", "unit", "metric"])["value"]
     assert value["hidden", "", "concentration_paper"] == pytest.approx(.5 * 8 / 20, abs=1e-3)
     for site, metric, v in [("hidden", "dead_share_paper", 12 / 20), ("hidden", "concentration_weighted", 1),
@@ -262,6 +290,35 @@ def test_rows_say_what_the_functions_say():
                             ("ffn_out", "pc_variance_10", 1)]:
         assert value[site, "", metric] == pytest.approx(v, abs=1e-3), (site, metric)
     assert value["logits", "f14", "frequency_share"] == pytest.approx(.5, abs=1e-3)
+
+@pytest.mark.parametrize("make, c", [(clock, "modadd/ffn-h105-relu"), (bilinear_clock, "modadd/glu-h64-linear")])
+def test_every_number_of_neurons_has_that_of_random_neurons_beside_it(make, c):
+    table = fourier_rows(make(c), c, [3]).query("metric != 'frequency_share' and site != 'embed'")
+    beside = table.pivot(index=["metric", "site", "unit"], columns="edit", values="value")
+    assert len(table) == 2 * len(beside)
+    none, null = beside["none"], beside["random_neurons"]
+    assert null.drop("neurons_for_99").notna().all() and math.isnan(null["neurons_for_99", "hidden", ""])
+    assert none["key_count", "hidden", ""] == null["key_count", "hidden", ""] == 5
+    pc1 = (none - null)["pc1_concentration"].abs()
+    assert (pc1.max() < .1) if make is clock else (pc1.min() > .15)                   # its five strengths tie, or do not
+    assert (none["concentration_live"]["hidden"] > null["concentration_live"]["hidden"] + .2).all()
+    assert null["kept_accuracy"].max() < .05
+
+def test_what_needs_pairs_refuses_add7_with_the_reason():
+    c = "add7/ffn-h16-silu"
+    p = init(c, generators(0))
+    n = neurons(p, c)
+    with pytest.raises(ValueError, match="12,769 pairs of modadd, got 1,000"): wave_share(n["hidden"][:, :, 0])
+    for f, how in ((kept_accuracy, [1]), (enough, .9)):
+        with pytest.raises(ValueError, match="several answers; fix"): f(p, c, n, torch.ones(1, 16), how)
+
+def test_random_neurons_see_the_same_inputs_and_answer_with_what_they_write():
+    c = "modadd/moe_glu-e4k1-h16-gelu"
+    p = init(c, generators(4))
+    q, resid = random_neurons(p, [4]), neurons(p, c)["resid_mid"]
+    n = neurons(q, c, resid)
+    whole = forward(q, task.tokens, c, edits={"resid_mid": lambda x: resid.expand_as(x)}, read_only=True)
+    assert torch.allclose(n["logits"], whole, atol=1e-4)
 
 @pytest.mark.parametrize("c", ["hist/ffn-h16-gelu", "modadd/no_ffn", "modadd/ffn-h16-gelu+L2"])
 def test_models_without_a_circle_are_refused_before_any_work(c):
