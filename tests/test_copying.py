@@ -4,7 +4,7 @@ import torch
 
 from moe_redistribution import planted
 from moe_redistribution.conditions import SEEDS, TABLE1
-from moe_redistribution.copying import copying_rows, without_copy
+from moe_redistribution.copying import copying_nulls, copying_rows, without_copy
 from moe_redistribution.models import forward, init
 from moe_redistribution.tasks import get_task
 
@@ -60,7 +60,18 @@ def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
     assert len(copies) == len(SEEDS) and (copies[:, 0] < .05).all() and (copies[:, 1:3] > .9).all()
 
 
+def test_nulls_are_counted_on_the_inputs_where_the_current_token_is_wrong():
+    shares = copying_nulls(T)
+    for position, digits in (("o1", lambda n: (n // 10 % 10, n % 10 + 7 > 9, (n + 7) % 10)),
+                             ("o2", lambda n: (n // 100, n % 100 + 7 > 99, (n + 7) // 10 % 10))):
+        asked = [carry for d, carry, current in map(digits, range(1000)) if current != (d + carry) % 10]
+        assert shares.loc[position, "always carry"] == pytest.approx(sum(asked) / len(asked))
+        assert shares.loc[position, "pass-through"] == pytest.approx(1 - sum(asked) / len(asked))
+    assert shares["uniform"].tolist() == pytest.approx([1 / 9] * 2)
+
+
 @pytest.mark.parametrize("name", ["modadd/ffn-h8-gelu", "hist/ffn-h8-gelu"])
 def test_tasks_whose_answers_are_not_input_tokens_are_refused(name):
     with pytest.raises(ValueError, match="votes for itself.* fix: use ablation"):
         without_copy(untrained(name, 1), name)
+    with pytest.raises(ValueError, match="votes for itself"): copying_nulls(get_task(name.split("/")[0]))
