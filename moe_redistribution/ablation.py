@@ -17,9 +17,11 @@ from .models import predict, sites
 from .trace import rows, tidy
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #c40d0b17
+def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
+
 def shuffled(n, device="cpu"):
     "A fixed reordering of n examples in which no example keeps its place; the same on every call."
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    order = _order(n)
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(device)
 
 REPLACE = {"zero": torch.zeros_like,
@@ -45,6 +47,15 @@ def replacing(c, unit, how) -> dict:
     return _head(prefix, int(found[3]), new) if found[2] == "H" else _expert(prefix, int(found[3]), how, new)
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #3f78ef38
+def _partner(on):
+    "`shuffled` among those in `on` (s, n, …) alone, for each seed and position: indices along n; the rest keep their own."
+    here, n_on = torch.arange(on.shape[1], device=on.device).view(-1, *[1] * (on.ndim - 2)), on.sum(1, keepdim=True)
+    rank = _order(len(here)).argsort().to(on.device).view_as(here)
+    first = (rank + len(here) * ~on).argsort(1)                                  # those in `on`, then the others
+    before = torch.where(here < n_on, (here - 1) % n_on.clamp(min=1), here)
+    return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
+
+# %% ../nbs/2_instruments/11_ablation.ipynb #c2e2c966
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
@@ -52,13 +63,14 @@ def _with(x, axis, i, value):
 def _head(prefix, h, new): return {prefix + "z": lambda z: _with(z, 3, h, new(z.select(3, h)))}
 
 def _expert(prefix, e, how, new):
-    "For a mean the edit has to know who goes to the expert, so it looks at the gates as they pass."
+    "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
     routed = {}
     def look(g):
         routed["here"] = g.select(3, e)[..., None]
         return g
     def put(out):
         own, g = out.select(3, e), routed["here"]
+        if how == "resample": return _with(out, 3, e, own.take_along_dim(_partner(g > 0), 1))
         if how != "mean": return _with(out, 3, e, new(own))
         mean = (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
         return _with(out, 3, e, mean.expand_as(own))
@@ -66,9 +78,11 @@ def _expert(prefix, e, how, new):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #cc61aadf
 def together(c, edits) -> dict:
-    "One set of edits from `edits`: unit or site → replacement. Two units of one site are both replaced."
-    out = {}
-    for unit, how in edits.items():
+    """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
+
+    A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send it."""
+    out, own = {}, units(c)
+    for unit, how in sorted(edits.items(), key=lambda edit: edit[0] in own):
         for site, f in replacing(c, unit, how).items():
             out[site] = f if site not in out else lambda x, first=out[site], then=f: then(first(x))
     return out
