@@ -848,6 +848,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                    'moe_redistribution/planted.py'),
                                             'moe_redistribution.planted._fetch': ( '2_instruments/planted.html#_fetch',
                                                                                    'moe_redistribution/planted.py'),
+                                            'moe_redistribution.planted._fits': ( '2_instruments/planted.html#_fits',
+                                                                                  'moe_redistribution/planted.py'),
                                             'moe_redistribution.planted._head': ( '2_instruments/planted.html#_head',
                                                                                   'moe_redistribution/planted.py'),
                                             'moe_redistribution.planted._hundreds': ( '2_instruments/planted.html#_hundreds',
