@@ -110,15 +110,19 @@ def _side_by_side(params, c, made, t):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #ddfabcbf
 def decode(params, c, edits=None):
-    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced.
+    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by zero.
 
-    Raises ValueError for experts, and for a task whose answers are not written from left to right, token by token."""
+    On its own prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
+    ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token by token."""
     c, edits = condition(c), edits or {}
     t = get_task(c.task)
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
         raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: use ablate")
-    for unit in edits: choose("unit", unit, sites(c) + [u for u in units(c) if "H" in u], "replace a site or a head")
     together(c, edits)                                                           # refuses before any work
+    for unit, how in edits.items():
+        if unit in units(c) and "E" in unit and how != "zero":
+            raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's own "
+                             "prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
     one = lambda i: _decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits)
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
