@@ -1216,6 +1216,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                           'moe_redistribution.trace._embedding': ( '2_instruments/trace.html#_embedding',
                                                                                    'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace._ffn': ('2_instruments/trace.html#_ffn', 'moe_redistribution/trace.py'),
+                                          'moe_redistribution.trace.checked': ( '2_instruments/trace.html#checked',
+                                                                                'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace.parts': ( '2_instruments/trace.html#parts',
                                                                               'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace.rows': ('2_instruments/trace.html#rows', 'moe_redistribution/trace.py'),

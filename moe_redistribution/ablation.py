@@ -14,7 +14,7 @@ import torch
 from .tasks import choose, get_task, digits, exact, nulls, slices, spans, strata
 from .conditions import condition
 from .models import predict, sites
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #c40d0b17
 def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
@@ -182,7 +182,7 @@ def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites
 
     `labels`: stream, rule, step and any other row column; `splits` as in `score_rows`. Only `MAIN_SITES` is cut to the
     sites that the model has. `fine` adds each head and expert, and digits on the model's own prefix."""
-    c = condition(c)
+    c = checked(params, c, seeds)
     t = get_task(c.task)
     here = [s for s in at_sites if s in sites(c) or at_sites is not MAIN_SITES]
     labels = dict(condition=c.name) | labels

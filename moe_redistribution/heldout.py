@@ -12,7 +12,7 @@ from .tasks import choose, get_task, exact, spans, strata
 from .data import training_pool
 from .conditions import condition
 from .models import predict
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 from .ablation import together
 
 # %% ../nbs/2_instruments/17_heldout.ipynb #3cfa6166
@@ -49,7 +49,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
 # %% ../nbs/2_instruments/17_heldout.ipynb #f4f0c6a7
 def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
-    c, t = _with_rule(c)
+    c, t = _with_rule(checked(params, c, seeds))
     out, labels = [], dict(condition=c.name) | labels
     right = predict(params, c).cpu() == t.targets
     for split, mask in parts_of(t, c.hold).items():

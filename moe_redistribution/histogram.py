@@ -16,7 +16,7 @@ import torch
 from .tasks import ALPHABET, LENGTH, choose, counts, get_task, sample_sequences, strata
 from .conditions import condition
 from .models import ffn_half, forward, layer, predict, shapes
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 from .ablation import together
 from .probes import Setting, descend, probe
 
@@ -167,7 +167,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
 
     Probe metrics are probe_accuracy (also by count), probe_control, probe_majority, attn_lift and ffn_lift; the edit is
     the protocol (`paper` is slow). selective_5 has the factor as its unit. Raises ValueError for other tasks."""
-    c, t = _hist(c), get_task("hist")
+    c, t = checked(params, _hist(c), seeds), get_task("hist")
     labels, out = dict(condition=c.name) | labels, []
     for protocol in protocols:
         found = count_probes(params, c, protocol)
