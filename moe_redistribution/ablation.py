@@ -14,12 +14,14 @@ import torch
 from .tasks import choose, get_task, digits, exact, nulls, slices, spans, strata
 from .conditions import condition
 from .models import predict, sites
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #c40d0b17
+def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
+
 def shuffled(n, device="cpu"):
     "A fixed reordering of n examples in which no example keeps its place; the same on every call."
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    order = _order(n)
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(device)
 
 REPLACE = {"zero": torch.zeros_like,
@@ -45,6 +47,15 @@ def replacing(c, unit, how) -> dict:
     return _head(prefix, int(found[3]), new) if found[2] == "H" else _expert(prefix, int(found[3]), how, new)
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #3f78ef38
+def _partner(on):
+    "`shuffled` among those in `on` (s, n, …) alone, for each seed and position: indices along n; the rest keep their own."
+    here, n_on = torch.arange(on.shape[1], device=on.device).view(-1, *[1] * (on.ndim - 2)), on.sum(1, keepdim=True)
+    rank = _order(len(here)).argsort().to(on.device).view_as(here)
+    first = (rank + len(here) * ~on).argsort(1)                                  # those in `on`, then the others
+    before = torch.where(here < n_on, (here - 1) % n_on.clamp(min=1), here)
+    return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
+
+# %% ../nbs/2_instruments/11_ablation.ipynb #c2e2c966
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
@@ -52,13 +63,14 @@ def _with(x, axis, i, value):
 def _head(prefix, h, new): return {prefix + "z": lambda z: _with(z, 3, h, new(z.select(3, h)))}
 
 def _expert(prefix, e, how, new):
-    "For a mean the edit has to know who goes to the expert, so it looks at the gates as they pass."
+    "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
     routed = {}
     def look(g):
         routed["here"] = g.select(3, e)[..., None]
         return g
     def put(out):
         own, g = out.select(3, e), routed["here"]
+        if how == "resample": return _with(out, 3, e, own.take_along_dim(_partner(g > 0), 1))
         if how != "mean": return _with(out, 3, e, new(own))
         mean = (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
         return _with(out, 3, e, mean.expand_as(own))
@@ -66,9 +78,11 @@ def _expert(prefix, e, how, new):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #cc61aadf
 def together(c, edits) -> dict:
-    "One set of edits from `edits`: unit or site → replacement. Two units of one site are both replaced."
-    out = {}
-    for unit, how in edits.items():
+    """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
+
+    A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send it."""
+    out, own = {}, units(c)
+    for unit, how in sorted(edits.items(), key=lambda edit: edit[0] in own):
         for site, f in replacing(c, unit, how).items():
             out[site] = f if site not in out else lambda x, first=out[site], then=f: then(first(x))
     return out
@@ -96,15 +110,19 @@ def _side_by_side(params, c, made, t):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #ddfabcbf
 def decode(params, c, edits=None):
-    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced.
+    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by zero.
 
-    Raises ValueError for experts, and for a task whose answers are not written from left to right, token by token."""
+    On its own prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
+    ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token by token."""
     c, edits = condition(c), edits or {}
     t = get_task(c.task)
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
         raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: use ablate")
-    for unit in edits: choose("unit", unit, sites(c) + [u for u in units(c) if "H" in u], "replace a site or a head")
     together(c, edits)                                                           # refuses before any work
+    for unit, how in edits.items():
+        if unit in units(c) and "E" in unit and how != "zero":
+            raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's own "
+                             "prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
     one = lambda i: _decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits)
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
@@ -164,7 +182,7 @@ def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites
 
     `labels`: stream, rule, step and any other row column; `splits` as in `score_rows`. Only `MAIN_SITES` is cut to the
     sites that the model has. `fine` adds each head and expert, and digits on the model's own prefix."""
-    c = condition(c)
+    c = checked(params, c, seeds)
     t = get_task(c.task)
     here = [s for s in at_sites if s in sites(c) or at_sites is not MAIN_SITES]
     labels = dict(condition=c.name) | labels

@@ -10,20 +10,21 @@ import pandas as pd
 import torch
 from .tasks import choose, get_task, slices
 from .conditions import condition
-from .trace import trace, parts, rows, tidy, SPLITS
+from .trace import trace, parts, checked, rows, tidy, SPLITS
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #a1c60fd0
 def attribution(params, c, by="component", centred=True, freeze_norm=False) -> dict:
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
 
     `by`: one of `trace.SPLITS`; the terms sum to the logit, or if `centred` to the logit minus its mean over the
-    vocabulary. Raises ValueError for several layers, and for a model with RMSNorm unless `freeze_norm`: its logits are
+    vocabulary. Raises ValueError for parameters of another condition, for several layers, and for a model with RMSNorm unless `freeze_norm`: its logits are
     no sum, but become one with each token's own scale held fixed."""
     c = condition(c)
     choose("split", by, SPLITS)
     if c.norm and not freeze_norm:
         raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts together, "
                          "so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
+    checked(params, c)
     t = get_task(c.task)
     one = lambda i: _one(params | {n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
     each = [one(i) for i in range(len(params["W_E"]))]
@@ -68,7 +69,7 @@ def rank1_share(by_rank): return by_rank[:, 0].abs() / by_rank.abs().sum(1)     
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred, and
     rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
-    c, out = condition(c), []
+    c, out = checked(params, c, seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     for tail in ("", "_centred"):
         terms = attribution(params, c, "all", bool(tail), freeze_norm)

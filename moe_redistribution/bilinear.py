@@ -13,7 +13,7 @@ from einops import einsum
 from .tasks import P, choose, get_task
 from .conditions import condition
 from .models import forward, init
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 
 # %% ../nbs/2_instruments/173_bilinear.ipynb #56a863fb
 def bilinear(c):
@@ -172,7 +172,7 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
 
     Edit `none` is the tensor; those of `NULLS` have the mean over draws, `_sd` (ddof 1), `_p`. Draws with no table left
     (nan) are not counted. ValueError for a layer without a gate, for other tasks, and for several layers or norm."""
-    c, seeds = bilinear(c), list(seeds)
+    c = checked(params, bilinear(c), seeds := list(seeds))
     base = dict(condition=c.name, position="sum", n_examples=P * P) | labels
     one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
     return tidy([frame for i in range(len(seeds)) for frame in one(i)])

@@ -11,7 +11,7 @@ import torch
 from .tasks import get_task, nulls
 from .conditions import condition
 from .models import forward, sites
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 from .ablation import together, MAIN_SITES
 
 # %% ../nbs/2_instruments/111_copying.ipynb #a0c111c4
@@ -51,7 +51,7 @@ def copying_nulls(t) -> pd.DataFrame:
 def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,
     with that token ruled out; unablated, and attention and FFN under each replacement. ValueError as `without_copy`."""
-    c, out = condition(c), []
+    c, out = checked(params, c, seeds), []
     t = get_task(c.task)
     todo = [("none", "none")] + [(s, e) for s in MAIN_SITES if s in sites(c) for e in edits]
     for site, edit in todo:

@@ -14,7 +14,7 @@ import torch
 from .tasks import choose, get_task, P
 from .conditions import condition
 from .models import forward, ffn_half, layer, unembed
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #6aa6ea59
 def group_mean(h, groups, weight=None):
@@ -240,7 +240,7 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
 
     Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for histogram
     models, no FFN, several layers."""
-    c, out = _check(c), []
+    c, out = checked(params, _check(c), seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     whole = t.name == "modadd"
     for i, seed in enumerate(seeds):

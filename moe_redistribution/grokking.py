@@ -20,7 +20,7 @@ from .tasks import P, choose, get_task
 from .data import split
 from .conditions import condition
 from .models import forward
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 from .fourier import concentration, contribution, group_mean, neurons, spectrum, weighted
 from .training import ATTENTION, EXPERTS, fresh, unflatten
 
@@ -262,9 +262,7 @@ def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
 
     Modular addition: full_loss, restricted_loss, excluded_loss by split (all, train, test), n_keys, sum_share, gini_W_E
     and gini_W_U. Every task: norm_attn, norm_ffn, norm_embed, norm_total. `stream` makes splits and twin."""
-    c, seeds, out = condition(c), list(seeds), []
-    if len(seeds) != (n := len(params["W_E"])):
-        raise ValueError(f"grokking_rows: expected {n} seeds, one a member, got {len(seeds)}; fix: name them all")
+    c, out = checked(params, c, seeds := list(seeds)), []
     at_start = unflatten(fresh(c, seeds, stream).w, c)
     for edit, of in (("none", params), ("untrained", at_start)):
         base = dict(condition=c.name, stream=stream, edit=edit, site="none") | labels

@@ -12,7 +12,8 @@ from .tasks import choose, get_task, exact, spans, strata
 from .data import training_pool
 from .conditions import condition
 from .models import predict
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
+from .ablation import together
 
 # %% ../nbs/2_instruments/17_heldout.ipynb #3cfa6166
 def parts_of(t, hold) -> dict:
@@ -38,15 +39,17 @@ def _with_rule(c):
     raise ValueError(f"heldout: expected a condition with a held-out rule; got {c.name}; fix: add +hold_tens9")
 
 def generalisation(params, c, edits=None) -> pd.DataFrame:
-    "Exact match of each seed on each part of the examples: one column a part, one row a seed. ValueError without a rule."
+    """Exact match of each seed on each part of the examples: one column a part, one row a seed. ValueError without a rule.
+
+    `edits` as for `ablation.ablate`."""
     c, t = _with_rule(c)
-    right = predict(params, c, edits).cpu() == t.targets
+    right = predict(params, c, together(c, edits or {})).cpu() == t.targets
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})
 
 # %% ../nbs/2_instruments/17_heldout.ipynb #f4f0c6a7
 def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
-    c, t = _with_rule(c)
+    c, t = _with_rule(checked(params, c, seeds))
     out, labels = [], dict(condition=c.name) | labels
     right = predict(params, c).cpu() == t.targets
     for split, mask in parts_of(t, c.hold).items():

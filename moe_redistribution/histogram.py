@@ -16,8 +16,8 @@ import torch
 from .tasks import ALPHABET, LENGTH, choose, counts, get_task, sample_sequences, strata
 from .conditions import condition
 from .models import ffn_half, forward, layer, predict, shapes
-from .trace import rows, tidy
-from .ablation import replacing
+from .trace import checked, rows, tidy
+from .ablation import together
 from .probes import Setting, descend, probe
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #d7152edc
@@ -158,8 +158,7 @@ def selective_shares(params, c) -> dict:
 def by_count(params, c, edits) -> torch.Tensor:
     "Accuracy (s, 9) for counts 1–9 on the clean set, with sites replaced: site → zero, mean, resample or a function."
     c, t = _hist(c), get_task("hist")
-    made = {site: f for unit, how in edits.items() for site, f in replacing(c, unit, how).items()}
-    hit = (predict(params, c, made) == t.targets.to(params["W_E"].device)).float()
+    hit = (predict(params, c, together(c, edits)) == t.targets.to(params["W_E"].device)).float()
     return torch.stack([hit[:, strata(t)[f"count={k}"]].mean(1) for k in range(1, LENGTH)], 1)
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #e1c59d3c
@@ -168,7 +167,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
 
     Probe metrics are probe_accuracy (also by count), probe_control, probe_majority, attn_lift and ffn_lift; the edit is
     the protocol (`paper` is slow). selective_5 has the factor as its unit. Raises ValueError for other tasks."""
-    c, t = _hist(c), get_task("hist")
+    c, t = checked(params, _hist(c), seeds), get_task("hist")
     labels, out = dict(condition=c.name) | labels, []
     for protocol in protocols:
         found = count_probes(params, c, protocol)

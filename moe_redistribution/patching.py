@@ -13,7 +13,7 @@ from .tasks import choose, get_task, labels
 from .conditions import condition
 from .models import ffn_half, gates, layer, rms_norm, unembed
 from .engine import dispatch
-from .trace import trace, parts, rows, tidy
+from .trace import trace, parts, checked, rows, tidy
 
 # %% ../nbs/2_instruments/13_patching.ipynb #614ef3a1
 PROTOCOLS = ("audited", "paper", "control")
@@ -225,7 +225,7 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     Modules also get broken, copied (broken into the current token) and flip_known (flips among pairs both right when
     left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
     measured. `sites` as in `patch`."""
-    c = condition(c)
+    c = checked(params, c, seeds)
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]
     out = []

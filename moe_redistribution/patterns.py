@@ -13,7 +13,7 @@ from einops import einsum
 from .tasks import choose, get_task, strata
 from .conditions import condition
 from .models import forward
-from .trace import rows, tidy
+from .trace import checked, rows, tidy
 from .ablation import units
 
 # %% ../nbs/2_instruments/14_patterns.ipynb #3eee2f16
@@ -128,7 +128,7 @@ def pattern_rows(params, c, seeds, **labels) -> pd.DataFrame:
     input_share, and arrives (units of the residual stream). `labels`: stream, rule, step and any other row column.
 
     Heads are named by index; compare seeds by rank. With more than eight positions, the mean over positions."""
-    c = condition(c)
+    c = checked(params, c, seeds)
     t, labels = get_task(c.task), dict(condition=c.name, site="pattern") | labels
     mean, values = mean_pattern(params, c), spread(params, c)
     values["arrives"] = mean_pattern(params, c, weighted=True).sum(-1)

@@ -23,6 +23,13 @@ def _axes(dims):
     "The sum of some unit vectors, 40 long."
     return torch.zeros(40).index_fill(0, torch.tensor(list(dims), dtype=torch.long), 1)
 
+def _fits(c, ok, needs, use):
+    "The condition, if it has a place for the weights and they do in it what they say; else ValueError."
+    c = condition(c)
+    if c.task != "add7" or not ok(c):
+        raise ValueError(f"planted: expected an add7 condition {needs}, got {c.name}; fix: use {use}")
+    return c
+
 def _blank(c):
     "Parameters of one model, all zero but token and position, each a dimension of its own; at o3 it says EOS."
     p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
@@ -43,8 +50,10 @@ def _head(p, h, looks, writes):
 
 # %% ../nbs/2_instruments/101_planted.ipynb #c6ade893
 def copy_model(c="add7/ffn-h32-relu") -> dict:
-    "Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one; d_model ≥ 40."
-    return _blank(condition(c))
+    """Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one.
+
+    Raises ValueError for other tasks than add-7 and d_model below 40."""
+    return _blank(_fits(c, lambda c: c.d_model >= 40, "with d_model ≥ 40", "add7/ffn-h32-relu"))
 
 # %% ../nbs/2_instruments/101_planted.ipynb #f76d4b84
 def _fetch(p):
@@ -72,16 +81,26 @@ def _neurons(p, expert, neurons):
         p["W_down"][0, 0, expert, r, :40] = adds
 
 def carry_by_ffn(c="add7/ffn-h32-relu") -> dict:
-    "Exact on add-7: attention fetches digits, the FFN adds the carry. A dense ReLU FFN of width 21 or more."
-    p = _blank(condition(c))
+    """Exact on add-7: attention fetches digits, the FFN adds the carry. Parameters with a seed axis of one.
+
+    Raises ValueError unless c has a dense, ungated, nonlinear FFN of width 21 or more, d_model ≥ 40 and no norm."""
+    fits = lambda c: c.ffn == "ffn" and c.activation != "linear" and c.d_mlp >= 21 and c.d_model >= 40 and not c.norm
+    p = _blank(_fits(c, fits, "with a dense FFN of width 21 or more, d_model ≥ 40 and no norm",
+                     "add7/ffn-h32-relu"))
     _fetch(p)
     _neurons(p, 0, sum(carry_neurons().values(), []))
     return p
 
 # %% ../nbs/2_instruments/101_planted.ipynb #1433b98a
 def carry_by_experts(c="add7/moe-e4k1-h64-relu") -> dict:
-    "Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token). d_expert ≥ 10."
-    p = _blank(condition(c))
+    """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token).
+
+    Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or more
+    experts, each of width 10 or more, and d_model ≥ 40."""
+    fits = lambda c: (c.ffn == "moe" and c.activation != "linear" and c.n_experts >= 4 and c.d_expert >= 10
+                      and c.d_model >= 40 and not c.norm)
+    p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40 and no norm",
+                     "add7/moe-e4k1-h64-relu"))
     _fetch(p)
     for e, neurons in enumerate(carry_neurons().values()): _neurons(p, e + 1, neurons)
     for e, row in enumerate([P(3, 7) + .5 * P(4), now(*range(7)) - 10 * P(3, 5, 6, 7), P(5), P(6)]):
@@ -106,8 +125,11 @@ def _hundreds(p):
           [(T(i), n * T((i + 1) % 10)) for i, n in enumerate(strength)] + [(P(1), -strength[0] * T(1))])
 
 def carry_by_attention(c="add7/ffn-h32-relu+d128") -> dict:
-    "Exact on add-7 by attention alone; whatever FFN the condition has is silent. d_model ≥ 96, six heads or more."
-    p = _blank(condition(c))
+    """Exact on add-7 by attention alone; whatever FFN the condition has is silent. Parameters with a seed axis of one.
+
+    Raises ValueError unless c has six heads or more, which is d_model ≥ 96, and no norm."""
+    p = _blank(_fits(c, lambda c: c.n_heads >= 6 and not c.norm, "with six heads or more (d_model ≥ 96) and no norm",
+                     "add7/ffn-h32-relu+d128"))
     _ones_and_tens(p)
     _hundreds(p)
     _head(p, 5, [(P(6), P(2), 1), (T(0), T(9), 1), (P(6), P(3), 1.5), (P(3, 4, 5, 7), P(0), 1.5)],

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from .tasks import choose, get_task, labels as label_text, spans
 from .conditions import condition
 from .models import sites, softmax
-from .trace import rows, tidy, trace
+from .trace import checked, rows, tidy, trace
 
 # %% ../nbs/2_instruments/171_probes.ipynb #6c843407
 TRAIN_SHARE = 0.7
@@ -201,6 +201,7 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels
     if t.name != "add7": raise ValueError(f"probe_rows: expected add7, got {t.name}, which has no operations; "
                                           "fix: give `probe` labels of your own, or use histogram_rows")
     for setting in settings: choose("setting", setting, list(SETTINGS))
+    checked(params, c, seeds)
     here = [s for s in sites(c) if s.split(".")[-1] in at_sites]
     y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels

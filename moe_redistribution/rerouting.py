@@ -141,8 +141,8 @@ def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
 
     drop is the fall in accuracy by label, over the positions that have one: unit E0… or `dominant` replaced by zero or
     mean (site expert_out), or other routes (site gates)."""
-    c = routed(params, c)
-    t, out, seeds = get_task(c.task), [], list(seeds)
+    c = routed(params, c, seeds := list(seeds))
+    t, out = get_task(c.task), []
     n = int(known(t)["at"].sum())
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))

@@ -17,12 +17,12 @@ from einops import einsum
 from scipy.stats import random_table
 from .tasks import choose, get_task, labels, spans
 from .conditions import condition
-from .models import forward, shapes
-from .trace import rows, tidy
+from .models import forward
+from .trace import checked, rows, tidy
 
 # %% ../nbs/2_instruments/15_routing.ipynb #1bcaf32f
-def routed(params, c):
-    "The condition, if it has one router and `params` is of its shape; else ValueError."
+def routed(params, c, seeds=None):
+    "The condition, if it has one router and `params` are its, one member for each of `seeds`; else ValueError."
     c = condition(c)
     if not c.routed:
         raise ValueError(f"routing: expected a model with a router (moe, moe_glu), got {c.name}: its FFN is one piece "
@@ -30,11 +30,7 @@ def routed(params, c):
     if c.n_layers > 1:
         raise ValueError(f"routing: expected one layer, got {c.n_layers}: later routers depend on earlier experts; "
                          "fix: look at `trace(...)['L0.router_probs']`, layer by layer")
-    expected = shapes(c)["W_router"]
-    got = tuple(params["W_router"].shape[1:]) if "W_router" in params else None
-    if got != expected: raise ValueError(f"routing: expected W_router {expected} per seed for {c.name}, got {got}; "
-                                         "fix: give the condition that these parameters were trained in")
-    return c
+    return checked(params, c, seeds)
 
 def each_seed(params): return [{n: v[i:i + 1] for n, v in params.items()} for i in range(len(params["W_E"]))]
 
@@ -211,8 +207,8 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
 
     nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1).
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
-    c = routed(params, c)
-    t, out, seeds = get_task(c.task), [], list(seeds)
+    c = routed(params, c, seeds := list(seeds))
+    t, out = get_task(c.task), []
     n = int(known(t)["at"].sum())
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))

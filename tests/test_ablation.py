@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from moe_redistribution.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, replacing, share_rows, shuffled,
-                                         together, units, _side_by_side)
+                                         together, units, _partner, _side_by_side)
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward, init, predict
+from moe_redistribution.planted import carry_by_experts
 from moe_redistribution.tasks import get_task, spans, strata
 from moe_redistribution.trace import trace
 
@@ -50,6 +51,34 @@ def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
         mean = sum(out[n, at, 1] * g[n, at, 1] for n in mine) / sum(g[n, at, 1] for n in mine)
         assert torch.allclose(seen["expert_out"][0, :, at, 1].double(), mean.expand(1000, -1), atol=1e-5)
         assert torch.equal(seen["expert_out"][0, :, at, 0], tr["expert_out"][0, :, at, 0])
+
+
+def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
+    params = population(MOE)
+    tr = trace(params, T.tokens, MOE)
+    forward(params, T.tokens, MOE, together(MOE, {"E1": "resample"}), seen := {})
+    said = lambda x: sorted(map(tuple, x.tolist()))
+    for s, at in [(0, 5), (1, 3)]:
+        mine = tr["gates"][s, :, at, 1] > 0
+        own, new = (x["expert_out"][s, mine, at, 1] for x in (tr, seen))
+        assert 0 < mine.sum() < 1000 and said(own) == said(new)
+    everybody = torch.ones(1, 1000, 1, dtype=bool)
+    assert torch.equal(_partner(everybody)[0, :, 0], shuffled(1000)) and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all()
+
+
+def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_other_carry_wrote_the_same_digit():
+    right = ablate(carry_by_experts(), "add7/moe-e4k1-h64-relu", {"E1": "resample"})[0]
+    carried = [n for n in range(1000) if n % 10 >= 3]                             # a random other one has it: 69 of 699
+    lost = sum(not right[n, 1] for n in carried)
+    assert lost == (~right).sum() and abs(lost - 700 * 630 / 699) < 10
+
+
+@pytest.mark.parametrize("edits", [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
+                                   {"H0": "mean", "z": "reversed"}, {"E2": "zero", "expert_out": "mean"}])
+def test_several_edits_have_no_order(edits):
+    params, edits = population(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how for u, how in edits.items()}
+    there, back = (forward(params, T.tokens, MOE, together(MOE, dict(e))) for e in (edits.items(), reversed(edits.items())))
+    assert torch.equal(there, back)
 
 
 def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bias():
@@ -109,6 +138,20 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
              "resample": clean[:, shuffled(1000)]}[how]
     assert (decode(params, name, {"ffn_out": how}) == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})
             ).double().mean() > .999
+
+
+def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
+    params = population(MOE)
+    without = {n: v.clone() for n, v in params.items()}
+    for n in ("W_down", "b_down"): without[n][:, 0, 2] = 0
+    assert torch.equal(decode(params, MOE, {"E2": "zero", "H1": "mean"}), decode(without, MOE, {"H1": "mean"}))
+
+
+@pytest.mark.parametrize("how", ["mean", "resample", torch.zeros_like])
+def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
+    with pytest.raises(ValueError, match="expected zero for E1, got .* only on the model's own prefix .* fix: zero"):
+        decode(population(MOE), MOE, {"E1": how})
+    with pytest.raises(ValueError, match="a dense FFN has no experts"): decode(population(DENSE), DENSE, {"E1": "zero"})
 
 
 @pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])

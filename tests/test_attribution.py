@@ -5,6 +5,7 @@ import torch
 
 from moe_redistribution.attribution import attention_share, attribution, attribution_rows, coarse, rank1_share, ranked
 from moe_redistribution.models import init
+from moe_redistribution.planted import carry_by_ffn
 from moe_redistribution.tasks import get_task
 from moe_redistribution.trace import SPLITS, trace
 
@@ -98,6 +99,10 @@ def test_several_layers_and_a_norm_that_is_not_frozen_are_refused():
     two, normed = "add7/ffn-h8-silu+L2", "add7/ffn-h8-silu+norm"
     with pytest.raises(ValueError, match="one layer"): attribution(population(two), two)
     with pytest.raises(ValueError, match="freeze_norm=True"): attribution(population(normed), normed)
+    with pytest.raises(ValueError, match=r"expected W_up \(1, 1, 64, 16\) per seed.* got \(1, 1, 64, 32\)"):
+        attribution(carry_by_ffn(), "add7/ffn-h16-relu")
+    with pytest.raises(ValueError, match="expected w_ln1 .* got None"):
+        attribution_rows(population(NAMES[0]), NAMES[0] + "+norm", [0, 1])
     with pytest.raises(ValueError, match="nearest: 'head'"): attribution(population(NAMES[0]), NAMES[0], "heads")
 
 

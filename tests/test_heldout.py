@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+from moe_redistribution.ablation import ablate
 from moe_redistribution.data import training_pool
 from moe_redistribution.heldout import generalisation, heldout_rows, parts_of, seen_before
 from moe_redistribution.models import init, predict
@@ -52,6 +53,14 @@ def test_scores_are_means_over_exactly_the_examples_of_a_part():
         parts = [held.loc[(s, seed)] for s in ("held, carry", "held, no carry")]
         whole = held.loc[("held", seed)]
         assert np.isclose(whole["value"], np.average([p["value"] for p in parts], weights=[p["n_examples"] for p in parts]))
+
+
+@pytest.mark.parametrize("edits", [{"ffn_out": "zero"}, {"E1": "zero", "H2": "mean"}])
+def test_parts_are_taken_out_by_the_names_that_ablation_gives_them(edits):
+    name, params = "add7/moe-e4k1-h64-relu+hold_tens9", carry_by_experts()
+    right, got = ablate(params, name, edits), generalisation(params, name, edits)
+    held = right[0, BY_HAND["tens9"]].all(-1).double().mean()
+    assert got["held"][0] == pytest.approx(held.item()) and (got != generalisation(params, name)).any(axis=None)
 
 
 def test_a_condition_without_a_rule_and_an_unknown_rule_are_refused():

@@ -81,7 +81,7 @@ def test_a_product_is_more_selective_than_its_factors_before_any_training():
     assert set(dense) == {"hidden"}
 
 
-@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}])
+@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H0": "zero", "H1": "zero", "E0": "mean"}])
 def test_accuracy_by_count_is_a_loop_over_tokens(edits):
     p, t = start("hist/moe-e2k1-h8-gelu", 2), get_task("hist")
     got, hit = by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)

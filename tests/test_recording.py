@@ -47,6 +47,18 @@ def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
 
 
+@pytest.mark.parametrize("instrument", [i for i, x in INSTRUMENTS.items() if not x.live])
+def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_refused(instrument):
+    name = names_for(instrument)[0]
+    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    measure = lambda p, seeds: INSTRUMENTS[instrument].rows(p, name, seeds, stream="authors", rule="final")
+    narrow = {n: v[..., :2, :] if n == "W_down" else v[..., :2] if n in ("W_gate", "W_up", "b_up") else v for n, v in params.items()}
+    for wrong, says in ((narrow, "expected W_"), (params | {"w_ln_final": torch.ones(2, 64)}, "expected w_ln_final None per seed"),
+                        ({n: v for n, v in params.items() if n != "b_O"}, "expected b_O .* got None; fix: give the condition")):
+        with pytest.raises(ValueError, match=says): measure(wrong, [1, 2])
+    with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"): measure(params, [1, 2, 3])
+
+
 def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing_twice(tmp_path, monkeypatch):
     name, store = "add7/ffn-h16-silu", Store(tmp_path / "store")
     train(name, seeds=[42, 137], root=store.root, steps=200, executor="here", quiet=True)
