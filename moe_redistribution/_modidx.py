@@ -650,6 +650,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram._clean': ( '2_instruments/histogram.html#_clean',
                                                                                        'moe_redistribution/histogram.py'),
+                                              'moe_redistribution.histogram._held_out': ( '2_instruments/histogram.html#_held_out',
+                                                                                          'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram._hist': ( '2_instruments/histogram.html#_hist',
                                                                                       'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram._one': ( '2_instruments/histogram.html#_one',

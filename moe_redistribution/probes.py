@@ -95,10 +95,11 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     """What logistic regressions of `features` (*population, n, d) say of `targets` (n,), or (k, n) for k sets.
 
     `groups` (n,): rows that must not be parted; `places` (n,): where labels are shuffled and a majority taken.
-    Returns name → (*population, k), or (*population) for one set: accuracy, control, selectivity, balanced, and on the
-    fitted rows fitted; majority (k,). In setting `code` all rows are fitted on and scored. `steps`: other than the
-    setting's; `by_class` adds each class's accuracy (*population, classes) for one set of labels. Raises ValueError for
-    shapes that do not fit, activations that are not finite, and labels of which there is only one."""
+    Returns name → (*population, k), or (*population) for one set: accuracy, balanced, their control and balanced_control
+    with shuffled labels, selectivity, and on the fitted rows fitted; majority (k,). In setting `code` all rows are fitted
+    on and scored. `steps`: other than the setting's; `by_class` adds by_class and by_class_control (*population,
+    classes) for one set of labels. Raises ValueError for shapes that do not fit, activations that are not finite, and
+    labels of which there is only one."""
     how, one = SETTINGS[choose("setting", setting, list(SETTINGS))], np.ndim(targets) == 1
     y = _check(features, targets)
     n, population = features.shape[-2], features.shape[:-2]
@@ -109,12 +110,14 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     said = _answers(features, every, fit, how, seed, steps)
     right = (said == every.T).float().unflatten(2, (2, -1))                       # population, n, (real, shuffled), k
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
-           "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1)}
+           "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
+           "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}
     out["selectivity"] = out["accuracy"] - out["control"]
     out = {k: v.reshape(*population, -1) for k, v in out.items()} | {"majority": lookup(places, y, fit, score)}
     out = {k: v[..., 0] for k, v in out.items()} if one else out
-    if by_class: out["by_class"] = _each(right[:, score, 0], y[:, score], 0).reshape(*population, -1)
-    return out
+    if not by_class: return out
+    each = lambda i: _each(right[:, score, i, 0], every[i, score], y[0].unique()).reshape(*population, -1)
+    return out | {"by_class": each(0), "by_class_control": each(1)}
 
 # %% ../nbs/2_instruments/171_probes.ipynb #b86d2492
 def _answers(features, every, fit, how, seed, steps):
@@ -159,9 +162,9 @@ def shuffle(y, places, seed=0):
 
 # %% ../nbs/2_instruments/171_probes.ipynb #c6b03126
 def _balanced(right, y):
-    return torch.stack([_each(right, y, i).mean(1) for i in range(len(y))], -1)
+    return torch.stack([_each(right[..., i], y[i], y[i].unique()).mean(1) for i in range(len(y))], -1)
 
-def _each(right, y, i): return torch.stack([right[:, y[i] == v, i].mean(1) for v in y[i].unique()], 1)
+def _each(right, y, classes): return torch.stack([right[:, y == v].mean(1) for v in classes], 1)
 
 def lookup(keys, y, fit, score):
     "Accuracy (k,) on rows `score` of a table from keys (n,) to the most frequent of labels y (k, n) in rows `fit`."
@@ -194,8 +197,9 @@ SITES = ("embed", "attn_out", "resid_mid", "gate", "up", "hidden", "ffn_out", "r
 
 def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) by site and place (App. B): operation_ and carry_ + accuracy, control,
-    balanced; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code` take one probe over
-    all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another task."""
+    balanced, balanced_control; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code`
+    take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
+    task."""
     c = condition(c)
     t = get_task(c.task)
     if t.name != "add7": raise ValueError(f"probe_rows: expected add7, got {t.name}, which has no operations; "
@@ -231,7 +235,7 @@ def _site_rows(x, y, js, setting, seeds, labels):
     _, groups, places = _flat(next(iter(asked.values())))
     y = torch.stack([v.flatten() for v in asked.values()])
     found = probe(x[:, :, js].flatten(1, 2), y, groups, places, setting)
-    metrics = ("accuracy", "control") + ("balanced",) * (len(js) == 1 and js[0] > 0)
+    metrics = ("accuracy", "control") + ("balanced", "balanced_control") * (len(js) == 1 and js[0] > 0)
     n = int((~part(groups)).sum()) if SETTINGS[setting].split else len(groups)
     return [rows(found[m][:, i], seeds, metric=f"{by}_{m}", n_examples=n, **labels)
             for i, by in enumerate(asked) for m in metrics]

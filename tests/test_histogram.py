@@ -34,10 +34,26 @@ def test_the_attention_counter_counts_when_its_own_token_is_the_sink():
     assert x[9].item() == pytest.approx(1) and y[9].item() == pytest.approx(11 / 14)
 
 
+@pytest.mark.parametrize("c", ["hist/moe-e4k1-h160-relu", "hist/ffn-h40-relu+norm", "hist/glu-h40-relu", "hist/ffn-h20-relu",
+                               "hist/ffn-h40-gelu", "hist/ffn-h40-relu+d256", "hist/ffn-h40-relu+L2", "hist/no_ffn",
+                               "add7/ffn-h40-relu", "modadd/ffn-h40-relu"])
+def test_layers_that_would_not_count_are_refused(c):
+    for made in (count_by_attention, count_by_inventory):
+        with pytest.raises(ValueError, match="dense one-layer hist condition .* fix: use hist/ffn-h40-relu"): made(c)
+
+
+@pytest.mark.parametrize("made, width", [(count_by_attention, 33), (count_by_inventory, 32)])
+def test_the_smallest_width_counts_and_one_less_is_refused(made, width):
+    t, c = get_task("hist"), f"hist/ffn-h{width}-relu"
+    assert (forward(made(c), t.tokens, c)[0].argmax(-1) == t.targets).all()
+    with pytest.raises(ValueError, match=f"width {width} or more"): made(f"hist/ffn-h{width - 1}-relu")
+
+
 def test_probes_tell_the_counters_apart():
     by_attention, by_inventory = (count_probes(f(), NAME) for f in (count_by_attention, count_by_inventory))
     assert lifts(by_attention)["attn_lift"] > .15 > .05 > lifts(by_inventory)["attn_lift"]
     assert lifts(by_inventory)["ffn_lift"] > .7
+    assert by_inventory["resid_post"]["control_by_count"].max() < .95 < by_inventory["resid_post"]["by_count"].min()
     for found in (by_attention, by_inventory):
         assert found["resid_post"]["accuracy"] > .97 and abs(found["resid_post"]["control"] - .2) < .06
         assert found["embed"]["by_count"].shape == (1, 9)
@@ -95,6 +111,12 @@ def test_rows_are_few_and_what_the_functions_say():
     p = count_by_inventory()
     table = histogram_rows(p, NAME, [5], rule="best")
     assert len(table) <= 120 and set(table["rule"]) == {"best"} and not table["value"].isna().any()
+    probed = table[table["metric"].isin(["probe_accuracy", "probe_control"]) & (table["stratum"] != "all")]
+    assert (table["n_examples"] > 0).all() and len(probed) == 2 * 3 * 9
+    for (site, metric), each in probed.groupby(["site", "metric"]):
+        assert each["n_examples"].sum() == 4500
+        whole = table.query("metric == @metric and stratum == 'all' and site == @site")["value"].item()
+        assert np.average(each["value"], weights=each["n_examples"]) == pytest.approx(whole, abs=1e-5)
     right = table[(table["metric"] == "count_accuracy") & (table["edit"] == "none")]
     assert len(right) == 9 and (right["value"] == 1).all() and right["n_examples"].sum() == 30_000
     assert table.query("metric == 'selective_5'")["value"].item() == pytest.approx(.8)

@@ -76,6 +76,18 @@ def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
             assert torch.equal(a, b)
 
 
+def test_balanced_and_each_class_have_their_controls():
+    x, y = noisy(classes=3, population=1)
+    y = torch.where(y == 2, y, torch.minimum(y, torch.randint(0, 9, y.shape, generator=torch.Generator().manual_seed(1))))
+    found, fit = probe(x, y, by_class=True), part(torch.arange(len(y)))
+    for name, labels in (("", y), ("_control", shuffle(y[None], torch.zeros(len(y)))[0])):
+        model = by_sklearn(x[0], labels, fit)[1]
+        said = torch.from_numpy(model.predict(((x[0] - x[0][fit].mean(0)) / x[0][fit].std(0, correction=0)).double().numpy()))
+        each = [(said == labels)[~fit & (labels == v)].double().mean().item() for v in range(3)]
+        assert found[f"by_class{name}"][0].tolist() == pytest.approx(each, abs=.03)
+        assert found[f"balanced{name}"].item() == pytest.approx(np.mean(each), abs=.02)
+
+
 def test_lookup_is_a_dictionary():
     g = torch.Generator().manual_seed(2)
     keys, y = torch.randint(0, 30, (300,), generator=g), torch.randint(0, 3, (1, 300), generator=g)
@@ -106,7 +118,8 @@ def test_planted_rows_say_what_the_construction_says():
     assert at["embed", "o1", "operation_accuracy"] == at["none", "o1", "operation_tokens_alone"] == 1
     assert abs(at["attn_out", "o1", "operation_accuracy"] - at["none", "o1", "operation_majority"]) < .03
     assert at["ffn_out", "o2", "operation_balanced"] == 1 and at["embed", "o2", "operation_accuracy"] < .99
-    assert set(table["seed"]) == {7} and set(table["split"]) == {"test"} and len(table) <= 150
+    assert set(table["seed"]) == {7} and set(table["split"]) == {"test"} and len(table) <= 160
+    assert at["ffn_out", "o2", "operation_balanced_control"] < .6                        # of two classes
     silent = probe_rows(carry_by_attention(), "add7/ffn-h32-relu+d128", [0], at_sites=("ffn_out",))
     at = silent.set_index(["site", "position", "metric"])["value"]
     assert at["ffn_out", "o1", "operation_accuracy"] == pytest.approx(at["none", "o1", "operation_majority"])
