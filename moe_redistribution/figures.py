@@ -54,7 +54,7 @@ def dots(ax, x, values, name, width=.22):
     values, hue = np.sort(np.asarray(values, float)), colour(name)
     spread = np.linspace(-width, width, len(values)) if len(values) > 1 else np.zeros(1)
     ax.plot(x + spread, values, "o", ms=5 if len(values) < 20 else 2.5, color=hue, mfc="white" if is_arm(name) else hue,
-            mew=1.2, alpha=.9, zorder=3)
+            mew=1.2, alpha=.9, zorder=3, clip_on=False)                  # a seed at 0 or 100 % is a whole dot
     i = interval(values)
     ax.plot([x, x], [i.lo, i.hi], color="#333", lw=1.2, zorder=4)
     ax.plot([x - width, x + width], [i.mean] * 2, color="#333", lw=2, zorder=4)
@@ -62,7 +62,7 @@ def dots(ax, x, values, name, width=.22):
 
 def printed(ax, x, mean, std=np.nan):
     "The paper's value as a diamond, its printed spread as a thin line."
-    ax.plot(x, mean, "D", ms=6, mfc="white", mec="#a11", mew=1.4, zorder=5)
+    ax.plot(x, mean, "D", ms=6, mfc="white", mec="#a11", mew=1.4, zorder=5, clip_on=False)
     if std == std: ax.plot([x, x], [mean - std, mean + std], color="#a11", lw=.9, zorder=2)
 
 # %% ../nbs/2_instruments/19_figures.ipynb #ee0314ed
