@@ -974,6 +974,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                             'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.track': ( '2_instruments/recording.html#track',
                                                                                       'moe_redistribution/recording.py'),
+                                              'moe_redistribution.recording.within': ( '2_instruments/recording.html#within',
+                                                                                       'moe_redistribution/recording.py'),
                                               'moe_redistribution.recording.write_frame': ( '2_instruments/recording.html#write_frame',
                                                                                             'moe_redistribution/recording.py')},
             'moe_redistribution.registry': { 'moe_redistribution.registry.Experiment': ( '1_setting/registry.html#experiment',

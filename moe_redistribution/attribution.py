@@ -93,12 +93,12 @@ def _mean_rows(x, t, seeds, by_stratum, **labels):
 def _rank_rows(by_rank, t, seeds, tail, labels):
     "Row frames of heads by rank; the share also as its mean over o1–o2 and, as the paper printed it, o1–o3."
     out, share, names = [], rank1_share(by_rank).double(), [t.positions[j] for j in t.scored]
-    labels = labels | dict(site="z")
+    labels = labels | dict(site="z", n_examples=len(t))
     for j, where in enumerate(names):
         for r in range(by_rank.shape[1]):
             out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail, unit=f"R{r + 1}", **labels))
         out.append(rows(share[:, j].cpu(), seeds, position=where, metric="rank1_share" + tail, **labels))
     for last in range(2, len(names)):
         out.append(rows(share[:, 1:last + 1].mean(1).cpu(), seeds, position=f"{names[1]}-{names[last]}",
-                        metric="rank1_share" + tail, **labels))
+                        metric="rank1_share" + tail, **(labels | dict(n_examples=last * len(t)))))
     return out

@@ -27,7 +27,7 @@ from .results import comparison, fingerprint, unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from .trace import tidy
 from .recording import (measure_runs, measure, track, write_frame, record, rules_for, instruments_for, costs,
-                                          HEADLINES)
+                                          within, HEADLINES)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
 def table1_text(rows, rule="first256") -> pd.DataFrame:
@@ -175,7 +175,7 @@ def run(args):
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
         names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]
-        print(costs(names).round(2).to_string())
+        print((table := costs(names)).round(2).to_string(), *within(table), sep="\n")
     elif args.command == "bench":
         from moe_redistribution.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task)

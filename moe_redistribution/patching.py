@@ -235,7 +235,8 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
         for where, cap in label_ceiling(t, chosen).items():
             own = {where: chosen[where]}, {where: said[where]}
             out += _position_rows(t, *own, seeds, labels | dict(position=where, edit=edit))
-            out.append(rows([cap] * len(seeds), seeds, **labels, position=where, edit=edit, metric="label_ceiling"))
+            out.append(rows([cap] * len(seeds), seeds, **labels, position=where, edit=edit, metric="label_ceiling",
+                            n_examples=len(chosen[where])))
     return tidy(out)
 
 # %% ../nbs/2_instruments/13_patching.ipynb #1099d9b6

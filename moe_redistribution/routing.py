@@ -179,8 +179,9 @@ def _known_rows(chosen, t, c, put, draws):
         if name == by:
             for norm in ("min", "arithmetic"): put(f"nmi_{norm}", _mean(nmi(floor, norm)), edit="shuffled")
     for i, n in enumerate(n for n in np.unique(labels(t, by)) if n):
-        share = fractions(found[by])[:, i]
-        for e in range(c.n_experts): put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}")
+        share, asked = fractions(found[by])[:, i], int(found[by][0, i].sum())
+        for e in range(c.n_experts):
+            put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}", n_examples=asked)
 
 # %% ../nbs/2_instruments/15_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, put):
@@ -188,12 +189,12 @@ def _load_rows(params, chosen, t, c, put):
     E = c.n_experts
     places = {name: chosen[:, :, js] for name, js in spans(t).items()}
     places["context"] = routes(params, c, everywhere=True)[0].cpu()
-    for name, at in places.items():
-        put("effective_experts", effective(at, E), position=name, n_examples=at[0, ..., 0].numel())
+    n = {name: at[0, ..., 0].numel() for name, at in places.items()}
+    for name, at in places.items(): put("effective_experts", effective(at, E), position=name, n_examples=n[name])
     for name in (next(iter(places)), "context"):
         load = loads(places[name], E)
-        put("largest_load", load.amax(1), position=name)
-        for e in range(E): put("load", load[:, e], position=name, unit=f"E{e}")
+        put("largest_load", load.amax(1), position=name, n_examples=n[name])
+        for e in range(E): put("load", load[:, e], position=name, unit=f"E{e}", n_examples=n[name])
     if c.top_k == 1: return
     both, chance = coactivation(next(iter(places.values())), E)
     for i in range(E):

@@ -113,3 +113,6 @@ def test_rows_are_unique_finite_and_complete_for_every_seed():
     assert table.groupby("seed").size().nunique() == 1 and set(table["seed"]) == {5, 6, 7}
     shares = table[table["metric"].str.contains("share")]["value"]
     assert shares.between(0, 1).all()
+    by_hand = {"o0": 1000, "o1": 1000, "o2": 1000, "o3": 1000, "o1-o2": 2000, "o1-o3": 3000}
+    for (metric, where), got in table[table["metric"].str.startswith("rank")].groupby(["metric", "position"]):
+        assert set(got["n_examples"]) == {by_hand[where]}, metric

@@ -170,6 +170,8 @@ def test_rows_say_what_flip_rates_say():
     assert table["value"].dropna().between(0, 1).all() and set(table["condition"]) == {c.name}
     for protocol, edit in (("audited", "patch"), ("paper", "patch25")):
         want, n = flip_rates(params, c, sites, protocol), 0
+        caps = table[table["metric"].eq("label_ceiling") & table["edit"].eq(edit)].groupby("position")["n_examples"]
+        assert caps.unique().map(list).to_dict() == {where: [len(p)] for where, p in pairs(TASK, protocol).items()}
         own = table[table["metric"].eq("flip") & table["edit"].eq(edit)]
         for (where, stratum, site, unit), got in own.groupby(["position", "stratum", "site", "unit"]):
             assert got["value"].mean() == pytest.approx(want.loc[unit or site, (where, stratum)], abs=1e-4)

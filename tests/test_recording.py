@@ -79,6 +79,17 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
     assert not record_runs(store, tmp_path, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
 
 
+def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
+    from moe_redistribution import cli
+    spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.], "hist/ffn-h8-gelu": [89., 0.]}, ["a", "b"])
+    costs = lambda names: spent[[n for n in spent if n.split("/")[0] in {m.split("/")[0] for m in names}]]
+    monkeypatch.setattr(cli, "costs", lambda names: costs(names).assign(total=lambda f: f.sum(axis=1)))
+    said = lambda task: cli.main(["bench", "--instruments", "--task", task]) or capsys.readouterr().out.splitlines()[3:]
+    assert said("all") == ["All instruments on add7: 130 CPU s, OVER the limit of 120.",
+                           "All instruments on modadd and hist: 179 CPU s, within the limit of 180."]
+    assert said("hist") == ["All instruments on hist: 89 CPU s, within the limit of 180."]
+
+
 def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     name, store, path = "add7/ffn-h16-silu", Store(tmp_path), tmp_path / "seen.parquet"
     train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)

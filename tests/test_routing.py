@@ -278,7 +278,19 @@ def test_another_task_is_split_by_its_own_label():
     name = "modadd/moe-e2k1-h8-gelu"
     table = routing.routing_rows(population(name, 1), name, [1], draws=5)
     assert {"all", "wraps=True", "wraps=False"} == set(table["stratum"]) and {"sum", "context"} == set(table["position"])
-    assert set(table.query("position == 'sum'")["n_examples"]) == {113 * 113}
+    n = table[table["position"] == "sum"].groupby("stratum")["n_examples"].unique().map(list).to_dict()
+    assert n == {"all": [113 * 113], "wraps=True": [113 * 112 // 2], "wraps=False": [113 * 114 // 2]}     # a + b ≥ 113 or not
+
+
+def test_rows_say_over_how_many_places_they_count():
+    name = VARIANTS["moe"]
+    table = routing.routing_rows(population(name, 1), name, [1], draws=2)
+    n = lambda asked: set(table.query(asked)["n_examples"])
+    for metric in ("load", "largest_load", "effective_experts"):
+        assert n(f"metric == '{metric}' and position == 'context'") == {8 * 1000}
+        assert n(f"metric == '{metric}' and position == 'o0-o3'") == {4 * 1000}
+    of = {op: n(f"metric == 'routing_fraction' and stratum == 'operation={op}'") for op in ("+7", "+1", "+0")}
+    assert of == {"+7": {1000}, "+1": {700 + 70 + 7}, "+0": {300 + 930 + 993}}
 
 
 def test_the_dominant_expert_is_the_one_with_most_of_seven():
