@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'LIMITS', 'VARIANTS', 'HEADLINES', 'Instrument', 'held_out', 'ablation_of', 'speed_of',
-           'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'run_frame', 'history_frame',
-           'write_frame', 'merge', 'stored_runs', 'reach', 'not_in', 'record_runs', 'record', 'record_checkpoints',
-           'costs', 'within']
+           'at_first', 'probes_of', 'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack',
+           'measure_runs', 'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'reach', 'not_in',
+           'record_runs', 'record', 'record_checkpoints', 'costs', 'within']
 
 # %% ../nbs/2_instruments/201_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ from .routing import routing_rows
 from .rerouting import rerouting_rows
 from .speed import speed_rows
 from .heldout import heldout_rows
-from .probes import probe_rows
+from .probes import SETTINGS, probe_rows
 from .fourier import fourier_rows
 from .bilinear import bilinear_rows
-from .histogram import histogram_rows
+from .histogram import PROTOCOLS, histogram_rows
 from .grokking import grokking_rows, progress
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
@@ -78,6 +78,16 @@ def speed_of(params, c, seeds, stream, rule):
     distance = speed_rows(c, seeds, stream, (10, 50, 100), "start")
     return tidy([speed_rows(c, seeds, stream, (0, 3, 10, 30, 100)), distance[distance["metric"] != "size"]])
 
+def at_first(c, rule): return rule == TASK_RULES[condition(c).task][0]
+
+def probes_of(params, c, seeds, rule, **labels):
+    "Audited probes at every rule; fitted as the paper says and as its code does at the first one only, as they are slow."
+    return probe_rows(params, c, seeds, tuple(SETTINGS) if at_first(c, rule) else ("audited",), rule=rule, **labels)
+
+def histogram_of(params, c, seeds, rule, **labels):
+    "The same for the histogram task."
+    return histogram_rows(params, c, seeds, PROTOCOLS if at_first(c, rule) else ("audited",), rule=rule, **labels)
+
 INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS)),
                "copying": Instrument(copying_rows, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired")),
                "attribution": Instrument(attribution_rows, lambda c: c.n_layers == 1),
@@ -87,11 +97,11 @@ INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS
                "rerouting": Instrument(rerouting_rows, lambda c: c.routed and _add7(c)),
                "speed": Instrument(speed_of, _add7, live=True),
                "heldout": Instrument(heldout_rows, lambda c: bool(c.hold)),
-               "probes": Instrument(probe_rows, lambda c: c.name in HEADLINE4),      # saturated: see the page
+               "probes": Instrument(probes_of, lambda c: c.name in HEADLINE4),      # saturated: see the page
                "fourier": Instrument(fourier_rows, lambda c: _modadd(c) or c.name in HEADLINE4),
                "bilinear": Instrument(bilinear_rows, lambda c: _modadd(c) and c.gated and not c.norm),
                "grokking": Instrument(grokking_rows, _modadd),
-               "histogram": Instrument(histogram_rows, lambda c: _plain(c) and c.task == "hist")}
+               "histogram": Instrument(histogram_of, lambda c: _plain(c) and c.task == "hist")}
 
 def track(params, c) -> dict:
     "What every training run writes into its history: digits without a component, and progress measures of modular addition."
@@ -269,7 +279,7 @@ def costs(names=HEADLINE4, instruments=None) -> pd.DataFrame:
         for i, instrument in instruments_for(name).items():
             if instruments and i not in instruments: continue
             began = time.process_time()
-            instrument.rows(params, name, SEEDS, stream="authors", rule="first256")
+            instrument.rows(params, name, SEEDS, stream="authors", rule="final")
             out.setdefault(i, {})[name] = time.process_time() - began
     return pd.DataFrame(out).T.assign(total=lambda f: f.sum(1))
 

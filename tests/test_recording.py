@@ -59,6 +59,17 @@ def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_
     with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"): measure(params, [1, 2, 3])
 
 
+@pytest.mark.parametrize("instrument, name, wanted", [
+    ("probes", "add7/ffn-h256-silu", {"first256": ("audited", "spec", "code"), "final": ("audited",)}),
+    ("histogram", "hist/moe-e2k1-h16-gelu", {"best": ("audited", "paper"), "final": ("audited",)})])
+def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited_ones_at_all(instrument, name, wanted, monkeypatch):
+    asked = {}
+    rows = {"probes": "probe_rows", "histogram": "histogram_rows"}[instrument]
+    monkeypatch.setattr(recording, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
+    for rule in recording.rules_for(name, "authors", instrument): INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
+    assert asked == wanted
+
+
 def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing_twice(tmp_path, monkeypatch):
     name, store = "add7/ffn-h16-silu", Store(tmp_path / "store")
     train(name, seeds=[42, 137], root=store.root, steps=200, executor="here", quiet=True)
