@@ -144,7 +144,9 @@ def _decode(params, c, t, edits):
     return said
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #ba5566c2
-def whole_answer(t): return next(iter(spans(t)))
+def whole_answer(t):
+    "The name of the span of all scored positions, such as o0-o3."
+    return next(iter(spans(t)))
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #3c9a3577
 def split_rows(right, t, splits, seeds, **labels) -> list:

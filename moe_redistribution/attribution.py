@@ -26,13 +26,11 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
                          "so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
     checked(params, c)
     t = get_task(c.task)
-    one = lambda i: _one(params | {n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
+    one = lambda i: _one({n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
     each = [one(i) for i in range(len(params["W_E"]))]
     return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #a18ec8ee
-_NEEDED = ("embed", "pattern", "v", "z", "attn_out", "gates", "expert_out", "ffn_out", "resid_post")
-
 def _one(params, c, t, by, centred):
     "`attribution` for one seed: its trace is the largest thing here."
     tr, read = trace(params, t.tokens.to(params["W_E"].device), c), list(t.read)
@@ -63,7 +61,9 @@ def ranked(terms, t) -> torch.Tensor:
     order = heads.abs().sum(-1).argsort(1, descending=True)
     return heads.gather(1, order[..., None].expand_as(heads))
 
-def rank1_share(by_rank): return by_rank[:, 0].abs() / by_rank.abs().sum(1)      # (s, scored)
+def rank1_share(by_rank):
+    "The first head's share of Σ |mean term| over heads at each position, (s, scored), from `ranked` (Fig. 11)."
+    return by_rank[:, 0].abs() / by_rank.abs().sum(1)
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #c26fcea2
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:

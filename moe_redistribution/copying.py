@@ -50,7 +50,9 @@ def copying_nulls(t) -> pd.DataFrame:
 # %% ../nbs/2_instruments/111_copying.ipynb #508a6705
 def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,
-    with that token ruled out; unablated, and attention and FFN under each replacement. ValueError as `without_copy`."""
+    with that token ruled out; unablated, and attention and FFN under each replacement (a control for §4.1, App. B).
+
+    ValueError as `without_copy`."""
     c, out = checked(params, c, seeds), []
     t = get_task(c.task)
     todo = [("none", "none")] + [(s, e) for s in MAIN_SITES if s in sites(c) for e in edits]

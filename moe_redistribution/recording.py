@@ -283,6 +283,7 @@ def costs(names=HEADLINE4, instruments=None) -> pd.DataFrame:
             out.setdefault(i, {})[name] = time.process_time() - began
     return pd.DataFrame(out).T.assign(total=lambda f: f.sum(1))
 
+# %% ../nbs/2_instruments/201_recording.ipynb #5e817294
 def within(table) -> list:
     "A line for each of `LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is too much."
     out = []

@@ -94,9 +94,9 @@ def as_in(params, other) -> dict:
 
 # %% ../nbs/2_instruments/151_rerouting.ipynb #197ba48b
 def gradients(params, c, tokens=None, targets=None) -> dict:
-    """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router.
+    """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both §2).
 
-    On `tokens` (b, t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
+    Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens` (b, t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
     c = routed(params, c)
     t, out = get_task(c.task), []
     if tokens is None: tokens, targets = (x[shuffled(len(t))[:256]] for x in (t.tokens, t.targets))
@@ -137,7 +137,7 @@ def _edit_rows(params, c, t, put):
 
 # %% ../nbs/2_instruments/151_rerouting.ipynb #2c5b0dd4
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
-    """Rows of a routed population (s = len(seeds)): drop and gradient_*. ValueError for a dense model.
+    """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*. ValueError for a dense model.
 
     drop is the fall in accuracy by label, over the positions that have one: unit E0… or `dominant` replaced by zero or
     mean (site expert_out), or other routes (site gates)."""

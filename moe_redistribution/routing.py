@@ -32,7 +32,9 @@ def routed(params, c, seeds=None):
                          "fix: look at `trace(...)['L0.router_probs']`, layer by layer")
     return checked(params, c, seeds)
 
-def each_seed(params): return [{n: v[i:i + 1] for n, v in params.items()} for i in range(len(params["W_E"]))]
+def each_seed(params):
+    "A population as a list of populations of one."
+    return [{n: v[i:i + 1] for n, v in params.items()} for i in range(len(params["W_E"]))]
 
 # %% ../nbs/2_instruments/15_routing.ipynb #8744894b
 @torch.no_grad()
@@ -114,7 +116,9 @@ def known(t) -> dict:
     return {"at": at, "position": code(position), "token": code(token), "position_token": code(position, token),
             by: label, f"position_token_{by}": code(position, token, label)}
 
-def size(codes): return int(codes.max()) + 1
+def size(codes):
+    "How many codes there are, if they are integers from 0."
+    return int(codes.max()) + 1
 
 # %% ../nbs/2_instruments/15_routing.ipynb #35406b4b
 def tables(chosen, t, n_experts):
@@ -177,7 +181,7 @@ def _known_rows(chosen, t, c, put, draws):
         put(f"explained_{name}", explained(found[name]))
         put(f"explained_{name}", _mean(explained(floor)), edit="shuffled")
         if name == by:
-            for norm in ("min", "arithmetic"): put(f"nmi_{norm}", _mean(nmi(floor, norm)), edit="shuffled")
+            for norm in NORMS: put(f"nmi_{norm}", _mean(nmi(floor, norm)), edit="shuffled")
     for i, n in enumerate(n for n in np.unique(labels(t, by)) if n):
         share, asked = fractions(found[by])[:, i], int(found[by][0, i].sum())
         for e in range(c.n_experts):
@@ -204,7 +208,9 @@ def _load_rows(params, chosen, t, c, put):
 
 # %% ../nbs/2_instruments/15_routing.ipynb #879ac4a8
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
-    """Rows of a routed population (s = len(seeds)); `draws`: shuffled tables for floors. ValueError for a dense model.
+    """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.
+
+    ValueError for a dense model, and for parameters or seeds that do not fit.
 
     nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1).
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""

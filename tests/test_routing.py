@@ -282,6 +282,12 @@ def test_another_task_is_split_by_its_own_label():
     assert n == {"all": [113 * 113], "wraps=True": [113 * 112 // 2], "wraps=False": [113 * 114 // 2]}     # a + b ≥ 113 or not
 
 
+def test_every_normalisation_has_its_floor():
+    table = routing.routing_rows(population(VARIANTS["moe"], 1), VARIANTS["moe"], [1], draws=2)
+    nmis = table[table["metric"].str.startswith("nmi_")].pivot(index="metric", columns="edit", values="value")
+    assert set(nmis.index) == {f"nmi_{n}" for n in routing.NORMS} and not nmis.isna().any(axis=None)
+
+
 def test_rows_say_over_how_many_places_they_count():
     name = VARIANTS["moe"]
     table = routing.routing_rows(population(name, 1), name, [1], draws=2)
