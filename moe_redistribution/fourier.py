@@ -121,22 +121,6 @@ def key_frequencies(share, keep=.9) -> list:
     return [sorted((order[sure < keep] + 1).tolist()) for order, sure in zip(f, before)]
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #2c62638a
-@torch.no_grad()
-def _keeping(params, c, n, weight):
-    "The function m → accuracy (s,) with only the m heaviest neurons."
-    if (c := condition(c)).task != "modadd":
-        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: it has several answers; "
-                         "fix: use ablation_rows")
-    right = get_task("modadd").targets[:, 0].to(weight.device)
-    order = weight.argsort(-1, descending=True)
-    x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
-    x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
-    down = params["W_down"][:, 0].flatten(1, 2)
-    down = down.gather(1, order[..., None].expand_as(down))
-    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down                  # the FFN at its mean, and what went in
-    said = lambda m: unembed(params, (base + x[..., :m] @ down[:, :m])[:, :, None], c)[:, :, 0].argmax(-1)
-    return lambda m: (said(m) == right).double().mean(1)
-
 def kept_accuracy(params, c, n, weight, ms):
     """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s, len(ms)).
 
@@ -155,6 +139,23 @@ def enough(params, c, n, weight, goal=.99) -> float:
         m = (low + high) // 2
         low, high = (low, m) if accuracy(m) >= goal else (m, high)
     return float(high)
+
+# %% ../nbs/2_instruments/172_fourier.ipynb #4a5bad41
+@torch.no_grad()
+def _keeping(params, c, n, weight):
+    "The function m → accuracy (s,) with only the m heaviest neurons."
+    if (c := condition(c)).task != "modadd":
+        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: it has several answers; "
+                         "fix: use ablation_rows")
+    right = get_task("modadd").targets[:, 0].to(weight.device)
+    order = weight.argsort(-1, descending=True)
+    x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
+    x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
+    down = params["W_down"][:, 0].flatten(1, 2)
+    down = down.gather(1, order[..., None].expand_as(down))
+    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down                  # the FFN at its mean, and what went in
+    said = lambda m: unembed(params, (base + x[..., :m] @ down[:, :m])[:, :, None], c)[:, :, 0].argmax(-1)
+    return lambda m: (said(m) == right).double().mean(1)
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #21a558b2
 def principal(h, groups, k=10):

@@ -24,18 +24,6 @@ from .probes import Setting, descend, part, probe, shuffle
 D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: token, position, x, y, bag, logits
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
-def _blank(c, width):
-    "Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other layers."
-    c = condition(c)
-    plain = c.task == "hist" and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
-    if not plain or c.d_model != 128 or c.d_mlp < width:
-        raise ValueError(f"counter: expected a dense one-layer hist condition with relu, without norm, of d_model 128 and "
-                         f"width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
-    p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
-    for i in range(ALPHABET): p["W_E"][0, i, D["T"] + i] = 1
-    for i in range(LENGTH): p["W_pos"][0, i, D["P"] + i] = p["W_U"][0, D["SAYS"] + i, i] = 1
-    return p
-
 def count_by_attention(c="hist/ffn-h40-relu") -> dict:
     """Exact on counts 1–9: two heads with position 0 as sink hold the count. Raises ValueError for any other layer than a
     dense ReLU FFN of width 33 or more."""
@@ -55,6 +43,18 @@ def count_by_attention(c="hist/ffn-h40-relu") -> dict:
     return p
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #b2ba3612
+def _blank(c, width):
+    "Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other layers."
+    c = condition(c)
+    plain = c.task == "hist" and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
+    if not plain or c.d_model != 128 or c.d_mlp < width:
+        raise ValueError(f"counter: expected a dense one-layer hist condition with relu, without norm, of d_model 128 and "
+                         f"width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
+    p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
+    for i in range(ALPHABET): p["W_E"][0, i, D["T"] + i] = 1
+    for i in range(LENGTH): p["W_pos"][0, i, D["P"] + i] = p["W_U"][0, D["SAYS"] + i, i] = 1
+    return p
+
 def _votes(j):
     "What 'the count is at most j + 1' adds to the logits: against every larger count."
     return torch.zeros(128).index_fill(0, torch.arange(D["SAYS"] + j + 1, D["SAYS"] + LENGTH), -20)
@@ -124,12 +124,6 @@ def _clean(x, y, sequence, steps):
     found = probe(x, y, sequence, steps=steps or 80, by_class=True)
     few = {m: found[m].reshape(1, -1)[:, 0] for m in ("accuracy", "control", "majority")}
     return few | {"by_count": found["by_class"], "control_by_count": found["by_class_control"]}
-
-def _held_out():
-    "Number of held-out labels of each count from 0 on, and of shuffled ones: the examples behind the numbers by count."
-    y, sequence = counts(get_task("hist").tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)
-    each = {"by_count": y, "control_by_count": shuffle(y[None], torch.zeros_like(y))[0]}
-    return {name: v[~part(sequence)].bincount(minlength=LENGTH + 1) for name, v in each.items()}
 
 def _as_printed(x, y, sequence, steps):
     fit = sequence < .7 * (sequence[-1] + 1)
@@ -204,3 +198,10 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
         out += [rows(v, seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
                      n_examples=int(strata(t)[f"count={k}"].sum()), **labels) for k, v in enumerate(each.T, 1)]
     return tidy(out)
+
+# %% ../nbs/2_instruments/175_histogram.ipynb #adf9c60d
+def _held_out():
+    "Number of held-out labels of each count from 0 on, and of shuffled ones: the examples behind the numbers by count."
+    y, sequence = counts(get_task("hist").tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)
+    each = {"by_count": y, "control_by_count": shuffle(y[None], torch.zeros_like(y))[0]}
+    return {name: v[~part(sequence)].bincount(minlength=LENGTH + 1) for name, v in each.items()}

@@ -88,6 +88,7 @@ def histogram_of(params, c, seeds, rule, **labels):
     "The same for the histogram task."
     return histogram_rows(params, c, seeds, PROTOCOLS if at_first(c, rule) else ("audited",), rule=rule, **labels)
 
+# %% ../nbs/2_instruments/201_recording.ipynb #91e569a1
 INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS)),
                "copying": Instrument(copying_rows, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired")),
                "attribution": Instrument(attribution_rows, lambda c: c.n_layers == 1),
