@@ -96,10 +96,9 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
 
     `groups` (n,): rows that must not be parted; `places` (n,): where labels are shuffled and a majority taken.
     Returns name → (*population, k), or (*population) for one set: accuracy, balanced, their control and balanced_control
-    with shuffled labels, selectivity, and on the fitted rows fitted; majority (k,). In setting `code` all rows are fitted
-    on and scored. `steps`: other than the setting's; `by_class` adds by_class and by_class_control (*population,
-    classes) for one set of labels. Raises ValueError for shapes that do not fit, activations that are not finite, and
-    labels of which there is only one."""
+    with shuffled labels, selectivity, fitted on the fitted rows; majority (k,); for one set, if `by_class`, by_class and
+    by_class_control (*population, classes). In setting `code` all rows are fitted on and scored. `steps`: other than the
+    setting's. Raises ValueError for shapes that do not fit, activations not finite, and labels of one kind only."""
     how, one = SETTINGS[choose("setting", setting, list(SETTINGS))], np.ndim(targets) == 1
     y = _check(features, targets)
     n, population = features.shape[-2], features.shape[:-2]
@@ -107,17 +106,16 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     fit = part(groups, seed) if how.split else torch.ones(n, dtype=torch.bool)
     score = ~fit if how.split else fit
     every = torch.cat([y, shuffle(y, places, seed)])
-    said = _answers(features, every, fit, how, seed, steps)
-    right = (said == every.T).float().unflatten(2, (2, -1))                       # population, n, (real, shuffled), k
+    right = (_answers(features, every, fit, how, seed, steps) == every.T).float().unflatten(2, (2, -1))   # real, shuffled
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
            "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}
     out["selectivity"] = out["accuracy"] - out["control"]
     out = {k: v.reshape(*population, -1) for k, v in out.items()} | {"majority": lookup(places, y, fit, score)}
     out = {k: v[..., 0] for k, v in out.items()} if one else out
-    if not by_class: return out
-    each = lambda i: _each(right[:, score, i, 0], every[i, score], y[0].unique()).reshape(*population, -1)
-    return out | {"by_class": each(0), "by_class_control": each(1)}
+    for i, name in enumerate(("by_class", "by_class_control") if by_class else ()):
+        out[name] = _each(right[:, score, i, 0], every[i, score], y[0].unique()).reshape(*population, -1)
+    return out
 
 # %% ../nbs/2_instruments/171_probes.ipynb #b86d2492
 def _answers(features, every, fit, how, seed, steps):
