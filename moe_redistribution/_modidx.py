@@ -1060,6 +1060,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'moe_redistribution/results.py'),
                                             'moe_redistribution.results.fingerprint': ( '2_instruments/results.html#fingerprint',
                                                                                         'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.generalised': ( '2_instruments/results.html#generalised',
+                                                                                        'moe_redistribution/results.py'),
                                             'moe_redistribution.results.missing_runs': ( '2_instruments/results.html#missing_runs',
                                                                                          'moe_redistribution/results.py'),
                                             'moe_redistribution.results.needs': ( '2_instruments/results.html#needs',

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'recorded_history', 'far_enough',
-           'progress', 'unrecorded', 'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs', 'standing',
-           'comparison']
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'generalised', 'recorded_history',
+           'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs',
+           'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -74,6 +74,13 @@ def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `recording.run_frame` gives them."
     paths = sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))
     return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
+
+def generalised(rows, root=None) -> pd.DataFrame:
+    "Rows but those of runs of modular addition that never got above 99 %: without a rule, nothing can be said of where it is."
+    runs = recorded_runs(root).query("condition.str.startswith('modadd/')")
+    never = runs[~runs["first99_reached"].astype(bool)]
+    keys = ["condition", "stream", "seed"]
+    return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(never[keys]))]
 
 def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."
