@@ -1040,6 +1040,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                          'moe_redistribution/rerouting.py'),
                                               'moe_redistribution.rerouting.rerouting_rows': ( '2_instruments/rerouting.html#rerouting_rows',
                                                                                                'moe_redistribution/rerouting.py'),
+                                              'moe_redistribution.rerouting.routes_held': ( '2_instruments/rerouting.html#routes_held',
+                                                                                            'moe_redistribution/rerouting.py'),
                                               'moe_redistribution.rerouting.swapped': ( '2_instruments/rerouting.html#swapped',
                                                                                         'moe_redistribution/rerouting.py'),
                                               'moe_redistribution.rerouting.tabled': ( '2_instruments/rerouting.html#tabled',

@@ -14,7 +14,7 @@ from moe_redistribution.ablation import replacing, shuffled
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward, init, loss, predict
 from moe_redistribution.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.rerouting import (answers, as_in, cells, drops, gradients, permuted, swapped, tabled, uniform)
+from moe_redistribution.rerouting import (answers, as_in, cells, drops, gradients, permuted, routes_held, swapped, tabled, uniform)
 from moe_redistribution.routing import crosstab, explained, information, nmi, redrawn, routes, saturation, tables
 from moe_redistribution.tasks import get_task, labels
 from moe_redistribution.trace import ROW_COLUMNS, trace
@@ -209,6 +209,20 @@ def test_exchanged_gates_are_exchanged_experts(name):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@each_variant
+def test_held_routes_are_those_of_the_run_as_it_is_whatever_attention_says(name):
+    "Gates of each seed written in by hand; without an edit nothing changes, and with one the free router would choose others."
+    params = {n: 3 * v if n == "W_router" else v for n, v in population(name).items()}
+    blind = {"attn_out": lambda x: 8 * x.roll(1, 1)}
+    for i in range(len(params["W_E"])):
+        one = {n: v[i:i + 1] for n, v in params.items()}
+        forward(one, ADD7.tokens, name, sink=(sink := {}), read_only=True)
+        want = forward(one, ADD7.tokens, name, blind | {"gates": lambda g: sink["gates"]}, read_only=True).argmax(-1)
+        assert torch.equal(routes_held(params, name, blind)[i], want[0])
+    assert torch.equal(routes_held(params, name, {}), predict(params, name))
+    assert not torch.equal(routes_held(params, name, blind), predict(params, name, blind))
+
+
 def test_another_router_reads_the_models_own_stream():
     name = VARIANTS["moe"]
     params, other = population(name), population(name, 4)
@@ -324,6 +338,7 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice, got 1 and 2"),
     (lambda: permuted([1, 2, 3]), "each expert once"),
     (lambda: answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]), "expected one of gates, expert_out.*`predict`"),
+    (lambda: routes_held(PLANTED, BY_EXPERTS, permuted([1, 0, 2, 3])), "leave the gates alone"),
     (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\), got \(2, 1, 64, 2"),
     (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7))), r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):
