@@ -66,7 +66,7 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
-        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t))
+        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t), split="all")
         row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
         assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7" else .005), (site, "fp16 costs little")
 
