@@ -14,7 +14,7 @@ import pandas as pd
 from .tasks import choose, get_task, nulls
 from .conditions import condition
 from .registry import expected_seconds, expected_steps
-from .paper import paper_values, claims, seed_list, refuse
+from .paper import paper_values, claims, paper_items, seed_list, refuse
 from .evidence import TINY, interval, welch, paired_permutation, holm, outcome, tost, verdict
 
 # %% ../nbs/2_instruments/181_answers.ipynb #bb0d64b1
@@ -127,7 +127,7 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     `rule`, `seeds` and `stream` override the claim's; rows of several instruments have a column that names them.
     `paper_std` is ddof 0 as printed, `ours_std` ddof 1. Raises ValueError on rows that do not fit."""
     paper, bridge = paper_values(), claims()
-    choose("item", item, sorted(i for i in set(bridge["item"]) if not i.startswith("contrast")), "add its ids to data/claims.csv")
+    choose("item", item, paper_items(bridge), "add its ids to data/claims.csv")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
     mine = {c.id: c for c in bridge.itertuples(index=False)}
     rows = _by_condition(rows)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'CLAIM_COLUMNS', 'AGGREGATES', 'refuse', 'paper_values', 'seed_list',
-           'claims']
+           'claims', 'paper_items']
 
 # %% ../nbs/1_setting/08_paper.ipynb #2e5b2802
 import hashlib
@@ -78,3 +78,8 @@ def claims(path=None):
     if fits.all(): return df
     refuse("claims.csv", "known ids, their units, n = number of seeds, known aggregates and protocols",
             "other values at " + ", ".join(df["id"][~fits]), "the committed file", "correct these rows")
+
+def paper_items(bridge=None) -> list:
+    "Tables, figures and sections of the paper whose numbers have a line in the bridge."
+    items = (claims() if bridge is None else bridge)["item"].unique()
+    return sorted(i for i in items if not i.startswith("contrast"))

@@ -19,6 +19,7 @@ from .tasks import get_task
 from .data import split, STREAMS
 from .conditions import condition, RECIPES, SEEDS, TABLE1, FIGURE1
 from .store import Store, seal, unseal
+from .paper import paper_items
 from .models import init
 from .registry import conditions_for
 from .trace import tidy, ROW_COLUMNS
@@ -40,7 +41,7 @@ from .histogram import PROTOCOLS, histogram_rows
 from .grokking import grokking_rows, progress
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
-                                        page_rows, recorded_checkpoints, right_answers)
+                                        item_rows, page_rows, recorded_checkpoints, right_answers)
 from .ledger import ledger
 
 # %% ../nbs/2_instruments/201_recording.ipynb #50979f6f
@@ -238,12 +239,12 @@ def record(store=None, root=None, say=print) -> list:
         if done := record_runs(store, root, name):
             say(f"{name}: {', '.join(p.relative_to(root / 'results').parts[-3] for p in done)}")
             written += done
-    for page, need in PAGES.items():
+    for page in PAGES:
         rows = page_rows(page, root)
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
-        for item in need.items.split():
-            written.append(root / f"results/paper/{item}.csv")
-            write_frame(comparison(rows, item), written[-1])
+    for item in paper_items():
+        written.append(root / f"results/paper/{item}.csv")
+        write_frame(comparison(item_rows(item, root), item), written[-1])
     written.append(root / "results/ledger.csv")
     write_frame(ledger(root=root), written[-1])
     return written + record_checkpoints(store, root)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
            'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'generalised', 'recorded_history',
-           'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'needs', 'rows_of', 'page_rows', 'missing_runs',
-           'standing', 'comparison']
+           'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of', 'page_rows',
+           'item_rows', 'missing_runs', 'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -163,7 +163,7 @@ PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying"
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 
 def run_rows(runs) -> pd.DataFrame:
-    "When finished runs reached each checkpoint rule, as rows: `reached` (0 or 1), and its `epoch` or step, nan if not."
+    "What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), and the `epoch` if so."
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
     done = runs[(runs["settled"] | whole) & runs["failed"].isna()]
     out = [NO_ROWS]
@@ -171,17 +171,21 @@ def run_rows(runs) -> pd.DataFrame:
         for rule in TASK_RULES[condition(name).task]:
             where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule, step=mine[f"{rule}_step"].to_numpy())
             hit = mine[f"{rule}_reached"].astype(float)
+            out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))
             out.append(make_rows(hit, mine["seed"], metric="reached", **where))
             out.append(make_rows(mine[f"{rule}_step"].where(hit > 0), mine["seed"], metric="epoch", **where))
     return tidy(out)
 
 # %% ../nbs/2_instruments/20_results.ipynb #ededa794
+def asked(*items) -> list:
+    "(instrument, condition) pairs that the claims about some items of the paper read."
+    wanted = [c for c in claims().itertuples() if c.item in items and c.aggregate not in ("none", "null")]
+    return list(dict.fromkeys((c.instrument, n) for c in wanted for n in f"{c.condition} {c.versus}".split()))
+
 def needs(page, more=True) -> list:
     "(instrument, condition) pairs behind a page: those of its claims, and with `more` of its own list."
     page = PAGES[choose("page", page, list(PAGES))]
-    wanted = [c for c in claims().itertuples() if c.item in page.items.split() and c.aggregate not in ("none", "null")]
-    pairs = [(c.instrument, n) for c in wanted for n in f"{c.condition} {c.versus}".split()]
-    return list(dict.fromkeys(pairs + [(i, n) for i, names in page.more for n in names if more]))
+    return list(dict.fromkeys(asked(*page.items.split()) + [(i, n) for i, names in page.more for n in names if more]))
 
 # %% ../nbs/2_instruments/20_results.ipynb #c7b71556
 def rows_of(instrument, name, root=None):
@@ -191,13 +195,20 @@ def rows_of(instrument, name, root=None):
     if not path.exists(): return None
     return run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
 
+def _gather(pairs, streams, root):
+    found = []
+    for instrument, name in pairs:
+        if (got := rows_of(instrument, name, root)) is None: continue
+        found.append(tidy([got[got["stream"].isin(streams)]]).assign(instrument=instrument))
+    return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
+
 def page_rows(page, root=None) -> pd.DataFrame:
     "Every recorded row behind a page, with the instrument that measured it; those of missing runs are left out."
-    found = []
-    for instrument, name in needs(page):
-        if (got := rows_of(instrument, name, root)) is None: continue
-        found.append(tidy([got[got["stream"].isin(PAGES[page].streams)]]).assign(instrument=instrument))
-    return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
+    return _gather(needs(page), PAGES[page].streams, root)
+
+def item_rows(item, root=None) -> pd.DataFrame:
+    "The same behind one table or figure of the paper."
+    return _gather(asked(item), Page.streams, root)
 
 # %% ../nbs/2_instruments/20_results.ipynb #adc57517
 def missing_runs(page) -> pd.DataFrame:
