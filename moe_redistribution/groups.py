@@ -82,7 +82,9 @@ def group_path(store, c, seeds, stream):
 
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
-    return run is not None and (run.failed or run.step >= steps or (until == "selected" and run.manifest["settled"]))
+    if run is None or run.failed or run.step >= steps: return run is not None
+    first = next(iter(run.manifest["rules"].values()))
+    return until != "full" and run.manifest["settled"] or until == "first" and first["reached"]
 
 def gather_members(store, c, seeds, stream, until, steps, device):
     "Members still to be trained: from the group's state, what shorter schedules left, or step 0; None if all is done."

@@ -212,9 +212,9 @@ def expected_seconds(c, seed_steps:float) -> float:
 TYPICAL_STEPS = {"add7": 700, "modadd": 20_000, "hist": 1_000}    # until every checkpoint rule is settled, on average
 
 def expected_steps(c, until:str) -> int:
-    "Steps that one seed of a condition is expected to train `until` (\"selected\" or \"full\")."
+    "Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end (`full`)."
     c, whole = condition(c), RECIPES[condition(c).task]["steps"]
-    if choose("until", until, ("selected", "full")) == "full": return whole
+    if choose("until", until, ("first", "selected", "full")) == "full": return whole
     slower = min(1, c.ffn_lr or 1) ** -0.75            # a quarter of the rate takes not four times the steps but three
     return min(whole, round(TYPICAL_STEPS.get(c.task, whole) * slower))
 
@@ -227,7 +227,7 @@ class Order:
     condition: str
     seeds: tuple
     stream: str              # "authors", "paired" or "crossed"
-    until: str               # "selected": every checkpoint rule is settled; "full": the whole schedule
+    until: str               # "first", "selected": the task's first checkpoint rule, or each of them, is settled; "full": the whole schedule
     group_size: int          # seeds trained together
     @property
     def steps(self): return len(self.seeds) * expected_steps(self.condition, self.until)

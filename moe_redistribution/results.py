@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 import hashlib
 
+import numpy as np
 import pandas as pd
 import torch
 import moe_redistribution
@@ -90,11 +91,13 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 
 # %% ../nbs/2_instruments/20_results.ipynb #ee52d955
 def far_enough(runs=None) -> dict:
-    "Seeds recorded as far as `full` and `selected` orders ask: until → (condition, stream) → set of seeds."
+    "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
     ended, at = whole | runs["failed"].notna(), ["condition", "stream"]
-    masks = dict(full=ended, selected=ended | runs["settled"])
+    own_rule = runs["condition"].map(lambda n: f"{TASK_RULES[condition(n).task][0]}_reached")
+    first = np.array([row[rule] is True for row, rule in zip(runs.to_dict("records"), own_rule)])
+    masks = dict(full=ended, selected=ended | runs["settled"], first=ended | first)
     return {until: runs[m].groupby(at)["seed"].apply(set).to_dict() for until, m in masks.items()}
 
 def progress(*items, runs=None) -> dict:
@@ -165,10 +168,10 @@ NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 def run_rows(runs) -> pd.DataFrame:
     "What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), and the `epoch` if so."
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
-    done = runs[(runs["settled"] | whole) & runs["failed"].isna()]
     out = [NO_ROWS]
-    for name, mine in done.groupby("condition"):
+    for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
+            mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
             where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule, step=mine[f"{rule}_step"].to_numpy())
             hit = mine[f"{rule}_reached"].astype(float)
             out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))
@@ -213,12 +216,12 @@ def item_rows(item, root=None) -> pd.DataFrame:
 # %% ../nbs/2_instruments/20_results.ipynb #adc57517
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
-    have, out = far_enough()["selected"], []
+    have, out = far_enough()["first"], []
     drawn = [n for item in PAGES[page].figures.split() for n in conditions_for(item)]
     for n in dict.fromkeys([n for instrument, n in needs(page, more=False) if instrument != "facts"] + drawn):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
         if not seeds: continue
-        hours = expected_seconds(n, len(seeds) * expected_steps(n, "selected")) / 3600
+        hours = expected_seconds(n, len(seeds) * expected_steps(n, "first")) / 3600
         out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
@@ -230,7 +233,7 @@ def standing(page, rows) -> str:
     text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." * bool(len(rows))
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, about {left['hours'].sum():.0f} core-hours: "
-                   f"`moe-redistribution train {' '.join(left['condition'])} --until selected`.")
+                   f"`moe-redistribution train {' '.join(left['condition'])} --until first`.")
 
 # %% ../nbs/2_instruments/20_results.ipynb #d8346418
 def comparison(rows, item) -> pd.DataFrame:

@@ -172,11 +172,14 @@ def held_scores(members, params, correct) -> dict:
     return {"test": digits(predict(params, members.c, tokens=tokens) == targets, t)}
 
 # %% ../nbs/1_setting/06_training.ipynb #ec07cd66
-UNTIL = ("selected", "full")
+UNTIL = ("first", "selected", "full")
 
-def settled(members:Members): return torch.stack([reached(r, b["value"]) for r, b in members.best.items()]).all(0)
+def settled(members:Members, until="selected"):
+    "Which members have reached the threshold of every rule (s,), or with `until` `first` of the task's first one."
+    every = [reached(r, b["value"]) for r, b in members.best.items()]
+    return every[0] if until == "first" else torch.stack(every).all(0)
 
 def leaving(members:Members, until:str, steps:int):
-    "Which members are done (s,): failed, at the end of the schedule, or with all rules settled."
+    "Which members are done (s,): failed, at the end of the schedule, or `settled`, unless they train the `full` schedule."
     done = (members.failed > 0) | (members.step >= steps)
-    return done | settled(members) if until == "selected" else done
+    return done if until == "full" else done | settled(members, until)
