@@ -24,13 +24,13 @@ from .training import (Members, fresh, unflatten, rules, reached, settled, leavi
 
 # %% ../nbs/1_setting/07_groups.ipynb #1492e2d1
 def to_run(members:Members, i:int, steps:int, group:list) -> Run:
-    "Member `i` as a `Run`: weights of every rule that saw an improvement, and `final` if the schedule is complete."
+    "Member `i` as a `Run`: weights of every rule that more training cannot change, and `final` if the schedule is complete."
     c, row = members.c, lambda flat: {n: v[0].clone() for n, v in unflatten(flat[i:i + 1], members.c).items()}
     at, bad = int(members.step[i]), int(members.failed[i])
-    weights = {r: row(b["w"]) for r, b in members.best.items() if b["step"][i] > 0}
-    if at >= steps and not bad: weights["final"] = row(members.w)
     chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(reached(r, b["value"][i])))
               for r, b in members.best.items()}
+    weights = {r: row(members.best[r]["w"]) for r, x in chosen.items() if x["step"] and (x["reached"] or bad or at >= steps)}
+    if at >= steps and not bad: weights["final"] = row(members.w)
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
                     step=at, settled=bool(settled(members)[i]), failed=bad or None, rules=chosen, group=group,
                     cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device))

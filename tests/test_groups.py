@@ -276,6 +276,23 @@ def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     assert run.history["exact"].iloc[-1] == 1 and (run.history["exact"].iloc[:-1] < 1).all()
 
 
+def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_goes_on_from_there(tmp_path, monkeypatch):
+    "Above 99 % from step 20 on and never right on all pairs: what is best so far is not yet the best."
+    exact, name = groups.evaluate, "modadd/ffn-h16-gelu+d32"
+    def nearly(members, *args):
+        scores = exact(members, *args)
+        return scores | {"test": torch.where(members.step >= 20, .991 + members.step / 1e5, scores["test"])}
+    monkeypatch.setattr(groups, "evaluate", nearly)
+    monkeypatch.setitem(RECIPES["modadd"], "eval_every", 10)
+    train = lambda root, until: train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
+    early = train("continued", "first")
+    assert early["step"] == 20 and early["rules"]["first99"] == dict(step=20, value=pytest.approx(.9912), reached=True)
+    assert not early["settled"] and set(Store(tmp_path / "continued").load(name, 1).weights) == {"first99"}
+    assert train("continued", "first") == early, "nothing is left to do"
+    assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
+    assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
+
+
 # --------------------------------------------------------------------------------------------------- NaN, bad input
 
 def poison(seed_row):
