@@ -12,7 +12,7 @@ import torch
 from .tasks import choose, get_task, labels
 from .conditions import condition
 from .models import ffn_half, gates, layer, rms_norm, unembed
-from .engine import dispatch
+from .experts import dispatch
 from .trace import trace, parts, checked, rows, tidy
 
 # %% ../nbs/2_instruments/13_patching.ipynb #614ef3a1

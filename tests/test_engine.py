@@ -6,9 +6,10 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution import engine, models
+from moe_redistribution import engine, experts, models
 from moe_redistribution.conditions import condition
-from moe_redistribution.engine import dispatch, fast_loss, flops
+from moe_redistribution.engine import fast_loss, flops
+from moe_redistribution.experts import dispatch
 from moe_redistribution.models import ffn_shapes, init
 from moe_redistribution.tasks import get_task
 
@@ -122,12 +123,28 @@ def test_sorted_dispatch_is_dense_dispatch(routing, variant):
         out = f(p, x, chosen, weight, c)
         return out, *torch.autograd.grad(out, [x, *p.values()] + [weight] * weighted, out_grad)
     expected = outcome(every_expert)
-    for way in (engine.packed, engine.everywhere):                                  # on a CPU, on a GPU
+    for way in (experts.packed, experts.everywhere):                                  # on a CPU, on a GPU
         for a, b in zip(outcome(partial(dispatch, way=way)), expected):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("way", [engine.packed, engine.everywhere])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("library", ["oneDNN", "MKL"])
+def test_a_dense_layer_is_the_product_and_its_gradient_whatever_library_multiplies(library, bias, monkeypatch):
+    "Strided inputs and outputs too; in double precision, where there is one library only, to 1e-12."
+    if library == "MKL": monkeypatch.setattr(experts, "ONEDNN", None)
+    for dtype, near in ((torch.float32, 2e-4), (torch.float64, 1e-12)):
+        g = torch.Generator().manual_seed(1)
+        leaf = lambda *shape: torch.randn(shape, generator=g).to(dtype).requires_grad_()
+        w, b, wide, back = leaf(24, 40), leaf(40) if bias else None, leaf(24, 500), torch.randn(40, 500, generator=g).to(dtype)
+        x, leaves = wide.T, [wide, w] + [b] * bias
+        got, want = experts.Dense.apply(x, w, b), x @ w + (b if bias else 0)
+        torch.testing.assert_close(got, want, rtol=0, atol=near)
+        for mine, theirs in zip(*(torch.autograd.grad(y, leaves, back.T) for y in (got, want))):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=10 * near)
+
+
+@pytest.mark.parametrize("way", [experts.packed, experts.everywhere])
 @pytest.mark.parametrize("sick", [0, 1, 2])
 def test_dispatch_keeps_a_nan_in_its_seed(sick, way):
     c, g = condition("add7/moe-e4k1-h12-silu+d16"), torch.Generator().manual_seed(3)
