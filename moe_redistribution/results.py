@@ -146,7 +146,11 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
                              ("ablation", (TABLE1["MoE-GLU"],)))),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
-         "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7)))}
+         "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
+         "9e_routing": Page("appE appE.1 fig19_caption fig19_left fig19_right fig20", (
+             *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
+             ("routing", tuple(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))),
+             ("ablation", tuple(f"add7/moe_glu-e4k1-h168-{s}" for s in ("silu", "gelu")))), ("authors",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
 PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
