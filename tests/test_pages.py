@@ -61,6 +61,7 @@ def silent(compared): return [line.id for line in compared.itertuples() if not (
 
 def quick(rows):
     "The same rows, faster to select from: text as categories."
+    rows = rows.astype({"value": float})                 # an object where rows of runs are among them
     texts = [c for c in rows if not pd.api.types.is_numeric_dtype(rows[c])]
     return rows.assign(**{c: rows[c].astype("category") for c in texts})
 
