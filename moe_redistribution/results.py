@@ -133,6 +133,9 @@ _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
+_BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
+_SWAPPED = tuple(n.replace("silu", a) for n in _BOTH for a in ("silu", "gelu"))
+_ROUTES7 = tuple(n for n in _SWAPPED[:12] if "moe" in n)
 
 # %% ../nbs/2_instruments/20_results.ipynb #d08a2f9c
 PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
@@ -154,7 +157,9 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
          "9g_controls": Page("tab7 tab8 tab9 appG.5 appG.6 fig23_caption fig23b fig24_caption fig24_right", tuple(
              (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
                  + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256") for o in ("", "+freeze_attn", "+freeze_ffn")))
-             for i in ("ablation", "copying", "runs", "speed")), ("authors", "none"))}
+             for i in ("ablation", "copying", "runs", "speed")), ("authors", "none")),
+         "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
+                             ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired"))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
 PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
