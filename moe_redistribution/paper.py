@@ -79,6 +79,7 @@ def claims(path=None):
     refuse("claims.csv", "known ids, their units, n = number of seeds, known aggregates and protocols",
             "other values at " + ", ".join(df["id"][~fits]), "the committed file", "correct these rows")
 
+# %% ../nbs/1_setting/08_paper.ipynb #c78af78d
 def paper_items(bridge=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
     items = (claims() if bridge is None else bridge)["item"].unique()

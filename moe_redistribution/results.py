@@ -181,7 +181,7 @@ NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 def run_rows(runs) -> pd.DataFrame:
     "What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), and the `epoch` if so."
     whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
-    out = [NO_ROWS]
+    out = []
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
             mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
@@ -190,7 +190,7 @@ def run_rows(runs) -> pd.DataFrame:
             out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))
             out.append(make_rows(hit, mine["seed"], metric="reached", **where))
             out.append(make_rows(mine[f"{rule}_step"].where(hit > 0), mine["seed"], metric="epoch", **where))
-    return tidy(out)
+    return tidy(out or [NO_ROWS])
 
 # %% ../nbs/2_instruments/20_results.ipynb #ededa794
 def asked(*items) -> list:
