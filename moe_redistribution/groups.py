@@ -86,6 +86,7 @@ def _answers(run, until, steps):
     first = next(iter(run.manifest["rules"].values()))
     return until != "full" and run.manifest["settled"] or until == "first" and first["reached"]
 
+# %% ../nbs/1_setting/07_groups.ipynb #aedae601
 def gather_members(store, c, seeds, stream, until, steps, device):
     "Members still to be trained: from the group's state, what shorter schedules left, or step 0; None if all is done."
     path, parts = group_path(store, c, seeds, stream), []

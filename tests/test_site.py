@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
 # The house reads from left to right: a room may import the rooms before it and no others.
-ROOMS = ("tasks data paper conditions models engine store training executors registry groups trace planted clocks authors "
+ROOMS = ("tasks data paper conditions models experts engine store training executors registry groups trace planted clocks authors "
          "ablation copying attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
          "evidence answers figures results ledger recording bench cli").split()
 
