@@ -99,6 +99,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
         monkeypatch.setattr(room, "PAGES", {PAGE: results.Page("tab1", (("ablation", (name,)),), ("authors",))})
         monkeypatch.setattr(room, "CANONICAL", [(name, "first256")])
     monkeypatch.setattr(recording, "conditions_for", lambda item: [name])
+    monkeypatch.setattr(recording, "paper_items", lambda: ["tab1"])
     go, both = lambda *a: recording.record(*a, say=lambda text: None), []
     go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):
