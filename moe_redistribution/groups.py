@@ -83,7 +83,7 @@ def group_path(store, c, seeds, stream):
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
-    first = next(iter(run.manifest["rules"].values()))
+    first = run.manifest["rules"][rules(run.condition)[0]]              # a stored manifest has them in the order of their names
     return until != "full" and run.manifest["settled"] or until == "first" and first["reached"]
 
 # %% ../nbs/1_setting/07_groups.ipynb #aedae601

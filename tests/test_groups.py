@@ -288,7 +288,9 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
     early = train("continued", "first")
     assert early["step"] == 20 and early["rules"]["first99"] == dict(step=20, value=pytest.approx(.9912), reached=True)
     assert not early["settled"] and set(Store(tmp_path / "continued").load(name, 1).weights) == {"first99"}
-    assert train("continued", "first") == early, "nothing is left to do"
+    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "first", 50) == [], "nothing is left to do"
+    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "selected", 50) == [1]
+    assert train("continued", "first") == early
     assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
 

@@ -37,7 +37,7 @@ def one_form(output, options, files):
     if "text/markdown" not in data and "image/png" in data:
         name = f"{FILES}/{options['label']}.png"
         files[name] = base64.b64decode(data["image/png"])
-        data["text/markdown"] = f"![{options['fig-alt']}]({name})\n\n*{options['fig-cap']}*"
+        data["text/markdown"] = f"![{options['fig-alt']}]({name})\n\n*{from_root(options['fig-cap'])}*"
     form = next(f for f in ("text/markdown", "text/html", "text/plain") if f in data)
     text = data[form]
     if form == "text/html":  # forges drop or print the style sheet that pandas puts before every table
