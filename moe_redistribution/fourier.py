@@ -233,10 +233,14 @@ def _directions(h, site, groups):
         share = concentration(pcs, protocol)
         yield "pc1_concentration" + end, site, "", share[:, 0]
         yield "pc6_concentration" + end, site, "", share[:, :6].mean(1)
+    share = concentration(pcs, "paper")
+    yield "pc_variance_3", site, "", variance[:, :3].sum(1)
+    yield "pc5_largest_paper", site, "", share[:, :5].amax(1)                         # as Figure 26 has it
+    for k in range(6): yield "pc_concentration_paper", site, f"pc{k + 1}", share[:, k]
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #1f2d2441
 def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
-    """Rows of a population, up to 150 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
+    """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 
     Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for histogram

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RUN', 'COMPONENTS', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whitney', 'two_arms', 'survival_table',
-           'draw_survival', 'definitions', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', 'gini', 'modular',
-           'answers', 'split_losses', 'pair_losses', 'weight_norms', 'embedding_gini', 'growth', 'sum_share',
-           'count_keys', 'neuron_waves', 'progress', 'grokking_rows']
+           'draw_survival', 'definitions', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', 'gini', 'answers',
+           'split_losses', 'pair_losses', 'weight_norms', 'embedding_gini', 'growth', 'sum_share', 'count_keys',
+           'neuron_waves', 'progress', 'grokking_rows']
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #1c2fc3d7
 import math
@@ -20,7 +20,7 @@ from .tasks import P, choose, get_task
 from .data import split
 from .conditions import condition
 from .models import forward
-from .trace import checked, rows, tidy
+from .trace import checked, modular, rows, tidy
 from .fourier import concentration, contribution, group_mean, neurons, spectrum, weighted
 from .training import ATTENTION, EXPERTS, fresh, unflatten
 
@@ -171,13 +171,6 @@ def gini(x):
     return ((2 * rank - n - 1) * x).sum(-1) / (n * x.sum(-1)).clamp(min=1e-300)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #7205319d
-def modular(c, what):
-    "The condition if its task is modular addition, else ValueError."
-    c = condition(c)
-    if c.task != "modadd": raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the "
-                                            "answer a function of a sum on a circle; fix: use a modadd condition")
-    return c
-
 @torch.no_grad()
 def answers(params, c):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."

@@ -75,8 +75,7 @@ def _cells(rows, s):
     if isinstance(s, float): return s, []
     memo = rows.setdefault("memo", {}) if isinstance(rows, dict) else {}      # statements share their cells
     if (spot := tuple(getattr(s._replace(versus="", aggregate=""), c) for c in (*_SPOT, "seeds"))) not in memo:
-        parts = [_by_seed(rows, s._replace(unit=u), s.condition) for u in s.unit.split() or [""]]
-        memo[spot] = pd.concat([f for f, _ in parts], axis=1), [n for _, notes in parts for n in notes]
+        memo[spot] = _by_seed(rows, s, s.condition)
     return memo[spot]
 
 def values(rows, s):

@@ -57,6 +57,7 @@ CLAIM_COLUMNS = """id protocol item instrument stream condition versus metric si
 AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed", "difference": "condition less versus, by seed",
               "ratio": "condition over versus, of their means", "share": "(condition - base) / (whole - base)",
               "lowest": "the cell with the lowest mean", "highest": "the cell with the highest", "sum": "sum over seeds",
+              "median": "median over seeds", "least": "the seed with the least", "most": "the seed with the most",
               "welch_p": "Welch's p between the two", "equivalence": "a registered contrast, by TOST",
               "null": "a predictor that computes nothing", "none": "no number: the note says why"}
 

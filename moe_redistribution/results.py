@@ -106,7 +106,8 @@ def progress(*items, runs=None) -> dict:
     for o in dict.fromkeys(o for i in items for o in orders(i)):
         kind = "" if o.stream == "authors" else "audit_"
         out[kind + "needed"] += len(o.seeds)
-        out[kind + "recorded"] += len(set(o.seeds) & have[o.until].get((o.condition, o.stream), set()))
+        until = "first" if o.stream == "authors" and o.until == "selected" else o.until         # where the paper's tables are read
+        out[kind + "recorded"] += len(set(o.seeds) & have[until].get((o.condition, o.stream), set()))
     return out
 
 def unrecorded(orders, runs=None) -> list:
@@ -179,8 +180,10 @@ PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying"
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 
 def run_rows(runs) -> pd.DataFrame:
-    "What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), and the `epoch` if so."
-    whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
+    """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the `epoch` if so, and
+    `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of survival analysis."""
+    end = runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
+    whole = runs["step"] >= end
     out = []
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
@@ -189,7 +192,8 @@ def run_rows(runs) -> pd.DataFrame:
             hit = mine[f"{rule}_reached"].astype(float)
             out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))
             out.append(make_rows(hit, mine["seed"], metric="reached", **where))
-            out.append(make_rows(mine[f"{rule}_step"].where(hit > 0), mine["seed"], metric="epoch", **where))
+            for metric, other in (("epoch", float("nan")), ("epoch_restricted", end[mine.index])):
+                out.append(make_rows(mine[f"{rule}_step"].where(hit > 0, other), mine["seed"], metric=metric, **where))
     return tidy(out or [NO_ROWS])
 
 # %% ../nbs/2_instruments/20_results.ipynb #ededa794

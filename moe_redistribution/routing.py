@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMS', 'routed', 'each_seed', 'routes', 'entropy', 'loads', 'effective', 'coactivation', 'crosstab', 'information',
            'given', 'nmi', 'explained', 'known', 'size', 'tables', 'redrawn', 'iid_tables', 'fractions', 'overlap',
-           'saturation', 'routing_rows']
+           'saturation', 'inputs', 'routing_rows']
 
 # %% ../nbs/2_instruments/15_routing.ipynb #f5a30575
 import math
@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from einops import einsum
 from scipy.stats import random_table
-from .tasks import choose, get_task, labels, spans
+from .tasks import P, choose, get_task, labels, spans
 from .conditions import condition
 from .models import forward
 from .trace import checked, rows, tidy
@@ -187,6 +187,19 @@ def _known_rows(chosen, t, c, put, draws):
         for e in range(c.n_experts):
             put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}", n_examples=asked)
 
+# %% ../nbs/2_instruments/15_routing.ipynb #8f085edf
+def inputs(t) -> dict:
+    "Descriptions of the pairs of modular addition, name → codes (n,): a, b, their sum and difference modulo p, wraps."
+    a, b = t.tokens[:, :2].T
+    return {"a": a, "b": b, "sum": (a + b) % P, "difference": (a - b) % P, "wraps": (a + b >= P).long()}
+
+def _input_rows(chosen, t, c, put, draws):
+    "What each description explains of the first-chosen expert at the equals sign, and what it would if it were shuffled."
+    for name, codes in inputs(t).items():
+        table = crosstab(codes, chosen[:, :, 0, 0], size(codes), c.n_experts)
+        put("explained_input", explained(table), unit=name)
+        put("explained_input", _mean(explained(redrawn(table, draws))), unit=name, edit="shuffled")
+
 # %% ../nbs/2_instruments/15_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, put):
     "Loads, effective experts and pairs."
@@ -212,7 +225,8 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
 
     ValueError for a dense model, and for parameters or seeds that do not fit.
 
-    nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1).
+    nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1);
+    explained_input by unit on modular addition.
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
     c = routed(params, c, seeds := list(seeds))
     t, out = get_task(c.task), []
@@ -221,5 +235,6 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
     chosen = routes(params, c)[0].cpu()
     _known_rows(chosen, t, c, put, draws)
+    if t.name == "modadd": _input_rows(chosen, t, c, put, draws)
     _load_rows(params, chosen, t, c, put)
     return tidy(out)
