@@ -36,13 +36,13 @@ def claim(i, protocol="paper"):
 
 
 def answering(i, values, seeds=SEEDS, protocol="paper", names=None):
-    "Rows that answer claim `i`: `values` (condition, position, seed) for its cells, in the claim's order."
+    "Rows that answer claim `i`: `values` (condition, position, unit, seed) for its cells, in the claim's order."
     c = claim(i, protocol)
     names, metric = names or c["condition"].split(), c["metric"].removeprefix(answers.REST)
-    cells = [(n, p) for n in names for p in c["position"].split()]
+    cells = [(n, p, u) for n in names for p in c["position"].split() for u in c["unit"].split() or [""]]
     values = np.asarray(values, float).reshape(len(cells), len(seeds))
-    return pd.concat([made(n, v, seeds, c["rule"], c["site"], c["edit"], position=p, metric=metric, stratum=c["stratum"], unit=c["unit"],
-                           instrument=c["instrument"], stream=c["stream"]) for (n, p), v in zip(cells, values)], ignore_index=True)
+    return pd.concat([made(n, v, seeds, c["rule"], c["site"], c["edit"], position=p, metric=metric, stratum=c["stratum"], unit=u,
+                           instrument=c["instrument"], stream=c["stream"]) for (n, p, u), v in zip(cells, values)], ignore_index=True)
 
 
 def answer(rows, i, protocol="paper", **how):
@@ -257,7 +257,7 @@ def test_a_count_of_seeds_is_exact_and_refuses_while_seeds_are_missing():
     assert all_paper["verdict"] == "agrees"
     for rows in (answering(i, np.ones(5))[:4], answering(i, [1, 1, np.nan, 1, 1])):
         got = answer(rows, i)
-        assert got["verdict"] == "not attempted" and np.isnan(got["ours_mean"]) and re.search("missing run|failed", got["reason"])
+        assert got["verdict"] == "not attempted" and np.isnan(got["ours_mean"]) and re.search("missing run|never got there", got["reason"])
 
 
 def test_a_p_value_is_welch_s_of_the_two_arms_unpaired():
@@ -271,6 +271,27 @@ def test_a_p_value_is_welch_s_of_the_two_arms_unpaired():
     assert np.isnan(answer(rows, i)["ours_std"]) and np.isnan(answer(rows, i)["ours_lo"])
     one_arm = answer(answering(i, a), i)
     assert one_arm["verdict"] == "not attempted" and "missing run: " + claim(i)["versus"] in one_arm["reason"]
+
+
+def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_the_rest():
+    low, middle = "appD.2.006", "appD.2.008"
+    epochs = [26000., 39000, np.nan, 31000, 25300]
+    assert answer(answering(low, epochs), low)["ours_mean"] == 25300
+    first = answer(answering(low, epochs), low)
+    assert first["verdict"] == "inconclusive" and np.isnan(first["ours_lo"]) and "1 of 5 seeds never got there" in first["reason"]
+    got, there = answer(answering(middle, epochs), middle), np.array([26000., 39000, 31000, 25300])
+    assert got["ours_mean"] == np.median(there) and got["ours_n"] == 4
+    half = stats.t.ppf(.975, 3) * there.std(ddof=1) / 2 * np.sqrt(np.pi / 2)
+    assert got["ours_hi"] - got["ours_mean"] == pytest.approx(half) and got["ours_mean"] - got["ours_lo"] == pytest.approx(half)
+    for i in (low, middle): assert answer(answering(i, epochs)[:4], i)["verdict"] == "not attempted"
+
+
+def test_the_lowest_of_several_units_is_the_one_with_the_lowest_mean():
+    six, five = "appF.2.001", "appF.2.002"                                  # the second is asked without the third component
+    values = np.linspace(.4, .5, 5) - .02 * np.arange(6)[:, None]
+    assert [answer(answering(six, values), i)["ours_mean"] for i in (six, five)] == pytest.approx([.45 - .10] * 2)
+    values[2] = .1
+    assert [answer(answering(six, values), i)["ours_mean"] for i in (six, five)] == pytest.approx([.1, .45 - .10])
 
 
 def test_what_a_share_leaves_is_one_minus_it_seed_by_seed():

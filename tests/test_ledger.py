@@ -172,7 +172,7 @@ def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_no
     assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
 
 
-@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "3_paper/none.ipynb"), ("aggregate", "median"), ("expects", ">"),
+@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "3_paper/none.ipynb"), ("aggregate", "mode"), ("expects", ">"),
                                            ("n", "6"), ("stream", "crossed"), ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
     raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)

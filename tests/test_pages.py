@@ -194,6 +194,7 @@ def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
     "`3 of 5 grok` is a count over five finished runs, two of which never settle."
     rows = results.run_rows(runs())
     assert said(rows, "reached").to_dict() == {42: 1, 137: 1, 256: 0} and np.isnan(said(rows, "epoch").loc[256])
+    assert said(rows, "epoch_restricted").to_dict() == {42: 7600, 137: 5000, 256: 40_000}, "restricted to the end of the schedule"
 
 
 def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
