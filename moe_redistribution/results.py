@@ -131,6 +131,7 @@ _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256
 _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
 _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
+_FROZEN, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", AUDIT["audit-width"].names
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
@@ -141,9 +142,9 @@ _ROUTES7 = tuple(n for n in _SWAPPED[:12] if "moe" in n)
 # %% ../nbs/2_instruments/20_results.ipynb #d08a2f9c
 PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
          "41_redistribution": Page("tab4 tab4_caption fig3_caption fig3a_caption fig3b_caption fig4_left fig4_right fig4_caption sec1 sec4.1",
-                               tuple((i, (*_ADD7, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
+                               tuple((i, (*_ADD7, *_WIDTHS, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
          "42_partitioning": Page("tab1 fig1 sec4.2 sec5", (("ablation", _ARMS),)),
-         "43_glu": Page("fig5_caption", (("bilinear", _GATED), ("ablation", _GATED))),
+         "43_glu": Page("fig5_caption", (("bilinear", _GATED), ("ablation", _GATED), ("probes", _MODADD))),
          "9b_methods": Page("appB"),
          "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))), ("authors",), "fig6"),
          "9c2_attribution": Page("fig8_caption appC.2.1 fig11_caption fig11_bottom", (("attribution", (*_ADD7, *ARMS.values())),
@@ -151,9 +152,11 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
          "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
+         "9d_grokking": Page("appD.1 appD.2 fig15a_caption fig16_caption fig17_caption fig18_caption",
+                             (("ablation", (*_MODADD[:2], _FROZEN)), ("runs", _MODADD)), ("authors",)),
          "9e_routing": Page("appE appE.1 fig19_caption fig19_left fig19_right fig20", (
              *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
-             ("routing", tuple(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))),
+             ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")), _MODADD[1], _FROZEN)),
              ("ablation", tuple(f"add7/moe_glu-e4k1-h168-{s}" for s in ("silu", "gelu")))), ("authors",)),
          "9g_controls": Page("tab7 tab8 tab9 appG.5 appG.6 fig23_caption fig23b fig24_caption fig24_right", tuple(
              (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
