@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'generalised', 'recorded_history',
-           'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of', 'page_rows',
-           'item_rows', 'missing_runs', 'standing', 'comparison']
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'generalised',
+           'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of',
+           'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 import hashlib
 
 import numpy as np
@@ -75,6 +76,13 @@ def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `recording.run_frame` gives them."
     paths = sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))
     return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
+
+def weightless(name, root=None, but=()) -> list:
+    "Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains its own."
+    path, first = Path(root or ROOT) / f"results/runs/{name}.parquet", TASK_RULES[condition(name).task][0]
+    runs = pd.read_parquet(path).query("failed.isna()") if path.exists() else pd.DataFrame()
+    return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}}) for r in runs.itertuples()
+            if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
 def generalised(rows, root=None) -> pd.DataFrame:
     "Rows but those of runs of modular addition that never got above 99 %: without a rule, nothing can be said of where it is."

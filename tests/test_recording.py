@@ -12,7 +12,7 @@ from moe_redistribution.groups import train
 from moe_redistribution.models import init
 from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
 from moe_redistribution.store import Store
-from moe_redistribution.trace import ROW_COLUMNS
+from moe_redistribution.trace import ROW_COLUMNS, rows as rows_of_values, tidy
 
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
@@ -57,6 +57,21 @@ def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_
                         ({n: v for n, v in params.items() if n != "b_O"}, "expected b_O .* got None; fix: give the condition")):
         with pytest.raises(ValueError, match=says): measure(wrong, [1, 2])
     with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"): measure(params, [1, 2, 3])
+
+
+def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(tmp_path, monkeypatch):
+    "A paired seed that git has and the store has not is measured once; a failed one never."
+    name, asked = "add7/ffn-h64-silu", []
+    runs = pd.DataFrame(dict(condition=name, stream=["paired", "paired", "authors"], seed=[3, 4, 42], step=400,
+                             failed=pd.array([None, 100, None], dtype="Int64")))
+    recording.write_frame(runs, tmp_path / f"results/runs/{name}.parquet")
+    def rows(params, c, seeds, stream, rule):
+        asked.append((stream, seeds, params))
+        return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training", step=10, metric="own_distance")])
+    only = {"speed": recording.Instrument(rows, lambda c: True, ("authors", "paired"), live=True)}
+    monkeypatch.setattr(recording, "INSTRUMENTS", only)
+    for _ in range(2): recording.record_runs(Store(tmp_path / "empty"), tmp_path, name)
+    assert asked == [("paired", [3], {}), ("authors", [42], {})]
 
 
 @pytest.mark.parametrize("instrument, name, wanted", [
