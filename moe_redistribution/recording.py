@@ -136,7 +136,7 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
-def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}
+def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}     # weightless ones are last
 
 # %% ../nbs/2_instruments/201_recording.ipynb #2b0c140a
 def _failed(measured, run):
