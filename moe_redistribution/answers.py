@@ -54,6 +54,7 @@ def _absent(rows, c, name, rule, seeds, stream):
     parts = [f"missing run: {name}, seeds {_who(untrained)}, about {hours:.2g} core-hours"] * bool(untrained)
     return parts + [f"not measured: {c.metric} of {name} at {rule}, {c.site} {c.edit}, seeds {_who(unmeasured)}"] * bool(unmeasured)
 
+# %% ../nbs/2_instruments/181_answers.ipynb #8d1f2157
 def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
     """Values of claim `c`, seeds × cells, nan where failed or missing, and sentences saying which those are.
 
@@ -98,8 +99,10 @@ def baselines(task="add7") -> dict:
     return {n: round(hit[:, list(t.scored)].double().mean().item(), 6) for n, hit in nulls(t).items()}
 
 # %% ../nbs/2_instruments/181_answers.ipynb #67064fa6
-WHOLE_ONLY = {"sum", "lowest", "highest"}      # a count of seeds or an extreme says nothing while cells are missing
+WHOLE_ONLY = {"sum", "lowest", "highest"}      # a count or share of seeds or an extreme says nothing while cells are missing
 ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}     # and their spread in sd
+
+# %% ../nbs/2_instruments/181_answers.ipynb #0af0e66f
 def _ours(rows, c, null, rule, seeds, stream):
     "Our answer to claim `c`: mean, std (ddof 1), lo, hi, n; and notes."
     nothing = (*[np.nan] * 4, 0)
@@ -112,7 +115,7 @@ def _ours(rows, c, null, rule, seeds, stream):
     if c.aggregate == "welch_p":
         groups = [frame.mean(axis=1, skipna=False).dropna(), versus[0].dropna()]
         return ((welch(*groups).p, *[np.nan] * 3, n), notes) if (n := min(map(len, groups))) else (nothing, notes)
-    if c.aggregate in WHOLE_ONLY and frame.isna().any(axis=None): return nothing, notes
+    if (c.aggregate in WHOLE_ONLY or c.metric == "reached") and frame.isna().any(axis=None): return nothing, notes
     if c.aggregate in ORDERED and any(n.startswith("missing run") for n in notes): return nothing, notes
     x = _together(c, frame, versus).dropna()
     if x.empty: return nothing, notes

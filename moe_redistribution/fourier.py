@@ -225,6 +225,7 @@ def _model(params, c, n, groups):
         yield "key_count", site, "", [len(key_frequencies(share)[0])]
         for f in sorted(share[0].topk(6).indices.tolist()): yield "frequency_share", site, f"f{f + 1}", share[:, f]
 
+# %% ../nbs/2_instruments/172_fourier.ipynb #33d99784
 def _directions(h, site, groups):
     "The same for the principal components of one site."
     pcs, variance = principal(h, groups)

@@ -286,6 +286,14 @@ def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_th
     for i in (low, middle): assert answer(answering(i, epochs)[:4], i)["verdict"] == "not attempted"
 
 
+def test_a_share_of_seeds_waits_for_all_of_them_however_alike_they_are():
+    i = "appD.1.010"
+    seeds = paper.seed_list(claim(i)["seeds"])
+    some = answer(answering(i, np.ones(len(seeds)), seeds)[:2], i)
+    assert some["verdict"] == "not attempted" and np.isnan(some["ours_mean"])
+    assert answer(answering(i, np.arange(len(seeds)) < 12, seeds), i)["verdict"] != "not attempted"
+
+
 def test_the_lowest_of_several_units_is_the_one_with_the_lowest_mean():
     six, five = "appF.2.001", "appF.2.002"                                  # the second is asked without the third component
     values = np.linspace(.4, .5, 5) - .02 * np.arange(6)[:, None]

@@ -107,7 +107,7 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
     def stopped_early(name, rule, seeds):
         runs = pd.read_parquet(ROOT / f"results/runs/{name}.parquet").query("stream == 'authors'").set_index("seed")
         own = runs.loc[[int(s) for s in seeds.split(",") if s.strip()]]
-        return rule == "best" and not own["settled"].any() and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all()
+        return rule in ("best", "final") and not own["settled"].any() and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all()
     gaps = [f for f in found if not stopped_early(*f[1:])]
     assert not gaps, gaps
 

@@ -107,8 +107,9 @@ def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand
 def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     measured = bridge[(bridge["protocol"] == "paper") & ~bridge["instrument"].isin(["none", "facts"])]
     task, late = measured["condition"].str.partition("/")[0], measured["item"].isin(["tab7", "tab8", "fig23_caption", "fig23b", "fig24_right"])
+    late |= measured["id"] == "appD.2.010"                                                       # where the failed seed ends
     assert (measured["rule"] == task.map({"add7": "first256", "modadd": "first99", "hist": "best"}))[~late].all()
-    assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99"}           # "epoch of the best accuracy"
+    assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99", "final"}  # "epoch of the best accuracy"
     assert set(measured.loc[measured["item"] == "tab8", "rule"]) == {"final"}                    # as the authors' script reads it
     seeds = measured["seeds"].map(paper.seed_list).map(set)
     twenty = {*SEEDS, *range(1, 16)}                                                             # of App. D.1
@@ -140,12 +141,12 @@ def test_every_claim_asks_for_something_that_can_exist(bridge):
         assert c.rule == "none" or c.rule in {*TASK_RULES[task.name], "final"}, c.id
         others = {"difference": 1, "ratio": 1, "welch_p": 1, "equivalence": 1, "share": 2}.get(c.aggregate, 0)
         assert len(c.versus.split()) == others, c.id
-        cells = len(c.condition.split()) * len(c.position.split())
+        cells = len(c.condition.split()) * len(c.position.split()) * max(1, len(c.unit.split()))
         assert (cells > 1) if c.aggregate in ("lowest", "highest") else (cells == 1 or c.aggregate == "mean" or c.item.startswith("contrast")), c.id
         assert c.metric and c.metric == c.metric.strip() and c.site and c.edit, c.id
 
 
-@pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "median"),
+@pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
                                            ("protocol", "papers"), ("margin", "-1"), ("stream", "author"), ("seeds", "1-4")])
 def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
     raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)

@@ -171,7 +171,7 @@ def test_everything_registered_is_ordered():
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
                    | {(n, "paired", s) for e in AUDIT.values() for n in e.names for s in e.seeds}
                    | {(n, "crossed", s) for n in R.REPLICATES.names for s in R.REPLICATES.seeds}
-                   | {(n, "authors", s) for n in (ARMS | GELU).values() for s in SEEDS})
+                   | {(n, "authors", s) for n in (*(ARMS | GELU).values(), "add7/glu-h42-silu") for s in SEEDS})
 
 
 def test_priorities_never_fall_and_tasks_take_their_turn():
@@ -266,7 +266,7 @@ def test_expected_steps_follow_schedule_and_learning_rate():
 
 def test_the_registry_adds_up():
     frame, by = R.registry(), R.by_experiment()
-    assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * len(ARMS | GELU)
+    assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 1)
     assert frame["paired"].sum() == sum(e.n_runs for e in AUDIT.values())
     assert frame["crossed"].sum() == 3 * 128
     assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
