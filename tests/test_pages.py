@@ -33,7 +33,7 @@ def trained(name, stream="authors"):
     return set(runs.loc[done & (runs["stream"] == stream), "seed"])
 
 
-PRICED = re.compile(r"missing run: (\S+), seeds ([\d, ]+), about (\S+) core-hours")
+PRICED = re.compile(r"missing run: (\S+), seeds ([\d, ]+)(?: and \d+ more)?, about (\S+) core-hours")
 
 
 def without(line):

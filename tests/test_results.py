@@ -143,7 +143,7 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
             rows = results.recorded(name, i)
             assert set(zip(rows["stream"], rows["seed"])) == set(mine.index), (name, i)
             ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]              # has weights at its end
-            if instrument.live or ended.empty: continue
+            if "final" not in recording.rules_for(name, "authors", i) or ended.empty: continue
             got = rows.groupby(["stream", "seed"])["step"].max()
             assert got[ended.index].equals(ended), (name, i)
 
