@@ -160,8 +160,11 @@ def _line(rows, p, c, protocol, rule, seeds, stream):
     v = verdict(*ours[:2], ours[4], p.value, p.value_std, n, c.margin, c.corrected, digit)
     line |= dict(zip("ours_mean ours_std ours_lo ours_hi ours_n".split(), ours))
     said = v.reason.replace("the printed digits themselves", "the bar as it was read off") if "read-off" in p.note else v.reason
+    early = (stream or c.stream) == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)       # two of five decide nothing
+    word = "inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict
+    interim = f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early)
     return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null,
-                       verdict=v.verdict, reason="; ".join(filter(None, [said, *notes, c.note])))
+                       verdict=word, reason="; ".join(filter(None, [interim, said, *notes, c.note])))
 
 # %% ../nbs/2_instruments/181_answers.ipynb #4d6a3479
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence

@@ -294,6 +294,15 @@ def test_a_share_of_seeds_waits_for_all_of_them_however_alike_they_are():
     assert answer(answering(i, np.arange(len(seeds)) < 12, seeds), i)["verdict"] != "not attempted"
 
 
+def test_two_of_five_seeds_decide_nothing_however_close_they_lie():
+    i = "tab4.005"
+    near, far = (answering(i, np.full(5, claim_value) + [0, .001, 0, .001, 0]) for claim_value in (PRINTED.set_index("id").loc[i, "value"], .9))
+    for rows, whole in ((near, "agrees"), (far, "differs")):
+        assert answer(rows, i)["verdict"] == whole and "interim" not in answer(rows, i)["reason"]
+        two = answer(rows[:2], i)
+        assert two["verdict"] == "inconclusive" and two["reason"].startswith("interim: 2 of the 5 seeds") and two["ours_n"] == 2
+
+
 def test_the_lowest_of_several_units_is_the_one_with_the_lowest_mean():
     six, five = "appF.2.001", "appF.2.002"                                  # the second is asked without the third component
     values = np.linspace(.4, .5, 5) - .02 * np.arange(6)[:, None]
