@@ -160,7 +160,7 @@ def squeeze(params):
     return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
 # %% ../nbs/1_setting/04_engine.ipynb #35a85620
-CHUNK = {"dense": 5_000, "routed": 20_000}        # read-out tokens at a time on a CPU: each hidden layer a few MB
+CHUNK = {"dense": 10_000, "routed": 20_000}        # read-out tokens at a time on a CPU: a hidden layer of 20 MB at most
 
 @torch.no_grad()
 def whole_shares(params, chunks, c):

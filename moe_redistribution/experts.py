@@ -80,7 +80,8 @@ def expert_layer(p, x, c, loads=None):
     def product(x, name):
         b = w.get("b" + name[1:])
         if loads is not None: return Grouped.apply(x, w[name], b, loads)
-        if len(x) == 1 and not x.is_cuda: return Dense.apply(x[0], w[name][0], None if b is None else b[0])[None]
+        if len(x) == 1 and not x.is_cuda:                         # squeeze: the gradient of an index is a copy among zeros
+            return Dense.apply(x.squeeze(0), w[name].squeeze(0), None if b is None else b.squeeze(0))[None]
         return torch.bmm(x, w[name]) if b is None else torch.baddbmm(b[:, None], x, w[name])
     hidden = ACTIVATION[c.activation](product(x, "W_gate" if c.gated else "W_up"))
     return product(hidden * product(x, "W_up") if c.gated else hidden, "W_down")
