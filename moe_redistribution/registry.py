@@ -94,6 +94,7 @@ AUDIT = {e.key: e for e in (
         ("moe_glu-e4k1-h168", ("", "+frozen", "+switch", "+frozen+switch"))) for o in os), tuple(range(1, 129))),
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
     Experiment("audit-no_ffn", ("add7/no_ffn",), tuple(range(1, 129))),
+    *(Experiment(f"audit-no_ffn-{t}", (f"{t}/no_ffn",)) for t in ("modadd", "hist")),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
@@ -260,8 +261,9 @@ def _all_orders() -> tuple:
     canonical = [made(_turn(e, n)[0], e, n, e.seeds, until=until[e.task], group=5 if e.task == "add7" else 1)
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
     shown = [made(1, audits[n], n, SEEDS, until="full") for n in ARMS.values()]
-    shown += [made(1, audits[n], n, SEEDS, until="selected") for n in (*GELU.values(), "add7/glu-h42-silu")]
-    many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items()]
+    few = (*GELU.values(), "add7/glu-h42-silu", *(f"{t}/no_ffn" for t in RECIPES))
+    shown += [made(1, audits[n], n, SEEDS, until="selected", group=5 if n.startswith("add7") else 1) for n in few]
+    many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
     return tuple(sorted(first + canonical + shown + many + twice, key=lambda o: o.priority))  # sorting is stable
