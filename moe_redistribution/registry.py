@@ -11,7 +11,6 @@ __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MO
 # %% ../nbs/1_setting/09_registry.ipynb #8c5c1958
 from dataclasses import dataclass
 from functools import lru_cache
-import re
 
 import pandas as pd
 from .tasks import choose
@@ -177,7 +176,7 @@ def served(item:str) -> tuple:
     valid = [*ITEMS, *own, *words, "audit", "all"]
     if item not in valid and item in set(paper_values()["item"]):   # fig4_left, fig23b: parts that need the same runs
         stem = item.partition("_")[0]
-        item = stem if stem in valid else re.sub(r"[a-e]$", "", stem)
+        item = stem if stem in valid else stem.rstrip("abcde")
     choose("item", item, valid)
     if item == "all": return tuple(everything)
     if item == "audit": return tuple(audits)
@@ -253,16 +252,16 @@ def _turn(e:Experiment, name:str) -> tuple:
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."
-    def made(p, e, name, seeds, stream="authors", until="full", group=5):
-        return Order(p, e.key, name, tuple(seeds), stream, until, group)
+    def made(p, e, name, seeds, stream="authors", until="full", group=None):
+        return Order(p, e.key, name, tuple(seeds), stream, until, group or (5 if e.task == "add7" else 1))
     audits = {n: e for e in AUDIT.values() for n in e.names}
     first = [made(1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
     until = {"add7": "full", "modadd": "selected", "hist": "full"}
-    canonical = [made(_turn(e, n)[0], e, n, e.seeds, until=until[e.task], group=5 if e.task == "add7" else 1)
+    canonical = [made(_turn(e, n)[0], e, n, e.seeds, until=until[e.task])
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
     shown = [made(1, audits[n], n, SEEDS, until="full") for n in ARMS.values()]
-    few = (*GELU.values(), "add7/glu-h42-silu", *(f"{t}/no_ffn" for t in RECIPES))
-    shown += [made(1, audits[n], n, SEEDS, until="selected", group=5 if n.startswith("add7") else 1) for n in few]
+    shown += [made(1, audits[n], n, SEEDS, until="selected") for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
+    shown += [made(p, audits[n], n, SEEDS, until=until[audits[n].task]) for p, n in ((2, "modadd/no_ffn"), (3, "hist/no_ffn"))]
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
