@@ -6,6 +6,7 @@
 #   PIP_ARGS     anything else for pip                                  make PIP_ARGS=--no-cache-dir test
 #   FULL=1       reproduce: the whole schedule, and its last columns    make FULL=1 reproduce
 #   ITEM         paper: an item of the registry, e.g. tab1, fig15, audit  make ITEM=fig15 paper
+#   AGAIN=1      paper: also what results/ holds already, from the start  make ITEM=tab1 AGAIN=1 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
 #   NB           outputs: only these notebooks                          make NB=nbs/1_setting/01_tasks.ipynb outputs
 PYTHON ?= python3
@@ -14,6 +15,7 @@ PIP_ARGS ?=
 TORCH_INDEX ?=
 FULL ?=
 ARGS ?=
+AGAIN ?=
 NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 
 BIN := $(abspath $(VENV))/bin
@@ -51,8 +53,8 @@ test: $(READY)  ## every notebook, then every test
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --n_workers 2 --timing
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
 
-paper: $(READY)  ## train what is missing for the whole paper, most decisive first (ITEM=fig15: for one item), for days if need be
-	@$(CLI) train --item $(or $(ITEM),all) $(ARGS)
+paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)
+	@$(CLI) train --item $(or $(ITEM),all) $(if $(filter 1 yes true,$(AGAIN)),,--unrecorded) $(ARGS)
 
 check: $(READY)  ## git holds what the notebooks make: modules exported, notebooks clean, pages processed
 	@"$(BIN)/nbdev_export"

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['HEADLINE', 'TARGETS', 'FLOORS', 'STACKED', 'MEMBERS', 'MEMORY_LIMIT', 'QUIET', 'PACE', 'ROWS', 'target',
-           'floor_limit', 'cpu_share', 'Busy', 'quiet_or_refuse', 'train_for', 'n_cores', 'serve', 'machine', 'answer',
-           'threads', 'plain_program', 'plain_for', 'share_of', 'one_round', 'alternate', 'bmm_seconds', 'floor_for',
-           'peak', 'peak_memory', 'as_row', 'sentence', 'keep', 'bench']
+           'floor_limit', 'cpu_share', 'Busy', 'quiet_or_refuse', 'train_for', 'serve', 'machine', 'answer', 'threads',
+           'plain_program', 'plain_for', 'share_of', 'one_round', 'alternate', 'bmm_seconds', 'floor_for', 'peak',
+           'peak_memory', 'as_row', 'sentence', 'keep', 'bench']
 
 # %% ../nbs/6_practical/62_benchmarks.ipynb #be0f76de
 from contextlib import contextmanager, suppress
@@ -20,7 +20,7 @@ from .tasks import choose
 from .conditions import condition, TABLE1
 from .engine import products, flops
 from .training import fresh, train_interval
-from .executors import worker
+from .executors import n_cores, worker
 
 # %% ../nbs/6_practical/62_benchmarks.ipynb #0ab35df5
 HEADLINE = {"add7": (TABLE1["FFN"], TABLE1["MoE"]), "modadd": ("modadd/ffn-h512-gelu", "modadd/moe-e4k1-h512-gelu"),
@@ -70,8 +70,6 @@ def train_for(name:str, seeds:int, seconds:float) -> dict:
     return dict(steps=done, wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
 # %% ../nbs/6_practical/62_benchmarks.ipynb #b3ba7238
-def n_cores() -> int: return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
 def serve(pipe):
     "Body of a worker process: sends back f(*args) for every (f, args) it receives, until None."
     worker(nice=0)

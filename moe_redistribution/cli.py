@@ -20,6 +20,7 @@ from .data import STREAMS
 from .store import Store
 from .training import UNTIL
 from .registry import orders, registry, Order
+from .executors import processes
 from .groups import train, fulfil, plan, outlook
 from .answers import compare, baselines
 from .figures import figure1, table_text, pick, label
@@ -146,7 +147,7 @@ def read_orders(args) -> list:
     if not args.item and not args.conditions:
         raise ValueError("train: expected conditions or --item; got neither; fix: moe-redistribution train --item tab1")
     choose("device", args.device, ("cpu", "cuda"))
-    if args.device == "cuda" and not torch.cuda.is_available():
+    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
         raise ValueError("device: expected a GPU that torch can use for cuda, got none; fix: --device cpu")
     own = dict(seeds=tuple(read_seeds(args.seeds)) if args.seeds else None, stream=args.stream, until=args.until,
                group_size=args.group_size)
@@ -210,8 +211,8 @@ def run_train(args):
     "Trains what is missing, says before and after how much that is."
     todo, store = read_orders(args), Store()
     if args.unrecorded: todo = unrecorded(todo)
-    if args.dry_run: return print(outlook(plan(todo, store)))
     executor = "here" if args.device == "cuda" else args.executor
+    if args.dry_run: return print(outlook(plan(todo, store), processes(executor)))
     fulfil(todo, measures=(track,), executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + outlook(plan(todo, store)))

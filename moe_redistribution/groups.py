@@ -9,7 +9,8 @@ __all__ = ['to_run', 'machine', 'pack', 'unpack', 'merge', 'group_path', 'gather
 
 # %% ../nbs/1_setting/07_groups.ipynb #0b86f321
 from dataclasses import dataclass
-import hashlib, json, os, platform, sys, time
+import hashlib, json, os, platform, re, sys, time
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -17,7 +18,7 @@ from .tasks import choose, get_task
 from .conditions import Condition, condition, RECIPES, RECIPE_VERSION, SEEDS
 from .data import generators, STREAMS
 from .store import Store, Run, seal, unseal, Damaged
-from .executors import open_executor, read_spec, watch, Tell, Bars
+from .executors import open_executor, processes, watch, Tell, Bars
 from .registry import Order, expected_seconds, expected_steps
 from .training import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
                                          train_interval, evaluate, update_rules)
@@ -37,10 +38,16 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
 # %% ../nbs/1_setting/07_groups.ipynb #014502e6
+def _processor():
+    "The name of the processor, which Python itself does not tell everywhere."
+    try: named = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError: named = None
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
 def machine(device="cpu") -> dict:
     "What ran this: processor or GPU, threads, kernels of matrix products if not the usual ones, torch, Python."
     chip = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
-    return dict(processor=chip or platform.processor() or platform.machine(), threads=torch.get_num_threads(),
+    return dict(processor=chip or _processor(), threads=torch.get_num_threads(),
                 kernels=os.environ.get("MKL_CBWR", ""), torch=torch.__version__.split("+")[0],
                 python=platform.python_version())
 
@@ -226,12 +233,12 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     `executor`: see `open_executor`; "here" is this process. `budget`: seconds, after which it stops with states saved;
     `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook.
     Raises ValueError for bad orders, OSError for a bad disk."""
-    read_spec(executor)
+    at_once = processes(executor)
     if budget is not None and not budget > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget!r}; fix: leave it out to train to the end")
     work = plan(orders, store := Store(root), steps)
     store.check(4_000_000 * sum(len(w.seeds) for w in work))
-    if say: say(outlook(work))
+    if say: say(outlook(work, at_once))
     if not work: return
     until = None if budget is None else time.time() + budget
     name = lambda w: group_path(store, condition(w.condition), w.seeds, w.stream).stem
@@ -247,11 +254,12 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
         for t in tells: t.path.unlink(missing_ok=True)
 
 # %% ../nbs/1_setting/07_groups.ipynb #12b5078c
-def outlook(work) -> str:
-    "How much there is to train and how long one core is expected to take, in words."
+def outlook(work, at_once=1) -> str:
+    "How much there is to train and how long one core is expected to take, and a machine that trains groups `at_once`, in words."
     hours, runs = sum(w.seconds for w in work) / 3600, sum(len(w.seeds) for w in work)
     if not work: return "Nothing is missing."
-    return f"Up to {runs:,} runs are missing, in {len(work)} groups: about {hours:.1f} hours of one core."
+    parted = f", {hours / min(at_once, len(work)):.1f} hours on {at_once}" if at_once and at_once > 1 else ""
+    return f"Up to {runs:,} runs are missing, in {len(work)} groups: about {hours:.1f} hours of one core{parted}."
 
 # %% ../nbs/1_setting/07_groups.ipynb #50db46dd
 def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None, measures=(), steps=None, group_size=5,

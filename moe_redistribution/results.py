@@ -143,6 +143,8 @@ _FROZEN, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", AUDIT["audit-width"].name
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
+_ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"], TABLE1["FFN"] + "+ffnlr0.125",
+          *_MODADD[:2], "hist/ffn-h512-gelu", "hist/moe-e4k1-h512-gelu")
 _BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
 _SWAPPED = tuple(n.replace("silu", a) for n in _BOTH for a in ("silu", "gelu"))
 _ROUTES7 = tuple(n for n in _SWAPPED[:12] if "moe" in n)
@@ -185,7 +187,8 @@ PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying"
              ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
                            _GATED[1])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD)),
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
-         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",))}
+         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
+         "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired"))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
