@@ -23,11 +23,20 @@ def _unwrapped(state):
     state = state.get("model_state_dict", state)
     return {n.removeprefix("_orig_mod."): v for n, v in state.items()}
 
-def read_condition(state, activation, top_k=1, options="") -> str:
+def _activation(state, given):
+    "The activation that was given or stands in a checkpoint's config; refuses none, and two."
+    said = state.get("config", {}).get("activation", given)
+    if given is None and said is None or given not in (None, said):
+        raise ValueError(f"activation: expected one, since weights do not show it; got {given!r}, and {said!r} from the checkpoint's config; "
+                         f"nearest valid: {said or 'silu'!r}; fix: give activation={said or 'silu'!r}")
+    return choose("activation", said, ACTIVATIONS)
+
+def read_condition(state, activation=None, top_k=1, options="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to.
 
-    `activation`, `top_k` and `options` such as `+frozen` are not in it. ValueError for a vocabulary of no known task."""
-    state = _unwrapped(state)
+    `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it. ValueError for
+    a vocabulary of no known task."""
+    activation, state = _activation(state, activation), _unwrapped(state)
     vocab, d = state["vocab.weight"].shape
     sizes = {get_task(t).d_vocab: t for t in TASKS}
     if vocab not in sizes: raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
@@ -36,7 +45,7 @@ def read_condition(state, activation, top_k=1, options="") -> str:
     width = next(len(v) for n, v in state.items() if n.endswith("up_proj.weight"))
     kind = ("moe" if experts else "") + "_" * bool(experts) + "glu" if any("gate_proj" in n for n in state) else "moe" if experts else "ffn"
     shape = f"-e{experts}k{top_k}" if experts else ""
-    body = f"{task}/{kind}{shape}-h{width * max(1, experts)}-{choose('activation', activation, ACTIVATIONS)}"
+    body = f"{task}/{kind}{shape}-h{width * max(1, experts)}-{activation}"
     options += "+norm" * ("atn_norm.weight" in state) + f"+d{d}" * (d != RECIPES[task]["d_model"])
     return str(condition(body + options))
 
@@ -52,16 +61,16 @@ EXPERT = {"W_gate": ("gate_proj.weight", "w d -> 1 d w"), "W_up": ("up_proj.weig
 def _prefixes(c): return [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]
 
 # %% ../nbs/2_instruments/103_authors.ipynb #1c5dd72d
-def from_authors(states, activation, top_k=1, options=""):
+def from_authors(states, activation=None, top_k=1, options=""):
     """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of them.
 
     ValueError (which parameter, expected and got) if they are not all of one condition or lack a parameter of it."""
-    states = [_unwrapped(s) for s in (states if isinstance(states, (list, tuple)) else [states])]
+    states = list(states) if isinstance(states, (list, tuple)) else [states]
     names = {read_condition(s, activation, top_k, options) for s in states}
     if len(names) > 1: raise ValueError(f"from_authors: expected one condition; got {sorted(names)}; nearest valid: one of them; "
                                         "fix: open them one by one")
     c = condition(names.pop())
-    members = [_member(s, c) for s in states]
+    members = [_member(_unwrapped(s), c) for s in states]
     return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}, c.name
 
 def _member(state, c):

@@ -22,7 +22,7 @@ from .results import ROOT, NO_ROWS, rows_of
 # %% ../nbs/3_paper/9z_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = """key protocol section statement quotes page expects instrument stream condition versus metric site edit
                        rule unit position stratum split aggregate seeds n margin note""".split()
-PROTOCOLS = {"paper": "as the authors did it", "audited": "as it was fixed beforehand", "uncopied": "the same, copies ruled out"}
+PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked", "uncopied": "the same, copies ruled out"}
 EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a difference within the margin of 0",
            "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested", "-~": "as -, and a size"}
 MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by data/claims.csv"}

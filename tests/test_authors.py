@@ -82,6 +82,14 @@ def test_what_a_file_does_not_say_is_taken_from_the_caller():
     assert from_authors({"model_state_dict": state}, "silu")[1] == "add7/moe-e4k1-h24-silu"
 
 
+def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradiction_goes_through():
+    state = state_of("add7/ffn-h24-silu")
+    kept = {"model_state_dict": state, "config": {"activation": "gelu"}}
+    assert from_authors(kept)[1] == from_authors([kept, kept], "gelu")[1] == "add7/ffn-h24-gelu"
+    with pytest.raises(ValueError, match="expected one, since weights do not show it; got None"): from_authors(state)
+    with pytest.raises(ValueError, match="got 'silu', and 'gelu' from .*nearest valid: 'gelu'"): from_authors(kept, "silu")
+
+
 @pytest.mark.parametrize("spoil, message", [
     (lambda s: {n: v for n, v in s.items() if n != "atn.o_proj.bias"}, "atn.o_proj.bias"),
     (lambda s: s | {"vocab.weight": torch.zeros(40, 64)}, "expected a vocabulary"),

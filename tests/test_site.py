@@ -292,3 +292,15 @@ def test_imports_stand_in_cells_of_their_own(page):
     def kinds(source): return {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
     mixed = [c["source"][:80] for c in cells(page, "code") if len(kinds(c["source"])) == 2 and "nbdev_export" not in c["source"]]
     assert not mixed, f"split these cells: {mixed}"
+
+
+@each_page
+def test_code_shown_in_the_text_imports_what_is_there(page):
+    shown = [block for c in cells(page, "markdown") for block in re.findall(r"^```python\n(.*?)^```", c["source"], flags=re.M | re.S)]
+    for block in shown:
+        tree = ast.parse(block)
+        ours = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
+        for n in ours: exec(ast.unparse(n), {})
+        named = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        assert not ours or not ({"train", "conditions_for"} & called) - named, block
