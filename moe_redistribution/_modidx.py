@@ -354,6 +354,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'moe_redistribution/evidence.py'),
                                              'moe_redistribution.evidence.paired_permutation': ( '2_instruments/evidence.html#paired_permutation',
                                                                                                  'moe_redistribution/evidence.py'),
+                                             'moe_redistribution.evidence.seeds_beside': ( '2_instruments/evidence.html#seeds_beside',
+                                                                                           'moe_redistribution/evidence.py'),
                                              'moe_redistribution.evidence.seeds_needed': ( '2_instruments/evidence.html#seeds_needed',
                                                                                            'moe_redistribution/evidence.py'),
                                              'moe_redistribution.evidence.tost': ( '2_instruments/evidence.html#tost',

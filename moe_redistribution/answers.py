@@ -16,7 +16,7 @@ from .tasks import choose, get_task, nulls
 from .conditions import condition
 from .registry import expected_seconds, expected_steps
 from .paper import paper_values, claims, paper_items, seed_list, refuse
-from .evidence import TINY, interval, welch, paired_permutation, holm, outcome, tost, verdict
+from .evidence import TINY, interval, welch, paired_permutation, holm, outcome, seeds_beside, tost, verdict
 
 # %% ../nbs/2_instruments/181_answers.ipynb #bb0d64b1
 _KEYS = "metric site edit stratum split".split()
@@ -130,7 +130,7 @@ def _ours(rows, c, null, rule, seeds, stream):
 
 # %% ../nbs/2_instruments/181_answers.ipynb #8f4543a0
 COMPARE_COLUMNS = """id item task variant condition metric paper_mean paper_std paper_n ours_mean ours_std ours_lo
-                     ours_hi ours_n baseline protocol verdict reason""".split()
+                     ours_hi ours_n baseline protocol verdict n_decides reason""".split()
 def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     """Every number of one table or figure beside ours: a frame with COMPARE_COLUMNS, all in fractions, ordered by id.
 
@@ -163,7 +163,8 @@ def _line(rows, p, c, protocol, rule, seeds, stream):
     early = (stream or c.stream) == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)       # two of five decide nothing
     word = "inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict
     interim = f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early)
-    return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null,
+    needed = seeds_beside(*ours[:2], p.value, p.value_std, n, c.margin) if v.verdict == "inconclusive" and ours[4] > 1 else np.nan
+    return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null, n_decides=needed,
                        verdict=word, reason="; ".join(filter(None, [interim, said, *notes, c.note])))
 
 # %% ../nbs/2_instruments/181_answers.ipynb #4d6a3479

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['TINY', 'Interval', 'Result', 'Tost', 'SOURCES', 'MOST', 'Verdict', 'interval', 'welch', 'welch_from_stats',
-           'paired_permutation', 'holm', 'outcome', 'tost', 'variance_split', 'seeds_needed', 'delta', 'verdict']
+           'paired_permutation', 'holm', 'outcome', 'tost', 'variance_split', 'seeds_needed', 'seeds_beside', 'delta',
+           'verdict']
 
 # %% ../nbs/2_instruments/18_evidence.ipynb #ac5500fa
 from collections import namedtuple
@@ -151,6 +152,11 @@ def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     if expects == "number": done = half <= margin if d <= margin else half < d
     else: done = (half < d) | (reach < margin - d)
     return float(n[done.argmax()]) if done.any() else np.nan
+
+def seeds_beside(mean, sd, paper_mean, paper_std, paper_n, margin):
+    "Seeds of ours that would decide a printed number; where it has no spread, ours stands in for it at the paper's n."
+    theirs = paper_std / np.sqrt(paper_n - 1) if paper_std > 0 else sd / np.sqrt(paper_n)
+    return seeds_needed(mean - paper_mean, sd, "number", margin, theirs)
 
 # %% ../nbs/2_instruments/18_evidence.ipynb #92485ab3
 def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, level=0.95):
