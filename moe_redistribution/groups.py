@@ -245,7 +245,7 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     tells = [Tell(store.root / "progress" / f"{name(w)}.json", w) for w in work]
     jobs = [(w.condition, list(w.seeds), w.stream, w.until, str(store.root), measures, w.steps, device, until, t,
              save_every) for w, t in zip(work, tells)]
-    bars = Bars(tells, quiet)
+    bars = Bars(tells, quiet, at_once or 4)
     try:
         with open_executor(executor, store.root) as pool: watch(pool, train_group, jobs, bars.show)
     finally:
