@@ -31,6 +31,7 @@ def _activation(state, given):
                          f"nearest valid: {said or 'silu'!r}; fix: give activation={said or 'silu'!r}")
     return choose("activation", said, ACTIVATIONS)
 
+# %% ../nbs/2_instruments/103_authors.ipynb #26b0e356
 def read_condition(state, activation=None, top_k=1, options="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to.
 

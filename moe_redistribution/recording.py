@@ -98,7 +98,7 @@ INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS
                "patterns": Instrument(pattern_rows, _add7),
                "routing": Instrument(routing_rows, lambda c: c.routed and (_add7(c) or _modadd(c))),
                "rerouting": Instrument(rerouting_rows, lambda c: c.routed and _add7(c)),
-               "speed": Instrument(speed_of, _add7, ("authors", "paired"), live=True),
+               "speed": Instrument(speed_of, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired"), live=True),
                "heldout": Instrument(heldout_rows, lambda c: bool(c.hold)),
                "probes": Instrument(probes_of, lambda c: c.name in HEADLINE4 or _modadd(c)),      # add-7 is saturated: see the page
                "fourier": Instrument(fourier_rows, lambda c: _modadd(c) or c.name in HEADLINE4),

@@ -64,7 +64,7 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
     again = results.right_answers(params, name, seeds)
     assert again["seed"].tolist() == said["seed"].tolist() == seeds and again["of"].eq(said["of"].iloc[0]).all()
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
-    for site, edit in [("none", "none"), ("ffn_out", "zero")]:
+    for site, edit in [("none", "none"), ("ffn_out", "zero")][:1 if "no_ffn" in name else 2]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
         rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t), split="all")
         row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
