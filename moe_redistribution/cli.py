@@ -93,7 +93,8 @@ def parser():
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
     add_train(sub.add_parser("train", help="train what is missing for items of the paper, or conditions by name"))
     add_measure(sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one"))
-    sub.add_parser("record", help="add what the store has to results/ and checkpoints/")
+    p = sub.add_parser("record", help="add what the store has to results/ and checkpoints/")
+    p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     p = sub.add_parser("ledger", help="the paper's claims with their verdicts, and its numbers beside ours by id")
@@ -167,7 +168,7 @@ def run(args):
     "Carries out parsed arguments."
     if args.command == "reproduce": reproduce(args.full, args.out)
     elif args.command == "train": run_train(args)
-    elif args.command == "record": print("\n".join(str(p) for p in record(say=print)) or "Nothing new.")
+    elif args.command == "record": print("\n".join(str(p) for p in record(say=print, executor=args.executor)) or "Nothing new.")
     elif args.command == "conditions":
         frame = registry(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))

@@ -19,6 +19,7 @@ from .tasks import get_task
 from .data import split, STREAMS
 from .conditions import condition, RECIPES, SEEDS, TABLE1, FIGURE1
 from .store import Store, seal, unseal
+from .executors import open_executor, watch
 from .paper import paper_items
 from .models import init
 from .registry import conditions_for
@@ -127,8 +128,7 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
     "Rows of some runs of one condition and stream at each rule; `rows` as in `Instrument`."
     out = [pd.DataFrame(columns=list(ROW_COLUMNS))]
     for rule in rules:
-        have = [r for r in runs if rule in r.weights and not r.failed]
-        if not have: continue
+        if not (have := [r for r in runs if rule in r.weights and not r.failed]): continue
         got = rows(stack(have, rule), name, [r.seed for r in have], stream=stream, rule=rule, **how)
         if "training" not in set(got["rule"]):
             step = {r.seed: r.step if rule == "final" else r.manifest["rules"][rule]["step"] for r in have}
@@ -220,28 +220,26 @@ def _frames(name) -> dict:
     measured = {f"rows/{i}": (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
-def record_runs(store, root, name) -> list:
-    "Adds the new runs of a condition to its rows, histories and runs under `root`/results; returns the paths written."
+def record_runs(store, root, name, say=print) -> list:
+    "Adds the new runs of a condition to its rows, histories and runs under `root`/results; says and returns what it wrote."
     there, written = stored_runs(store, name), []
     for folder, (streams, rules, frame) in _frames(name).items():
         path = root / "results" / folder / f"{name}.parquet"
         pool = there + weightless(name, root, there) if rules == () else there
-        new = not_in(path, [r for r in pool if r.stream in streams], rules)
-        if not new: continue
+        if not (new := not_in(path, [r for r in pool if r.stream in streams], rules)): continue
         each = [frame([r for r in new if r.stream == s]) for s in dict.fromkeys(r.stream for r in new)]
         if not sum(map(len, each)): continue                             # all of them failed before any checkpoint
         write_frame(merge(pd.concat(each, ignore_index=True), path), path)
         written.append(path)
+    if written: say(f"{name}: {', '.join(p.relative_to(root / 'results').parts[-3] for p in written)}")
     return written
 
 # %% ../nbs/2_instruments/201_recording.ipynb #1192660b
-def record(store=None, root=None, say=print) -> list:
-    "Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written."
-    store, root, written = store or Store(), Path(root or ROOT), []
-    for name in conditions_for("all"):
-        if done := record_runs(store, root, name):
-            say(f"{name}: {', '.join(p.relative_to(root / 'results').parts[-3] for p in done)}")
-            written += done
+def record(store=None, root=None, say=print, executor="here") -> list:
+    "Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written. `executor` as in `train`."
+    store, root = store or Store(), Path(root or ROOT)
+    with open_executor(executor) as pool: done = watch(pool, record_runs, [(store, root, name, say) for name in conditions_for("all")])
+    written = sum(done, [])
     for page in PAGES:
         rows = page_rows(page, root)
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
@@ -293,8 +291,7 @@ def within(table) -> list:
     "A line for each of `LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is too much."
     out = []
     for tasks, limit in LIMITS.items():
-        own = [n for n in table if n.split("/")[0] in tasks]
-        if not own: continue
+        if not (own := [n for n in table if n.split("/")[0] in tasks]): continue
         spent, of = table[own].sum().sum(), " and ".join(dict.fromkeys(n.split("/")[0] for n in own))
         out.append(f"All instruments on {of}: {spent:.0f} CPU s, {'within' if spent <= limit else 'OVER'} the limit of {limit}.")
     return out
