@@ -143,6 +143,7 @@ _FROZEN, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", AUDIT["audit-width"].name
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
+_GATING = (*AUDIT["audit-switch"].names, *AUDIT["audit-lambda0"].names)
 _ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"], TABLE1["FFN"] + "+ffnlr0.125",
           *_MODADD[:2], "hist/ffn-h512-gelu", "hist/moe-e4k1-h512-gelu")
 _BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
@@ -179,7 +180,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
 PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
-             ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values())), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
+             ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values(), *_GATING)), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
              ("bilinear", _GATED), ("patching", _TABLE3[:2]),
              ("heldout", tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
              ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
