@@ -256,10 +256,12 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
 # %% ../nbs/1_setting/07_groups.ipynb #12b5078c
 def outlook(work, at_once=1) -> str:
     "How much there is to train and how long one core is expected to take, and a machine that trains groups `at_once`, in words."
-    hours, runs = sum(w.seconds for w in work) / 3600, sum(len(w.seeds) for w in work)
+    def spell(s): return f"{s / 3600:.1f} hours" if s > 7200 else f"{(m := -(-s // 60)):.0f} minute{'s' * (m > 1)}"
+    def count(n, what): return f"{n:,} {what}{'s' * (n > 1)}"
     if not work: return "Nothing is missing."
-    parted = f", {hours / min(at_once, len(work)):.1f} hours on {at_once}" if at_once and at_once > 1 else ""
-    return f"Up to {runs:,} runs are missing, in {len(work)} groups: about {hours:.1f} hours of one core{parted}."
+    seconds, runs = sum(w.seconds for w in work), sum(len(w.seeds) for w in work)
+    parted = f", {spell(seconds / min(at_once, len(work)))} on {at_once}" if at_once and at_once > 1 else ""
+    return f"Missing: up to {count(runs, 'run')} in {count(len(work), 'group')}, about {spell(seconds)} of one core{parted}."
 
 # %% ../nbs/1_setting/07_groups.ipynb #50db46dd
 def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None, measures=(), steps=None, group_size=5,

@@ -190,11 +190,11 @@ def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_i
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     words = ["train", "add7/ffn-h8-silu+d16", "--seeds", "1,2", "--until", "full", "--group-size", "1", "--executor", "here"]
     assert main([*words, "--dry-run"]) == 0 and not list((tmp_path / "home").rglob("*.safetensors"))
-    assert "Up to 2 runs are missing, in 2 groups" in capsys.readouterr().out
+    assert "Missing: up to 2 runs in 2 groups" in capsys.readouterr().out
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)
     assert main(words) == 0
     said = capsys.readouterr()
-    assert "2 runs are missing" in said.err and said.out.strip() == "Now: Nothing is missing."
+    assert "up to 2 runs" in said.err and said.out.strip() == "Now: Nothing is missing."
     assert len(list((tmp_path / "home").rglob("*.safetensors"))) == 2
 
 
@@ -202,7 +202,7 @@ def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(ca
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                       # matched GLUs, two activations, five seeds
         assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
-        assert f"Up to {runs} runs are missing, in 4 groups" in capsys.readouterr().out
+        assert f"Missing: up to {runs} runs in 4 groups" in capsys.readouterr().out
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch):
