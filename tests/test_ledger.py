@@ -7,7 +7,7 @@ from scipy import stats
 from moe_redistribution import answers, ledger as room, paper
 from moe_redistribution.evidence import interval, seeds_needed, tost
 from moe_redistribution.ledger import VERDICTS, Answer, answer, changed, decide, judge, shown, statements, values
-from moe_redistribution.results import ROOT
+from moe_redistribution.results import ROOT, rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -230,6 +230,22 @@ def test_the_committed_ledger_is_its_recomputation(table):
                        na_values={c: [""] for c in table if table[c].dtype == float})
     same = dict(check_dtype=False, rtol=1e-6, atol=1e-9)
     pd.testing.assert_frame_equal(held, table, obj="results/ledger.csv; run make record", **same)
+
+
+def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
+    "Where an instrument has rows of a condition by some rule, each cell that a claim reads there is among them: a wrong word in it would wait for ever."
+    bridge = paper.claims().query("instrument != 'none' and aggregate not in ('none', 'null')")
+    reads = [s for s in SAID.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
+    reads += [c for s in reads for w in s.versus.split() if not isinstance(c := changed(s, w), float)]
+    reads += list(bridge.itertuples(index=False)) + [c._replace(condition=w) for c in bridge.itertuples(index=False) for w in c.versus.split()]
+    cells = {(c.instrument, n, c.stream, c.rule, at, c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
+             for c in reads for n in c.condition.split() for at in c.position.split()}
+    found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
+    for instrument, name in {c[:2] for c in cells}:
+        if (got := rows_of(instrument, name)) is not None: found[instrument, name] = set(got[columns].drop_duplicates().itertuples(index=False, name=None))
+    measured = {k: {spot[:2] for spot in spots} for k, spots in found.items()}
+    assert len(cells) > 800 and len(found) > 100
+    assert not sorted(c for c in cells if c[2:4] in measured.get(c[:2], ()) and c[2:] not in found[c[:2]])
 
 
 def test_one_item_is_a_part_of_the_ledger_and_an_unknown_one_is_refused(table, rows):
