@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['D', 'STRONG', 'STREAM_SITES', 'N_PROBED', 'PROTOCOLS', 'PAPER', 'CUT', 'BY_COUNT', 'count_by_attention',
            'count_by_inventory', 'paper_sequences', 'count_probes', 'lifts', 'selectivity', 'token_responses',
-           'selective_shares', 'by_count', 'histogram_rows']
+           'selective_shares', 'what_it_knows', 'known_of_count', 'by_count', 'histogram_rows']
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #9657f696
 import math
@@ -13,6 +13,8 @@ import math
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import mutual_info_score
 from .tasks import ALPHABET, LENGTH, choose, counts, get_task, sample_sequences, strata
 from .conditions import condition
 from .models import ffn_half, forward, layer, predict, shapes
@@ -162,6 +164,24 @@ def selective_shares(params, c) -> dict:
     if "gate" in h: h |= {"root": h["hidden"].abs().sqrt(), "unpaired": h["gate"] * h["up"].roll(1, 1)}
     return {k: (selectivity(v) > CUT).float().mean(1) for k, v in h.items()}
 
+# %% ../nbs/2_instruments/175_histogram.ipynb #bf895cef
+def what_it_knows(answers, truth) -> dict:
+    "Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order, information."
+    joint = torch.zeros(LENGTH + 1, LENGTH + 1).index_put_((answers, truth), torch.ones(()), accumulate=True)
+    varied = (joint.sum(1) > 0).sum() > 1
+    return dict(right=(answers == truth).double().mean().item(), reread=(joint.amax(1).sum() / joint.sum()).item(),
+                order=spearmanr(answers, truth).statistic if varied else 0.0,
+                information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
+
+def known_of_count(params, c, edits) -> dict:
+    """`what_it_knows` of a population on the clean set with sites replaced: reading → (s,).
+
+    `edits`: site → zero, mean, resample or a function. Raises ValueError as `histogram_rows` does."""
+    c, t = _hist(c), get_task("hist")
+    said = predict(params, c, together(c, edits)).cpu().flatten(1) + 1
+    each = [what_it_knows(a, counts(t.tokens).flatten()) for a in said]
+    return {k: torch.tensor([e[k] for e in each]) for k in each[0]}
+
 # %% ../nbs/2_instruments/175_histogram.ipynb #888fd3a4
 def by_count(params, c, edits) -> torch.Tensor:
     """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
@@ -175,11 +195,10 @@ def by_count(params, c, edits) -> torch.Tensor:
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
 def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.DataFrame:
-    """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count (App. H).
+    """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what answers know (App. H).
 
-    Probe metrics are probe_accuracy, probe_control (both also by count, of the shuffled labels in a control),
-    probe_majority, attn_lift and ffn_lift; the edit is the protocol (`paper` is slow). selective_5 has the factor as its
-    unit. Raises ValueError for other tasks."""
+    Probe metrics are probe_accuracy, probe_control (both also by count, of the shuffled labels in a control), probe_majority, attn_lift and ffn_lift; the edit is
+    the protocol (`paper` is slow). selective_5 has the factor as its unit. Raises ValueError for other tasks."""
     c, t = checked(params, _hist(c), seeds), get_task("hist")
     labels, out, held = dict(condition=c.name) | labels, [], _held_out()
     for protocol in protocols:
@@ -197,6 +216,8 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
         each = by_count(params, c, {} if site == "none" else {site: edit})
         out += [rows(v, seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
                      n_examples=int(strata(t)[f"count={k}"].sum()), **labels) for k, v in enumerate(each.T, 1)]
+        out += [rows(v, seeds, site=site, edit=edit, metric=f"count_{k}", n_examples=t.tokens.numel(), **labels)
+                for k, v in known_of_count(params, c, {} if site == "none" else {site: edit}).items()]
     return tidy(out)
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #adf9c60d

@@ -139,13 +139,14 @@ _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256
 _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
 _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
+_HIST = tuple(n.replace("modadd", "hist") for n in _MODADD)
 _FROZEN, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", AUDIT["audit-width"].names
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
 _GATING = (*AUDIT["audit-switch"].names, *AUDIT["audit-lambda0"].names)
 _ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"], TABLE1["FFN"] + "+ffnlr0.125",
-          *_MODADD[:2], "hist/ffn-h512-gelu", "hist/moe-e4k1-h512-gelu")
+          *_MODADD[:2], *_HIST[:2])
 _BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
 _SWAPPED = tuple(n.replace("silu", a) for n in _BOTH for a in ("silu", "gelu"))
 _ROUTES7 = tuple(n for n in _SWAPPED[:12] if "moe" in n)
@@ -173,6 +174,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
              (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
                  + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256") for o in ("", "+freeze_attn", "+freeze_ffn")))
              for i in ("ablation", "copying", "runs", "speed")), ("authors", "none")),
+         "9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _HIST),), ("authors",)),
          "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
                              ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired"))}
 
@@ -181,7 +183,7 @@ PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying"
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
              ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values(), *_GATING)), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
-             ("bilinear", _GATED), ("patching", _TABLE3[:2]),
+             ("bilinear", _GATED), ("patching", _TABLE3[:2]), ("histogram", _HIST[:2]),
              ("heldout", tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
              ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
          "54_inconsistencies": Page("", (
