@@ -170,17 +170,17 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
              *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
              ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")), _MODADD[1], _FROZEN)),
              ("ablation", tuple(f"add7/moe_glu-e4k1-h168-{s}" for s in ("silu", "gelu")))), ("authors",)),
-         "9f_glu": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars", (("fourier", _MODADD), ("runs", _MODADD)), ("authors", "none")),
+         "9f_gating": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars", (("fourier", _MODADD), ("runs", _MODADD)), ("authors", "none")),
          "9g_controls": Page("tab7 tab8 tab9 appG.5 appG.6 fig23_caption fig23b fig24_caption fig24_right", tuple(
              (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
                  + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256") for o in ("", "+freeze_attn", "+freeze_ffn")))
-             for i in ("ablation", "copying", "runs", "speed")), ("authors", "none")),
-         "9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _HIST),), ("authors",)),
-         "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
-                             ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired"))}
+             for i in ("ablation", "copying", "runs", "speed")), ("authors", "none"))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
-PAGES |= {"52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
+PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _HIST),), ("authors",)),
+         "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
+                             ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
+         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
              ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values(), *_GATING)), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
