@@ -110,7 +110,7 @@ def test_accuracy_by_count_is_a_loop_over_tokens(edits):
 def test_rows_are_few_and_what_the_functions_say():
     p = count_by_inventory()
     table = histogram_rows(p, NAME, [5], rule="best")
-    assert len(table) <= 120 and set(table["rule"]) == {"best"} and not table["value"].isna().any()
+    assert len(table) <= 140 and set(table["rule"]) == {"best"} and not table["value"].isna().any()
     probed = table[table["metric"].isin(["probe_accuracy", "probe_control"]) & (table["stratum"] != "all")]
     assert (table["n_examples"] > 0).all() and len(probed) == 2 * 3 * 9
     for (site, metric), each in probed.groupby(["site", "metric"]):

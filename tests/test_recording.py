@@ -34,7 +34,7 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     among = rows(params, name, [1, 2, 3], stream="authors", rule="final")
     by_itself = rows(alone, name, [2], stream="authors", rule="final")
     among = among[among["seed"] == 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-5, atol=1e-6)      # some processors sum in another order
+    pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)      # some processors sum in another order
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
