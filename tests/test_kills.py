@@ -119,16 +119,19 @@ def recorded(store):
 def test_killed_twenty_times_at_random_moments(tmp_path):
     "SIGKILL to the driver and its workers at once, each time somewhere in an interval; every evaluation is saved."
     killed, whole, luck = Store(tmp_path / "killed"), Store(tmp_path / "whole"), random.Random()
-    before, files, all_intervals = Counter(), {}, len(NAMES) * len(SEEDS) // SIZE * STEPS // EVERY
+    before, files, kills, all_intervals = Counter(), {}, 0, len(NAMES) * len(SEEDS) // SIZE * STEPS // EVERY
     with drivers(tmp_path) as start:
         for moment in sorted(luck.sample(range(1, all_intervals - 10), KILLS)):
             child, end = start(killed.root)
             until = time.monotonic() + 60
             while begun(killed.root) < moment: assert time.monotonic() < until; time.sleep(0.005)
             time.sleep(luck.uniform(0, 0.05))                                       # an interval takes about this long
-            os.killpg(child, signal.SIGKILL)
+            try: os.killpg(child, signal.SIGKILL)
+            except ProcessLookupError:                                              # a fast machine was through before the last of them
+                assert end() == 0 and kills > KILLS / 2
+                break
             assert end() == -signal.SIGKILL
-            now = reached(killed)
+            now, kills = reached(killed), kills + 1
             assert all(now[g] >= step for g, step in before.items())                # what is saved never goes back,
             for g, starts in intervals(killed.root).items():                        # and is where training was
                 assert starts[-1] <= now[g] <= starts[-1] + EVERY, g
@@ -139,7 +142,7 @@ def test_killed_twenty_times_at_random_moments(tmp_path):
     log = intervals(killed.root)
     assert all(starts == sorted(starts) and set(starts) == set(range(0, STEPS, EVERY)) for starts in log.values())
     again = sum(map(len, log.values())) - begun(killed.root)
-    assert 0 < again <= 2 * KILLS                                                   # two groups are under way at a time
+    assert 0 < again <= 2 * kills                                                   # two groups are under way at a time
     assert_same_runs(killed, whole, NAMES, SEEDS, manifests=True)
 
 
