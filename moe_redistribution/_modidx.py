@@ -691,6 +691,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram.paper_sequences': ( '2_instruments/histogram.html#paper_sequences',
                                                                                                 'moe_redistribution/histogram.py'),
+                                              'moe_redistribution.histogram.read_out': ( '2_instruments/histogram.html#read_out',
+                                                                                         'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram.selective_shares': ( '2_instruments/histogram.html#selective_shares',
                                                                                                  'moe_redistribution/histogram.py'),
                                               'moe_redistribution.histogram.selectivity': ( '2_instruments/histogram.html#selectivity',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['D', 'STRONG', 'STREAM_SITES', 'N_PROBED', 'PROTOCOLS', 'PAPER', 'CUT', 'BY_COUNT', 'count_by_attention',
            'count_by_inventory', 'paper_sequences', 'count_probes', 'lifts', 'selectivity', 'token_responses',
-           'selective_shares', 'what_it_knows', 'known_of_count', 'by_count', 'histogram_rows']
+           'selective_shares', 'what_it_knows', 'read_out', 'known_of_count', 'by_count', 'histogram_rows']
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #9657f696
 import math
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import mutual_info_score
 from .tasks import ALPHABET, LENGTH, choose, counts, get_task, sample_sequences, strata
 from .conditions import condition
@@ -173,13 +174,32 @@ def what_it_knows(answers, truth) -> dict:
                 order=spearmanr(answers, truth).statistic if varied else 0.0,
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
+def read_out(logits, truth) -> float:
+    """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of their entropy.
+
+    A logistic regression with an intercept for each position, fitted on the first half of the sequences, answers for the
+    second. What is the same for every sequence moves the largest logit, and so an answer, but not this."""
+    fit = slice(len(truth) // 2)
+    place = torch.eye(LENGTH).expand(len(truth), -1, -1)
+    x = logits.double() - logits[fit].double().mean(0)
+    x = torch.cat([x / x[fit].std().clamp(min=1e-6), place], -1)
+    flat = lambda v, of: v[of].flatten(0, 1).numpy()
+    held = slice(fit.stop, None)
+    said = LogisticRegression(C=100, max_iter=1000).fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))
+    return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
+
+@torch.no_grad()
 def known_of_count(params, c, edits) -> dict:
-    """`what_it_knows` of a population on the clean set with sites replaced: reading → (s,).
+    """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
 
     `edits`: site → zero, mean, resample or a function. Raises ValueError as `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
-    said = predict(params, c, together(c, edits)).cpu().flatten(1) + 1
-    each = [what_it_knows(a, counts(t.tokens).flatten()) for a in said]
+    truth, made = counts(t.tokens), together(c, edits)
+    def one(i):
+        own = {n: v[i:i + 1] for n, v in params.items()}
+        logits = forward(own, t.tokens.to(own["W_E"].device), c, made, read_only=True)[0].cpu()
+        return what_it_knows(logits.argmax(-1).flatten() + 1, truth.flatten()) | {"readout": read_out(logits, truth)}
+    each = [one(i) for i in range(len(params["W_E"]))]
     return {k: torch.tensor([e[k] for e in each]) for k in each[0]}
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #888fd3a4

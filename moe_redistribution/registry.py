@@ -94,6 +94,7 @@ AUDIT = {e.key: e for e in (
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
     Experiment("audit-no_ffn", ("add7/no_ffn",), tuple(range(1, 129))),
     *(Experiment(f"audit-no_ffn-{t}", (f"{t}/no_ffn",)) for t in ("modadd", "hist")),
+    Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
@@ -234,8 +235,7 @@ class Order:
     def seconds(self): return expected_seconds(self.condition, self.steps)
 
 # %% ../nbs/1_setting/09_registry.ipynb #ef934c24
-_moe, _ffn = TABLE1["MoE"], TABLE1["FFN"]
-DECISIVE = (_moe, *ARMS.values(), _ffn, _moe + "+frozen", _moe + "+switch", TABLE1["Narrow FFN"])
+DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch", TABLE1["Narrow FFN"])
 SECOND = tuple(f"modadd/{s}" for s in ("ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu",
                                        "moe-e4k1-h512-gelu+frozen"))
 THIRD = tuple(n.replace("modadd", "hist") for n in SECOND[:4])
@@ -261,7 +261,7 @@ def _all_orders() -> tuple:
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
     shown = [made(1, audits[n], n, SEEDS, until="full") for n in ARMS.values()]
     shown += [made(1, audits[n], n, SEEDS, until="selected") for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
-    shown += [made(p, audits[n], n, SEEDS, until=until[audits[n].task]) for p, n in ((2, "modadd/no_ffn"), (3, "hist/no_ffn"))]
+    shown += [made(3 - (e.task == "modadd"), e, e.names[0], SEEDS, until=until[e.task]) for e in AUDIT.values() if e.task != "add7"]
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]

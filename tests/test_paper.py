@@ -95,8 +95,11 @@ def test_every_item_of_the_paper_is_bridged_and_stands_on_one_page(bridge, print
 
 
 def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand(bridge):
-    "Every family: five points, the audit's stream, and one kind of question for each id, which no printed number has."
-    mine = bridge[own(bridge)]
+    "Every family: five points, the audit's stream (histogram's: the paper's five seeds), and one kind of question for each id, which no printed number has."
+    mine, count = bridge[own(bridge)], bridge[bridge["item"] == "contrast_count"]
+    assert (count["stream"] == "authors").all() and (count["rule"] == "best").all() and (count["n"] == 5).all() and (count["margin"] == .05).all()
+    assert not count.duplicated(["condition", "versus", "metric"]).any()
+    mine = mine.drop(count.index)
     assert (mine["margin"] == .05).all() and set(mine["aggregate"]) == {"difference", "equivalence"} and mine["id"].is_unique
     assert set(mine["stream"]) == {"paired"} and set(mine["protocol"]) == {"audited"} and set(mine["rule"]) <= {"first1000", "final"}
     assert not mine["id"].isin(paper.paper_values()["id"]).any() and mine["id"].str.startswith("contrast.").all()
