@@ -244,8 +244,9 @@ def dropout(c:Condition, generators) -> dict:
     "The edits of a dropout condition: at three sites a mask from each seed's own generator, scaled to keep the mean."
     keep = 1 - condition(c).drop
     def thin(x):
-        mask = torch.stack([torch.rand(x.shape[1:], generator=g) for g in generators]).to(x) < keep
-        return x * mask / keep
+        mask = torch.stack([torch.rand(x.shape[1:], generator=g) < keep for g in generators])
+        if x.is_cuda: mask = mask.pin_memory()                            # so that nothing waits for the copy
+        return x * mask.to(x.device, non_blocking=True) / keep
     return {s: thin for s in sites(condition(c)) if s.split(".")[-1] in ("pattern", "attn_out", "ffn_out")}
 
 # %% ../nbs/1_setting/03_models.ipynb #e83a02ee
