@@ -169,7 +169,7 @@ def _line(rows, p, c, protocol, rule, seeds, stream):
 
 # %% ../nbs/2_instruments/181_answers.ipynb #4d6a3479
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
-                      margin outcome reason""".split()
+                      p_equivalence_holm margin outcome reason""".split()
 def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
     """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed; CONTRAST_COLUMNS.
 
@@ -182,12 +182,14 @@ def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
     lines = [_contrast(rows, c, rule, seeds) for c in registered.itertuples(index=False)]
     out = pd.DataFrame(lines, columns=CONTRAST_COLUMNS)
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)
-    decided = [outcome(same, p) for same, p in zip(out["p_equivalence"], out["p_holm"])]
+    same = out.groupby("asks")["p_equivalence"].transform(lambda p: holm(p.astype(float).fillna(1)))
+    out["p_equivalence_holm"] = same.where(out["n"] > 0)
+    decided = [outcome(same, p) for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
     return out.assign(outcome=np.where(out["n"] > 0, decided, "not attempted"))
 
 # %% ../nbs/2_instruments/181_answers.ipynb #0c5fb3d8
 def _contrast(rows, c, rule, seeds):
-    "One row of `contrasts`, all but `p_holm` and `outcome`."
+    "One row of `contrasts`, all but the adjusted p and `outcome`."
     (x, notes), (y, more) = (_by_seed(rows, c, name, rule, seeds) for name in (c.condition, c.versus))
     a, b = pd.concat([f.mean(axis=1, skipna=False) for f in (x, y)], axis=1).dropna().to_numpy().T
     notes += more

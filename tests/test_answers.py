@@ -457,6 +457,8 @@ def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_o
     assert line["difference"] == pytest.approx((by_seed[pair[0]] - by_seed[pair[1]]).mean()) and line["n"] == 64
     assert line["p"] == pytest.approx(ev.paired_permutation(*by_seed.values()).p)
     assert line["p_holm"] == pytest.approx(min(1, len(family) * line["p"])) and len(out) == len(family)
+    alike = (family["aggregate"] == line["asks"]).sum()                     # equivalences are adjusted among those that ask the same
+    assert line["p_equivalence_holm"] == pytest.approx(min(1, alike * line["p_equivalence"])) and alike < len(family)
     assert (answers.contrasts(rows)["n"] == 0).all(), "other positions answer no other family"
     half = rows[(rows["position"] == "o1") | (rows["seed"] > 4)]
     assert answers.contrasts(half, item="contrast_carry")["n"].max() == 60
