@@ -520,6 +520,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                          'moe_redistribution/fourier.py'),
                                             'moe_redistribution.fourier.cycles': ( '2_instruments/fourier.html#cycles',
                                                                                    'moe_redistribution/fourier.py'),
+                                            'moe_redistribution.fourier.dead_share': ( '2_instruments/fourier.html#dead_share',
+                                                                                       'moe_redistribution/fourier.py'),
                                             'moe_redistribution.fourier.enough': ( '2_instruments/fourier.html#enough',
                                                                                    'moe_redistribution/fourier.py'),
                                             'moe_redistribution.fourier.fourier_rows': ( '2_instruments/fourier.html#fourier_rows',

@@ -21,7 +21,7 @@ from .data import split
 from .conditions import condition
 from .models import forward
 from .trace import checked, modular, rows, tidy
-from .fourier import concentration, contribution, group_mean, neurons, spectrum, weighted
+from .fourier import concentration, contribution, dead_share, group_mean, neurons, spectrum, weighted
 from .training import ATTENTION, EXPERTS, fresh, unflatten
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #81cfde7b
@@ -227,26 +227,28 @@ def sum_share(logits):
 
 def count_keys(logits): return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
 
-def neuron_waves(params, c):
-    "How much of its neurons is one wave, weighted by what they write (s,), as `fourier_rows` has it."
+def neuron_waves(params, c) -> dict:
+    "How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and dead_share_paper."
     def one(i):
         n = neurons({k: v[i:i + 1] for k, v in params.items()}, c)
         means = group_mean(n["hidden"][:, :, 0], get_task("modadd").targets[:, 0])
-        return weighted(concentration(means), contribution(means, n["reach"]))
-    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+        return {"concentration_weighted": weighted(concentration(means), contribution(means, n["reach"])),
+                "concentration_paper": concentration(means, "paper").mean(1), "dead_share_paper": dead_share(means)}
+    each = [one(i) for i in range(len(params["W_E"]))]
+    return {k: torch.cat([e[k] for e in each]) for k in each[0]}
 
 @torch.no_grad()
 def progress(params, c, keys=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
 
     full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with one
-    layer that has an FFN concentration_weighted of its neurons."""
+    layer that has an FFN what `neuron_waves` says of its neurons."""
     c = modular(c, "progress")
     logits = answers(params, c)
     parts = split_losses(logits, keys)
     losses = {f"{n}_loss": parts[n].double().mean(1) for n in ("full", "restricted", "excluded")}
     counted = {"n_keys": count_keys(logits), "sum_share": sum_share(logits)}
-    if c.ffn != "no_ffn" and c.n_layers == 1: counted["concentration_weighted"] = neuron_waves(params, c)
+    if c.ffn != "no_ffn" and c.n_layers == 1: counted |= neuron_waves(params, c)
     return losses | counted | embedding_gini(params, c) | weight_norms(params)
 
 # %% ../nbs/2_instruments/174_grokking.ipynb #ec4f860e
