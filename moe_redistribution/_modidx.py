@@ -1095,6 +1095,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'moe_redistribution/results.py'),
                                             'moe_redistribution.results.item_rows': ( '2_instruments/results.html#item_rows',
                                                                                       'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.learned': ( '2_instruments/results.html#learned',
+                                                                                    'moe_redistribution/results.py'),
                                             'moe_redistribution.results.missing_runs': ( '2_instruments/results.html#missing_runs',
                                                                                          'moe_redistribution/results.py'),
                                             'moe_redistribution.results.needs': ( '2_instruments/results.html#needs',

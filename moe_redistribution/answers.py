@@ -66,7 +66,7 @@ def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
         got = cells[cell] = _take(own, c, cell, rule, seeds, stream)
         absent, failed = [s for s in seeds if s not in got.index], got.index[got.isna()].tolist()
         if absent: notes += _absent(own, c, cell[0], rule, absent, stream)
-        how = "never got there" if c.instrument == "runs" else "failed"
+        how = "never got there" if c.instrument == "runs" else "never learned the task" if rule == "learned" else "failed"
         if failed: notes.append(f"{len(failed)} of {len(seeds)} seeds {how} and left out: {cell[0]}, seeds {_who(failed)}")
     return pd.DataFrame(cells, index=seeds), list(dict.fromkeys(notes))
 

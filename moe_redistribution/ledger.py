@@ -17,7 +17,7 @@ from .tasks import choose
 from .paper import DATA, AGGREGATES, _read, paper_values, claims, seed_list, refuse
 from .evidence import interval, paired_permutation, seeds_beside, seeds_needed, tost, verdict
 from .answers import REST, _by_condition, _by_seed, _together, _line, baselines
-from .results import ROOT, NO_ROWS, rows_of
+from .results import ROOT, NO_ROWS, learned, rows_of
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = """key protocol section statement quotes page expects instrument stream condition versus metric site edit
@@ -185,6 +185,7 @@ def ledger_rows(root=None) -> pd.DataFrame:
     for (instrument, name), want in _wanted().groupby(["instrument", "condition"], sort=False):
         if (got := rows_of(instrument, name, root)) is None: continue
         got = got[got["stream"].isin(want["stream"])]
+        if "learned" in set(want["rule"]): got = pd.concat([got, learned(got, root)], ignore_index=True)
         named = np.logical_and.reduce([got[k].isin(want[k]) for k in _WHERE])
         found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
     return pd.concat(found[1:] or found, ignore_index=True)

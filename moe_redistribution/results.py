@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'generalised',
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'generalised', 'learned',
            'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of',
            'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
 
@@ -90,6 +90,11 @@ def generalised(rows, root=None) -> pd.DataFrame:
     never = runs[~runs["first99_reached"].astype(bool)]
     keys = ["condition", "stream", "seed"]
     return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(never[keys]))]
+
+def learned(rows, root=None) -> pd.DataFrame:
+    "Rows at the first epoch above 99 % once more, under the rule `learned`: without a value where the run never got there."
+    own = rows[rows["rule"] == "first99"]
+    return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised(own, root).index)))
 
 def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."

@@ -238,7 +238,7 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
     reads = [s for s in SAID.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
     reads += [c for s in reads for w in s.versus.split() if not isinstance(c := changed(s, w), float)]
     reads += list(bridge.itertuples(index=False)) + [c._replace(condition=w) for c in bridge.itertuples(index=False) for w in c.versus.split()]
-    cells = {(c.instrument, n, c.stream, c.rule, at, c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
+    cells = {(c.instrument, n, c.stream, c.rule.replace("learned", "first99"), at, c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
              for c in reads for n in c.condition.split() for at in c.position.split()}
     found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
     for instrument, name in {c[:2] for c in cells}:
