@@ -1121,6 +1121,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                      'moe_redistribution/results.py'),
                                             'moe_redistribution.results.standing': ( '2_instruments/results.html#standing',
                                                                                      'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.unlearned': ( '2_instruments/results.html#unlearned',
+                                                                                      'moe_redistribution/results.py'),
                                             'moe_redistribution.results.unrecorded': ( '2_instruments/results.html#unrecorded',
                                                                                        'moe_redistribution/results.py'),
                                             'moe_redistribution.results.weightless': ( '2_instruments/results.html#weightless',

@@ -185,7 +185,7 @@ def read_out(logits, truth) -> float:
     x = torch.cat([x / x[fit].std().clamp(min=1e-6), place], -1)
     flat = lambda v, of: v[of].flatten(0, 1).numpy()
     held = slice(fit.stop, None)
-    said = LogisticRegression(C=100, max_iter=1000).fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))
+    said = LogisticRegression(C=100, solver="newton-cholesky").fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))
     return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
 
 @torch.no_grad()
@@ -236,7 +236,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
         each = by_count(params, c, {} if site == "none" else {site: edit})
         out += [rows(v, seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
                      n_examples=int(strata(t)[f"count={k}"].sum()), **labels) for k, v in enumerate(each.T, 1)]
-        out += [rows(v, seeds, site=site, edit=edit, metric=f"count_{k}", n_examples=t.tokens.numel(), **labels)
+        out += [rows(v, seeds, site=site, edit=edit, metric=f"count_{k}", n_examples=t.tokens.numel() // (1 + (k == "readout")), **labels)
                 for k, v in known_of_count(params, c, {} if site == "none" else {site: edit}).items()]
     return tidy(out)
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'generalised', 'learned',
-           'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of',
-           'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'unlearned', 'generalised',
+           'learned', 'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs',
+           'rows_of', 'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -84,15 +84,17 @@ def weightless(name, root=None, but=()) -> list:
     return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}}) for r in runs.itertuples()
             if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
+def unlearned(root=None) -> pd.DataFrame:
+    "Recorded runs of modular addition that never got more than half of their test pairs right, as Figure 15 counts them."
+    return recorded_runs(root).query("condition.str.startswith('modadd/') and first99_value <= .5")
+
 def generalised(rows, root=None) -> pd.DataFrame:
-    "Rows but those of runs of modular addition that never got above 99 %: without a rule, nothing can be said of where it is."
-    runs = recorded_runs(root).query("condition.str.startswith('modadd/')")
-    never = runs[~runs["first99_reached"].astype(bool)]
+    "Rows but those of `unlearned` runs: in a model that has no rule, nothing can be said of where it is."
     keys = ["condition", "stream", "seed"]
-    return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(never[keys]))]
+    return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(unlearned(root)[keys]))]
 
 def learned(rows, root=None) -> pd.DataFrame:
-    "Rows at the first epoch above 99 % once more, under the rule `learned`: without a value where the run never got there."
+    "Rows at `first99` once more, under the rule `learned`: without a value where the run is `unlearned`."
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised(own, root).index)))
 
@@ -145,6 +147,7 @@ _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
 _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
 _HIST = tuple(n.replace("modadd", "hist") for n in _MODADD)
+_COUNTERS = (*_HIST, _HIST[1] + "+frozen", _HIST[0] + "+ffnlr0.25", "hist/ffn-h128-gelu")
 _FROZEN, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", AUDIT["audit-width"].names
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
@@ -182,7 +185,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
              for i in ("ablation", "copying", "runs", "speed")), ("authors", "none"))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
-PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _HIST),), ("authors",)),
+PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",)),
          "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
                              ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
          "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
