@@ -1295,6 +1295,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'moe_redistribution/training.py'),
                                              'moe_redistribution.training.Members.keep': ( '1_setting/training.html#members.keep',
                                                                                            'moe_redistribution/training.py'),
+                                             'moe_redistribution.training._flushing': ( '1_setting/training.html#_flushing',
+                                                                                        'moe_redistribution/training.py'),
                                              'moe_redistribution.training.adamw_': ( '1_setting/training.html#adamw_',
                                                                                      'moe_redistribution/training.py'),
                                              'moe_redistribution.training.clip_': ( '1_setting/training.html#clip_',
@@ -1324,4 +1326,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                              'moe_redistribution.training.unflatten': ( '1_setting/training.html#unflatten',
                                                                                         'moe_redistribution/training.py'),
                                              'moe_redistribution.training.update_rules': ( '1_setting/training.html#update_rules',
-                                                                                           'moe_redistribution/training.py')}}}
+                                                                                           'moe_redistribution/training.py'),
+                                             'moe_redistribution.training.without_subnormals': ( '1_setting/training.html#without_subnormals',
+                                                                                                 'moe_redistribution/training.py')}}}

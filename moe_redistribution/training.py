@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'ATTENTION', 'EXPERTS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'clip_', 'unflatten',
-           'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'train_interval',
-           'evaluate', 'held_scores', 'settled', 'leaving']
+           'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals',
+           'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
 
 # %% ../nbs/1_setting/06_training.ipynb #9019eb39
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,7 +126,19 @@ def reached(rule, value):
     threshold = RULES[rule][1]
     return value >= 1 if threshold == 1 else value > threshold
 
+# %% ../nbs/1_setting/06_training.ipynb #1e69fbbc
+def _flushing(): return not (torch.full((1,), 1e-40) * 1).item()
+
+@contextmanager
+def without_subnormals():
+    "Within it, or in a function decorated with it, results below 1.2e-38 are 0 on this thread; afterwards as before."
+    before = _flushing()
+    torch.set_flush_denormal(True)
+    try: yield
+    finally: torch.set_flush_denormal(before)
+
 # %% ../nbs/1_setting/06_training.ipynb #3f360418
+@without_subnormals()
 def train_interval(members:Members, n:int):
     "Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,)."
     c, dev, parts = members.c, members.w.device, pieces(members.c)
@@ -146,6 +159,7 @@ def train_interval(members:Members, n:int):
     return total / n
 
 # %% ../nbs/1_setting/06_training.ipynb #f2092831
+@without_subnormals()
 @torch.no_grad()
 def evaluate(members:Members, train_loss, measures=()) -> dict:
     "Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones, `measures`."
