@@ -15,7 +15,7 @@ from moe_redistribution.models import forward
 from moe_redistribution.data import draw, generators, training_pool
 from moe_redistribution.tasks import EOS, digits, exact, get_task
 from moe_redistribution.training import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval,
-                                         unflatten, update_rules)
+                                         unflatten, update_rules, without_subnormals)
 from plain import examples, load_member, optimiser, plain_train
 
 ADD7 = get_task("add7")
@@ -245,3 +245,33 @@ def test_nan_in_one_seed_leaves_the_others_alone(name, sick):
     assert torch.equal(members.w[well], clean.w[well]) and torch.equal(members.v[well], clean.v[well])
     assert members.failed.tolist() == [6 * (i == sick) for i in range(3)]           # the first step after the poison
     assert clean.failed.tolist() == [0, 0, 0]
+
+
+# --------------------------------------------------------------------------------------------------------- subnormals
+
+def subnormal(x): return ((x != 0) & (x.abs() < 1.2e-38)).any().item()
+
+
+def test_training_with_numbers_too_small_to_matter_ends_with_the_weights_it_would_have_had(monkeypatch):
+    "Half of a dense FFN has been idle so long that Adam's squares are subnormal: they become 0, the weights stay what they would be."
+    def aged():
+        members = fresh(condition("add7/ffn-h16-silu"), [1], "authors")
+        train_interval(members, 3)
+        for name, scale in (("w", 1e-12), ("m", 1e-20), ("v", 1e-36)):
+            unflatten(getattr(members, name), members.c)["W_up"][..., :8].mul_(scale)
+        return members
+    flushed, kept = aged(), aged()
+    train_interval(flushed, 5)
+    monkeypatch.setattr("torch.set_flush_denormal", lambda mode: True)
+    train_interval(kept, 5)
+    assert subnormal(aged().v) and torch.allclose(flushed.w, kept.w, rtol=1e-6, atol=1e-12)
+
+
+def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
+    tiny = torch.full((4,), 1e-40)
+    train(DENSE, [1], 1)
+    assert (tiny * 1 > 0).all()
+    with pytest.raises(ZeroDivisionError), without_subnormals():
+        assert (tiny * 1 == 0).all()
+        1 / 0
+    assert (tiny * 1 > 0).all()
