@@ -174,15 +174,17 @@ def what_it_knows(answers, truth) -> dict:
                 order=spearmanr(answers, truth).statistic if varied else 0.0,
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
-def read_out(logits, truth) -> float:
+def read_out(logits, truth, tokens=None) -> float:
     """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of their entropy.
 
     A logistic regression with an intercept for each position, fitted on the first half of the sequences, answers for the
-    second. What is the same for every sequence moves the largest logit, and so an answer, but not this."""
+    second. What is the same for every sequence moves the largest logit, and so an answer, but not this. With `tokens`
+    (n, LENGTH) each token has an intercept as well. A lower bound: it is what the likeliest count tells."""
     fit = slice(len(truth) // 2)
     place = torch.eye(LENGTH).expand(len(truth), -1, -1)
     x = logits.double() - logits[fit].double().mean(0)
-    x = torch.cat([x / x[fit].std().clamp(min=1e-6), place], -1)
+    known = [place] if tokens is None else [place, torch.nn.functional.one_hot(tokens, ALPHABET)]
+    x = torch.cat([x / x[fit].std().clamp(min=1e-6), *known], -1)
     flat = lambda v, of: v[of].flatten(0, 1).numpy()
     held = slice(fit.stop, None)
     said = LogisticRegression(C=100, solver="newton-cholesky").fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))

@@ -134,6 +134,7 @@ def answer(rows, s, quoted=()):
     if s.expects == "number":
         says, p = _number(s, x, quoted[0]["printed"]), np.nan
     else: says, p = decide(x.to_numpy(), s.expects, s.margin, i)
+    if s.rule == "learned" and len(x) < s.n: says, notes = "open", [f"decides nothing: {len(x)} of {int(s.n)} seeds learned it", *notes]
     if absent: says, notes = "pending", [f"interim: {len(x)} of the {int(s.n)} seeds fixed beforehand", *notes]
     return Answer(i.mean, i.lo, i.hi, float(x.std()), len(x), p, says, "; ".join(filter(None, [*notes, s.note])))
 

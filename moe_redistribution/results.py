@@ -85,7 +85,7 @@ def weightless(name, root=None, but=()) -> list:
             if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
 def unlearned(root=None) -> pd.DataFrame:
-    "Recorded runs of modular addition that never got more than half of their test pairs right, as Figure 15 counts them."
+    "Recorded runs of modular addition that never got more than half of their test pairs right, the limit of the authors' script for Figure 15b."
     return recorded_runs(root).query("condition.str.startswith('modadd/') and first99_value <= .5")
 
 def generalised(rows, root=None) -> pd.DataFrame:
