@@ -207,7 +207,7 @@ def _printed(s, known):
 def _needed(s, a, p):
     "Seeds that would decide an answer that is open, nan for others."
     if a.says != "open" or not a.n: return np.nan
-    if s.expects != "number": return seeds_needed(a.mean, a.sd, s.expects, s.margin)
+    if s.expects != "number": return np.maximum(seeds_needed(a.mean, a.sd, s.expects, s.margin), s.n if s.rule == "learned" else 2)
     return seeds_beside(a.mean, a.sd, p.value, p.value_std, s.n if np.isnan(p.n_seeds) else p.n_seeds, s.margin)
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #0b3a258a
