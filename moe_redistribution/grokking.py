@@ -237,6 +237,7 @@ def neuron_waves(params, c) -> dict:
     each = [one(i) for i in range(len(params["W_E"]))]
     return {k: torch.cat([e[k] for e in each]) for k in each[0]}
 
+# %% ../nbs/2_instruments/174_grokking.ipynb #de08c1c0
 @torch.no_grad()
 def progress(params, c, keys=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`.

@@ -190,6 +190,7 @@ def read_out(logits, truth, tokens=None) -> float:
     said = LogisticRegression(C=100, solver="newton-cholesky").fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))
     return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
 
+# %% ../nbs/2_instruments/175_histogram.ipynb #80f1bc62
 @torch.no_grad()
 def known_of_count(params, c, edits) -> dict:
     """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).

@@ -84,6 +84,7 @@ def weightless(name, root=None, but=()) -> list:
     return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}}) for r in runs.itertuples()
             if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
+# %% ../nbs/2_instruments/20_results.ipynb #198ac62e
 def unlearned(root=None) -> pd.DataFrame:
     "Recorded runs of modular addition that never got more than half of their test pairs right, the limit of the authors' script for Figure 15b."
     return recorded_runs(root).query("condition.str.startswith('modadd/') and first99_value <= .5")
