@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES', 'TYPICAL_STEPS', 'DECISIVE',
-           'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for', 'expected_seconds',
-           'expected_steps', 'Order', 'orders', 'items_of', 'registry', 'by_experiment']
+           'AUDIT', 'REPLICATES', 'ENDS', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES', 'TYPICAL_STEPS',
+           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for',
+           'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry', 'by_experiment']
 
 # %% ../nbs/1_setting/09_registry.ipynb #8c5c1958
 from dataclasses import dataclass
@@ -100,6 +100,7 @@ AUDIT = {e.key: e for e in (
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
+ENDS = Experiment("audit-ends", tuple(_sweep), tuple(range(129, 161)))     # whole schedules, at seeds of which nothing is recorded
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
@@ -170,17 +171,16 @@ def served(item:str) -> tuple:
     """(experiment key, condition name) pairs behind an item, an experiment, `arms`, `gelu`, `audit` or `all`.
 
     Raises ValueError with the nearest valid item."""
-    everything = [(e.key, n) for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES) for n in e.names]
+    everything = [(e.key, n) for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS) for n in e.names]
     audits = [p for p in everything if p[0] in AUDIT]
-    words = {"arms": ARMS.values(), "gelu": GELU.values()}
-    own = {**EXPERIMENTS, **AUDIT, REPLICATES.key: REPLICATES}
-    valid = [*ITEMS, *own, *words, "audit", "all"]
+    words = {"arms": ARMS.values(), "gelu": GELU.values(), "audit": [n for _, n in audits]}
+    own = {**EXPERIMENTS, **AUDIT, REPLICATES.key: REPLICATES, ENDS.key: ENDS}
+    valid = [*ITEMS, *own, *words, "all"]
     if item not in valid and item in set(paper_values()["item"]):   # fig4_left, fig23b: parts that need the same runs
         stem = item.partition("_")[0]
         item = stem if stem in valid else stem.rstrip("abcde")
     choose("item", item, valid)
     if item == "all": return tuple(everything)
-    if item == "audit": return tuple(audits)
     if item in words: return tuple(p for p in audits if p[1] in words[item])
     if item in own: return tuple(p for p in everything if p[0] == item)
     found = resolve(ITEMS[item])
@@ -265,17 +265,17 @@ def _all_orders() -> tuple:
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    return tuple(sorted(first + canonical + shown + many + twice, key=lambda o: o.priority))  # sorting is stable
+    ends = [made(1, ENDS, n, ENDS.seeds, "paired", group=8) for n in ENDS.names]
+    return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:
     "What to train for an item, most decisive first. Raises ValueError for an unknown item."
-    wanted = set(served(item))
-    return [o for o in _all_orders() if (o.experiment, o.condition) in wanted]
+    return [o for o in _all_orders() if (o.experiment, o.condition) in served(item)]
 
 # %% ../nbs/1_setting/09_registry.ipynb #40335295
 def items_of(name:str) -> list:
     "The items of the paper that a condition serves, panels left out where the whole figure is named."
-    found = [i for i in ITEMS if any(n == name for _, n in served(i))]
+    found = [i for i in ITEMS if name in conditions_for(i)]
     return [i for i in found if not (i[-1].isalpha() and i[:-1] in found)]
 
 def registry(item="all") -> pd.DataFrame:

@@ -11,7 +11,7 @@ from moe_redistribution.paper import claims, paper_values
 from moe_redistribution.registry import (AUDIT, EXPERIMENTS, ITEMS, conditions_for, expected_seconds, expected_steps,
                                          orders)
 
-ALL = EXPERIMENTS | AUDIT | {R.REPLICATES.key: R.REPLICATES}
+ALL = EXPERIMENTS | AUDIT | {e.key: e for e in (R.REPLICATES, R.ENDS)}
 
 # Runs of every sweep, counted by hand from what the authors trained: variants × seeds × settings.
 COUNTS = {"add7-silu": 4 * 5, "add7-gelu": 4 * 5, "add7-matched": 2 * 5 * 2, "add7-narrow": 5, "add7-random": 2 * 5,
@@ -171,7 +171,7 @@ def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
     ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
-                   | {(n, "paired", s) for e in AUDIT.values() for n in e.names for s in e.seeds if len(e.seeds) > 5}
+                   | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS) for n in e.names for s in e.seeds if len(e.seeds) > 5}
                    | {(n, "crossed", s) for n in R.REPLICATES.names for s in R.REPLICATES.seeds}
                    | {(n, "authors", s) for n in ours for s in SEEDS})
 
@@ -183,17 +183,19 @@ def test_priorities_never_fall_and_tasks_take_their_turn():
     assert tasks == {1: {"add7"}, 2: {"modadd"}, 3: {"hist"}, 4: {"modadd"}, 5: {"modadd", "hist"}}
 
 
-def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128():
+def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128_and_last_the_ends_of_every_rate():
     kind = {("paired", "full"): 0, ("authors", "full"): 1, ("authors", "selected"): 1, ("paired", "selected"): 2,
             ("crossed", "selected"): 3}
-    turns = [kind[o.stream, o.until] for o in orders() if o.priority == 1]
+    first, ends = ([o for o in orders() if (o.experiment == "audit-ends") is last] for last in (False, True))
+    assert [o for o in orders() if o.priority == 1][-len(ends):] == ends and {o.seeds for o in ends} == {tuple(range(129, 161))}
+    turns = [kind[o.stream, o.until] for o in first if o.priority == 1]
     assert turns == sorted(turns) and turns.count(0) == 7
-    long = [o for o in orders() if (o.stream, o.until) == ("paired", "full")]
+    long = [o for o in first if (o.stream, o.until) == ("paired", "full")]
     assert {o.seeds for o in long} == {tuple(range(1, 33))} and long[0].condition == TABLE1["MoE"]
     assert {o.condition for o in long} == {
         *ARMS.values(), "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/moe-e4k1-h256-silu",
         "add7/moe-e4k1-h256-silu+frozen", "add7/moe-e4k1-h256-silu+switch"}
-    rest = {o.condition: o.seeds for o in orders() if (o.stream, o.until) == ("paired", "selected")}
+    rest = {o.condition: o.seeds for o in first if (o.stream, o.until) == ("paired", "selected")}
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
 
@@ -269,7 +271,7 @@ def test_expected_steps_follow_schedule_and_learning_rate():
 def test_the_registry_adds_up():
     frame, by = R.registry(), R.by_experiment()
     assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 5)
-    assert frame["paired"].sum() == sum(e.n_runs for e in AUDIT.values() if e.seeds != SEEDS)
+    assert frame["paired"].sum() == sum(e.n_runs for e in (*AUDIT.values(), R.ENDS) if e.seeds != SEEDS)
     assert frame["crossed"].sum() == 3 * 128
     assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
     assert by["seed_steps"].sum() == frame["seed_steps"].sum()
