@@ -125,7 +125,7 @@ def add_train(p):
     p.add_argument("--until", help=f"one of {', '.join(UNTIL)} (default: the item's, or selected)")
     p.add_argument("--group-size", type=int, help="seeds trained together (default: the item's, or 5)")
     p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
-    p.add_argument("--device", default="cpu", help="cpu (default) or cuda, then in this process with all seeds stacked")
+    p.add_argument("--device", default="cpu", help="cpu (default) or cuda: all seeds stacked, groups one by one or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out runs that results/ holds already")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and train nothing")
@@ -212,7 +212,7 @@ def run_train(args):
     "Trains what is missing, says before and after how much that is."
     todo, store = read_orders(args), Store()
     if args.unrecorded: todo = unrecorded(todo)
-    executor = "here" if args.device == "cuda" else args.executor
+    executor = args.executor or ("here" if args.device == "cuda" else None)
     if args.dry_run: return print(outlook(plan(todo, store), processes(executor)))
     fulfil(todo, measures=(track,), executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))

@@ -235,6 +235,18 @@ def test_a_batch_system_trains_the_same_runs(tmp_path):
     assert_same_runs(Store(tmp_path / "far"), Store(tmp_path / "near"), NAMES[:1], [1, 2])
 
 
+@pytest.mark.parametrize("asked, got", [([], "here"), (["--executor", "local:2"], "local:2")])
+def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_named(asked, got, monkeypatch, tmp_path):
+    from moe_redistribution import cli
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = []
+    monkeypatch.setattr(cli, "fulfil", lambda todo, **how: seen.append((todo, how)))
+    assert cli.main(["train", *NAMES, "--seeds", "1-20", "--device", "cuda", *asked]) == 0
+    (todo, how), = seen
+    assert (how["executor"], how["device"]) == (got, "cuda") and [o.group_size for o in todo] == [128, 128]    # all seeds stacked
+
+
 def test_an_interrupt_cancels_jobs_in_the_queue():
     class Job:
         def __init__(self): self.gone = threading.Event()
