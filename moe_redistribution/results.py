@@ -186,7 +186,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
              for i in ("ablation", "copying", "runs", "speed")), ("authors", "none"))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
-PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",)),
+PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",), "audit-rate-hist"),
          "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
                              ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
          "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
@@ -255,7 +255,8 @@ def page_rows(page, root=None) -> pd.DataFrame:
 
 def item_rows(item, root=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper."
-    return _gather(asked(item), Page.streams, root)
+    rows = _gather(asked(item), Page.streams, root)
+    return pd.concat([rows, learned(rows, root)], ignore_index=True) if "learned" in set(claims().query("item == @item")["rule"]) else rows
 
 # %% ../nbs/2_instruments/20_results.ipynb #adc57517
 def missing_runs(page) -> pd.DataFrame:
