@@ -87,7 +87,8 @@ def weightless(name, root=None, but=()) -> list:
 # %% ../nbs/2_instruments/20_results.ipynb #198ac62e
 def unlearned(root=None) -> pd.DataFrame:
     "Recorded runs of modular addition that never got more than half of their test pairs right, the limit of the authors' script for Figure 15b."
-    return recorded_runs(root).query("condition.str.startswith('modadd/') and first99_value <= .5")
+    runs = recorded_runs(root)
+    return runs.query("condition.str.startswith('modadd/') and first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
 
 def generalised(rows, root=None) -> pd.DataFrame:
     "Rows but those of `unlearned` runs: in a model that has no rule, nothing can be said of where it is."
