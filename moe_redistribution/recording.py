@@ -246,7 +246,7 @@ def record(store=None, root=None, say=print, executor="here") -> list:
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
     for item in paper_items():
         written.append(root / f"results/paper/{item}.csv")
-        write_frame(comparison(item_rows(item, root), item), written[-1])
+        write_frame(comparison(item_rows(item, root), item, root), written[-1])
     written.append(root / "results/ledger.csv")
     write_frame(ledger(root=root), written[-1])
     return written + record_checkpoints(store, root)

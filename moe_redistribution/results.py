@@ -256,8 +256,7 @@ def page_rows(page, root=None) -> pd.DataFrame:
 
 def item_rows(item, root=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper."
-    rows = _gather(asked(item), Page.streams, root)
-    return pd.concat([rows, learned(rows, root)], ignore_index=True) if "learned" in set(claims().query("item == @item")["rule"]) else rows
+    return _gather(asked(item), Page.streams, root)
 
 # %% ../nbs/2_instruments/20_results.ipynb #adc57517
 def missing_runs(page) -> pd.DataFrame:
@@ -282,7 +281,8 @@ def standing(page, rows) -> str:
                    f"`moe-redistribution train {' '.join(left['condition'])} --until first`.")
 
 # %% ../nbs/2_instruments/20_results.ipynb #d8346418
-def comparison(rows, item) -> pd.DataFrame:
+def comparison(rows, item, root=None) -> pd.DataFrame:
     "One item of the paper under both protocols, one above the other: the content of `results/paper/<item>.csv`."
+    if "learned" in set(claims().query("item == @item")["rule"]): rows = pd.concat([rows, learned(rows, root)], ignore_index=True)
     parts = [compare(rows, item, p) for p in ("paper", "audited")]
     return pd.concat([p for p in parts if len(p)], ignore_index=True)

@@ -46,6 +46,14 @@ def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
         assert (tmp_path / "again.csv").read_bytes() == (results.ROOT / f"results/paper/{item}.csv").read_bytes(), "make record"
 
 
+def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_never_learned():
+    rows, runs = results.item_rows("fig5_caption"), results.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"]
+    audited = results.comparison(rows, "fig5_caption").query("protocol == 'audited'").set_index("id")
+    for line in audited.dropna(subset="ours_n").itertuples():
+        assert line.ours_n == (runs.loc[line.condition, "authors"].loc[list(SEEDS)] > .5).sum(), line.Index
+    assert audited["ours_n"].min() < len(SEEDS) and audited["reason"].str.contains("never learned the task").any()
+
+
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     tab1, fig1 = (pd.read_csv(results.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'") for i in ("tab1", "fig1"))
     assert list(tab1.columns) == COMPARE_COLUMNS and len(tab1) == 18
