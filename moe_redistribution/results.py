@@ -216,6 +216,7 @@ def run_rows(runs) -> pd.DataFrame:
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
             mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
+            if mine.empty: continue
             where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule, step=mine[f"{rule}_step"].to_numpy())
             hit = mine[f"{rule}_reached"].astype(float)
             out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))

@@ -54,6 +54,12 @@ def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_neve
     assert audited["ours_n"].min() < len(SEEDS) and audited["reason"].str.contains("never learned the task").any()
 
 
+def test_a_rule_that_no_run_answers_has_no_rows_and_leaves_seeds_whole_numbers():
+    early = results.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 and not settled")
+    got = results.run_rows(early)
+    assert len(early) and set(got["rule"]) == {"first99"} and pd.api.types.is_integer_dtype(got["seed"])
+
+
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     tab1, fig1 = (pd.read_csv(results.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'") for i in ("tab1", "fig1"))
     assert list(tab1.columns) == COMPARE_COLUMNS and len(tab1) == 18
