@@ -100,7 +100,7 @@ AUDIT = {e.key: e for e in (
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
-ENDS = Experiment("audit-ends", tuple(_sweep), tuple(range(129, 161)))     # whole schedules, at seeds of which nothing is recorded
+ENDS = Experiment("audit-ends", tuple(n for n in _sweep if n not in ARMS.values()), tuple(range(129, 161)))     # whole schedules
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
