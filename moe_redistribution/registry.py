@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'ENDS', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES', 'TYPICAL_STEPS',
-           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for',
-           'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry', 'by_experiment']
+           'AUDIT', 'REPLICATES', 'ENDS', 'BALANCE', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
+           'TYPICAL_STEPS', 'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served',
+           'conditions_for', 'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry',
+           'by_experiment']
 
 # %% ../nbs/1_setting/09_registry.ipynb #8c5c1958
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ AUDIT = {e.key: e for e in (
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", tuple(n for n in _sweep if n not in ARMS.values()), tuple(range(129, 161)))     # whole schedules
+BALANCE = Experiment("audit-balance", tuple(f"add7/moe-e4k1-h256-silu{o}+lambda0+ffnlr2" for o in ("", "+frozen")), ENDS.seeds)
+OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, BALANCE)}
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
@@ -108,8 +111,7 @@ TABLES = {
     "tab4": "fig3",
     "tab5": "modadd-gelu modadd-matched:gelu",                   # matched by its caption, default width by its script
     "tab6": "fig5 modadd-gelu:glu modadd-narrow add7-silu:ffn,glu add7-half",
-    "tab7": "add7-freeze modadd-freeze hist-freeze",
-    "tab8": "add7-heldout",
+    "tab7": "add7-freeze modadd-freeze hist-freeze", "tab8": "add7-heldout",
     "tab9": "add7-matched:moe_glu,silu add7-peractive:silu modadd-matched:moe_glu modadd-peractive "
             "hist-matched:moe_glu hist-peractive",
     "tab10": "hist-main:gelu", "tab11": "hist-matched:gelu", "tab12": "hist-main:gelu",
@@ -143,8 +145,7 @@ SECTIONS = {
     "appD.1": "modadd-gelu:ffn,moe modadd-seeds modadd-top2:moe modadd-width",
     "appD.2": "modadd-gelu:moe,moe_glu modadd-random",
     "appE": "add7-silu:moe,moe_glu add7-norm:moe,moe_glu", "appE.1": "appE",        # its script loads the RMSNorm runs
-    "appF.2": "tab5",
-    "appF.3": "add7-silu:ffn,moe_glu add7-matched:moe_glu,silu add7-half modadd-gelu:moe_glu modadd-matched:gelu",
+    "appF.2": "tab5", "appF.3": "add7-silu:ffn,moe_glu add7-matched:moe_glu,silu add7-half modadd-gelu:moe_glu modadd-matched:gelu",
     "appG.5": "tab9 add7-silu:ffn modadd-gelu:ffn add7-peractive", "appG.6": "fig24",
     "appH": "hist-main:gelu hist-narrow hist-random", "appI.1": "fig26"}
 ITEMS = TABLES | FIGURES | SECTIONS
@@ -171,18 +172,17 @@ def served(item:str) -> tuple:
     """(experiment key, condition name) pairs behind an item, an experiment, `arms`, `gelu`, `audit` or `all`.
 
     Raises ValueError with the nearest valid item."""
-    everything = [(e.key, n) for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS) for n in e.names]
+    everything = [(e.key, n) for e in OWN.values() for n in e.names]
     audits = [p for p in everything if p[0] in AUDIT]
     words = {"arms": ARMS.values(), "gelu": GELU.values(), "audit": [n for _, n in audits]}
-    own = {**EXPERIMENTS, **AUDIT, REPLICATES.key: REPLICATES, ENDS.key: ENDS}
-    valid = [*ITEMS, *own, *words, "all"]
+    valid = [*ITEMS, *OWN, *words, "all"]
     if item not in valid and item in set(paper_values()["item"]):   # fig4_left, fig23b: parts that need the same runs
         stem = item.partition("_")[0]
         item = stem if stem in valid else stem.rstrip("abcde")
     choose("item", item, valid)
     if item == "all": return tuple(everything)
     if item in words: return tuple(p for p in audits if p[1] in words[item])
-    if item in own: return tuple(p for p in everything if p[0] == item)
+    if item in OWN: return tuple(p for p in everything if p[0] == item)
     found = resolve(ITEMS[item])
     return tuple(found + [p for p in audits if p[1] in {n for _, n in found}])
 
@@ -265,7 +265,7 @@ def _all_orders() -> tuple:
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, ENDS, n, ENDS.seeds, "paired", group=8) for n in ENDS.names]
+    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, BALANCE) for n in e.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:
