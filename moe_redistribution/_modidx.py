@@ -1317,6 +1317,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                     'moe_redistribution/training.py'),
                                              'moe_redistribution.training.reached': ( '1_setting/training.html#reached',
                                                                                       'moe_redistribution/training.py'),
+                                             'moe_redistribution.training.reset_': ( '1_setting/training.html#reset_',
+                                                                                     'moe_redistribution/training.py'),
                                              'moe_redistribution.training.rules': ( '1_setting/training.html#rules',
                                                                                     'moe_redistribution/training.py'),
                                              'moe_redistribution.training.settled': ( '1_setting/training.html#settled',

@@ -45,6 +45,7 @@ class Choices:
     weight_decay: float
     clip: float                 # global gradient norm of each seed, 0 for none
     drop: float                 # dropout of attention probabilities and of both outputs, 0 for none (App. D.3)
+    reset: int                  # step after which a quarter of the hidden units are at initialisation again, 0 for never
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
@@ -54,7 +55,7 @@ class Choices:
     batch: int
 
 # %% ../nbs/1_setting/02_conditions.ipynb #596001ac
-LATER = {"drop": 0.0}             # field: the value that it had, unsaid, before it was a field
+LATER = {"drop": 0.0, "reset": 0}             # field: the value that it had, unsaid, before it was a field
 
 class Condition(Choices):
     "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
@@ -88,6 +89,7 @@ OPTIONS = {                                     # field: (pattern, reader, examp
     "weight_decay": (r"wd" + NUMBER, float, "+wd0"),
     "clip":         (r"clip" + NUMBER, float, "+clip0"),
     "drop":         (r"drop" + NUMBER, float, "+drop0.1"),
+    "reset":        (r"reset(\d+)", int, "+reset2000"),
     "freeze":       (r"freeze_(attn|ffn)", str, "+freeze_attn"),
     "hold":         (r"hold_(\w+)", str, "+hold_tens9"),
     "d_model":      (r"d(\d+)", int, "+d256"),
@@ -99,7 +101,7 @@ def defaults(task:str, ffn:str, freeze:str="") -> dict:
     r, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
                 balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
-                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, freeze="", hold="",
+                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, freeze="", hold="",
                 d_model=r["d_model"], n_layers=1)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b47de62c
@@ -159,7 +161,8 @@ def _read_options(name, options, ffn):
         if f in ROUTED_ONLY and ffn not in ("moe", "moe_glu"):
             _bad(name, f"a router for {OPTIONS[f][2]}", f"{ffn}, which has none",
                  "use moe or moe_glu, or drop the option")
-        if (f, value, ffn) == ("freeze", "ffn", "no_ffn"): _bad(name, "an FFN to freeze", "no_ffn", "drop +freeze_ffn")
+        if ffn == "no_ffn" and (value == "ffn" or f == "reset"):
+            _bad(name, f"an FFN for {OPTIONS[f][2]}", "no_ffn", f"drop {_option(f, value)}")
     return dict(chosen)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #2fc80953

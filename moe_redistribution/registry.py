@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'ENDS', 'BALANCE', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
+           'AUDIT', 'REPLICATES', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
            'TYPICAL_STEPS', 'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served',
            'conditions_for', 'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry',
            'by_experiment']
@@ -102,14 +102,14 @@ AUDIT = {e.key: e for e in (
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", tuple(n for n in _sweep if n not in ARMS.values()), tuple(range(129, 161)))     # whole schedules
-BALANCE = Experiment("audit-balance", tuple(f"add7/moe-e4k1-h256-silu{o}+lambda0+ffnlr2" for o in ("", "+frozen")), ENDS.seeds)
-OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, BALANCE)}
+AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in ("moe-e4k1-h256-silu+lambda0+ffnlr2", "moe-e4k1-h256-silu+frozen+lambda0+ffnlr2",
+    "ffn-h256-silu+ffnlr2+reset2000", "moe-e4k1-h256-silu+lambda0+ffnlr2+reset2000")), ENDS.seeds)
+OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
     "tab1": "add7-silu:ffn add7-narrow add7-silu:moe add7-random:moe add7-silu:moe_glu add7-random:moe_glu",
-    "tab4": "fig3",
-    "tab5": "modadd-gelu modadd-matched:gelu",                   # matched by its caption, default width by its script
+    "tab4": "fig3", "tab5": "modadd-gelu modadd-matched:gelu",                   # matched by its caption, default width by its script
     "tab6": "fig5 modadd-gelu:glu modadd-narrow add7-silu:ffn,glu add7-half",
     "tab7": "add7-freeze modadd-freeze hist-freeze", "tab8": "add7-heldout",
     "tab9": "add7-matched:moe_glu,silu add7-peractive:silu modadd-matched:moe_glu modadd-peractive "
@@ -265,7 +265,7 @@ def _all_orders() -> tuple:
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, BALANCE) for n in e.names]
+    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:

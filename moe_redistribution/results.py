@@ -23,7 +23,7 @@ from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
 from .training import TASK_RULES
-from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES
+from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, AFTER
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
 from .paper import claims
 from .facts import fact_rows
@@ -202,7 +202,8 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
                            _GATED[1])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD)),
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
-         "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired"))}
+         "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
+         "56_age": Page("", tuple((i, (*_RATES, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))

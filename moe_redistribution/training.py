@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'ATTENTION', 'EXPERTS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'clip_', 'unflatten',
            'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals',
-           'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
+           'reset_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
 
 # %% ../nbs/1_setting/06_training.ipynb #9019eb39
 from contextlib import contextmanager
@@ -137,6 +137,17 @@ def without_subnormals():
     try: yield
     finally: torch.set_flush_denormal(before)
 
+# %% ../nbs/1_setting/06_training.ipynb #b5bf17e1
+def reset_(members:Members):
+    "Of members at step `c.reset` the first quarter of the FFN's hidden units, counted over experts in order, go back to where they began."
+    c = members.c
+    first = (torch.arange(c.d_mlp) < c.d_mlp // 4).view(c.n_experts, c.d_expert)
+    units = {"W_gate": first[:, None], "W_up": first[:, None], "b_up": first, "W_down": first[..., None]}
+    for i in torch.nonzero(members.step == c.reset)[:, 0].tolist():
+        began = init_one(c, generators(members.seeds[i], members.stream)["weights"])
+        for n, now in unflatten(members.w[i:i + 1], c).items():
+            if n in units: now[0].copy_(torch.where(units[n].to(now.device), began[n].to(now.device), now[0]))
+
 # %% ../nbs/1_setting/06_training.ipynb #3f360418
 @without_subnormals()
 def train_interval(members:Members, n:int):
@@ -154,6 +165,7 @@ def train_interval(members:Members, n:int):
         clip_(grad, c.clip)
         adamw_(members.w, grad, members.m, members.v, members.step, parts, c.weight_decay)
         members.step += 1
+        if c.reset: reset_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
         total += loss
     return total / n

@@ -13,7 +13,7 @@ from moe_redistribution.tasks import get_task
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
 VALUES = {"router": st.just("frozen"), "gate": st.just("switch"), "norm": st.just(True),
           "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9), **dict.fromkeys(
-              ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True)}
+              ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "reset": st.integers(0, 10_000)}
 
 
 @st.composite
@@ -24,7 +24,7 @@ def conditions(draw):
     values = VALUES | {"d_model": st.integers(1, 9).map(lambda n: n * recipe["d_head"]),
                        "hold": st.sampled_from(list(get_task(task).rules) or [""])}
     assert set(values) == set(OPTIONS)                                              # a new option needs a strategy here
-    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY)]
+    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn, o) != ("no_ffn", "reset")]
     chosen = {o: draw(values[o]) for o in draw(st.lists(st.sampled_from(own), unique=True))}
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
     E = draw(st.integers(1, 16)) if routed else 1
@@ -106,7 +106,7 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "add7/moe-h256-silu": "moe-e4k1", "add7/ffn-e4k1-h256-silu": "drop -e4k1", "add7/no_ffn-h256": "that shape",
     "add7/ffn-h256-silu+wd0+wd1": "keep one", "add7/ffn-h256-silu+norm+norm": "keep one",
     "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe",
-    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn",
+    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+reset2000": "drop +reset2000",
     "add7/ffn-h256-silu+": "option", "add7/ffn-h256-silu+wd-1": "option"}.items())
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]

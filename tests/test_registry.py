@@ -171,7 +171,7 @@ def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
     ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
-                   | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.BALANCE) for n in e.names for s in e.seeds if len(e.seeds) > 5}
+                   | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names for s in e.seeds if len(e.seeds) > 5}
                    | {(n, "crossed", s) for n in R.REPLICATES.names for s in R.REPLICATES.seeds}
                    | {(n, "authors", s) for n in ours for s in SEEDS})
 
@@ -186,7 +186,7 @@ def test_priorities_never_fall_and_tasks_take_their_turn():
 def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128_and_last_the_ends_of_every_rate():
     kind = {("paired", "full"): 0, ("authors", "full"): 1, ("authors", "selected"): 1, ("paired", "selected"): 2,
             ("crossed", "selected"): 3}
-    first, ends = ([o for o in orders() if (o.experiment in ("audit-ends", "audit-balance")) is last] for last in (False, True))
+    first, ends = ([o for o in orders() if (o.experiment in ("audit-ends", "audit-after")) is last] for last in (False, True))
     assert [o for o in orders() if o.priority == 1][-len(ends):] == ends and {o.seeds for o in ends} == {tuple(range(129, 161))}
     turns = [kind[o.stream, o.until] for o in first if o.priority == 1]
     assert turns == sorted(turns) and turns.count(0) == 7
@@ -271,7 +271,7 @@ def test_expected_steps_follow_schedule_and_learning_rate():
 def test_the_registry_adds_up():
     frame, by = R.registry(), R.by_experiment()
     assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 5)
-    assert frame["paired"].sum() == sum(e.n_runs for e in (*AUDIT.values(), R.ENDS, R.BALANCE) if e.seeds != SEEDS)
+    assert frame["paired"].sum() == sum(e.n_runs for e in (*AUDIT.values(), R.ENDS, R.AFTER) if e.seeds != SEEDS)
     assert frame["crossed"].sum() == 3 * 128
     assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
     assert by["seed_steps"].sum() == frame["seed_steps"].sum()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -13,6 +14,8 @@ from moe_redistribution import engine
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward
 from moe_redistribution.data import draw, generators, training_pool
+from moe_redistribution.groups import train_group
+from moe_redistribution.store import Store
 from moe_redistribution.tasks import EOS, digits, exact, get_task
 from moe_redistribution.training import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval,
                                          unflatten, update_rules, without_subnormals)
@@ -275,3 +278,34 @@ def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
         assert (tiny * 1 == 0).all()
         1 / 0
     assert (tiny * 1 > 0).all()
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h64-silu", "add7/moe-e4k1-h64-silu", "add7/moe_glu-e8k2-h64-silu"])
+def test_a_reset_gives_a_quarter_of_the_hidden_units_their_initial_weights_at_its_step_and_changes_nothing_else(name):
+    "Up to that step it is the same run to the bit; the optimiser keeps its memory; members at other steps are left alone."
+    c, (plain, kicked) = condition(f"{name}+reset3"), (fresh(condition(n), [5, 6], "paired") for n in (name, f"{name}+reset3"))
+    began = unflatten(kicked.w.clone(), c)
+    for m in (plain, kicked): train_interval(m, 2)
+    assert torch.equal(plain.w, kicked.w)
+    for m in (plain, kicked): train_interval(m, 1)
+    assert torch.equal(plain.m, kicked.m) and torch.equal(plain.v, kicked.v)
+    before, after = unflatten(plain.w, c), unflatten(kicked.w, c)
+    E, changed = c.n_experts, {n for n in before if not torch.equal(before[n], after[n])}
+    assert changed == {"W_up", "W_down"} | ({"W_gate"} if c.gated else {"b_up"})
+    for n in changed:
+        unit = 3 if n in ("b_up", "W_down") else 4                                  # (seed, layer, expert, …): the axis of the units
+        old, new, first = (p[n].movedim(unit, -1).movedim(2, -2).flatten(-2) for p in (before, after, began))
+        assert torch.equal(new[..., :16], first[..., :16]) and torch.equal(new[..., 16:], old[..., 16:])
+        assert not torch.equal(new[..., :16], old[..., :16])
+    train_interval(kicked, 1)
+    assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
+
+
+def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(tmp_path):
+    "Whether the interruption comes before the reset or after it."
+    name, seeds = "add7/ffn-h8-silu+reset400", [1, 2]
+    whole = train_group(name, seeds, "paired", "full", tmp_path / "a", steps=600) and Store(tmp_path / "a").load(name, 1, "paired")
+    for steps in (200, 400, 600): train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
+    parts = Store(tmp_path / "b").load(name, 1, "paired")
+    assert all(torch.equal(whole.weights["final"][n], w) for n, w in parts.weights["final"].items())
+    pd.testing.assert_frame_equal(whole.history, parts.history)
