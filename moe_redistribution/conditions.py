@@ -45,7 +45,8 @@ class Choices:
     weight_decay: float
     clip: float                 # global gradient norm of each seed, 0 for none
     drop: float                 # dropout of attention probabilities and of both outputs, 0 for none (App. D.3)
-    reset: int                  # step after which a quarter of the hidden units are at initialisation again, 0 for never
+    reset: int                  # step after which hidden units are at initialisation again, 0 for never
+    part: float                 # which part of them
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
@@ -55,7 +56,7 @@ class Choices:
     batch: int
 
 # %% ../nbs/1_setting/02_conditions.ipynb #596001ac
-LATER = {"drop": 0.0, "reset": 0}             # field: the value that it had, unsaid, before it was a field
+LATER = {"drop": 0.0, "reset": 0, "part": .25}             # field: the value that it had, unsaid, before it was a field
 
 class Condition(Choices):
     "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
@@ -90,6 +91,7 @@ OPTIONS = {                                     # field: (pattern, reader, examp
     "clip":         (r"clip" + NUMBER, float, "+clip0"),
     "drop":         (r"drop" + NUMBER, float, "+drop0.1"),
     "reset":        (r"reset(\d+)", int, "+reset2000"),
+    "part":         (r"part" + NUMBER, float, "+part1"),
     "freeze":       (r"freeze_(attn|ffn)", str, "+freeze_attn"),
     "hold":         (r"hold_(\w+)", str, "+hold_tens9"),
     "d_model":      (r"d(\d+)", int, "+d256"),
@@ -101,7 +103,7 @@ def defaults(task:str, ffn:str, freeze:str="") -> dict:
     r, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
                 balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
-                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, freeze="", hold="",
+                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, part=0.25, freeze="", hold="",
                 d_model=r["d_model"], n_layers=1)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b47de62c
@@ -161,7 +163,7 @@ def _read_options(name, options, ffn):
         if f in ROUTED_ONLY and ffn not in ("moe", "moe_glu"):
             _bad(name, f"a router for {OPTIONS[f][2]}", f"{ffn}, which has none",
                  "use moe or moe_glu, or drop the option")
-        if ffn == "no_ffn" and (value == "ffn" or f == "reset"):
+        if ffn == "no_ffn" and (value == "ffn" or f in ("reset", "part")):
             _bad(name, f"an FFN for {OPTIONS[f][2]}", "no_ffn", f"drop {_option(f, value)}")
     return dict(chosen)
 
@@ -181,6 +183,8 @@ def _check(name, task, got, rest):
         _bad(name, f"d_model in steps of {step}, the width of a head", f"{d}",
              f"write +d{low} or +d{low + step}" if low else f"write +d{step}")
     if rest["drop"] >= 1: _bad(name, "dropout below 1", f"{rest['drop']:g}", "write +drop0.1")
+    if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
+    if rest["part"] != .25 and not rest["reset"]: _bad(name, f"a reset for +part{_number(rest['part'])}", "none", "write +reset2000, too")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
     rules = list(get_task(task).rules) if rest["hold"] and task in TASKS else [rest["hold"]]
     if not rules: _bad(name, f"no held-out rule ({task} has none)", f"+hold_{rest['hold']}", "drop it")

@@ -139,9 +139,9 @@ def without_subnormals():
 
 # %% ../nbs/1_setting/06_training.ipynb #b5bf17e1
 def reset_(members:Members):
-    "Of members at step `c.reset` the first quarter of the FFN's hidden units, counted over experts in order, go back to where they began."
+    "Of members at step `c.reset` the first hidden units, `c.part` of all, counted over experts in order, go back to where they began."
     c = members.c
-    first = (torch.arange(c.d_mlp) < c.d_mlp // 4).view(c.n_experts, c.d_expert)
+    first = (torch.arange(c.d_mlp) < c.part * c.d_mlp).view(c.n_experts, c.d_expert)
     units = {"W_gate": first[:, None], "W_up": first[:, None], "b_up": first, "W_down": first[..., None]}
     for i in torch.nonzero(members.step == c.reset)[:, 0].tolist():
         began = init_one(c, generators(members.seeds[i], members.stream)["weights"])
