@@ -101,7 +101,7 @@ AUDIT = {e.key: e for e in (
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
-ENDS = Experiment("audit-ends", tuple(n for n in _sweep if n not in ARMS.values()), tuple(range(129, 161)))     # whole schedules
+ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in ("moe-e4k1-h256-silu+lambda0+ffnlr2", "moe-e4k1-h256-silu+frozen+lambda0+ffnlr2",
     "ffn-h256-silu+ffnlr2+reset2000", "ffn-h256-silu+ffnlr2+reset2000+part1", "moe-e4k1-h256-silu+lambda0+ffnlr2+reset2000")), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
