@@ -99,11 +99,11 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
-REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
-                        tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
+REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
-AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in ("moe-e4k1-h256-silu+lambda0+ffnlr2", "moe-e4k1-h256-silu+frozen+lambda0+ffnlr2",
-    "ffn-h256-silu+ffnlr2+reset2000", "ffn-h256-silu+ffnlr2+reset2000+part1", "moe-e4k1-h256-silu+lambda0+ffnlr2+reset2000")), ENDS.seeds)
+_DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1", "moe-e4k1-h256-silu+lambda0+ffnlr2": " +part0.5 +part1"}
+AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+lambda0+ffnlr2" for o in ("", "+frozen")), *(
+    f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
