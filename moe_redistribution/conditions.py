@@ -50,10 +50,8 @@ class Choices:
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
-    n_layers: int
-    n_heads: int
-    lr: float
-    batch: int
+    n_layers: int; n_heads: int
+    lr: float; batch: int
 
 # %% ../nbs/1_setting/02_conditions.ipynb #596001ac
 LATER = {"drop": 0.0, "reset": 0, "part": .25}             # field: the value that it had, unsaid, before it was a field
