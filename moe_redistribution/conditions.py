@@ -36,7 +36,7 @@ class Choices:
     top_k: int
     d_mlp: int                  # total hidden width, over all experts
     activation: str
-    router: str                 # "none", "learned" or "frozen" (at its initial weights)
+    router: str                 # "none", "learned", "frozen" (at its initial weights) or "tokens" (and what it reads, too)
     gate: str                   # "none", "renorm" (kept probabilities sum to 1) or "switch" (p as it is)
     balance: float              # λ of the load-balancing loss
     ffn_lr: float               # learning-rate multiplier of FFN weights and biases (experts, not router)
@@ -79,7 +79,7 @@ class Condition(Choices):
 # %% ../nbs/1_setting/02_conditions.ipynb #82b1ab7c
 NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 OPTIONS = {                                     # field: (pattern, reader, example)
-    "router":       (r"(frozen)", str, "+frozen"),
+    "router":       (r"(frozen|tokens)", str, "+frozen"),
     "gate":         (r"(switch)", str, "+switch"),
     "balance":      (r"lambda" + NUMBER, float, "+lambda0"),
     "ffn_lr":       (r"ffnlr" + NUMBER, float, "+ffnlr0.25"),
@@ -110,7 +110,7 @@ def _number(x): return repr(x).removesuffix(".0").replace("e+", "e") if isinstan
 def _option(field, value):
     "The `+option` text of one field: its example with the variable part replaced."
     pattern, read, example = OPTIONS[field]
-    if read is bool or pattern[0] == "(": return example
+    if read is bool or pattern[0] == "(": return "+" + value if isinstance(value, str) else example
     stem = re.match(r"\+[A-Za-z]+_?", example)[0]
     return stem + _number(value)
 

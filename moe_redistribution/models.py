@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init', 'gates',
-           'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'watcher', 'block', 'ffn_half', 'layer',
-           'unembed', 'forward', 'predict', 'loss', 'dropout', 'Transformer']
+           'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'router', 'balance', 'watcher', 'block', 'ffn_half',
+           'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout', 'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -32,7 +32,8 @@ def ffn_shapes(c:Condition) -> dict:
     "Shapes of the FFN alone (Tab. 2): GLU units have no biases, the router is a bias-free linear map."
     L, d, E, w = c.n_layers, c.d_model, c.n_experts, c.d_expert
     if c.ffn == "no_ffn": return {}
-    out = {"W_router": (L, d, E)} if c.routed else {}
+    t = get_task(c.task) if c.router == "tokens" else None
+    out = {"W_router": (L, t.n_ctx, t.d_vocab, E) if t else (L, d, E)} if c.routed else {}
     if c.gated: return out | {"W_gate": (L, E, d, w), "W_up": (L, E, d, w), "W_down": (L, E, w, d)}
     return out | {"W_up": (L, E, d, w), "b_up": (L, E, w), "W_down": (L, E, w, d), "b_down": (L, E, d)}
 
@@ -75,6 +76,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
         layers.append(layer | ({"w_ln1": torch.ones(d), "w_ln2": torch.ones(d)} if c.norm else {}))
     p |= {n: torch.stack([layer[n] for layer in layers]) for n in layers[0]}
     if not t.tied and t.d_vocab_out != t.d_vocab: p["W_U"] = linear(d, t.d_vocab_out, d).T     # their second one
+    if c.router == "tokens": p["W_router"] = (p["W_E"] + p["W_pos"][:, None]) @ p["W_router"][:, None]
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
@@ -146,9 +148,15 @@ def ffn(p, x, at, c):
     out = einsum(at("hidden", hidden), p["W_down"], "s b t e w, s e w d -> s b t e d")
     if not c.gated: out = out + p["b_down"][:, None, None]
     if not c.routed: return out.squeeze(3), x.new_zeros(x.shape[0])
-    probs = at("router_probs", einsum(x, p["W_router"], "s b t d, s d e -> s b t e").softmax(-1))
+    probs = at("router_probs", router(p, x, c).softmax(-1))
     g = at("gates", gates(probs, c))
     return einsum(at("expert_out", out), g, "s b t e d, s b t e -> s b t d"), balance(probs, g)
+
+def router(p, x, c):
+    "Router logits (s b t e): a linear map of x, or what `forward` has looked up for its tokens."
+    if c.router != "tokens": return einsum(x, p["W_router"], "s b t d, s d e -> s b t e")
+    if p["W_router"].shape[:3] == x.shape[:3]: return p["W_router"]
+    raise ValueError(f"{c.name}: expected a router that reads the residual stream, got routes by token and position; fix: use +frozen")
 
 def balance(probs, g):
     "Load-balancing loss E·Σ f·P of each seed, over all tokens (Fedus et al. 2022): f share routed, P mean probability."
@@ -212,6 +220,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
         p = layer(params, l)
         prefix = "" if c.n_layers == 1 else f"L{l}."
         keep = list(t.read) if read_only and l == c.n_layers - 1 else slice(None)
+        if c.router == "tokens": p["W_router"] = p["W_router"][seed, torch.arange(tokens.shape[-1], device=x.device), tokens][:, :, keep]
         x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal, keep)
         total = total + aux
     logits = at("logits", unembed(params, x, c))

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from .tasks import choose, get_task, labels
 from .conditions import condition
-from .models import ffn_half, gates, layer, rms_norm, unembed
+from .models import ffn_half, gates, layer, rms_norm, unembed, router
 from .experts import dispatch
 from .trace import trace, parts, checked, rows, tidy
 
@@ -79,6 +79,7 @@ def after_attention(params, c, mid):
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
     seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
+    if c.router == "tokens": router(p, seen, c)                            # refuses: the stream does not know its token
     weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
     return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
 

@@ -93,16 +93,16 @@ AUDIT = {e.key: e for e in (
         ("moe-e4k1-h256", ("+switch", "+frozen+switch")),
         ("moe_glu-e4k1-h168", ("", "+frozen", "+switch", "+frozen+switch"))) for o in os), tuple(range(1, 129))),
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
+    row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens", range(129, 193), "add7"),
     Experiment("audit-no_ffn", ("add7/no_ffn",), tuple(range(1, 129))),
-    *(Experiment(f"audit-no_ffn-{t}", (f"{t}/no_ffn",)) for t in ("modadd", "hist")),
-    Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
+    *(Experiment(f"audit-no_ffn-{t}", (f"{t}/no_ffn",)) for t in ("modadd", "hist")), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
 _DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1", "moe-e4k1-h256-silu+lambda0+ffnlr2": " +part0.5 +part1"}
-AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+lambda0+ffnlr2" for o in ("", "+frozen")), *(
+AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens")), *(
     f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
 

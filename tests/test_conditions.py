@@ -11,7 +11,7 @@ from moe_redistribution.groups import check_work
 from moe_redistribution.tasks import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
-VALUES = {"router": st.just("frozen"), "gate": st.just("switch"), "norm": st.just(True),
+VALUES = {"router": st.sampled_from(["frozen", "tokens"]), "gate": st.just("switch"), "norm": st.just(True),
           "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9), **dict.fromkeys(
               ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "reset": st.integers(0, 10_000), "part": st.floats(0, 1, exclude_min=True)}
 

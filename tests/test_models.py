@@ -8,6 +8,7 @@ from moe_redistribution.conditions import condition
 from moe_redistribution.models import SITES, Transformer, forward, init, init_one, loss, predict, shapes, sites
 from moe_redistribution.tasks import get_task
 from moe_redistribution.trace import parts, trace
+from moe_redistribution.training import fresh, train_interval, unflatten
 from plain import PlainTransformer, load_member
 
 ADD7 = get_task("add7")
@@ -207,3 +208,28 @@ def test_a_trace_leaves_nothing_behind():
     tr = trace(PARAMS, tokens, VARIANTS["moe"], keep=["ffn_out"], edits={"z": torch.zeros_like})
     assert set(tr.activations) == {"ffn_out"} and set(SITES) >= {"ffn_out"}
     assert torch.equal(before, forward(PARAMS, tokens, VARIANTS["moe"]))
+
+
+@pytest.mark.parametrize("task", ["add7", "modadd", "hist"])
+def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_and_no_training_moves_them(task):
+    "At initialisation; then a few steps move every weight but the table, and the routes of the frozen router, not these."
+    act = "silu" if task == "add7" else "gelu"
+    names = [f"{task}/moe-e4k1-h16-{act}+{o}" for o in ("frozen", "tokens")]
+    frozen, told = (fresh(condition(n), [1, 2], "paired") for n in names)
+    tokens = get_task(task).tokens[:200]
+    def routes(m, edits=None):
+        forward(unflatten(m.w, m.c), tokens, m.c, edits, sink=(sink := {}))
+        return sink["router_probs"].argmax(-1)
+    blind, before = routes(frozen, {"attn_out": torch.zeros_like}), [routes(m) for m in (frozen, told)]
+    assert (blind == before[1]).float().mean() > .999 and not torch.equal(before[0], before[1])           # ties aside
+    table = unflatten(told.w.clone(), told.c)["W_router"]
+    for m in (frozen, told): train_interval(m, 3)
+    assert torch.equal(routes(told), before[1]) and torch.equal(unflatten(told.w, told.c)["W_router"], table)
+    assert not torch.equal(routes(frozen), before[0])
+    assert not any(torch.equal(a, b) for n, (a, b) in {n: (v, unflatten(fresh(told.c, [1, 2], "paired").w, told.c)[n]) for n, v in unflatten(told.w, told.c).items()}.items() if n != "W_router")
+
+
+def test_what_has_only_the_residual_stream_refuses_routes_by_token():
+    c = condition("add7/moe-e4k1-h16-silu+tokens")
+    with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
+        models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c, lambda site, x: x)
