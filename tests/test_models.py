@@ -154,7 +154,7 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
 
 
-@each_variant
+@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2"])
 def test_predictions_are_what_the_full_forward_pass_reads_out(name):
     "Positions that nobody reads are dropped after the last attention, with and without an edit on either side of it."
     params = population(name)
