@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'BATCH', 'Rows', 'attend', 'Mix', 'heads_out', 'Narrow', 'router_logits', 'choose_experts', 'gate_weights',
-           'reading', 'first_half', 'routed_ffn', 'fast_loss', 'short', 'squeeze', 'whole_shares', 'gradients',
-           'products', 'flops']
+           'first_half', 'routed_ffn', 'fast_loss', 'short', 'squeeze', 'whole_shares', 'gradients', 'products',
+           'flops']
 
 # %% ../nbs/1_setting/04_engine.ipynb #fc7e9d2a
 import torch
 import torch.nn.functional as F
 from .tasks import get_task
 from .conditions import condition, Condition
-from .models import rms_norm, loss, dropout
+from .models import rms_norm, loss, dropout, looked_up
 from .experts import dispatch, expert_layer
 
 # %% ../nbs/1_setting/04_engine.ipynb #f33005c3
@@ -111,20 +111,18 @@ def gate_weights(probs, chosen, c):
 # %% ../nbs/1_setting/04_engine.ipynb #7cb1becd
 def _norm(p, x, w, c): return rms_norm(x, p[w].view(len(x), *[1] * (x.dim() - 2), -1)) if c.norm else x
 
-def reading(c): return c.routed and c.router != "tokens"            # does a router read the residual stream?
-
 def first_half(p, tokens, c, t):
     "Residual stream after attention where it is read (s, n, d), and router logits of all tokens (s, e, n) or None."
     (S, B), d, first = tokens.shape[:2], c.d_model, min(t.read)
     rows = Rows(p, tokens, t)
-    start = 0 if reading(c) else first                 # the first position that must attend,
-    begin = 0 if reading(c) and c.norm else first      # and the first where the residual stream is needed
+    start = 0 if c.reading else first                 # the first position that must attend,
+    begin = 0 if c.reading and c.norm else first      # and the first where the residual stream is needed
     pattern, v = attend(p, rows, _norm(p, rows.x, "w_ln1", c), c, t.causal, start)
     z = heads_out(rows, pattern[:, :, :, begin - start:], v)
     add = torch.baddbmm(p["b_O"][:, None], z.reshape(S, -1, d), p["W_O"].reshape(S, d, d))
     mid = rows.take(rows.x, begin) + add.view(S, B, -1, d)
     if not c.routed: logits = None
-    elif not reading(c): logits = rows.take(p["W_router"]).flatten(1, 2).mT
+    elif not c.reading: logits = looked_up(p["W_router"], tokens, c).flatten(1, 2).mT
     elif c.norm: logits = Narrow.apply(_norm(p, mid, "w_ln2", c).reshape(S, -1, d), p["W_router"])
     else: logits = router_logits(p, rows, pattern, v, None if begin else z, c)
     return mid[:, :, first - begin:].reshape(S, -1, d), logits
@@ -209,11 +207,11 @@ def products(c:Condition, batch=None, plain=False) -> list:
     t = get_task(c.task)
     B, T, d, k, H = batch or c.batch or BATCH[c.task], t.n_ctx, c.d_model, c.d_head, c.n_heads
     read, rows = (T, B * T) if plain else (len(t.read), T * t.d_vocab)
-    ask = T if plain or reading(c) else T - min(t.read)               # positions that attend, and that gather values
-    mix = T if plain or reading(c) and c.norm else T - min(t.read)
+    ask = T if plain or c.reading else T - min(t.read)               # positions that attend, and that gather values
+    mix = T if plain or c.reading and c.norm else T - min(t.read)
     out = [("W_Q W_K W_V", 1, rows, d, 3 * d), ("scores", B * H, ask, k, T), ("pattern · v", B * H, mix, T, k),
            ("W_O", 1, B * read, d, d), ("W_U", 1, B * read, d, t.d_vocab_out)]
-    if reading(c): out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
+    if c.reading: out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
     used = c.n_experts if plain else c.top_k
     n_tokens = B * read * used // c.n_experts
     if c.gated: out.append(("W_gate", c.n_experts, n_tokens, d, c.d_expert))

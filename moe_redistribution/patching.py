@@ -79,7 +79,7 @@ def after_attention(params, c, mid):
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
     seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
-    if c.router == "tokens": router(p, seen, c)                            # refuses: the stream does not know its token
+    if not c.reading: router(p, seen, c)                                   # refuses: the stream does not know its token
     weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
     return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
 

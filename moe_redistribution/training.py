@@ -54,7 +54,7 @@ def rates(c:Condition) -> dict:
     "Learning rate of every parameter; 0 for what is frozen (router; attention or FFN with its router, App. G.1)."
     frozen = {"attn": ATTENTION, "ffn": EXPERTS + ("W_router",)}.get(c.freeze, ())
     scale = {n: c.attn_lr if n in ATTENTION else c.ffn_lr if n in EXPERTS else 1.0 for n in shapes(c)}
-    return {n: 0.0 if n in frozen or (n == "W_router" and c.router in ("frozen", "tokens")) else c.lr * s for n, s in scale.items()}
+    return {n: 0.0 if n in frozen or (n == "W_router" and c.router != "learned") else c.lr * s for n, s in scale.items()}
 
 def pieces(c) -> list:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."

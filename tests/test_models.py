@@ -154,7 +154,7 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2"])
+@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs", "add7/moe-e4k2-h40-silu+inputs+L2"])
 def test_predictions_are_what_the_full_forward_pass_reads_out(name):
     "Positions that nobody reads are dropped after the last attention, with and without an edit on either side of it."
     params = population(name)
@@ -229,7 +229,37 @@ def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_
     assert not any(torch.equal(a, b) for n, (a, b) in {n: (v, unflatten(fresh(told.c, [1, 2], "paired").w, told.c)[n]) for n, v in unflatten(told.w, told.c).items()}.items() if n != "W_router")
 
 
-def test_what_has_only_the_residual_stream_refuses_routes_by_token():
-    c = condition("add7/moe-e4k1-h16-silu+tokens")
+@pytest.mark.parametrize("task", ["add7", "modadd"])
+def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_training_moves_them(task):
+    "Blind to token and position; all else begins as with a frozen router; answers do not change the route of their question."
+    act = "silu" if task == "add7" else "gelu"
+    frozen, drawn = (fresh(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired") for o in ("frozen", "inputs"))
+    t = get_task(task)
+    def routes(m, tokens=t.tokens):
+        forward(unflatten(m.w, m.c), tokens, m.c, sink=(sink := {}))
+        return sink["router_probs"].argmax(-1)
+    before, read = routes(drawn), min(t.read)
+    share = torch.nn.functional.one_hot(before[:, :, read:], 4).double().mean(1)
+    assert (share - .25).abs().max() < 5 * (.25 * .75 / len(t)) ** .5                     # five standard errors, every position
+    for j in range(read):                                                                # and whatever the question's digits
+        for digit in t.tokens[:, j].unique()[:10]:
+            some = before[0][t.tokens[:, j] == digit][:, read:]
+            assert abs((some == 0).double().mean() - .25) < 5 * (.25 * .75 / some.numel()) ** .5
+    other = t.tokens.clone(); other[:, read:] = other[:, read:].roll(1, 0)                # another number's answer
+    assert torch.equal(routes(drawn, other), before)
+    weights = [unflatten(m.w.clone(), m.c) for m in (frozen, drawn)]
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0] if n != "W_router")
+    train_interval(drawn, 3)
+    assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"], weights[1]["W_router"])
+
+
+def test_routes_by_input_need_a_question_before_the_answers():
+    with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: write \\+tokens"):
+        condition("hist/moe-e4k1-h64-gelu+inputs")
+
+
+@pytest.mark.parametrize("fixed", ["tokens", "inputs"])
+def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
+    c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
         models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c, lambda site, x: x)

@@ -78,7 +78,8 @@ def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
     assert {e.seeds for k, e in EXPERIMENTS.items() if k != "modadd-seeds"} == {SEEDS}
     assert {k: e.seeds for k, e in AUDIT.items() if e.seeds != tuple(range(1, 129))} == {
-        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-fixed": tuple(range(129, 193))}
+        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-fixed-rates": tuple(range(129, 161)),
+        "audit-fixed": (*range(1, 65), *range(129, 193))}
 
 
 def test_gated_experts_have_the_width_that_parity_asks_for():
@@ -196,7 +197,9 @@ def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_t
         *ARMS.values(), "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/moe-e4k1-h256-silu",
         "add7/moe-e4k1-h256-silu+frozen", "add7/moe-e4k1-h256-silu+switch"}
     rest = {o.condition: o.seeds for o in first if (o.stream, o.until) == ("paired", "selected")}
-    assert rest.pop("add7/moe-e4k1-h256-silu+tokens") == tuple(range(129, 193))                 # where the arms it is set against are held out
+    fixed = {n: rest.pop(n) for n in list(rest) if condition(n).router in ("tokens", "inputs")}
+    assert {s for n, s in fixed.items() if condition(n).ffn_lr == 1} == {(*range(1, 65), *range(129, 193))}      # and where the arms beside them are held out
+    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {ends[0].seeds} and len(fixed) == 9
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
 
