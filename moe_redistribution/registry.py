@@ -94,7 +94,7 @@ AUDIT = {e.key: e for e in (
         ("moe_glu-e4k1-h168", ("", "+frozen", "+switch", "+frozen+switch"))) for o in os), tuple(range(1, 129))),
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
     row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs", (*range(1, 65), *range(129, 193)), "add7"),
-    row("audit-fixed-rates", "moe-e4k1-h256", "silu", " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs") for m in (.25, .5, 2, 4) if (o, m) != ("tokens", 2)), range(129, 161), "add7"),
+    row("audit-fixed-rates", "moe-e4k1-h256", "silu", " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs") for m in (.25, .5, 4)), range(129, 161), "add7"),
     *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7" else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
@@ -102,7 +102,7 @@ AUDIT = {e.key: e for e in (
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
 _DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1", "moe-e4k1-h256-silu+lambda0+ffnlr2": " +part0.5 +part1"}
-AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens")), *(
+AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")), *(
     f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
 

@@ -204,7 +204,7 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
          "56_age": Page("", tuple((i, (*_RATES, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",)),
-         "57_routes": Page("", tuple((i, (TABLE1["FFN"], TABLE1["Narrow FFN"], TABLE1["MoE"], *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, TABLE1["FFN"] + "+ffnlr2", *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",))}
+         "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
