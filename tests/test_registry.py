@@ -78,7 +78,7 @@ def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
     assert {e.seeds for k, e in EXPERIMENTS.items() if k != "modadd-seeds"} == {SEEDS}
     assert {k: e.seeds for k, e in AUDIT.items() if e.seeds != tuple(range(1, 129))} == {
-        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-fixed-rates": tuple(range(129, 161)),
+        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-fixed-rates": (*range(1, 65), *range(129, 161)),
         "audit-fixed": (*range(1, 65), *range(129, 193))}
 
 
@@ -199,7 +199,7 @@ def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_t
     rest = {o.condition: o.seeds for o in first if (o.stream, o.until) == ("paired", "selected")}
     fixed = {n: rest.pop(n) for n in list(rest) if condition(n).router in ("tokens", "inputs")}
     assert {s for n, s in fixed.items() if condition(n).ffn_lr == 1} == {(*range(1, 65), *range(129, 193))}      # and where the arms beside them are held out
-    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {ends[0].seeds} and len(fixed) == 8
+    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {(*range(1, 65), *ends[0].seeds)} and len(fixed) == 8
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
 
