@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'route_shape', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init',
-           'gates', 'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'router', 'looked_up', 'balance', 'watcher',
-           'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout', 'Transformer']
+           'gates', 'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'router', 'question', 'exchanged', 'looked_up',
+           'balance', 'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout',
+           'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -80,8 +81,9 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
         layers.append(layer | ({"w_ln1": torch.ones(d), "w_ln2": torch.ones(d)} if c.norm else {}))
     p |= {n: torch.stack([layer[n] for layer in layers]) for n in layers[0]}
     if not t.tied and t.d_vocab_out != t.d_vocab: p["W_U"] = linear(d, t.d_vocab_out, d).T     # their second one
+    if c.router in ("tokens", "shuffled"): p["W_router"] = (p["W_E"] + p["W_pos"][:, None]) @ p["W_router"][:, None]
+    if c.router == "shuffled": p["W_router"] = exchanged(p["W_router"], t, g)
     if c.router == "inputs": p["W_router"] = normal(L, *route_shape(c))
-    if c.router == "tokens": p["W_router"] = (p["W_E"] + p["W_pos"][:, None]) @ p["W_router"][:, None]
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
@@ -163,12 +165,20 @@ def router(p, x, c):
     if p["W_router"].shape[:3] == x.shape[:3]: return p["W_router"]
     raise ValueError(f"{c.name}: expected a router that reads the residual stream, got a fixed table of routes; fix: use +frozen")
 
+def question(tokens, t):
+    "The number of the row of a whole question, of which its tokens are the digits: tokens (…, t) → (…, 1)."
+    places = t.d_vocab ** torch.arange(min(t.read), device=tokens.device)
+    return (tokens[..., :min(t.read)] * places).sum(-1, keepdim=True)
+
+def exchanged(table, t, g):
+    "Of routes by token (l position token e): by input (l position row e), the task's inputs having exchanged theirs at random at every position."
+    rows, at = table.new_zeros(*table.shape[:2], t.d_vocab ** min(t.read), table.shape[-1]), question(t.tokens, t)[:, 0]
+    for j in range(t.n_ctx): rows[:, j, at] = table[:, j, t.tokens[torch.randperm(len(t), generator=g), j]]
+    return rows
+
 def looked_up(table, tokens, c):
     "Router logits (s b t e) of `tokens` (s b t) in a fixed table (s position row e)."
-    t = get_task(c.task)
-    if c.router == "inputs":                                               # the question's tokens are the digits of a row's number
-        places = t.d_vocab ** torch.arange(min(t.read), device=tokens.device)
-        tokens = (tokens[..., :min(t.read)] * places).sum(-1, keepdim=True).expand(tokens.shape)
+    if c.router != "tokens": tokens = question(tokens, get_task(c.task)).expand(tokens.shape)
     seed = torch.arange(len(table), device=tokens.device)[:, None, None]
     return table[seed, torch.arange(tokens.shape[-1], device=tokens.device), tokens]
 

@@ -154,7 +154,7 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs", "add7/moe-e4k2-h40-silu+inputs+L2"])
+@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs", "add7/moe-e4k2-h40-silu+inputs+L2", "add7/moe-e4k1-h40-silu+shuffled"])
 def test_predictions_are_what_the_full_forward_pass_reads_out(name):
     "Positions that nobody reads are dropped after the last attention, with and without an edit on either side of it."
     params = population(name)
@@ -253,12 +253,35 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
     assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"], weights[1]["W_router"])
 
 
+@pytest.mark.parametrize("task", ["add7", "modadd"])
+def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_do_not_know_the_token(task):
+    act = "silu" if task == "add7" else "gelu"
+    told, mixed = (fresh(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired") for o in ("tokens", "shuffled"))
+    t, E = get_task(task), 4
+    def routes(m):
+        forward(unflatten(m.w, m.c), t.tokens, m.c, sink=(sink := {}))
+        return sink["router_probs"].argmax(-1)
+    a, b = routes(told), routes(mixed)
+    loads = lambda r: torch.nn.functional.one_hot(r, E).sum(1)
+    assert torch.equal(loads(a), loads(b))
+    for j in range(t.n_ctx):
+        digits, share = t.tokens[:, j].unique(), torch.nn.functional.one_hot(b[0, :, j], E).double().mean(0)
+        if len(digits) == 1: continue
+        for digit in digits[:10]:
+            some = torch.nn.functional.one_hot(b[0][t.tokens[:, j] == digit, j], E).double()
+            assert ((some.mean(0) - share).abs() <= 5 * (share * (1 - share) / len(some)) ** .5 + 1e-9).all()
+    weights = [unflatten(m.w.clone(), m.c) for m in (told, mixed)]
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0] if n != "W_router")
+    train_interval(mixed, 3)
+    assert torch.equal(routes(mixed), b)
+
+
 def test_routes_by_input_need_a_question_before_the_answers():
     with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: write \\+tokens"):
         condition("hist/moe-e4k1-h64-gelu+inputs")
 
 
-@pytest.mark.parametrize("fixed", ["tokens", "inputs"])
+@pytest.mark.parametrize("fixed", ["tokens", "inputs", "shuffled"])
 def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
     c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
