@@ -46,7 +46,7 @@ def recorded(name, instrument="ablation", root=None) -> pd.DataFrame:
 
 # %% ../nbs/2_instruments/20_results.ipynb #e741ff25
 CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn")]
-CANONICAL += [(f"modadd/{v}-gelu", "first99") for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")]
+CANONICAL += [(f"modadd/{v}-gelu", "first99") for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
 CANONICAL += [(f"hist/{v}-gelu", "best") for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")]
 
 def checkpoint_path(c, rule, root=None) -> Path:
