@@ -115,8 +115,8 @@ def first_half(p, tokens, c, t):
     "Residual stream after attention where it is read (s, n, d), and router logits of all tokens (s, e, n) or None."
     (S, B), d, first = tokens.shape[:2], c.d_model, min(t.read)
     rows = Rows(p, tokens, t)
-    start = 0 if c.reading else first                 # the first position that must attend,
-    begin = 0 if c.reading and c.norm else first      # and the first where the residual stream is needed
+    start = 0 if c.reading else first                  # the first position that must attend,
+    begin = 0 if c.reading and c.norm else first       # and the first where the residual stream is needed
     pattern, v = attend(p, rows, _norm(p, rows.x, "w_ln1", c), c, t.causal, start)
     z = heads_out(rows, pattern[:, :, :, begin - start:], v)
     add = torch.baddbmm(p["b_O"][:, None], z.reshape(S, -1, d), p["W_O"].reshape(S, d, d))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'route_shape', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init',
-           'gates', 'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'router', 'question', 'exchanged', 'looked_up',
-           'balance', 'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout',
+           'gates', 'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'router', 'question', 'exchanged',
+           'looked_up', 'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout',
            'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
@@ -144,7 +144,7 @@ def attention(p, x, at, causal):
     z = at("z", einsum(pattern, v, "s b h i j, s b j h k -> s b i h k"))
     return einsum(z, p["W_O"], "s b t h k, s h k d -> s b t d") + p["b_O"][:, None, None]
 
-# %% ../nbs/1_setting/03_models.ipynb #45a8717b
+# %% ../nbs/1_setting/03_models.ipynb #35acf58f
 def ffn(p, x, at, c):
     "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed."
     up = einsum(x, p["W_up"], "s b t d, s e d w -> s b t e w")
@@ -159,6 +159,12 @@ def ffn(p, x, at, c):
     g = at("gates", gates(probs, c))
     return einsum(at("expert_out", out), g, "s b t e d, s b t e -> s b t d"), balance(probs, g)
 
+def balance(probs, g):
+    "Load-balancing loss E·Σ f·P of each seed, over all tokens (Fedus et al. 2022): f share routed, P mean probability."
+    f = (g != 0).to(probs.dtype).mean((1, 2))
+    return probs.shape[-1] * (f * probs.mean((1, 2))).sum(-1)
+
+# %% ../nbs/1_setting/03_models.ipynb #45a8717b
 def router(p, x, c):
     "Router logits (s b t e): a linear map of x, or what `forward` has looked up for its tokens."
     if c.reading: return einsum(x, p["W_router"], "s b t d, s d e -> s b t e")
@@ -181,11 +187,6 @@ def looked_up(table, tokens, c):
     if c.router != "tokens": tokens = question(tokens, get_task(c.task)).expand(tokens.shape)
     seed = torch.arange(len(table), device=tokens.device)[:, None, None]
     return table[seed, torch.arange(tokens.shape[-1], device=tokens.device), tokens]
-
-def balance(probs, g):
-    "Load-balancing loss E·Σ f·P of each seed, over all tokens (Fedus et al. 2022): f share routed, P mean probability."
-    f = (g != 0).to(probs.dtype).mean((1, 2))
-    return probs.shape[-1] * (f * probs.mean((1, 2))).sum(-1)
 
 # %% ../nbs/1_setting/03_models.ipynb #81d623da
 def watcher(c:Condition, edits=None, sink=None):
