@@ -61,7 +61,7 @@ class Condition(Choices):
     @property
     def routed(self): return self.ffn in ("moe", "moe_glu")
     @property
-    def reading(self): return self.routed and self.router not in ("tokens", "inputs", "shuffled")    # does a router read the residual stream?
+    def reading(self): return self.router in ("learned", "frozen")          # does a router read the residual stream?
     @property
     def gated(self): return self.ffn in ("glu", "moe_glu")
     @property
