@@ -1329,6 +1329,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                     'moe_redistribution/training.py'),
                                              'moe_redistribution.training.reached': ( '1_setting/training.html#reached',
                                                                                       'moe_redistribution/training.py'),
+                                             'moe_redistribution.training.redraw_': ( '1_setting/training.html#redraw_',
+                                                                                      'moe_redistribution/training.py'),
                                              'moe_redistribution.training.reset_': ( '1_setting/training.html#reset_',
                                                                                      'moe_redistribution/training.py'),
                                              'moe_redistribution.training.rules': ( '1_setting/training.html#rules',

@@ -36,7 +36,7 @@ class Choices:
     top_k: int
     d_mlp: int                  # total hidden width, over all experts
     activation: str
-    router: str                 # "none", "learned", "frozen" (at its initial weights), or a fixed table: by "tokens", by whole "inputs", or "shuffled"
+    router: str                 # "none", "learned", "frozen" (at its initial weights), or a table: by "tokens", by whole "inputs", "shuffled", or "redrawn" each step
     gate: str                   # "none", "renorm" (kept probabilities sum to 1) or "switch" (p as it is)
     balance: float              # λ of the load-balancing loss
     ffn_lr: float               # learning-rate multiplier of FFN weights and biases (experts, not router)
@@ -81,7 +81,7 @@ class Condition(Choices):
 # %% ../nbs/1_setting/02_conditions.ipynb #82b1ab7c
 NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 OPTIONS = {                                     # field: (pattern, reader, example)
-    "router":       (r"(frozen|tokens|inputs|shuffled)", str, "+frozen"),
+    "router":       (r"(frozen|tokens|inputs|shuffled|redrawn)", str, "+frozen"),
     "gate":         (r"(switch)", str, "+switch"),
     "balance":      (r"lambda" + NUMBER, float, "+lambda0"),
     "ffn_lr":       (r"ffnlr" + NUMBER, float, "+ffnlr0.25"),
@@ -186,7 +186,7 @@ def _check(name, task, got, rest):
     if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
     if rest["part"] != .25 and not rest["reset"]: _bad(name, f"a reset for +part{_number(rest['part'])}", "none", "write +reset2000, too")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
-    if rest["router"] in ("inputs", "shuffled") and task in TASKS and not min(get_task(task).read): _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position", "write +tokens")
+    if rest["router"] in ("inputs", "shuffled", "redrawn") and task in TASKS and not min(get_task(task).read): _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position", "write +tokens")
     rules = list(get_task(task).rules) if rest["hold"] and task in TASKS else [rest["hold"]]
     if not rules: _bad(name, f"no held-out rule ({task} has none)", f"+hold_{rest['hold']}", "drop it")
     choose("held-out rule", rest["hold"], rules)

@@ -83,7 +83,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     if not t.tied and t.d_vocab_out != t.d_vocab: p["W_U"] = linear(d, t.d_vocab_out, d).T     # their second one
     if c.router in ("tokens", "shuffled"): p["W_router"] = (p["W_E"] + p["W_pos"][:, None]) @ p["W_router"][:, None]
     if c.router == "shuffled": p["W_router"] = exchanged(p["W_router"], t, g)
-    if c.router == "inputs": p["W_router"] = normal(L, *route_shape(c))
+    if c.router in ("inputs", "redrawn"): p["W_router"] = normal(L, *route_shape(c))
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'ATTENTION', 'EXPERTS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'clip_', 'unflatten',
            'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals',
-           'reset_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
+           'reset_', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
 
 # %% ../nbs/1_setting/06_training.ipynb #9019eb39
 from contextlib import contextmanager
@@ -148,6 +148,12 @@ def reset_(members:Members):
         for n, now in unflatten(members.w[i:i + 1], c).items():
             if n in units: now[0].copy_(torch.where(units[n].to(now.device), began[n].to(now.device), now[0]))
 
+# %% ../nbs/1_setting/06_training.ipynb #0c733df5
+def redraw_(members:Members):
+    "New routes for every member: a normal table, as `+redrawn` begins with, which its seed and its step alone decide."
+    for seed, step, row in zip(members.seeds, members.step.tolist(), unflatten(members.w, members.c)["W_router"]):
+        row.copy_(torch.empty(row.shape).normal_(generator=torch.Generator().manual_seed(seed * 1_000_003 + step)))
+
 # %% ../nbs/1_setting/06_training.ipynb #3f360418
 @without_subnormals()
 def train_interval(members:Members, n:int):
@@ -159,6 +165,7 @@ def train_interval(members:Members, n:int):
     masks = [g["batches"] for g in members.gens]                             # of dropout, which drawn batches never meet
     for tokens, targets in batches(get_task(c.task), members.seeds, members.stream, members.gens, members.step.tolist(),
                                    n, c.batch, c.hold, dev):
+        if c.router == "redrawn": redraw_(members)
         loss, grads = gradients(weights, tokens, targets, c, live, masks)
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)

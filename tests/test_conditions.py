@@ -11,7 +11,7 @@ from moe_redistribution.groups import check_work
 from moe_redistribution.tasks import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
-VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled"]), "gate": st.just("switch"), "norm": st.just(True),
+VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"), "norm": st.just(True),
           "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9), **dict.fromkeys(
               ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "reset": st.integers(0, 10_000), "part": st.floats(0, 1, exclude_min=True)}
 
@@ -27,7 +27,7 @@ def conditions(draw):
     own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn != "no_ffn" or o not in ("reset", "part"))]
     chosen = {o: draw(values[o]) for o in draw(st.lists(st.sampled_from(own), unique=True))}
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
-    if task == "hist" and chosen.get("router") in ("inputs", "shuffled"): chosen["router"] = "tokens"    # it has no question before the answers
+    if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"    # it has no question before the answers
     if "part" in chosen: chosen["reset"] = draw(st.integers(1, 10_000))
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0

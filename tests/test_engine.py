@@ -18,7 +18,7 @@ VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7
             "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-silu",
             "switch": "add7/moe-e4k1-h40-silu+switch", "top-2 switch": "add7/moe-e4k2-h40-silu+switch",
             "frozen": "add7/moe-e4k1-h40-silu+frozen", "by token": "add7/moe-e4k1-h40-silu+tokens", "by token, top-2": "add7/moe_glu-e4k2-h24-silu+tokens+norm",
-            "by input": "add7/moe-e4k1-h40-silu+inputs", "shuffled": "add7/moe-e4k1-h40-silu+shuffled", "by input, norm": "add7/moe_glu-e4k1-h24-silu+inputs+norm",
+            "by input": "add7/moe-e4k1-h40-silu+inputs", "shuffled": "add7/moe-e4k1-h40-silu+shuffled", "redrawn": "add7/moe-e4k1-h40-silu+redrawn", "by input, norm": "add7/moe_glu-e4k1-h24-silu+inputs+norm",
             "one expert": "add7/moe-e1k1-h40-silu",
             "norm": "add7/ffn-h40-silu+norm", "norm moe": "add7/moe-e4k1-h40-silu+norm", "gelu": "add7/glu-h24-gelu",
             "relu": "add7/moe_glu-e4k2-h24-relu", "no_ffn": "add7/no_ffn", "wide": "add7/ffn-h40-silu+d96",

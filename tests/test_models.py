@@ -276,12 +276,28 @@ def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_
     assert torch.equal(routes(mixed), b)
 
 
+@pytest.mark.parametrize("stream", ["paired", "authors"])
+def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_alone_and_in_company(stream):
+    names = [f"add7/moe-e4k1-h16-silu+{o}" for o in ("inputs", "redrawn")]
+    drawn, anew = (fresh(condition(n), [1, 2], stream) for n in names)
+    table = lambda m: unflatten(m.w, m.c)["W_router"].clone()
+    assert torch.equal(drawn.w, anew.w)
+    seen = [table(anew)]
+    for step in range(3):
+        train_interval(anew, 1); seen.append(table(anew))
+        same = torch.stack([(a.argmax(-1) == seen[-1].argmax(-1)).double().mean() for a in seen[:-1]])
+        assert (same - .25).abs().max() < .02                                            # as often as four experts meet by chance
+    assert not torch.equal(seen[-1][0], seen[-1][1])                                     # each seed its own
+    alone = fresh(condition(names[1]), [2], stream); train_interval(alone, 3)
+    assert torch.equal(table(alone)[0], seen[-1][1])
+
+
 def test_routes_by_input_need_a_question_before_the_answers():
     with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: write \\+tokens"):
         condition("hist/moe-e4k1-h64-gelu+inputs")
 
 
-@pytest.mark.parametrize("fixed", ["tokens", "inputs", "shuffled"])
+@pytest.mark.parametrize("fixed", ["tokens", "inputs", "shuffled", "redrawn"])
 def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
     c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):

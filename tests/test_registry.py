@@ -197,9 +197,9 @@ def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_t
         *ARMS.values(), "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/moe-e4k1-h256-silu",
         "add7/moe-e4k1-h256-silu+frozen", "add7/moe-e4k1-h256-silu+switch"}
     rest = {o.condition: o.seeds for o in first if (o.stream, o.until) == ("paired", "selected")}
-    fixed = {n: rest.pop(n) for n in list(rest) if condition(n).router in ("tokens", "inputs", "shuffled")}
+    fixed = {n: rest.pop(n) for n in list(rest) if condition(n).router in ("tokens", "inputs", "shuffled", "redrawn")}
     assert {s for n, s in fixed.items() if condition(n).ffn_lr == 1} == {(*range(1, 65), *range(129, 193))}      # and where the arms beside them are held out
-    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {(*range(1, 65), *ends[0].seeds)} and len(fixed) == 12
+    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {(*range(1, 65), *ends[0].seeds)} and len(fixed) == 16
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
 

@@ -302,9 +302,10 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
 
 
-def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(tmp_path):
-    "Whether the interruption comes before the reset or after it."
-    name, seeds = "add7/ffn-h8-silu+reset400", [1, 2]
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/moe-e2k1-h8-silu+redrawn"])
+def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
+    "Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they would have been."
+    seeds = [1, 2]
     whole = train_group(name, seeds, "paired", "full", tmp_path / "a", steps=600) and Store(tmp_path / "a").load(name, 1, "paired")
     for steps in (200, 400, 600): train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
     parts = Store(tmp_path / "b").load(name, 1, "paired")
