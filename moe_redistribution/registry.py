@@ -95,7 +95,7 @@ AUDIT = {e.key: e for e in (
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
     row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs +shuffled +redrawn", (*range(1, 65), *range(129, 193)), "add7"),
     row("audit-fixed-rates", "moe-e4k1-h256", "silu", " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)), (*range(1, 65), *range(129, 161)), "add7"),
-    *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7" else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
+    *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7" else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)), Experiment("audit-top2", ("modadd/moe-e4k2-h512-gelu+frozen",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 

@@ -78,7 +78,7 @@ def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
     assert {e.seeds for k, e in EXPERIMENTS.items() if k != "modadd-seeds"} == {SEEDS}
     assert {k: e.seeds for k, e in AUDIT.items() if e.seeds != tuple(range(1, 129))} == {
-        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-fixed-rates": (*range(1, 65), *range(129, 161)),
+        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-top2": SEEDS, "audit-fixed-rates": (*range(1, 65), *range(129, 161)),
         "audit-fixed": (*range(1, 65), *range(129, 193))}
 
 
@@ -170,7 +170,7 @@ def test_no_run_is_ordered_twice():
 
 def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
-    ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
+    ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
                    | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names for s in e.seeds if len(e.seeds) > 5}
                    | {(n, "crossed", s) for n in R.REPLICATES.names for s in R.REPLICATES.seeds}
@@ -206,7 +206,7 @@ def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_t
 def test_second_and_third_are_the_headline_models_in_their_order():
     shapes = ["ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu"]
     at = {p: [o.condition for o in orders() if o.priority == p] for p in range(2, 6)}
-    assert at[2] == [f"modadd/{s}" for s in [*shapes, "moe-e4k1-h512-gelu+frozen", "no_ffn"]]
+    assert at[2] == [f"modadd/{s}" for s in [*shapes, "moe-e4k1-h512-gelu+frozen", "no_ffn", "moe-e4k2-h512-gelu+frozen"]]
     assert at[3] == [f"hist/{s}" for s in [*shapes, "no_ffn", "ffn-h512-gelu+ffnlr0.25"]]
     assert at[4][:2] == at[2][:2] and at[4][2:4] == ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
     fourth = list(dict.fromkeys(o.experiment for o in orders() if o.priority == 4))
@@ -274,7 +274,7 @@ def test_expected_steps_follow_schedule_and_learning_rate():
 
 def test_the_registry_adds_up():
     frame, by = R.registry(), R.by_experiment()
-    assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 5)
+    assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 6)
     assert frame["paired"].sum() == sum(e.n_runs for e in (*AUDIT.values(), R.ENDS, R.AFTER) if e.seeds != SEEDS)
     assert frame["crossed"].sum() == 3 * 128
     assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
