@@ -90,8 +90,8 @@ def together(c, edits) -> dict:
 def ablate(params, c, edits):
     """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → replacement, or a function.
 
-    Raises ValueError for what the model has not got, or an unknown replacement."""
-    return predict(params, c, together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
+    Raises ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
+    return predict(params, checked(params, c), together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
 
 def ablate_each(params, c, each):
     "`ablate` for a list of sets of edits: (edit, s, n, read)."

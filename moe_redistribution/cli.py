@@ -21,7 +21,7 @@ from .store import Store
 from .training import UNTIL
 from .registry import orders, registry, Order
 from .executors import processes
-from .groups import train, fulfil, plan, outlook
+from .groups import train, fulfil, plan, outlook, check_work
 from .answers import compare, baselines
 from .figures import figure1, table_text, pick, label
 from .results import comparison, fingerprint, unrecorded
@@ -195,17 +195,20 @@ def run_ledger(item=None):
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store = choose("stream", args.stream, STREAMS), Store()
-    todo, seeds = [], read_seeds(args.seeds) if args.seeds else SEEDS
-    for name in [str(condition(n)) for n in args.conditions]:                  # all that is wrong is said before any work
+    todo, seeds, out = [], read_seeds(args.seeds) if args.seeds else SEEDS, Path(args.out)
+    if out.suffix not in (".parquet", ".csv") or out.is_dir(): raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for name in [check_work(n, seeds, stream, "selected").name for n in args.conditions]:                  # all that is wrong is said before any work
         fitting = instruments_for(name)
         wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
+        if absent := sorted(set(seeds) - {r.seed for r in runs}): print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
         todo += [(name, i, fitting[i].rows, runs) for i in wanted]
-    out = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
-    write_frame(tidy(out), Path(args.out))
-    print(f"{sum(map(len, out)):,} rows in {args.out}")
+    found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
+    write_frame(tidy(found), out)
+    print(f"{sum(map(len, found)):,} rows in {out}")
 
 # %% ../nbs/6_practical/61_command_line.ipynb #8b060652
 def run_train(args):

@@ -149,8 +149,9 @@ def _read_body(name, body):
 def _read_option(name, text):
     "(field, value) of one option, or the nearest valid option."
     for field, (pattern, read, _) in OPTIONS.items():
-        if found := re.fullmatch(pattern, text): return field, read(found[1])
-    examples = [e for *_, e in OPTIONS.values()]
+        if (found := re.fullmatch(pattern, text)) and read(found[1]) != float("inf"): return field, read(found[1])
+    examples = [e for field, (pattern, _, example) in OPTIONS.items()
+                for e in (["+" + r for r in pattern.strip("()").split("|")] if field == "router" else [example])]
     _bad(name, f"options such as {', '.join(examples)}", f"'+{text}'; {nearest('+' + text, examples)}",
          "use a valid option")
 
@@ -163,8 +164,8 @@ def _read_options(name, options, ffn):
         if f in ROUTED_ONLY and ffn not in ("moe", "moe_glu"):
             _bad(name, f"a router for {OPTIONS[f][2]}", f"{ffn}, which has none",
                  "use moe or moe_glu, or drop the option")
-        if ffn == "no_ffn" and (value == "ffn" or f in ("reset", "part")):
-            _bad(name, f"an FFN for {OPTIONS[f][2]}", "no_ffn", f"drop {_option(f, value)}")
+        if ffn == "no_ffn" and (value == "ffn" or f in ("reset", "part", "ffn_lr")):
+            _bad(name, f"an FFN for {_option(f, value)}", "no_ffn", f"drop {_option(f, value)}")
     return dict(chosen)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #2fc80953
@@ -184,7 +185,8 @@ def _check(name, task, got, rest):
              f"write +d{low} or +d{low + step}" if low else f"write +d{step}")
     if rest["drop"] >= 1: _bad(name, "dropout below 1", f"{rest['drop']:g}", "write +drop0.1")
     if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
-    if rest["part"] != .25 and not rest["reset"]: _bad(name, f"a reset for +part{_number(rest['part'])}", "none", "write +reset2000, too")
+    if rest["part"] != .25 and not rest["reset"]: _bad(name, f"a reset for +part{_number(rest['part'])}", "none", f"write +reset{RECIPES[task]['steps'] // 5}, too")
+    if rest["reset"] >= (end := RECIPES[task]["steps"]): _bad(name, f"a reset before step {end:,}, the end of the schedule", f"{rest['reset']}", f"write +reset{end // 5}")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
     if rest["router"] in ("inputs", "shuffled", "redrawn") and task in TASKS and not min(get_task(task).read): _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position", "write +tokens")
     rules = list(get_task(task).rules) if rest["hold"] and task in TASKS else [rest["hold"]]

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['to_run', 'machine', 'pack', 'unpack', 'merge', 'group_path', 'gather_members', 'Watch', 'train_group',
-           'train_and_score', 'record', 'finish', 'check_work', 'check_steps', 'Work', 'missing', 'plan', 'fulfil',
-           'outlook', 'train']
+           'train_and_score', 'record', 'finish', 'check_work', 'whole_seeds', 'check_steps', 'check_size',
+           'check_means', 'Work', 'missing', 'plan', 'fulfil', 'outlook', 'train']
 
 # %% ../nbs/1_setting/07_groups.ipynb #0b86f321
 from dataclasses import dataclass
-import hashlib, json, os, platform, re, sys, time
+import hashlib, json, numbers, os, platform, re, sys, time
 from pathlib import Path
 
 import pandas as pd
@@ -109,8 +109,13 @@ def gather_members(store, c, seeds, stream, until, steps, device):
         try: left = store.resume(c, s, stream)
         except Damaged as e: left = print(f"{e}; starting this seed again", file=sys.stderr)
         return unpack(*left, device) if left else fresh(c, [s], stream, device)
+    def stale(s, step):
+        "Has a member of the state been overtaken by its stored run, which another grouping may have trained further?"
+        run = store.find(c, s, stream)
+        return run is not None and (run.step > step or _answers(run, until, steps))
+    for p in parts: p.keep([not stale(s, int(step)) for s, step in zip(p.seeds, p.step)])
     going = [s for p in parts for s in p.seeds]
-    parts += [m for s in seeds if s not in going and (m := state(s)) is not None]
+    parts = [p for p in parts if p.seeds] + [m for s in seeds if s not in going and (m := state(s)) is not None]
     return merge(parts) if parts else None
 
 # %% ../nbs/1_setting/07_groups.ipynb #86806850
@@ -179,20 +184,37 @@ def finish(store, members, done, steps, group):
 # %% ../nbs/1_setting/07_groups.ipynb #6c0788f5
 def check_work(c, seeds, stream, until) -> Condition:
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
-    c, seeds = condition(c), list(seeds)
+    c, seeds = condition(c), whole_seeds(seeds)
     choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     get_task(c.task)                                   # a recipe alone is not enough to train
     repeated = sorted({s for s in seeds if seeds.count(s) > 1})
     if repeated:
         raise ValueError(f"seeds: expected each once, got {repeated} more than once; fix: drop the repetitions")
-    if not seeds or any(not isinstance(s, int) or s < 0 for s in seeds):
-        raise ValueError(f"seeds: expected one or more whole numbers from 0 on, got {seeds}; fix: for example 42 137")
     return c
 
+def whole_seeds(seeds) -> list:
+    "Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything else."
+    got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
+    fine = got and all(isinstance(s, numbers.Integral) and not isinstance(s, bool) and 0 <= s < 2**32 for s in got)
+    if fine: return [int(s) for s in got]
+    raise ValueError(f"seeds: expected one or more whole numbers from 0 on, got {seeds if got is None else got!r}; fix: for example [42, 137]")
+
+# %% ../nbs/1_setting/07_groups.ipynb #2cae3212
 def check_steps(c, steps) -> int:
     "The schedule's length, or `steps` instead. ValueError if that is not a positive whole number."
     if steps is None or isinstance(steps, int) and steps > 0: return steps or RECIPES[c.task]["steps"]
     raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
+
+def check_size(size) -> int:
+    "How many seeds are trained together. ValueError if that is not a positive whole number."
+    if isinstance(size, int) and size > 0: return size
+    raise ValueError(f"group size: expected a whole number from 1 on, got {size!r}; fix: 5")
+
+def check_means(device, budget):
+    "Refuses a device that torch has no name for, or a budget that is no number of seconds."
+    choose("device", str(device).partition(":")[0], ("cpu", "cuda"))
+    if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
+        raise ValueError(f"budget: expected seconds above 0, got {budget!r}; fix: leave it out to train to the end")
 
 # %% ../nbs/1_setting/07_groups.ipynb #7da5c30b
 @dataclass(frozen=True)
@@ -221,7 +243,7 @@ def plan(orders, store, steps=None) -> list:
     if len(set(asked)) < len(asked): raise ValueError("conditions: expected each once; fix: drop the repetitions")
     out = []
     for o, c in checked:
-        n, size = check_steps(c, steps), o.group_size
+        n, size = check_steps(c, steps), check_size(o.group_size)
         for chunk in (tuple(o.seeds[i:i + size]) for i in range(0, len(o.seeds), size)):
             if missing(store, c, chunk, o.stream, o.until, n): out.append(Work(c.name, chunk, o.stream, o.until, n))
     return out
@@ -234,8 +256,7 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook.
     Raises ValueError for bad orders, OSError for a bad disk."""
     at_once = processes(executor)
-    if budget is not None and not budget > 0:
-        raise ValueError(f"budget: expected seconds above 0, got {budget!r}; fix: leave it out to train to the end")
+    check_means(device, budget)
     work = plan(orders, store := Store(root), steps)
     store.check(4_000_000 * sum(len(w.seeds) for w in work))
     if say: say(outlook(work, at_once))
@@ -269,7 +290,7 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     """Trains what is missing of these conditions and seeds and returns one row a run (with a `budget`: a finished one).
 
     The other arguments are those of `fulfil`; `group_size` seeds are trained together."""
-    store = Store(root)
+    store, seeds = Store(root), whole_seeds(seeds)
     conditions = [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Order(0, "own", str(c), tuple(seeds), stream, until, group_size) for c in conditions]
     fulfil(asked, root, measures, steps, executor, quiet, device, budget, save_every=save_every)

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 import moe_redistribution
 from .tasks import choose, get_task
+from .data import STREAMS
 from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
@@ -40,7 +41,7 @@ def recorded(name, instrument="ablation", root=None) -> pd.DataFrame:
     """Rows of one instrument for one condition, in a fixed order.
 
     FileNotFoundError says what is missing and which command makes it."""
-    path = Path(root or ROOT) / "results" / "rows" / instrument / f"{name}.parquet"
+    path = Path(root or ROOT) / "results" / "rows" / instrument / f"{condition(name)}.parquet"
     if not path.exists(): raise FileNotFoundError(f"no recorded {instrument} of {name}; fix: make paper, then make record")
     return tidy([pd.read_parquet(path)])
 
@@ -101,8 +102,13 @@ def learned(rows, root=None) -> pd.DataFrame:
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised(own, root).index)))
 
 def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
-    "The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies."
-    at = Path(root or ROOT) / "results/history"
+    """The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies.
+
+    FileNotFoundError says what is missing and which command makes it."""
+    at, names = Path(root or ROOT) / "results/history", [str(condition(n)) for n in ([names] if isinstance(names, str) else names)]
+    choose("stream", stream, STREAMS)
+    for n in names:
+        if not (at / f"{n}.parquet").exists(): raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
     whole = pd.concat([pd.read_parquet(at / f"{n}.parquet") for n in names], ignore_index=True)
     return whole[whole["stream"] == stream].reset_index(drop=True)
 
@@ -204,6 +210,7 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
          "56_age": Page("", tuple((i, (*_RATES, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",)),
+         "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")), ("paired",)),
          "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
@@ -265,6 +272,7 @@ def item_rows(item, root=None) -> pd.DataFrame:
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
+    choose("page", page, list(PAGES))
     drawn = [n for item in PAGES[page].figures.split() for n in conditions_for(item)]
     for n in dict.fromkeys([n for instrument, n in needs(page, more=False) if instrument != "facts"] + drawn):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]

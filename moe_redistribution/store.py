@@ -8,7 +8,7 @@ __all__ = ['Damaged', 'seal_hash', 'seal', 'unseal', 'Run', 'home', 'Store']
 # %% ../nbs/1_setting/05_store.ipynb #8263c645
 from dataclasses import dataclass, field
 from pathlib import Path
-import contextlib, hashlib, json, os, shutil, tempfile, time, warnings
+import contextlib, hashlib, itertools, json, numbers, os, shutil, tempfile, time, warnings
 
 import filelock
 import pandas as pd
@@ -101,7 +101,9 @@ class Store:
     def __repr__(self): return f"Store({self.root.name!r})"
 
     def path(self, c, seed:int, stream:str="authors") -> Path:
-        "Where this run lies, or would."
+        "Where this run lies, or would. ValueError for a seed that is no whole number."
+        if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+            raise ValueError(f"seed: expected a whole number, got {seed!r}; fix: for example 42")
         return self.root / "v1" / condition(c).name / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
 # %% ../nbs/1_setting/05_store.ipynb #de9581f9
@@ -143,7 +145,7 @@ def find(self:Store, c, seed:int, stream:str="authors"):
         path = self.path(c, seed, stream)
         warnings.warn(f"{e}. Moved aside as {path.name}.damaged")
         for p in (path, path.with_suffix(".resume")):
-            if p.exists(): os.replace(p, p.with_name(p.name + ".damaged"))
+            if p.exists(): os.replace(p, next(q for i in itertools.count() if not (q := p.with_name(f"{p.name}.damaged{i or ''}")).exists()))
 
 @patch
 def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:

@@ -213,6 +213,6 @@ def settled(members:Members, until="selected"):
     return every[0] if until == "first" else torch.stack(every).all(0)
 
 def leaving(members:Members, until:str, steps:int):
-    "Which members are done (s,): failed, at the end of the schedule, or `settled`, unless they train the `full` schedule."
+    "Which members are done (s,): failed, at the end of the schedule, or `settled` and past a reset, unless they train the `full` schedule."
     done = (members.failed > 0) | (members.step >= steps)
-    return done if until == "full" else done | settled(members, until)
+    return done if until == "full" else done | settled(members, until) & (members.step > members.c.reset)

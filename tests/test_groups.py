@@ -160,6 +160,20 @@ def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
     assert [m["step"] for m in go(steps=60).values()] == [60, 60, 60]
 
 
+def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_further(tmp_path):
+    ends = lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist()) >= 20 else None
+    with pytest.raises(KeyboardInterrupt): train_group(TINY, [1, 2], root=tmp_path, until="full", steps=100, save_every=0, tell=ends)
+    assert group_path(Store(tmp_path), condition(TINY), [1, 2], "authors").exists()
+    train(TINY, [1], root=tmp_path, steps=60, **HERE)
+    further = Store(tmp_path).load(TINY, 1)
+    train(TINY, [1, 2], root=tmp_path, steps=40, **HERE)
+    assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [60, 40]
+    assert Store(tmp_path).load(TINY, 1).manifest == further.manifest
+    train(TINY, [1, 2], root=tmp_path, steps=100, **HERE)
+    train(TINY, [1, 2], root=tmp_path / "at_once", steps=100, group_size=1, **HERE)
+    assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [100, 100]
+
+
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
 def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
     members = fresh(condition(TINY), [1, 2], "authors")
@@ -321,10 +335,16 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
     assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
 
 
+def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
+    monkeypatch.setattr("moe_redistribution.training.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    train([TINY, TINY + "+reset30"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
+    assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "+reset30")] == [10, 40]
+
+
 @pytest.mark.parametrize("ask", [
     dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
-    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]),
-    dict(stream="author"), dict(until="fully"), dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")],
+    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42), dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=-1), dict(group_size=2.5), dict(device="gpu"),
+    dict(budget="5"), dict(stream="author"), dict(until="fully"), dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")],
     ids=lambda ask: str(*ask))
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"

@@ -114,6 +114,22 @@ def test_a_damaged_run_is_moved_aside_with_a_warning_and_nothing_is_deleted(stor
     assert Path(f"{path}.damaged").read_bytes() == bad and Path(f"{resume}.damaged").read_bytes() == left
 
 
+def test_what_is_moved_aside_never_replaces_what_was_moved_aside_before(store):
+    path = store.path(TINY, 1)
+    for bad in (b"one", b"two"):
+        path.write_bytes(bad)
+        with pytest.warns(UserWarning, match="Moved aside"): store.find(TINY, 1)
+    assert [path.with_name(path.name + end).read_bytes() for end in (".damaged", ".damaged1")] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("seed", ["1", 1.0, True, None])
+def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_aside(store, seed):
+    path = store.path(TINY, 1)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="seed: expected a whole number, got .*; fix: "): store.find(TINY, seed)
+    assert path.read_bytes() == before and not list(path.parent.glob("*.damaged"))
+
+
 def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
     before = store.load(TINY, 1)
     damage(store.path(TINY, 1))
