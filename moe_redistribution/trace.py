@@ -30,7 +30,7 @@ class Trace:
 @torch.no_grad()
 def trace(params, tokens, c, keep=None, edits=None) -> Trace:
     "Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered."
-    c, sink = checked(params, c), {}
+    c, sink = condition(c), {}
     for site in keep or (): choose("site", site, sites(c), "use one of these")
     forward(params, tokens, c, edits, sink)
     return Trace(c, tokens, {s: v for s, v in sink.items() if not keep or s in keep})
