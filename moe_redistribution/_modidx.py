@@ -740,6 +740,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                  'moe_redistribution/ledger.py'),
                                            'moe_redistribution.ledger.ledger_rows': ( '3_paper/ledger.html#ledger_rows',
                                                                                       'moe_redistribution/ledger.py'),
+                                           'moe_redistribution.ledger.printed_items': ( '3_paper/ledger.html#printed_items',
+                                                                                        'moe_redistribution/ledger.py'),
                                            'moe_redistribution.ledger.shown': ('3_paper/ledger.html#shown', 'moe_redistribution/ledger.py'),
                                            'moe_redistribution.ledger.statements': ( '3_paper/ledger.html#statements',
                                                                                      'moe_redistribution/ledger.py'),

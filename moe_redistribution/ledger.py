@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['STATEMENT_COLUMNS', 'PROTOCOLS', 'EXPECTS', 'TESTS', 'MORE_AGGREGATES', 'REASONS', 'SAME', 'Answer', 'NOTHING',
-           'VERDICTS', 'LEDGER_COLUMNS', 'WHERE_ITEMS', 'NO_LINE', 'statements', 'changed', 'values', 'decide',
-           'answer', 'judge', 'ledger_rows', 'ledger', 'shown', 'by_id', 'coverage']
+           'VERDICTS', 'LEDGER_COLUMNS', 'NO_LINE', 'statements', 'changed', 'values', 'decide', 'answer', 'judge',
+           'ledger_rows', 'printed_items', 'ledger', 'shown', 'by_id', 'coverage']
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #ad8a810e
+import re
 from collections import namedtuple
 from pathlib import Path
 
@@ -211,14 +212,19 @@ def _needed(s, a, p):
     return seeds_beside(a.mean, a.sd, p.value, p.value_std, s.n if np.isnan(p.n_seeds) else p.n_seeds, s.margin)
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #0b3a258a
-WHERE_ITEMS = "see data/paper_values.csv"
+def printed_items(item) -> list:
+    "The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`). ValueError with the nearest."
+    valid = sorted(set(paper_values()["item"]))
+    parts = [i for i in valid if re.fullmatch(rf"{re.escape(item)}[a-z]?(_.*)?", i)]
+    return parts or [choose("item", item, valid, "see data/paper_values.csv")]
+
 def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
     """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it.
 
     `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows' unit."""
     said, paper, bridge = statements(), paper_values(), claims().query("protocol == 'paper'")
     if item:
-        ids = set(paper["id"][paper["item"] == choose("item", item, sorted(set(paper["item"])), WHERE_ITEMS)])
+        ids = set(paper["id"][paper["item"].isin(printed_items(item))])
         said = said[said["quotes"].map(lambda q: bool(ids & set(q.split())))]
     rows = _by_condition(ledger_rows(root) if rows is None else rows)
     printed, bridge = ({r.id: r for r in f.itertuples(index=False)} for f in (paper, bridge))
@@ -273,7 +279,7 @@ def by_id(item=None, root=None) -> pd.DataFrame:
     "Every printed number (or one item's): id, item, paper, ours, verdict, reason, keys of the claims that quote it."
     paper, at = paper_values(), Path(root or ROOT) / "results/paper"
     paper = paper[~paper["id"].str.startswith("repo:")]
-    if item: paper = paper[paper["item"] == choose("item", item, sorted(set(paper["item"])), WHERE_ITEMS)]
+    if item: paper = paper[paper["item"].isin(printed_items(item))]
     files = [f for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
     empty = pd.DataFrame(columns=["id", "protocol", "ours_mean", "verdict", "reason"])
     ours = pd.concat([empty, *map(pd.read_csv, files)]).query("protocol == 'paper'").set_index("id")

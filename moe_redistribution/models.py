@@ -195,9 +195,9 @@ def watcher(c:Condition, edits=None, sink=None):
     for site in edits: choose("site", site, sites(c), "use one of these; a model without FFN or router lacks some")
     def at(site, value):
         new = edits[site](value) if site in edits else value
-        if new.shape != value.shape:
-            raise ValueError(f"edit of {site!r}: expected shape {tuple(value.shape)}, got {tuple(new.shape)}; "
-                             "fix: return the shape that was given")
+        if (of := lambda x: f"{tuple(getattr(x, 'shape', ()))} {getattr(x, 'dtype', type(x).__name__)}")(new) != of(value):
+            raise ValueError(f"edit of {site!r}: expected shape and type {of(value)}, got {of(new)}; "
+                             "fix: return what was given, changed")
         if sink is not None: sink[site] = new
         return new
     return at

@@ -197,8 +197,10 @@ def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
 def stored_runs(store, name) -> list:
     "All runs of a condition that the store has, ordered by stream and seed."
     at = store.path(name, 0).parent
-    found = sorted((p.stem.split("-") for p in at.glob("*.safetensors")), key=lambda x: (x[0], int(x[1])))
-    return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
+    found = sorted((p.stem.split("-") for p in at.glob("*-[0-9]*.safetensors")), key=lambda x: (x[0], int(x[1])))
+    runs = [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
+    for r in runs: r.step >= RECIPES[r.condition.task]["steps"] or r.weights.pop("final", None)    # the end of a schedule cut short is no end
+    return runs
 
 def reach(run, rules=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."

@@ -142,7 +142,9 @@ def nearest(word, valid):
 def choose(what, word, valid, fix=None):
     "Returns `word` if it is in `valid`; else one ValueError: expected, got, nearest valid, one fix."
     if word in valid: return word
-    raise ValueError(f"{what}: expected one of {', '.join(map(str, valid))}; got {word!r}; {nearest(word, valid)}"
+    names = [str(v) for v in valid]
+    of = ", ".join(names) if len(names) <= 30 else f"{len(names)} names from {names[0]} to {names[-1]}"
+    raise ValueError(f"{what}: expected one of {of}; got {word!r}; {nearest(word, valid)}"
                      f"; fix: {fix or f'use a valid {what}'}")
 
 # %% ../nbs/1_setting/01_tasks.ipynb #b603c6a4

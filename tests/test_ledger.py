@@ -268,3 +268,15 @@ def test_coverage_counts_every_printed_number_once():
 def test_text_has_a_line_for_every_claim(table):
     text = shown(table)
     assert len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted") and (text["verdict"] != "").all()
+
+
+@pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}), ("fig4_left", {"fig4_left"})])
+def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_it_does(item, parts):
+    got = set(room.printed_items(item))
+    assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
+    assert set(room.by_id(item)["item"]) <= got
+
+
+def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
+    with pytest.raises(ValueError, match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught: room.printed_items("fig99")
+    assert len(str(caught.value)) < 160

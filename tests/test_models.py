@@ -181,6 +181,13 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
     assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
 
 
+@pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")], ids=["nothing", "another type"])
+def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
+    with pytest.raises(ValueError, match=r"edit of 'ffn_out': expected shape and type .*torch.float64, got .*; fix: ") as caught:
+        forward(PARAMS, batch(2)[0], VARIANTS["moe"], {"ffn_out": edit})
+    assert got in str(caught.value)
+
+
 @pytest.mark.parametrize("label", [v for v in VARIANTS if v != "two layers"])
 def test_parts_sum_to_logits(label):
     "Component by component, head by head, expert by expert: the terms of the residual stream add up to the read-out."

@@ -140,3 +140,14 @@ def test_a_thinned_history_of_a_full_batch_task_keeps_evaluations_that_were_meas
     kept = recording.history_frame([run])
     assert len(kept) <= 60 and kept["step"].iloc[-1] == 40_000
     assert kept["mean_ffn_out"][20:-5].notna().all() and kept["step"].diff().max() <= 1500
+
+
+def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_file_is_passed_over(tmp_path):
+    name, store = "add7/ffn-h8-silu+d16", Store(tmp_path / "store")
+    train(name, [1], root=store.root, steps=200, executor="here", quiet=True)
+    (store.path(name, 1).parent / "backup.safetensors").write_bytes(b"not a run")
+    [run] = stored_runs(store, name)
+    assert run.step == 200 and "final" in store.load(name, 1).weights and "final" not in run.weights and run.weights
+    record_runs(store, tmp_path, name)
+    rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
+    assert rules and "final" not in rules
