@@ -209,9 +209,9 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
-         "56_age": Page("", tuple((i, (*_RATES, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",)),
+         "56_age": Page("", tuple((i, (*_RATES, *AFTER.names[:2])) for i in ("ablation", "copying", "runs")), ("paired",)),
          "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")), ("paired",)),
-         "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names)) for i in ("ablation", "copying", "runs")), ("paired",))}
+         "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names[:4])) for i in ("ablation", "copying", "runs")), ("paired",))}
 
 # %% ../nbs/2_instruments/20_results.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
