@@ -37,7 +37,7 @@ def label(name) -> str:
     c, (body, *options) = condition(name), str(name).split("+")
     if body in LABELS: return ", ".join([LABELS[body], *options])
     usual = PLAIN.get(c.task, WIDE).get(c.ffn) == c.d_mlp or c.ffn == "no_ffn"
-    unusual = [(c.routed and c.n_experts != 4, f"{c.n_experts} experts"), (c.top_k > 1, f"top-{c.top_k}"),
+    unusual = [(c.routed and c.n_experts != 4, f"{c.n_experts} expert{'s' * (c.n_experts > 1)}"), (c.top_k > 1, f"top-{c.top_k}"),
                (c.activation not in (RECIPES[c.task]["activation"], "none"), WRITTEN.get(c.activation, c.activation))]
     return ", ".join([SHORT[c.ffn] + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
