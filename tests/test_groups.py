@@ -170,7 +170,6 @@ def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_furt
     assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [60, 40]
     assert Store(tmp_path).load(TINY, 1).manifest == further.manifest
     train(TINY, [1, 2], root=tmp_path, steps=100, **HERE)
-    train(TINY, [1, 2], root=tmp_path / "at_once", steps=100, group_size=1, **HERE)
     assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [100, 100]
 
 
