@@ -1319,6 +1319,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                         'moe_redistribution/training.py'),
                                              'moe_redistribution.training.adamw_': ( '1_setting/training.html#adamw_',
                                                                                      'moe_redistribution/training.py'),
+                                             'moe_redistribution.training.by_rate': ( '1_setting/training.html#by_rate',
+                                                                                      'moe_redistribution/training.py'),
                                              'moe_redistribution.training.clip_': ( '1_setting/training.html#clip_',
                                                                                     'moe_redistribution/training.py'),
                                              'moe_redistribution.training.evaluate': ( '1_setting/training.html#evaluate',

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'ATTENTION', 'EXPERTS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'clip_', 'unflatten',
            'flatten', 'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals',
-           'reset_', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
+           'reset_', 'by_rate', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
 
 # %% ../nbs/1_setting/06_training.ipynb #9019eb39
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,11 +24,12 @@ from .engine import gradients
 # %% ../nbs/1_setting/06_training.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-def adamw_(w, grad, m, v, step, parts, decay):
-    "One AdamW step in place on w, m, v (s, p); `step` (s,) counts steps so far; `parts`: (learning rate, slice of p)."
+def adamw_(w, grad, m, v, step, parts, decay, which=None):
+    "One AdamW step in place on w, m, v (s, p); `step` (s,) counts steps so far; `parts`: (learning rate, slice of p); `which`: rows, or all."
+    some = list if which is None else lambda x: [x[i] for i in which]
     for lr, at in parts:
-        rows = [list(x[:, at]) for x in (w, grad, m, v)]
-        adamw(*rows, [], list(step.float()), fused=True, amsgrad=False, maximize=False, lr=lr, beta1=BETA1, beta2=BETA2,
+        rows = [some(x[:, at]) for x in (w, grad, m, v)]
+        adamw(*rows, [], some(step.float()), fused=True, amsgrad=False, maximize=False, lr=lr, beta1=BETA1, beta2=BETA2,
               eps=EPS, weight_decay=decay)
 
 def clip_(grad, max_norm):
@@ -50,21 +52,23 @@ def flatten(params) -> torch.Tensor: return torch.cat([v.reshape(len(v), -1) for
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")
 EXPERTS = ("W_gate", "W_up", "b_up", "W_down", "b_down")
 
-def rates(c:Condition) -> dict:
-    "Learning rate of every parameter; 0 for what is frozen (router; attention or FFN with its router, App. G.1)."
+def rates(c:Condition, later=False) -> dict:
+    "Learning rate of every parameter, `later` of a reset; 0 for what is frozen (router; attention or FFN with its router, App. G.1)."
     frozen = {"attn": ATTENTION, "ffn": EXPERTS + ("W_router",)}.get(c.freeze, ())
-    scale = {n: c.attn_lr if n in ATTENTION else c.ffn_lr if n in EXPERTS else 1.0 for n in shapes(c)}
+    of_ffn = c.then if later and c.then else c.ffn_lr
+    scale = {n: c.attn_lr if n in ATTENTION else of_ffn if n in EXPERTS else 1.0 for n in shapes(c)}
     return {n: 0.0 if n in frozen or (n == "W_router" and c.router != "learned") else c.lr * s for n, s in scale.items()}
 
-def pieces(c) -> list:
+@lru_cache(maxsize=None)
+def pieces(c, later=False) -> tuple:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
     out, at = [], 0
-    for (name, shape), rate in zip(shapes(c).items(), rates(c).values()):
+    for (name, shape), rate in zip(shapes(c).items(), rates(c, later).values()):
         end = at + int(np.prod(shape))
         if out and out[-1][0] == rate and out[-1][1].stop == at: out[-1] = (rate, slice(out[-1][1].start, end))
         elif rate: out.append((rate, slice(at, end)))
         at = end
-    return out
+    return tuple(out)
 
 # %% ../nbs/1_setting/06_training.ipynb #ff7a1f65
 @dataclass
@@ -148,6 +152,14 @@ def reset_(members:Members):
         for n, now in unflatten(members.w[i:i + 1], c).items():
             if n in units: now[0].copy_(torch.where(units[n].to(now.device), began[n].to(now.device), now[0]))
 
+def by_rate(c, steps) -> list:
+    "What each member trains at after so many `steps`: (`pieces`, rows that have them, or None for all)."
+    if c.then is None: return [(pieces(c), None)]
+    late = [s >= c.reset for s in steps]
+    return [(pieces(c, l), [i for i, x in enumerate(late) if x == l]) for l in sorted(set(late))]
+
+
+
 # %% ../nbs/1_setting/06_training.ipynb #0c733df5
 def redraw_(members:Members):
     "New routes for every member: a normal table, as `+redrawn` begins with, which its seed and its step alone decide."
@@ -158,19 +170,19 @@ def redraw_(members:Members):
 @without_subnormals()
 def train_interval(members:Members, n:int):
     "Takes `n` optimiser steps with every member; returns the mean training loss of the interval (s,)."
-    c, dev, parts = members.c, members.w.device, pieces(members.c)
+    c, dev, began = members.c, members.w.device, members.step.tolist()
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
     live = [name for name, rate in rates(c).items() if rate > 0]
     masks = [g["batches"] for g in members.gens]                             # of dropout, which drawn batches never meet
-    for tokens, targets in batches(get_task(c.task), members.seeds, members.stream, members.gens, members.step.tolist(),
-                                   n, c.batch, c.hold, dev):
+    for i, (tokens, targets) in enumerate(batches(get_task(c.task), members.seeds, members.stream, members.gens, began,
+                                                  n, c.batch, c.hold, dev)):
         if c.router == "redrawn": redraw_(members)
         loss, grads = gradients(weights, tokens, targets, c, live, masks)
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)
-        adamw_(members.w, grad, members.m, members.v, members.step, parts, c.weight_decay)
+        for parts, which in by_rate(c, [s + i for s in began]): adamw_(members.w, grad, members.m, members.v, members.step, parts, c.weight_decay, which)
         members.step += 1
         if c.reset: reset_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)

@@ -14,7 +14,7 @@ from moe_redistribution import engine
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward
 from moe_redistribution.data import draw, generators, training_pool
-from moe_redistribution.groups import train_group
+from moe_redistribution.groups import merge, train_group
 from moe_redistribution.store import Store
 from moe_redistribution.tasks import EOS, digits, exact, get_task
 from moe_redistribution.training import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval,
@@ -302,7 +302,25 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/moe-e2k1-h8-silu+redrawn"])
+def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
+    "Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's multiple, and no others."
+    name = "add7/ffn-h8-silu+ffnlr2+reset3"
+    c, (as_before, later) = condition(name + "+then0.5"), (fresh(condition(n), [5, 6], "paired") for n in (name, name + "+then0.5"))
+    for m in (as_before, later): train_interval(m, 3)
+    assert torch.equal(as_before.w, later.w)
+    start = later.w.clone()
+    for m in (as_before, later): train_interval(m, 1)
+    fast, slow = (unflatten(m.w - start, c) for m in (as_before, later))
+    for n, moved in fast.items():
+        ratio = .25 if n in EXPERTS else 1                                          # decay is a share of the rate, too
+        torch.testing.assert_close(slow[n], ratio * moved, rtol=1e-3, atol=1e-7)
+    apart, together = ([train(c, [5], 2, "paired"), train(c, [6, 7], 4, "paired")] for _ in range(2))
+    train_interval(mixed := merge(together), 3)
+    for m in apart: train_interval(m, 3)
+    torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/ffn-h8-silu+reset400+then4", "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
     "Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they would have been."
     seeds = [1, 2]
