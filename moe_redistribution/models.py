@@ -16,7 +16,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .tasks import choose, get_task
+from .tasks import check_tokens, choose, get_task
 from .conditions import Condition, condition
 
 # %% ../nbs/1_setting/03_models.ipynb #562d00e8
@@ -256,9 +256,9 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
     """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
-    After attention `edits` see only the read-out positions."""
+    After attention `edits` see only the read-out positions. ValueError for tokens that the task has not got."""
     c, S = condition(c), len(params["W_E"])
-    tokens = (get_task(c.task).tokens if tokens is None else tokens).to(params["W_E"].device)
+    tokens = (get_task(c.task).tokens if tokens is None else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens[i:i + 1], c, edits, read_only=True)
     return torch.cat([one(i).argmax(-1) for i in range(S)])

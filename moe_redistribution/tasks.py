@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['PAD', 'EOS', 'SOURCES', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reversed_digits', 'Task', 'add7_strata',
            'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'hist_task', 'nearest', 'choose',
-           'get_task', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
+           'get_task', 'check_tokens', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls',
+           'draw_examples']
 
 # %% ../nbs/1_setting/01_tasks.ipynb #cb7c3d7a
 from dataclasses import dataclass, field
@@ -156,6 +157,15 @@ def get_task(name:str) -> Task:
     choose("task", name, list(TASKS))
     if name not in _made: _made[name] = TASKS[name]()
     return _made[name]
+
+# %% ../nbs/1_setting/01_tasks.ipynb #7646a1d6
+def check_tokens(tokens, t:Task, beginnings=False) -> torch.Tensor:
+    "`tokens` (…, n, ctx) as they are. ValueError if they are no whole numbers, not as long as the task's (or `beginnings`), or not in its vocabulary."
+    whole = isinstance(tokens, torch.Tensor) and not tokens.is_floating_point() and tokens.dtype != torch.bool
+    if whole and tokens.dim() > 1 and 0 < tokens.shape[-1] <= t.n_ctx and (beginnings or tokens.shape[-1] == t.n_ctx) and (not tokens.numel() or 0 <= tokens.min() and tokens.max() < t.d_vocab): return tokens
+    got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" + f" from {tokens.min()} to {tokens.max()}" * whole if isinstance(tokens, torch.Tensor) and tokens.numel() else repr(tokens)[:80]
+    raise ValueError(f"tokens: expected whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, {t.n_ctx}) for {t.name}; got {got}; "
+                     f"fix: see get_task({t.name!r}).tokens")
 
 # %% ../nbs/1_setting/01_tasks.ipynb #3089d672
 def spans(task:Task) -> dict:

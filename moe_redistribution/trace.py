@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from .tasks import choose, get_task
+from .tasks import check_tokens, choose, get_task
 from .conditions import Condition, condition
 from .models import forward, shapes, sites
 
@@ -31,6 +31,7 @@ class Trace:
 def trace(params, tokens, c, keep=None, edits=None) -> Trace:
     "Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered."
     c, sink = condition(c), {}
+    check_tokens(tokens, get_task(c.task), beginnings=True)
     for site in keep or (): choose("site", site, sites(c), "use one of these")
     forward(params, tokens, c, edits, sink)
     return Trace(c, tokens, {s: v for s, v in sink.items() if not keep or s in keep})

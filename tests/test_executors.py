@@ -216,7 +216,7 @@ def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
     assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 400] for c in NAMES for s in seeds]
     runs = sorted(p for p in (far.root / "v1").rglob("*.safetensors"))
     assert runs == sorted(far.path(c, s) for c in NAMES for s in seeds)
-    assert not list(far.root.glob("groups/*.state")) and not list(far.root.glob("progress/*.json"))
+    assert not list(far.root.glob("groups/**/*.state")) and not list(far.root.glob("progress/*.json"))
     train(NAMES, root=near.root, executor="here", **ask)
     assert_same_runs(far, near, NAMES, seeds)
 

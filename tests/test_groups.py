@@ -128,7 +128,7 @@ def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
         if not dies_before(n, lambda: work(root)): break
         work(root)
         assert_same(Store(root), whole, [1, 2, 3])
-        assert not list((root / "groups").glob("*.state"))                          # nothing unfinished is left over
+        assert not list((root / "groups").rglob("*.state"))                          # nothing unfinished is left over
     assert n > 8                                                                    # two files a run and more
 
 
@@ -171,6 +171,23 @@ def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_furt
     assert Store(tmp_path).load(TINY, 1).manifest == further.manifest
     train(TINY, [1, 2], root=tmp_path, steps=100, **HERE)
     assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [100, 100]
+
+
+def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkeypatch):
+    "Each from where it had got furthest, whichever group's state has it; another stream's and another condition's states are none of its business."
+    ends = lambda at: lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist(), default=0) >= at else None
+    go = lambda name, seeds, at, stream="authors": train_group(name, seeds, stream, "full", tmp_path, steps=100, save_every=0, tell=ends(at))
+    for args in ((TINY, [1, 2, 3], 40), (TINY, [3, 4], 60), (TINY, [1, 2], 30, "paired"), (DENSE, [1, 2], 50)):
+        with pytest.raises(KeyboardInterrupt): go(*args)
+    began, real = [], groups.train_interval
+    monkeypatch.setattr(groups, "train_interval", lambda members, n: (began.append(dict(zip(members.seeds, members.step.tolist()))), real(members, n))[1])
+    assert [m["step"] for m in go(TINY, [1, 2], 999).values()] == [100, 100] and began[0] == {1: 40, 2: 40}
+    began.clear()
+    assert [m["step"] for m in go(TINY, [3, 4, 5], 999).values()] == [100] * 3
+    assert began[0] == {3: 60, 4: 20, 5: 0}                                      # 4 joined 3 when it was at 40
+    began.clear()
+    go(TINY, [1, 2, 3], 999)
+    assert not began                                                                # the old state is behind its stored runs
 
 
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])

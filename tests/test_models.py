@@ -181,6 +181,17 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
     assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
 
 
+@pytest.mark.parametrize("tokens, says", [([[1, 2, 3]], "[[1, 2, 3]]"), (torch.zeros(2, 3), "float32"), (torch.zeros(3, dtype=int), "shape (3,)"), (torch.zeros(2, 4, dtype=int), "shape (2, 4)"),
+                                          (torch.tensor([[0, 0, 114]]), "to 114"), (torch.tensor([[0, -1, 113]]), "from -1"), (torch.ones(2, 3, dtype=bool), "bool")])
+def test_examples_that_a_task_has_not_got_are_refused_before_the_embedding(tokens, says):
+    c = condition("modadd/ffn-h8-gelu+d32")
+    params = init(c, [torch.Generator().manual_seed(0)])
+    for use in (lambda: predict(params, c, tokens=tokens), lambda: trace(params, tokens, c)):
+        with pytest.raises(ValueError, match=r"tokens: expected whole numbers from 0 to 113 of shape \(…, n, 3\) for modadd; got .*fix: see get_task") as e: use()
+        assert says in str(e.value)
+    assert predict(params, c, tokens=torch.zeros(0, 3, dtype=int)).shape == (1, 0, 1)
+
+
 @pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")], ids=["nothing", "another type"])
 def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
     with pytest.raises(ValueError, match=r"edit of 'ffn_out': expected shape and type .*torch.float64, got .*; fix: ") as caught:

@@ -65,7 +65,7 @@ def test_a_sealed_file_reads_back_as_it_was(tmp_path_factory, tensors, info):
     assert all(torch.equal(v, got[n]) and v.dtype == got[n].dtype for n, v in tensors.items())
 
 
-FILES = {"run": "v1/**/*.safetensors", "resume": "v1/**/*.resume", "group": "groups/*.state"}
+FILES = {"run": "v1/**/*.safetensors", "resume": "v1/**/*.resume", "group": "groups/*/*.state"}
 
 
 @pytest.mark.parametrize("kind", FILES)
