@@ -143,14 +143,16 @@ def without_subnormals():
 
 # %% ../nbs/1_setting/06_training.ipynb #b5bf17e1
 def reset_(members:Members):
-    "Of members at step `c.reset` the first hidden units, `c.part` of all, counted over experts in order, go back to where they began."
+    "Of members at step `c.reset` the first hidden units, `c.part` of all, counted over experts in order, go back to where they began, and `c.also`."
     c = members.c
     first = (torch.arange(c.d_mlp) < c.part * c.d_mlp).view(c.n_experts, c.d_expert)
+    whole = {"attn": ATTENTION, "embed": ("W_E", "W_pos", "W_U")}.get(c.also, ())
     units = {"W_gate": first[:, None], "W_up": first[:, None], "b_up": first, "W_down": first[..., None]}
     for i in torch.nonzero(members.step == c.reset)[:, 0].tolist():
         began = init_one(c, generators(members.seeds[i], members.stream)["weights"])
         for n, now in unflatten(members.w[i:i + 1], c).items():
             if n in units: now[0].copy_(torch.where(units[n].to(now.device), began[n].to(now.device), now[0]))
+            if n in whole: now[0].copy_(began[n])
 
 def by_rate(c, steps) -> list:
     "What each member trains at after so many `steps`: (`pieces`, rows that have them, or None for all)."

@@ -302,6 +302,16 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
 
 
+@pytest.mark.parametrize("name, also, back", [("add7/ffn-h8-silu", "attn", set(ATTENTION)), ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
+def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
+    c, (only, both) = condition(f"{name}+reset2+also_{also}"), (fresh(condition(n), [5, 6], "paired") for n in (f"{name}+reset2", f"{name}+reset2+also_{also}"))
+    began = unflatten(both.w.clone(), c)
+    for m in (only, both): train_interval(m, 2)
+    without, now = unflatten(only.w, c), unflatten(both.w, c)
+    assert {n for n in now if torch.equal(now[n], began[n]) and not torch.equal(without[n], began[n])} == back
+    assert all(torch.equal(now[n], without[n]) for n in now if n not in back)
+
+
 def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
     "Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's multiple, and no others."
     name = "add7/ffn-h8-silu+ffnlr2+reset3"
