@@ -45,15 +45,13 @@ class Choices:
     weight_decay: float
     clip: float                 # global gradient norm of each seed, 0 for none
     drop: float                 # dropout of attention probabilities and of both outputs, 0 for none (App. D.3)
-    reset: int                  # step after which hidden units are at initialisation again, 0 for never
-    part: float                 # which part of them
+    reset: int; part: float     # step after which this part of the hidden units is at initialisation again, 0 for never
     also: str                   # "", or what goes back with them: "attn", all of attention, or "embed", the embeddings
     then: float | None          # multiplier of the FFN's learning rate from that step on, None for the one that it had
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
-    n_layers: int; n_heads: int
-    lr: float; batch: int
+    n_layers: int; n_heads: int; lr: float; batch: int
 
 # %% ../nbs/1_setting/02_conditions.ipynb #596001ac
 LATER = {"drop": 0.0, "reset": 0, "part": .25, "also": "", "then": None}             # field: the value that it had, unsaid, before it was a field
@@ -100,6 +98,8 @@ OPTIONS = {                                     # field: (pattern, reader, examp
     "hold":         (r"hold_(\w+)", str, "+hold_tens9"),
     "d_model":      (r"d(\d+)", int, "+d256"),
     "n_layers":     (r"L(\d+)", int, "+L2")}
+
+# %% ../nbs/1_setting/02_conditions.ipynb #f8be30e6
 ROUTED_ONLY = ("router", "gate", "balance")
 
 def defaults(task:str, ffn:str, freeze:str="") -> dict:
