@@ -806,6 +806,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                   'moe_redistribution/models.py')},
             'moe_redistribution.paper': { 'moe_redistribution.paper._read': ('1_setting/paper.html#_read', 'moe_redistribution/paper.py'),
                                           'moe_redistribution.paper.claims': ('1_setting/paper.html#claims', 'moe_redistribution/paper.py'),
+                                          'moe_redistribution.paper.of_clone': ( '1_setting/paper.html#of_clone',
+                                                                                 'moe_redistribution/paper.py'),
                                           'moe_redistribution.paper.paper_items': ( '1_setting/paper.html#paper_items',
                                                                                     'moe_redistribution/paper.py'),
                                           'moe_redistribution.paper.paper_values': ( '1_setting/paper.html#paper_values',

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from .tasks import choose
-from .paper import DATA, AGGREGATES, _read, paper_values, claims, seed_list, refuse
+from .paper import DATA, AGGREGATES, _read, of_clone, paper_values, claims, seed_list, refuse
 from .evidence import interval, paired_permutation, seeds_beside, seeds_needed, tost, verdict
 from .answers import REST, _by_condition, _by_seed, _together, _line, baselines
 from .results import ROOT, NO_ROWS, learned, rows_of
@@ -51,7 +51,7 @@ def statements(path=None) -> pd.DataFrame:
     """Every claim of the paper, one row per (key, protocol), in the paper's order. ValueError names the rows that do not fit.
 
     `margin` (unit of the values) is the smallest difference that counts, 0 where the paper claims a direction only."""
-    df = _read(Path(path or DATA / "statements.csv"), STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
+    df = _read(of_clone(Path(path or DATA / "statements.csv")), STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
     bad = _faults(df, DATA.parent / "nbs")
     if not bad.any(): return df.assign(unit_factor=1.0)
     refuse("statements.csv", "known ids, pages, aggregates, seeds; one claim under both protocols; reasons for none",

@@ -26,7 +26,7 @@ from .models import predict
 from .training import TASK_RULES
 from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, AFTER
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
-from .paper import claims
+from .paper import claims, of_clone
 from .facts import fact_rows
 from .answers import compare
 
@@ -59,6 +59,7 @@ def checkpoint(c, rule="first256", root=None) -> dict:
     "Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete). ValueError says what exists."
     path = checkpoint_path(c, rule, root)
     if not path.exists():
+        of_clone(Path(root or ROOT) / "checkpoints")
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", [f"{n}.{r}" for n, r in recorded_checkpoints(root)],
                "train it: moe-redistribution train")
     return {n: v.float() for n, v in unseal(path)[0].items()}
@@ -75,7 +76,7 @@ def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
 # %% ../nbs/2_instruments/20_results.ipynb #2357c55a
 def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `recording.run_frame` gives them."
-    paths = sorted((Path(root or ROOT) / "results/runs").rglob("*.parquet"))
+    paths = sorted(of_clone(Path(root or ROOT) / "results/runs").rglob("*.parquet"))
     return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
 
 def weightless(name, root=None, but=()) -> list:

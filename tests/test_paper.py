@@ -1,5 +1,9 @@
 """The two files, and that they belong together: what the paper prints, and which of our rows answer it."""
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -189,3 +193,23 @@ def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
     row = bridge[(bridge["id"] == "tab1.009") & (bridge["protocol"] == "paper")].iloc[0]
     assert (row["condition"], row["site"], row["edit"], row["metric"], row["position"]) == (TABLE1["MoE"], "ffn_out", "zero", "digits", "o0-o3")
     assert row["unit_factor"] * .443 == pytest.approx(44.3) and np.isclose(row["margin"], .05)
+
+
+def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
+    "Copied elsewhere, as a wheel would be: what needs recorded data names the file and the fix, what does not works."
+    shutil.copytree(Path(paper.__file__).parent, tmp_path / "moe_redistribution", ignore=shutil.ignore_patterns("__pycache__"))
+    script = """
+from moe_redistribution.results import checkpoint, page_rows, recorded_runs
+from moe_redistribution.ledger import ledger_rows
+from moe_redistribution.paper import claims, paper_values
+from moe_redistribution.models import init, predict
+import torch
+for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: page_rows("41_redistribution"), ledger_rows):
+    try: ask()
+    except FileNotFoundError as e: print(e)
+print(len(predict(init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)]), "add7/ffn-h8-silu")))
+"""
+    out = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    *said, one = out.stdout.splitlines()
+    assert len(said) == 6 and all("expected beside the package" in s and "fix: clone the repository" in s for s in said), out
+    assert one == "1"
