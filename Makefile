@@ -75,6 +75,7 @@ outputs: $(READY)  ## run notebooks and keep their outputs in them (NB=...: only
 	  echo "$$nb"; \
 	  (cd "$$(dirname "$$nb")" && "$(BIN)/exec_nb" "$$(basename "$$nb")" --dest "$$(basename "$$nb")" --exc_stop) || exit 1; \
 	  "$(BIN)/nbdev_clean" --fname "$$nb" || exit 1; \
+	  $(PY) tools/pictures.py "$$nb" || exit 1; \
 	done
 
 readme: $(READY)  ## README.md from nbs/index.ipynb

@@ -193,6 +193,12 @@ def test_no_stored_output_is_an_error(page):
 
 
 @each_page
+def test_no_page_is_a_burden_to_load(page):
+    "Half a megabyte at most, pictures included; `make outputs` reduces them to the colours that they have use for."
+    assert (NBS / page).stat().st_size < 500_000
+
+
+@each_page
 def test_no_code_cell_is_longer_than_a_reader_can_hold(page):
     def lines(cell):
         return [line for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")]
