@@ -47,14 +47,14 @@ class Choices:
     drop: float                 # dropout of attention probabilities and of both outputs, 0 for none (App. D.3)
     reset: int; part: float     # step after which this part of the hidden units is at initialisation again, 0 for never
     also: str                   # "", or what goes back with them: "attn", all of attention, or "embed", the embeddings
-    then: float | None          # multiplier of the FFN's learning rate from that step on, None for the one that it had
+    then: float | None; forget: bool    # from that step on: multiplier of the FFN's rate, None for the one that it had; an optimiser that begins anew
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
     n_layers: int; n_heads: int; lr: float; batch: int
 
 # %% ../nbs/1_setting/02_conditions.ipynb #596001ac
-LATER = {"drop": 0.0, "reset": 0, "part": .25, "also": "", "then": None}             # field: the value that it had, unsaid, before it was a field
+LATER = {"drop": 0.0, "reset": 0, "part": .25, "also": "", "then": None, "forget": False}             # field: the value that it had, unsaid, before it was a field
 
 class Condition(Choices):
     "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
@@ -94,6 +94,7 @@ OPTIONS = {                                     # field: (pattern, reader, examp
     "part":         (r"part" + NUMBER, float, "+part1"),
     "also":         (r"also_(attn|embed)", str, "+also_attn"),
     "then":         (r"then" + NUMBER, float, "+then0.25"),
+    "forget":       (r"(forget)", bool, "+forget"),
     "freeze":       (r"freeze_(attn|ffn)", str, "+freeze_attn"),
     "hold":         (r"hold_(\w+)", str, "+hold_tens9"),
     "d_model":      (r"d(\d+)", int, "+d256"),
@@ -107,7 +108,7 @@ def defaults(task:str, ffn:str, freeze:str="") -> dict:
     r, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
                 balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
-                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, part=0.25, also="", then=None, freeze="", hold="",
+                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, part=0.25, also="", then=None, forget=False, freeze="", hold="",
                 d_model=r["d_model"], n_layers=1)
 
 # %% ../nbs/1_setting/02_conditions.ipynb #b47de62c
@@ -168,7 +169,7 @@ def _read_options(name, options, ffn):
         if f in ROUTED_ONLY and ffn not in ("moe", "moe_glu"):
             _bad(name, f"a router for {OPTIONS[f][2]}", f"{ffn}, which has none",
                  "use moe or moe_glu, or drop the option")
-        if ffn == "no_ffn" and (value == "ffn" or f in ("reset", "part", "also", "then", "ffn_lr")):
+        if ffn == "no_ffn" and (value == "ffn" or f in ("reset", "part", "also", "then", "forget", "ffn_lr")):
             _bad(name, f"an FFN for {_option(f, value)}", "no_ffn", f"drop {_option(f, value)}")
     return dict(chosen)
 
@@ -189,7 +190,7 @@ def _check(name, task, got, rest):
              f"write +d{low} or +d{low + step}" if low else f"write +d{step}")
     if rest["drop"] >= 1: _bad(name, "dropout below 1", f"{rest['drop']:g}", "write +drop0.1")
     if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
-    for f in ("part", "also", "then"):
+    for f in ("part", "also", "then", "forget"):
         if rest[f] != LATER[f] and not rest["reset"]: _bad(name, f"a reset for {_option(f, rest[f])}", "none", f"write +reset{RECIPES[task]['steps'] // 5}, too")
     if rest["then"] in (0, rest["ffn_lr"]): _bad(name, f"a rate above 0, and another than the {rest['ffn_lr']:g} of before, for +then", f"{rest['then']:g}", "drop it, or write +then0.25")
     if rest["reset"] >= (end := RECIPES[task]["steps"]): _bad(name, f"a reset before step {end:,}, the end of the schedule", f"{rest['reset']}", f"write +reset{end // 5}")

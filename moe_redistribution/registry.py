@@ -101,7 +101,7 @@ AUDIT = {e.key: e for e in (
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
-_DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +part1+also_embed", **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"), ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn"))}}
+_DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget", **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"), ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")), *(
     f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}

@@ -153,6 +153,7 @@ def reset_(members:Members):
         for n, now in unflatten(members.w[i:i + 1], c).items():
             if n in units: now[0].copy_(torch.where(units[n].to(now.device), began[n].to(now.device), now[0]))
             if n in whole: now[0].copy_(began[n])
+        if c.forget: members.m[i].zero_(), members.v[i].zero_()
 
 def by_rate(c, steps) -> list:
     "What each member trains at after so many `steps`: (`pieces`, rows that have them, or None for all)."
@@ -184,7 +185,8 @@ def train_interval(members:Members, n:int):
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)
-        for parts, which in by_rate(c, [s + i for s in began]): adamw_(members.w, grad, members.m, members.v, members.step, parts, c.weight_decay, which)
+        count = torch.where(members.step >= c.reset, members.step - c.reset, members.step) if c.forget else members.step
+        for parts, which in by_rate(c, [s + i for s in began]): adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
         members.step += 1
         if c.reset: reset_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)

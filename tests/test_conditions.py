@@ -13,7 +13,7 @@ from moe_redistribution.tasks import get_task
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
 VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"), "norm": st.just(True),
           "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9), **dict.fromkeys(
-              ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "part": st.floats(0, 1, exclude_min=True), "then": FLOAT.filter(bool), "also": st.sampled_from(["attn", "embed"])}
+              ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "part": st.floats(0, 1, exclude_min=True), "then": FLOAT.filter(bool), "also": st.sampled_from(["attn", "embed"]), "forget": st.just(True)}
 
 
 @st.composite
@@ -25,11 +25,11 @@ def conditions(draw):
     values = VALUES | {"reset": resets, "d_model": st.integers(1, 9).map(lambda n: n * recipe["d_head"]),
                        "hold": st.sampled_from(list(get_task(task).rules) or [""])}
     assert set(values) == set(OPTIONS)                                              # a new option needs a strategy here
-    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn != "no_ffn" or o not in ("reset", "part", "also", "then", "ffn_lr"))]
+    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn != "no_ffn" or o not in ("reset", "part", "also", "then", "forget", "ffn_lr"))]
     chosen = {o: draw(values[o]) for o in draw(st.lists(st.sampled_from(own), unique=True))}
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
     if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"    # it has no question before the answers
-    if {"part", "also", "then"} & set(chosen): chosen["reset"] = 1 + draw(st.integers(0, recipe["steps"] - 2))
+    if {"part", "also", "then", "forget"} & set(chosen): chosen["reset"] = 1 + draw(st.integers(0, recipe["steps"] - 2))
     if chosen.get("then") == chosen.get("ffn_lr", 1): chosen.pop("then")              # the same rate as before is no option
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0

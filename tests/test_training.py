@@ -312,6 +312,20 @@ def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
     assert all(torch.equal(now[n], without[n]) for n in now if n not in back)
 
 
+def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
+    "The first step of Adam is as long as the learning rate, wherever there is a gradient, and so it is here after the reset; without +forget it is not."
+    name = "add7/ffn-h8-silu+wd0+clip0+reset30"
+    c, (remembers, forgets) = condition(name + "+forget"), (fresh(condition(n), [5, 6], "paired") for n in (name, name + "+forget"))
+    for m in (remembers, forgets): train_interval(m, 30)
+    assert torch.equal(remembers.w, forgets.w) and not forgets.m.any() and not forgets.v.any() and remembers.v.any() and forgets.step.tolist() == [30, 30]
+    start = forgets.w.clone()
+    for m in (remembers, forgets): train_interval(m, 1)
+    long = (forgets.w - start).abs()
+    assert (long[long > 0] / c.lr - 1).abs().median() < 1e-3 < ((remembers.w - start).abs()[long > 0] / c.lr - 1).abs().median()
+    train_interval(forgets, 1)
+    assert forgets.step.tolist() == [32, 32]
+
+
 def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
     "Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's multiple, and no others."
     name = "add7/ffn-h8-silu+ffnlr2+reset3"
@@ -330,7 +344,7 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/ffn-h8-silu+reset400+then4", "add7/moe-e2k1-h8-silu+redrawn"])
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/ffn-h8-silu+reset400+then4+forget", "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
     "Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they would have been."
     seeds = [1, 2]
