@@ -192,7 +192,7 @@ def _check(name, task, got, rest):
     if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
     for f in ("part", "also", "then", "forget"):
         if rest[f] != LATER[f] and not rest["reset"]: _bad(name, f"a reset for {_option(f, rest[f])}", "none", f"write +reset{RECIPES[task]['steps'] // 5}, too")
-    if rest["then"] in (0, rest["ffn_lr"]): _bad(name, f"a rate above 0, and another than the {rest['ffn_lr']:g} of before, for +then", f"{rest['then']:g}", "drop it, or write +then0.25")
+    if rest["then"] is not None and (0 in (rest["then"], rest["ffn_lr"]) or rest["then"] == rest["ffn_lr"]): _bad(name, "for +then two rates above 0, before and after, that differ", f"{rest['ffn_lr']:g} and {rest['then']:g}", "drop it, or write +then0.25 and no +ffnlr0")
     if rest["reset"] >= (end := RECIPES[task]["steps"]): _bad(name, f"a reset before step {end:,}, the end of the schedule", f"{rest['reset']}", f"write +reset{end // 5}")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
     if rest["router"] in ("inputs", "shuffled", "redrawn") and task in TASKS and not min(get_task(task).read): _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position", "write +tokens")

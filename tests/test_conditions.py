@@ -30,7 +30,7 @@ def conditions(draw):
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
     if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"    # it has no question before the answers
     if {"part", "also", "then", "forget"} & set(chosen): chosen["reset"] = 1 + draw(st.integers(0, recipe["steps"] - 2))
-    if chosen.get("then") == chosen.get("ffn_lr", 1): chosen.pop("then")              # the same rate as before is no option
+    if chosen.get("ffn_lr", 1) in (0, chosen.get("then")): chosen.pop("then", 0)      # the same rate as before is no option
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0
     rest = defaults(task, ffn, chosen.get("freeze", "")) | chosen
@@ -113,7 +113,7 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+reset2000": "drop +reset2000", "add7/no_ffn+part0.5": "drop +part0.5", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
     "hist/ffn-h512-gelu+reset2000": "write +reset200", "add7/ffn-h8-silu+ffnlr1e400": "valid option",
     "add7/ffn-h8-silu+reset5+part0": "write +part1", "add7/ffn-h8-silu+reset5+part2": "write +part1", "add7/ffn-h8-silu+part1": "+reset2000, too",
-    "add7/ffn-h8-silu+then0.5": "+reset2000, too", "add7/ffn-h8-silu+also_attn": "+reset2000, too", "add7/ffn-h8-silu+reset5+then0": "+then0.25", "add7/ffn-h8-silu+ffnlr2+reset5+then2": "drop it", "add7/no_ffn+reset5+then2": "drop +reset5",
+    "add7/ffn-h8-silu+then0.5": "+reset2000, too", "add7/ffn-h8-silu+also_attn": "+reset2000, too", "add7/ffn-h8-silu+reset5+then0": "+then0.25", "add7/ffn-h8-silu+ffnlr0+reset5+then2": "no +ffnlr0", "add7/ffn-h8-silu+ffnlr2+reset5+then2": "drop it", "add7/no_ffn+reset5+then2": "drop +reset5",
     "add7/ffn-h256-silu+": "option", "add7/ffn-h256-silu+wd-1": "option"}.items())
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]
