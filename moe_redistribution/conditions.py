@@ -7,7 +7,8 @@ __all__ = ['RECIPE_VERSION', 'RECIPES', 'VARIANTS', 'ACTIVATIONS', 'LATER', 'NUM
            'FIGURE1', 'ARMS', 'SEEDS', 'GELU', 'LABELS', 'Choices', 'Condition', 'defaults', 'format_name', 'condition']
 
 # %% ../nbs/1_setting/02_conditions.ipynb #32cb216b
-from dataclasses import dataclass, asdict
+from dataclasses import dataclass, asdict, fields
+from functools import lru_cache
 import hashlib, json, re
 
 from .tasks import choose, nearest, get_task, TASKS
@@ -202,11 +203,11 @@ def _check(name, task, got, rest):
 
 # %% ../nbs/1_setting/02_conditions.ipynb #87f389be
 def condition(name) -> Condition:
-    """The condition called `name`; a `Condition` passes through. Options may come in any order.
+    """The condition called `name`; a `Condition` passes through, if its name says all of it. Options may come in any order.
 
     Raises ValueError (expected, got, nearest valid, one fix) for an unknown task, variant, option, an impossible width
     (both neighbours are named) or k > E."""
-    if isinstance(name, Condition): return name
+    if isinstance(name, Condition): return _as_named(name)
     head, *options = str(name).split("+")
     task, slash, body = head.partition("/")
     if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
@@ -217,6 +218,14 @@ def condition(name) -> Condition:
     _check(name, task, got, rest)
     return Condition(task=task, **got, **rest, n_heads=rest["d_model"] // recipe["d_head"], lr=recipe["lr"],
                      batch=recipe["batch"])
+
+# %% ../nbs/1_setting/02_conditions.ipynb #1bfad03c
+@lru_cache(maxsize=None)
+def _as_named(c):
+    "The condition itself. ValueError if something about it is not in its name, under which it would be stored."
+    if (said := condition(c.name)) == c: return c
+    other = ", ".join(f"{f.name} = {getattr(c, f.name)!r}" for f in fields(c) if getattr(c, f.name) != getattr(said, f.name))
+    _bad(c.name, "a condition that its name describes", other, "change RECIPES, or use an option")
 
 # %% ../nbs/1_setting/02_conditions.ipynb #9831a7a1
 TABLE1 = {"FFN": "add7/ffn-h256-silu", "Narrow FFN": "add7/ffn-h64-silu",

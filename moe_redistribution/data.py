@@ -61,7 +61,8 @@ def sampled(seed:int, stream:str="authors", epoch:int=0):
     return sample_sequences(N_TRAIN, rs), sample_sequences(N_TEST, rs)
 
 def era(step:int) -> int:
-    "The epoch after which the set was made that step number `step` (counted from 1) trains on."
+    "The epoch after which the set was made that step number `step` (counted from 1) trains on. ValueError below 1."
+    if step < 1: raise ValueError(f"step: expected 1 or more, for steps are counted from 1; got {step}; fix: 1 for the first set")
     return (step - 1) // REFRESH * REFRESH
 
 # %% ../nbs/1_setting/021_data.ipynb #3f2d17aa

@@ -8,9 +8,11 @@ __all__ = ['to_run', 'pack', 'unpack', 'merge', 'group_path', 'left_behind', 'ga
            'check_means', 'Work', 'missing', 'plan', 'fulfil', 'outlook', 'train']
 
 # %% ../nbs/1_setting/07_groups.ipynb #0b86f321
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 import hashlib, json, numbers, sys, time
 
+from filelock import Timeout
 import pandas as pd
 import torch
 from .tasks import choose, get_task
@@ -90,8 +92,9 @@ def left_behind(store, c, seeds, stream, device) -> list:
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
+    if until == "full" or run.step <= run.condition.reset: return False
     first = run.manifest["rules"][rules(run.condition)[0]]              # a stored manifest has them in the order of their names
-    return until != "full" and run.manifest["settled"] or until == "first" and first["reached"]
+    return run.manifest["settled"] or until == "first" and first["reached"]
 
 # %% ../nbs/1_setting/07_groups.ipynb #aedae601
 def gather_members(store, c, seeds, stream, until, steps, device):
@@ -129,10 +132,12 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
 
     `deadline` (of `time.time()`) ends it early, its state saved; the seeds that are not done are then left out.
     `tell(members, until, steps)` is called after each evaluation. Raises ValueError or OSError before any work."""
-    c, store = check_work(c, seeds, stream, until), Store(root)
+    seeds, store = whole_seeds(seeds), Store(root)
+    c = check_work(c, seeds, stream, until)
     every, steps = RECIPES[c.task]["eval_every"], check_steps(c, steps)
-    path, in_time = group_path(store, c, seeds, stream), Watch(deadline, expected_seconds(c, every * len(seeds)))
-    with store.locked(c, seeds, stream):
+    path = group_path(store, c, seeds, stream)
+    with suppress(Timeout), store.locked(c, seeds, stream, deadline):
+        in_time = Watch(deadline, expected_seconds(c, every * len(seeds)))           # waiting for a lock is no interval
         members = gather_members(store, c, seeds, stream, until, steps, device)
         saved = time.monotonic()
         while members is not None and members.seeds and in_time():
@@ -147,8 +152,7 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
                 saved = time.monotonic()
             if tell: tell(members, until, steps)
         if members is None or not members.seeds: path.unlink(missing_ok=True)
-        there = [s for s in seeds if deadline is None or store.path(c, s, stream).exists()]
-        return {s: store.load(c, s, stream).manifest for s in there}
+    return {s: store.load(c, s, stream).manifest for s in seeds if s not in missing(store, c, seeds, stream, until, steps)}
 
 # %% ../nbs/1_setting/07_groups.ipynb #399f3021
 def train_and_score(members, every, measures):
@@ -192,12 +196,12 @@ def whole_seeds(seeds) -> list:
     got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
     fine = got and all(isinstance(s, numbers.Integral) and not isinstance(s, bool) and 0 <= s < 2**32 for s in got)
     if fine: return [int(s) for s in got]
-    raise ValueError(f"seeds: expected one or more whole numbers from 0 on, got {seeds if got is None else got!r}; fix: for example [42, 137]")
+    raise ValueError(f"seeds: expected one or more whole numbers from 0 to {2**32 - 1}, got {seeds if got is None else got!r}; fix: for example [42, 137]")
 
 # %% ../nbs/1_setting/07_groups.ipynb #2cae3212
 def check_steps(c, steps) -> int:
-    "The schedule's length, or `steps` instead. ValueError if that is not a positive whole number."
-    if steps is None or isinstance(steps, int) and steps > 0: return steps or RECIPES[c.task]["steps"]
+    "The schedule's length, or `steps` instead, rounded up to whole intervals. ValueError if that is not a positive whole number."
+    if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or RECIPES[c.task]["steps"])
     raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
 
 def check_size(size) -> int:
@@ -233,7 +237,7 @@ def missing(store, c, seeds, stream, until, steps) -> list:
 
 def plan(orders, store, steps=None) -> list:
     "The groups of some orders as `Work`, without the finished ones; refuses bad input before any work."
-    checked = [(o, check_work(o.condition, o.seeds, o.stream, o.until)) for o in orders]
+    checked = [(replace(o, seeds=tuple(whole_seeds(o.seeds))), check_work(o.condition, o.seeds, o.stream, o.until)) for o in orders]
     asked = [(c.name, o.stream, o.until, s) for o, c in checked for s in o.seeds]
     if len(set(asked)) < len(asked): raise ValueError("conditions: expected each once; fix: drop the repetitions")
     out = []
@@ -289,6 +293,7 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     conditions = [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Order(0, "own", str(c), tuple(seeds), stream, until, group_size) for c in conditions]
     fulfil(asked, root, measures, steps, executor, quiet, device, budget, save_every=save_every)
-    there = [(c, s) for c in conditions for s in seeds if budget is None or store.path(c, s, stream).exists()]
+    late = {c: missing(store, c, seeds, stream, until, check_steps(condition(c), steps)) for c in conditions}
+    there = [(c, s) for c in conditions for s in seeds if s not in late[c]]
     columns = ["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]
     return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None, None if there else columns)[columns]

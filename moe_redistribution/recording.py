@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'LIMITS', 'VARIANTS', 'HEADLINES', 'Instrument', 'ablation_of', 'speed_of', 'at_first',
            'probes_of', 'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs',
-           'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'reach', 'not_in', 'record_runs',
-           'record', 'record_checkpoints', 'costs', 'within']
+           'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'without_early_end', 'reach', 'not_in',
+           'record_runs', 'record', 'record_checkpoints', 'costs', 'within']
 
 # %% ../nbs/2_instruments/201_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
     "Ablation rows of every stored run of these conditions, at every rule it has weights for (or at `rules`)."
     out = []
     for name in names:
-        runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
+        runs = [without_early_end(r) for s in seeds if (r := store.find(name, s, stream)) is not None]
         out.append(measure(runs, name, rules or rules_for(name, stream), stream, edits=edits))
     return tidy(out)
 
@@ -199,8 +199,12 @@ def stored_runs(store, name) -> list:
     at = store.path(name, 0).parent
     found = sorted((p.stem.split("-") for p in at.glob("*-[0-9]*.safetensors")), key=lambda x: (x[0], int(x[1])))
     runs = [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
-    for r in runs: r.step >= RECIPES[r.condition.task]["steps"] or r.weights.pop("final", None)    # the end of a schedule cut short is no end
-    return runs
+    return [without_early_end(r) for r in runs]
+
+def without_early_end(run):
+    "The run, without weights called `final` if its schedule was cut short."
+    run.step >= RECIPES[run.condition.task]["steps"] or run.weights.pop("final", None)
+    return run
 
 def reach(run, rules=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."

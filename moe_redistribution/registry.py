@@ -209,14 +209,15 @@ def expected_seconds(c, seed_steps:float) -> float:
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
 
 # %% ../nbs/1_setting/09_registry.ipynb #cba46e7f
-TYPICAL_STEPS = {"add7": 700, "modadd": 20_000, "hist": 1_000}    # until every checkpoint rule is settled, on average
+TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}    # until every checkpoint rule is settled, on average
 
 def expected_steps(c, until:str) -> int:
     "Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end (`full`)."
     c, whole = condition(c), RECIPES[condition(c).task]["steps"]
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
     slower = min(1, c.ffn_lr or 1) ** -0.75            # a quarter of the rate takes not four times the steps but three
-    return min(whole, round(TYPICAL_STEPS.get(c.task, whole) * slower))
+    typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * slower
+    return min(whole, max(round(typical), c.reset and c.reset + RECIPES[c.task]["eval_every"]))
 
 # %% ../nbs/1_setting/09_registry.ipynb #528737c7
 @dataclass(frozen=True)

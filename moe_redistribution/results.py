@@ -206,7 +206,7 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
              ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
          "54_inconsistencies": Page("", (
              ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
-                           _GATED[1])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD)),
+                           _GATED[1], _WIDE, _HIST[3])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD, "modadd/glu-h512-gelu")),
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
          "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),

@@ -8,11 +8,10 @@ __all__ = ['Damaged', 'seal_hash', 'seal', 'unseal', 'Run', 'home', 'Store', 'ma
 # %% ../nbs/1_setting/05_store.ipynb #8263c645
 from dataclasses import dataclass, field
 from pathlib import Path
-import contextlib, hashlib, itertools, json, numbers, os, platform, re, shutil, tempfile, time, warnings
+import contextlib, hashlib, itertools, json, numbers, os, platform, re, secrets, shutil, tempfile, time, warnings
 
 import filelock
 import pandas as pd
-import safetensors
 import safetensors.torch
 import torch
 from fastcore.basics import patch
@@ -42,28 +41,28 @@ def seal(path, tensors:dict, info:dict) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.stem}-*.part"):                   # by someone killed in mid-write
         if time.time() - left.stat().st_mtime > 3600: left.unlink(missing_ok=True)
-    handle, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".part")
+    tmp = path.parent / f".{path.stem}-{secrets.token_hex(8)}.part"          # a plain file, which others may read where they may
     try:
-        with os.fdopen(handle, "wb") as f:
+        with open(tmp, "xb") as f:
             f.write(data); f.flush(); os.fsync(f.fileno())
         os.replace(tmp, path)
     except BaseException:
-        Path(tmp).unlink(missing_ok=True)
+        tmp.unlink(missing_ok=True)
         raise
     return digest
 
 # %% ../nbs/1_setting/05_store.ipynb #a4f17557
 def unseal(path):
-    "(tensors, info) of a sealed file. Raises `Damaged` if it was cut short or altered, FileNotFoundError if absent."
+    "(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."
     path = Path(path)
     fix = f"fix: delete {path.name} and train the run again"
-    if not path.exists(): raise FileNotFoundError(f"no stored file {path}")
+    data = path.read_bytes()                    # a file that cannot be read now is not a damaged one
     try:
-        with safetensors.safe_open(path, "pt") as f:
-            meta = f.metadata() or {}
-            got = {n: f.get_tensor(n) for n in f.keys()}
-        digest, text = meta["sealed"][:64], meta["sealed"][64:]
+        got = safetensors.torch.load(data)
+        sealed = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sealed"]
+        digest, text = sealed[:64], sealed[64:]
         info = json.loads(text)
+    except MemoryError: raise
     except Exception as e:
         got = f"one that cannot be read ({type(e).__name__})"
         raise Damaged(f"{path}: expected a sealed file, got {got}; {fix}") from e
@@ -149,8 +148,10 @@ def find(self:Store, c, seed:int, stream:str="authors"):
 
 @patch
 def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
-    "Weights of several seeds at one checkpoint rule, stacked along a leading seed axis."
-    runs = [self.load(c, s, stream) for s in seeds]
+    """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis.
+
+    FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
+    if not (runs := [self.load(c, s, stream) for s in seeds]): raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
     return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}
 
@@ -171,13 +172,13 @@ def machine(device="cpu") -> dict:
 # %% ../nbs/1_setting/05_store.ipynb #4172d869
 @patch
 @contextlib.contextmanager
-def locked(self:Store, c, seeds, stream:str="authors"):
-    "Holds the locks of these runs; waits for whoever has them."
+def locked(self:Store, c, seeds, stream:str="authors", deadline=None):
+    "Holds the locks of these runs; waits for whoever has them, until a `deadline` (of `time.time()`), then raises `filelock.Timeout`."
     with contextlib.ExitStack() as stack:
         for s in sorted(seeds):
             path = self.path(c, s, stream).with_suffix(".lock")
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(filelock.FileLock(path))
+            stack.enter_context(filelock.FileLock(path, timeout=-1 if deadline is None else max(0, deadline - time.time())))
         yield
 
 # %% ../nbs/1_setting/05_store.ipynb #8e34817a

@@ -117,10 +117,11 @@ def rules(c) -> tuple:
     return TASK_RULES[condition(c).task]
 
 def update_rules(members:Members, scores:dict):
-    "First strict maximum until the rule's threshold is reached, nothing after it. `scores`: metric → (s,)."
+    "First strict maximum until the rule's threshold is reached, nothing after it or of broken weights. `scores`: metric → (s,)."
+    sound = (members.failed == 0) & members.w.isfinite().all(1)              # the argmax of nan is an answer, too
     for rule, b in members.best.items():
         metric = RULES[rule][0]
-        better = (scores[metric] > b["value"]) & ~reached(rule, b["value"])
+        better = sound & (scores[metric] > b["value"]) & ~reached(rule, b["value"])
         b["value"] = torch.where(better, scores[metric], b["value"])
         b["step"] = torch.where(better, members.step, b["step"])
         b["w"] = torch.where(better[:, None], members.w, b["w"])
