@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 import moe_redistribution
 from .tasks import choose
-from .conditions import condition, TABLE1
+from .conditions import Condition, condition, TABLE1
 from .engine import products, flops
 from .training import fresh, train_interval
 from .executors import n_cores, worker
@@ -254,7 +254,7 @@ def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force
     rounds; `seeds` are stacked in each process (default: `STACKED` of the task). Refuses with `Busy` on a machine that is used by
     others, unless `force`, which marks the row. `record`: a CSV file that takes the rows one by one, and keeps its others."""
     choose("task", task, [*HEADLINE, "all"])
-    chosen = conditions or [n for t, pair in HEADLINE.items() if task in (t, "all") for n in pair]
+    chosen = [conditions] if isinstance(conditions, (str, Condition)) else conditions or [n for t, pair in HEADLINE.items() if task in (t, "all") for n in pair]
     chosen, cores, rows = [condition(c) for c in chosen], n_cores(), []
     plain_program()                                                              # refuse before any work
     with machine(cores) as together:

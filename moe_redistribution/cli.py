@@ -27,7 +27,7 @@ from .figures import figure1, table_text, pick, label
 from .results import comparison, fingerprint, unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from .trace import tidy
-from .recording import (measure_runs, measure, without_early_end, track, write_frame, record, rules_for, instruments_for, costs,
+from .recording import (measure_runs, measure, track, write_frame, record, rules_for, instruments_for, costs,
                                           within, HEADLINES)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
@@ -198,13 +198,14 @@ def run_measure(args):
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):    # all that is wrong is said before any work
         fitting = instruments_for(name)
         wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
-        runs = [without_early_end(r) for s in seeds if (r := store.find(name, s, stream)) is not None]
+        runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
         if absent := sorted(set(seeds) - {r.seed for r in runs}): print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
         todo += [(name, i, fitting[i].rows, runs) for i in wanted]
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
+    if not sum(map(len, found)): raise ValueError(f"measure: expected runs at a checkpoint, got none that reached one or the end; fix: moe-redistribution train {todo[0][0]} --until full")
     write_frame(tidy(found), out)
     print(f"{sum(map(len, found)):,} rows in {out}")
 

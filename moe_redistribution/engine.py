@@ -155,9 +155,12 @@ def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     logits = Narrow.apply(x, p["W_E"].mT if t.tied else p["W_U"])               # (s, vocab, n)
     return F.cross_entropy(logits, targets.reshape(len(tokens), -1), reduction="none").mean(1), aux
 
-def short(c, t): return c.n_layers == 1 and list(t.read) == list(range(t.n_ctx))[-len(t.read):]
+def short(c, t):
+    "Can the short way be taken: one layer, whose answers are read at the last positions?"
+    return c.n_layers == 1 and list(t.read) == list(range(t.n_ctx))[-len(t.read):]
 
 def squeeze(params):
+    "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
     return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
 # %% ../nbs/1_setting/04_engine.ipynb #35a85620
@@ -202,21 +205,22 @@ BATCH = {"modadd": 3830, "hist": 10_000}          # examples in a full batch
 def products(c:Condition, batch=None, plain=False) -> list:
     """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
 
-    `plain` counts every position and every expert, as `models.forward` does."""
+    `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short way."""
     c = condition(c)
     t = get_task(c.task)
+    plain = plain or bool(c.drop) or not short(c, t)
     B, T, d, k, H = batch or c.batch or BATCH[c.task], t.n_ctx, c.d_model, c.d_head, c.n_heads
     read, rows = (T, B * T) if plain else (len(t.read), T * t.d_vocab)
     ask = T if plain or c.reading else T - min(t.read)               # positions that attend, and that gather values
     mix = T if plain or c.reading and c.norm else T - min(t.read)
     out = [("W_Q W_K W_V", 1, rows, d, 3 * d), ("scores", B * H, ask, k, T), ("pattern · v", B * H, mix, T, k),
-           ("W_O", 1, B * read, d, d), ("W_U", 1, B * read, d, t.d_vocab_out)]
+           ("W_O", 1, B * read, d, d)]
     if c.reading: out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
     used = c.n_experts if plain else c.top_k
     n_tokens = B * read * used // c.n_experts
     if c.gated: out.append(("W_gate", c.n_experts, n_tokens, d, c.d_expert))
-    if c.ffn == "no_ffn": return out
-    return out + [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
+    if c.ffn != "no_ffn": out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
+    return [(label, b * c.n_layers, *size) for label, b, *size in out] + [("W_U", 1, B * read, d, t.d_vocab_out)]
 
 def flops(c, **kw) -> float:
     "Floating-point operations of one training step of one seed: 2·m·k·n a product, times three with its backward pass."

@@ -51,7 +51,9 @@ class LocalExecutor(ProcessPoolExecutor):
         super().__init__(workers, mp_context=spawn, initializer=_leashed, initargs=(end, nice))
     def stop(self): self.leash.close()
 
-def n_cores() -> int: return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def n_cores() -> int:
+    "Cores that this process may use."
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 def local_executor(workers=None, nice=5) -> LocalExecutor:
     "One process per core this process may use, one thread each."

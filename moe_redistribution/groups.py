@@ -71,6 +71,7 @@ def merge(parts:list) -> Members:
 
 # %% ../nbs/1_setting/07_groups.ipynb #c4e8204e
 def group_path(store, c, seeds, stream):
+    "Where the state of a group in training lies: a file named after its condition's key, stream and seeds."
     text = json.dumps([c.key, stream, sorted(seeds)])
     return store.root / "groups" / c.key / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.state"
 
@@ -134,8 +135,7 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
     `tell(members, until, steps)` is called after each evaluation. Raises ValueError or OSError before any work."""
     seeds, store = whole_seeds(seeds), Store(root)
     c = check_work(c, seeds, stream, until)
-    every, steps = RECIPES[c.task]["eval_every"], check_steps(c, steps)
-    path = group_path(store, c, seeds, stream)
+    every, steps, path = RECIPES[c.task]["eval_every"], check_steps(c, steps), group_path(store, c, seeds, stream)
     with suppress(Timeout), store.locked(c, seeds, stream, deadline):
         in_time = Watch(deadline, expected_seconds(c, every * len(seeds)))           # waiting for a lock is no interval
         members = gather_members(store, c, seeds, stream, until, steps, device)

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['SITES', 'ACTIVATION', 'shapes', 'ffn_shapes', 'route_shape', 'count', 'draw_capacity', 'init_one', 'init_ffn', 'init',
-           'gates', 'sites', 'rms_norm', 'softmax', 'attention', 'ffn', 'balance', 'router', 'question', 'exchanged',
-           'looked_up', 'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout',
-           'Transformer']
+           'gates', 'sites', 'rms_norm', 'attention', 'ffn', 'balance', 'router', 'question', 'exchanged', 'looked_up',
+           'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout', 'Transformer']
 
 # %% ../nbs/1_setting/03_models.ipynb #19309cbb
 import math
@@ -42,7 +41,9 @@ def route_shape(c:Condition) -> tuple:
     t = get_task(c.task)
     return t.n_ctx, t.d_vocab ** (1 if c.router == "tokens" else min(t.read)), c.n_experts
 
-def count(shape_dict) -> int: return sum(math.prod(s) for s in shape_dict.values())
+def count(shape_dict) -> int:
+    "Number of parameters of some shapes by name."
+    return sum(math.prod(s) for s in shape_dict.values())
 
 # %% ../nbs/1_setting/03_models.ipynb #fa9033b7
 def draw_capacity(names, ax=None):
@@ -126,11 +127,6 @@ def rms_norm(x, w):
     "RMSNorm as torch's `nn.RMSNorm`, eps of the dtype."
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps) * w
 
-def softmax(x):
-    "Softmax over the last axis; several times faster than torch's on a CPU if that axis is as short as a context of 8."
-    e = (x - x.amax(-1, keepdim=True)).exp()
-    return e / e.sum(-1, keepdim=True)
-
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x: x}
 
 # %% ../nbs/1_setting/03_models.ipynb #1138bae4
@@ -140,7 +136,7 @@ def attention(p, x, at, causal):
     scores = einsum(q, k, "s b i h k, s b j h k -> s b h i j") / q.shape[-1]**.5
     future = torch.ones(scores.shape[-2:], dtype=bool, device=x.device).triu(1)
     if causal: scores = scores.masked_fill(future, -torch.inf)
-    pattern = at("pattern", softmax(at("scores", scores)))
+    pattern = at("pattern", at("scores", scores).softmax(-1))
     z = at("z", einsum(pattern, v, "s b h i j, s b j h k -> s b i h k"))
     return einsum(z, p["W_O"], "s b t h k, s h k d -> s b t d") + p["b_O"][:, None, None]
 

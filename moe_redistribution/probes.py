@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from .tasks import choose, get_task, labels as label_text, spans
 from .conditions import condition
-from .models import sites, softmax
+from .models import sites
 from .trace import checked, modular, rows, tidy, trace
 from .training import fresh, unflatten
 
@@ -56,7 +56,7 @@ def converge(x, y, steps=10, tol=1e-3, white=None):
     x, whiten, ridge = white or whitened(x)
     u = torch.zeros(len(x), x.shape[-1], hot.shape[1], dtype=x.dtype)
     def loss():
-        p = softmax((x @ u).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -1e9)).flatten(2)
+        p = (x @ u).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -1e9).softmax(-1).flatten(2)
         pull = ridge @ u
         u.grad = x.mT @ (p - hot) / n + pull
         return -(p.clamp(min=1e-30).log() * hot).sum() / n + (u * pull).sum() / 2
@@ -84,7 +84,7 @@ def descend(x, y, how:Setting, seed=0, steps=None):
     for i in range(1, (steps or how.steps) + 1):
         at = torch.randint(0, x.shape[1], (how.batch,), generator=g) if how.batch else slice(None)
         now, said = x[:, at], y[:, at].movedim(0, 1).flatten(1)
-        p = softmax((now @ w.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -torch.inf))
+        p = (now @ w.flatten(2)).unflatten(2, y.shape[::2]).masked_fill(_absent(y), -torch.inf).softmax(-1)
         slope = (now.mT @ (p.flatten(2) - said) / now.shape[1]).view_as(w)
         mean, square = mean.lerp(slope, .1), square.lerp(slope.square(), .001)
         w = w - how.lr * (mean / (1 - .9**i)) / ((square / (1 - .999**i)).sqrt() + 1e-8)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'LIMITS', 'VARIANTS', 'HEADLINES', 'Instrument', 'ablation_of', 'speed_of', 'at_first',
-           'probes_of', 'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs',
-           'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'without_early_end', 'reach', 'not_in',
+           'probes_of', 'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'has', 'stack',
+           'measure_runs', 'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'reach', 'not_in',
            'record_runs', 'record', 'record_checkpoints', 'costs', 'within']
 
 # %% ../nbs/2_instruments/201_recording.ipynb #8e313947
@@ -129,13 +129,15 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
     "Rows of some runs of one condition and stream at each rule; `rows` as in `Instrument`."
     out = [pd.DataFrame(columns=list(ROW_COLUMNS))]
     for rule in rules:
-        if not (have := [r for r in runs if rule in r.weights and not r.failed]): continue
+        if not (have := [r for r in runs if has(r, rule) and not r.failed]): continue
         got = rows(stack(have, rule), name, [r.seed for r in have], stream=stream, rule=rule, **how)
         if "training" not in set(got["rule"]):
             step = {r.seed: r.step if rule == "final" else r.manifest["rules"][rule]["step"] for r in have}
             got = got.assign(step=got["seed"].map(step))
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
+
+def has(run, rule): return rule in run.weights and (rule != "final" or run.step >= RECIPES[run.condition.task]["steps"])    # cut short is no end
 
 def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}     # weightless ones are last
 
@@ -150,7 +152,7 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
     "Ablation rows of every stored run of these conditions, at every rule it has weights for (or at `rules`)."
     out = []
     for name in names:
-        runs = [without_early_end(r) for s in seeds if (r := store.find(name, s, stream)) is not None]
+        runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         out.append(measure(runs, name, rules or rules_for(name, stream), stream, edits=edits))
     return tidy(out)
 
@@ -198,18 +200,12 @@ def stored_runs(store, name) -> list:
     "All runs of a condition that the store has, ordered by stream and seed."
     at = store.path(name, 0).parent
     found = sorted((p.stem.split("-") for p in at.glob("*-[0-9]*.safetensors")), key=lambda x: (x[0], int(x[1])))
-    runs = [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
-    return [without_early_end(r) for r in runs]
-
-def without_early_end(run):
-    "The run, without weights called `final` if its schedule was cut short."
-    run.step >= RECIPES[run.condition.task]["steps"] or run.weights.pop("final", None)
-    return run
+    return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
 
 def reach(run, rules=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."
     if rules is None: return run.step
-    return max([run.step if r == "final" else run.manifest["rules"][r]["step"] for r in rules if r in run.weights], default=-1)
+    return max([run.step if r == "final" else run.manifest["rules"][r]["step"] for r in rules if has(run, r)], default=-1)
 
 def not_in(path, runs, rules=None) -> list:
     "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a stream."

@@ -215,8 +215,7 @@ def expected_steps(c, until:str) -> int:
     "Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end (`full`)."
     c, whole = condition(c), RECIPES[condition(c).task]["steps"]
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
-    slower = min(1, c.ffn_lr or 1) ** -0.75            # a quarter of the rate takes not four times the steps but three
-    typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * slower
+    typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * min(1, c.ffn_lr or 1) ** -0.75    # a quarter of the rate takes three times the steps
     return min(whole, max(round(typical), c.reset and c.reset + RECIPES[c.task]["eval_every"]))
 
 # %% ../nbs/1_setting/09_registry.ipynb #528737c7

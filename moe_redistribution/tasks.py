@@ -118,7 +118,9 @@ def sample_sequences(n:int, rs) -> torch.Tensor:
         rs.shuffle(row)
     return torch.from_numpy(out)
 
-def counts(tokens): return (tokens[..., None] == tokens[..., None, :]).sum(-1)
+def counts(tokens):
+    "How often each token occurs in its sequence: (..., t) → (..., t)."
+    return (tokens[..., None] == tokens[..., None, :]).sum(-1)
 
 # %% ../nbs/1_setting/01_tasks.ipynb #dcef7c28
 def hist_task():

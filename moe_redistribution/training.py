@@ -46,7 +46,9 @@ def unflatten(flat, c) -> dict:
         at += n
     return out
 
-def flatten(params) -> torch.Tensor: return torch.cat([v.reshape(len(v), -1) for v in params.values()], 1)
+def flatten(params) -> torch.Tensor:
+    "Parameters with a leading seed axis → rows (s, p), in the order of `shapes`."
+    return torch.cat([v.reshape(len(v), -1) for v in params.values()], 1)
 
 # %% ../nbs/1_setting/06_training.ipynb #72640fb0
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")

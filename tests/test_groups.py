@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -355,6 +356,35 @@ def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     train([TINY, TINY + "+reset30"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
     assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "+reset30")] == [10, 40]
+
+
+def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
+    monkeypatch.setattr("moe_redistribution.training.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr(groups, "settled", lambda members: torch.ones(len(members.seeds), dtype=bool))
+    for steps, end in ((20, 20), (100, 40)):
+        train(TINY + "+reset30", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
+        run = Store(tmp_path).load(TINY + "+reset30", 1)
+        assert run.manifest["settled"] and run.step == end
+
+
+def test_waiting_for_another_process_ends_with_the_budget(tmp_path):
+    with Store(tmp_path).locked(TINY, [1]):
+        began = time.time()
+        assert train_group(TINY, [1], root=tmp_path, steps=10, deadline=began + .5) == {}
+        assert .4 < time.time() - began < 5
+    assert list(train_group(TINY, [1], root=tmp_path, steps=10, deadline=time.time() + 60)) == [1]
+
+
+def test_a_run_that_is_there_and_not_done_is_not_returned(tmp_path):
+    train(TINY, [1], root=tmp_path, steps=20, **HERE)
+    more = dict(root=tmp_path, steps=10**4, **HERE)
+    assert train(TINY, [1], budget=.01, **more).empty and train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {}
+    assert train(TINY, [1], root=tmp_path, steps=20, budget=60, **HERE)["step"].tolist() == [20]
+
+
+def test_seeds_and_steps_may_be_numpys(tmp_path):
+    got = train_group(TINY, np.array([2, 1]), root=tmp_path, until="full", steps=np.int64(10))
+    assert list(got) == [2, 1] and [m["step"] for m in got.values()] == [10, 10]
 
 
 @pytest.mark.parametrize("ask", [

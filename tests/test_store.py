@@ -122,6 +122,22 @@ def test_what_is_moved_aside_never_replaces_what_was_moved_aside_before(store):
     assert [path.with_name(path.name + end).read_bytes() for end in (".damaged", ".damaged1")] == [b"one", b"two"]
 
 
+def test_a_file_that_cannot_be_read_at_the_moment_is_no_damaged_one(store, monkeypatch):
+    path = store.path(TINY, 1)
+    before = path.read_bytes()
+    with monkeypatch.context() as m:
+        m.setattr(Path, "read_bytes", lambda self: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        with pytest.raises(PermissionError): store.find(TINY, 1)
+    assert path.read_bytes() == before and not list(path.parent.glob("*.damaged"))
+
+
+def test_what_is_stored_may_be_read_by_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o027)
+    try: seal(tmp_path / "shared", {}, {})
+    finally: os.umask(before)
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o640
+
+
 @pytest.mark.parametrize("seed", ["1", 1.0, True, None])
 def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_aside(store, seed):
     path = store.path(TINY, 1)
