@@ -152,7 +152,7 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
                 saved = time.monotonic()
             if tell: tell(members, until, steps)
         if members is None or not members.seeds: path.unlink(missing_ok=True)
-    return {s: store.load(c, s, stream).manifest for s in seeds if s not in missing(store, c, seeds, stream, until, steps)}
+    return {s: run.manifest for s in seeds if _answers(run := store.find(c, s, stream), until, steps)}
 
 # %% ../nbs/1_setting/07_groups.ipynb #399f3021
 def train_and_score(members, every, measures):
