@@ -157,7 +157,7 @@ _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["M
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
 _HIST = tuple(n.replace("modadd", "hist") for n in _MODADD)
 _COUNTERS = (*_HIST, _HIST[1] + "+frozen", _HIST[0] + "+ffnlr0.25", "hist/ffn-h128-gelu")
-_FROZEN, _WIDE, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", "modadd/moe_glu-e4k1-h512-gelu", AUDIT["audit-width"].names
+_FROZEN, _WIDE, _DROPPED, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", "modadd/moe_glu-e4k1-h512-gelu", "modadd/ffn-h512-gelu+drop0.3", AUDIT["audit-width"].names
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
@@ -182,7 +182,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
          "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
          "9d_grokking": Page("appD.1 appD.2 fig15a_caption fig16_caption fig17_caption fig18_caption",
-                             (("ablation", (*_MODADD[:2], _FROZEN)), ("runs", (*_MODADD, _WIDE, _WIDE + "+frozen", "modadd/moe-e1k1-h512-gelu", "modadd/moe-e4k2-h512-gelu+frozen"))), ("authors",)),
+                             (("ablation", (*_MODADD[:2], _FROZEN, _DROPPED)), ("runs", (*_MODADD, _WIDE, _WIDE + "+frozen", "modadd/moe-e1k1-h512-gelu", "modadd/moe-e4k2-h512-gelu+frozen"))), ("authors",)),
          "9e_routing": Page("appE appE.1 fig19_caption fig19_left fig19_right fig20", (
              *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
              ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")), _MODADD[1], _FROZEN)),
