@@ -187,7 +187,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
              *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
              ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")), _MODADD[1], _FROZEN)),
              ("ablation", tuple(f"add7/moe_glu-e4k1-h168-{s}" for s in ("silu", "gelu")))), ("authors",)),
-         "9f_gating": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars", (("fourier", _MODADD), ("runs", _MODADD)), ("authors", "none")),
+         "9f_gating": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars", (("fourier", _MODADD), ("runs", (*_MODADD, "modadd/ffn-h128-gelu"))), ("authors", "none")),
          "9g_controls": Page("tab7 tab8 tab9 appG.5 appG.6 fig23_caption fig23b fig24_caption fig24_right", tuple(
              (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
                  + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256") for o in ("", "+freeze_attn", "+freeze_ffn")))
