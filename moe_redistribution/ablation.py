@@ -155,14 +155,12 @@ def split_rows(right, t, splits, seeds, **labels) -> list:
     return [rows((hit * own).sum(1) / own.sum(1), seeds, metric="digits", position=whole_answer(t), split=name,
                  n_examples=own.sum(1).tolist(), **labels) for name, own in splits.items()]
 
-def share_rows(hit, t, seeds, only=None, **labels) -> list:
-    "Row frames of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
-    out, hit = [], hit.flatten(1).double()
-    for where, stratum, mask in slices(t):
-        if only is not None and stratum not in only: continue
-        at = mask.flatten().nonzero()[:, 0]
-        out.append(rows(hit[:, at].mean(1), seeds, position=where, stratum=stratum, n_examples=len(at), **labels))
-    return out
+def share_rows(hit, t, seeds, only=None, **labels) -> pd.DataFrame:
+    "Rows of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
+    hit, here = hit.flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0]) for *names, mask in slices(t) if only is None or names[1] in only]
+    places = [(where, stratum, len(at)) for where, stratum, at in here for _ in seeds]
+    values = torch.cat([hit[:, at].mean(1) for *_, at in here])
+    return rows(values, list(seeds) * len(here), **labels, **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
 
 def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
@@ -171,8 +169,8 @@ def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
     right, copy = predicted == t.targets, predicted == t.tokens[:, list(t.read)]
     out = [rows(exact(right), seeds, metric="exact", position="all", n_examples=len(t), **labels)]
     out += split_rows(right, t, splits or {}, seeds, **labels)
-    out += share_rows(right, t, seeds, metric="digits", **labels)
-    if t.d_vocab == t.d_vocab_out: out += share_rows(copy, t, seeds, ["all"], metric="copy_share", **labels)
+    out.append(share_rows(right, t, seeds, metric="digits", **labels))
+    if t.d_vocab == t.d_vocab_out: out.append(share_rows(copy, t, seeds, ["all"], metric="copy_share", **labels))
     return out
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #21e49eff
@@ -205,18 +203,17 @@ def _fine(params, c, t, seeds, here, edits, labels):
     for edit in [e for e in edits if e != "resample"]:
         for unit, right in zip(units(c), ablate_each(params, c, [{u: edit} for u in units(c)])):
             site = "z" if "H" in unit else "expert_out"
-            out += share_rows(right, t, seeds, few, metric="digits", site=site, edit=edit, unit=unit, **labels)
+            out.append(share_rows(right, t, seeds, few, metric="digits", site=site, edit=edit, unit=unit, **labels))
     if not t.causal: return out
     for site, edit in [("none", "none")] + [(s, e) for s in here for e in edits if e != "resample"]:
         right = decode(params, c, {} if site == "none" else {site: edit}) == t.targets
-        out += share_rows(right, t, seeds, ["all"], metric="digits_alone", site=site, edit=edit, **labels)
+        out.append(share_rows(right, t, seeds, ["all"], metric="digits_alone", site=site, edit=edit, **labels))
     return out
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #465ec4fe
 def null_rows(t) -> pd.DataFrame:
     "Digits of every predictor of `tasks.nulls`, by span and stratum; its name is the unit, its seed -1."
-    return tidy([f for name, hit in nulls(t).items()
-                 for f in share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name)])
+    return tidy([share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name) for name, hit in nulls(t).items()])
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #a50f6d12
 @torch.no_grad()

@@ -27,8 +27,8 @@ from .figures import figure1, table_text, pick, label
 from .results import comparison, fingerprint, unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from .trace import tidy
-from .recording import (measure_runs, measure, track, write_frame, record, rules_for, instruments_for, costs,
-                                          within, HEADLINES)
+from .recording import measure_runs, measure, track, write_frame, record, rules_for, instruments_for
+from .costs import costs, within, HEADLINES
 
 # %% ../nbs/6_practical/61_command_line.ipynb #e985cf8d
 def table1_text(rows, rule="first256") -> pd.DataFrame:

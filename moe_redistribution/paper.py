@@ -7,6 +7,7 @@ __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'CLAIM_COLUMNS', 'AGGRE
            'seed_list', 'claims', 'paper_items']
 
 # %% ../nbs/1_setting/08_paper.ipynb #2e5b2802
+from functools import lru_cache
 import hashlib
 from pathlib import Path
 
@@ -72,11 +73,10 @@ def seed_list(text):
     lo, dash, hi = text.partition("-")
     return list(range(int(lo), int(hi) + 1)) if dash else sorted(int(s) for s in text.split())
 
-def claims(path=None):
-    """The bridge id → our rows, one row per (id, protocol). Raises ValueError where it contradicts `paper_values`.
-
-    `unit_factor` × our fraction = the printed number; `n` seeds and `margin` (a fraction) were fixed beforehand."""
-    df = _read(of_clone(Path(path or DATA / "claims.csv")), CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
+@lru_cache(maxsize=4)
+def _claims(path, *changed):
+    "The checked bridge, read once while its files stay as they are: every comparison asks for it."
+    df = _read(path, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
     scale = df["id"].map(paper_values().set_index("id")["unit"].map(SCALE))
     fits = ((scale == df["unit_factor"]) | df["id"].str.startswith("contrast.")) & (df["margin"] >= 0)
     fits &= df["aggregate"].isin(AGGREGATES)
@@ -86,7 +86,14 @@ def claims(path=None):
     refuse("claims.csv", "known ids, their units, n = number of seeds, known aggregates and protocols",
             "other values at " + ", ".join(df["id"][~fits]), "the committed file", "correct these rows")
 
-# %% ../nbs/1_setting/08_paper.ipynb #c78af78d
+# %% ../nbs/1_setting/08_paper.ipynb #8404fb00
+def claims(path=None):
+    """The bridge id → our rows, one row per (id, protocol). Raises ValueError where it contradicts `paper_values`.
+
+    `unit_factor` × our fraction = the printed number; `n` seeds and `margin` (a fraction) were fixed beforehand."""
+    path = of_clone(Path(path or DATA / "claims.csv"))
+    return _claims(path, *(p.stat().st_mtime_ns for p in (path, DATA / "paper_values.csv"))).copy()
+
 def paper_items(bridge=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
     items = (claims() if bridge is None else bridge)["item"].unique()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
+           'AUDIT', 'REPLICATES', 'SPLITS', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
            'TYPICAL_STEPS', 'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served',
            'conditions_for', 'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry',
            'by_experiment']
@@ -100,11 +100,12 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
+SPLITS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu",), tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
 _DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget", **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"), ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")), *(
     f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
-OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, ENDS, AFTER)}
+OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, SPLITS, ENDS, AFTER)}
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
@@ -236,8 +237,7 @@ class Order:
 
 # %% ../nbs/1_setting/09_registry.ipynb #ef934c24
 DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch", TABLE1["Narrow FFN"])
-SECOND = tuple(f"modadd/{s}" for s in ("ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu",
-                                       "moe-e4k1-h512-gelu+frozen"))
+SECOND = tuple(f"modadd/{s}" for s in "ffn-h512-gelu moe-e4k1-h512-gelu glu-h340-gelu moe_glu-e4k1-h340-gelu moe-e4k1-h512-gelu+frozen".split())
 THIRD = tuple(n.replace("modadd", "hist") for n in SECOND[:4])
 FOURTH = tuple(f"modadd-{s}" for s in "seeds gelu narrow top2 experts lambda regularised width".split())
 
@@ -252,20 +252,19 @@ def _turn(e:Experiment, name:str) -> tuple:
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."
-    def made(p, e, name, seeds, stream="authors", until="full", group=None):
-        return Order(p, e.key, name, tuple(seeds), stream, until, group or (5 if e.task == "add7" else 1))
+    def made(p, e, name, seeds, stream="authors", until=None, group=None):
+        return Order(p, e.key, name, tuple(seeds), stream, until or ("selected" if e.task == "modadd" else "full"), group or (5 if e.task == "add7" else 1))
     audits = {n: e for e in AUDIT.values() for n in e.names}
     first = [made(1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
-    until = {"add7": "full", "modadd": "selected", "hist": "full"}
-    canonical = [made(_turn(e, n)[0], e, n, e.seeds, until=until[e.task])
+    canonical = [made(_turn(e, n)[0], e, n, e.seeds)
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
-    shown = [made(1, audits[n], n, SEEDS, until="full") for n in ARMS.values()]
+    shown = [made(1, audits[n], n, SEEDS) for n in ARMS.values()]
     shown += [made(1, audits[n], n, SEEDS, until="selected") for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
-    shown += [made(3 - (e.task == "modadd"), e, e.names[0], SEEDS, until=until[e.task]) for e in AUDIT.values() if e.task != "add7"]
+    shown += [made(3 - (e.task == "modadd"), e, e.names[0], SEEDS) for e in AUDIT.values() if e.task != "add7"]
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names]
+    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names] + [made(4, SPLITS, SPLITS.names[0], SPLITS.seeds, "crossed", "first")]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:

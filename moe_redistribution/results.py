@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
-           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'weightless', 'unlearned', 'generalised',
-           'learned', 'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page', 'run_rows', 'asked', 'needs',
-           'rows_of', 'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
+           'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless',
+           'unlearned', 'generalised', 'learned', 'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page',
+           'run_rows', 'asked', 'needs', 'rows_of', 'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 import hashlib
@@ -24,7 +25,7 @@ from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
 from .training import TASK_RULES
-from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, AFTER
+from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, SPLITS, AFTER
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
 from .paper import claims, of_clone
 from .facts import fact_rows
@@ -47,8 +48,8 @@ def recorded(name, instrument="ablation", root=None) -> pd.DataFrame:
 
 # %% ../nbs/2_instruments/20_results.ipynb #e741ff25
 CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn")]
-CANONICAL += [(f"modadd/{v}-gelu", "first99") for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
-CANONICAL += [(f"hist/{v}-gelu", "best") for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")]
+CANONICAL += [(f"{task}/{v}-gelu", rule) for task, rule in (("modadd", "first99"), ("hist", "best"))
+              for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
 
 def checkpoint_path(c, rule, root=None) -> Path:
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
@@ -76,8 +77,16 @@ def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
 # %% ../nbs/2_instruments/20_results.ipynb #2357c55a
 def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `recording.run_frame` gives them."
-    paths = sorted(of_clone(Path(root or ROOT) / "results/runs").rglob("*.parquet"))
-    return pd.concat([pd.read_parquet(p) for p in paths], ignore_index=True)
+    return _runs(*((p, p.stat().st_mtime_ns) for p in sorted(of_clone(Path(root or ROOT) / "results/runs").rglob("*.parquet")))).copy()
+
+@lru_cache(maxsize=2)
+def _runs(*files):
+    "The runs of these files, read once while they stay as they are."
+    return pd.concat([pd.read_parquet(p) for p, _ in files], ignore_index=True)
+
+def by_condition(runs, of) -> pd.Series:
+    "`of(condition)` for each run, worked out once a condition."
+    return runs["condition"].map({n: of(condition(n)) for n in runs["condition"].unique()})
 
 def weightless(name, root=None, but=()) -> list:
     "Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains its own."
@@ -117,10 +126,9 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 def far_enough(runs=None) -> dict:
     "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
-    whole = runs["step"] >= runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
-    ended, at = whole | runs["failed"].notna(), ["condition", "stream"]
-    own_rule = runs["condition"].map(lambda n: f"{TASK_RULES[condition(n).task][0]}_reached")
-    first = np.array([row[rule] is True for row, rule in zip(runs.to_dict("records"), own_rule)])
+    ended, at = runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: RECIPES[c.task]["steps"])), ["condition", "stream"]
+    own_rule = by_condition(runs, lambda c: f"{TASK_RULES[c.task][0]}_reached")
+    first = np.logical_or.reduce([(own_rule == rule) & runs[rule].eq(True) for rule in own_rule.unique()])
     masks = dict(full=ended, selected=ended | runs["settled"], first=ended | first)
     return {until: runs[m].groupby(at)["seed"].apply(set).to_dict() for until, m in masks.items()}
 
@@ -155,18 +163,16 @@ _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256
 _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
 _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
-_HIST = tuple(n.replace("modadd", "hist") for n in _MODADD)
+_GATED, _HIST = _MODADD[2:], tuple(n.replace("modadd", "hist") for n in _MODADD)
 _COUNTERS = (*_HIST, _HIST[1] + "+frozen", _HIST[0] + "+ffnlr0.25", "hist/ffn-h128-gelu")
 _FROZEN, _WIDE, _DROPPED, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", "modadd/moe_glu-e4k1-h512-gelu", "modadd/ffn-h512-gelu+drop0.3", AUDIT["audit-width"].names
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
-_GATED = ("modadd/glu-h340-gelu", "modadd/moe_glu-e4k1-h340-gelu")
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
 _GATING = (*AUDIT["audit-switch"].names, *AUDIT["audit-lambda0"].names)
 _ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"], TABLE1["FFN"] + "+ffnlr0.125",
           *_MODADD[:2], *_HIST[:2])
 _BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
 _SWAPPED = tuple(n.replace("silu", a) for n in _BOTH for a in ("silu", "gelu"))
-_ROUTES7 = tuple(n for n in _SWAPPED[:12] if "moe" in n)
 
 # %% ../nbs/2_instruments/20_results.ipynb #d08a2f9c
 PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
@@ -196,7 +202,7 @@ PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),))
 # %% ../nbs/2_instruments/20_results.ipynb #3f9a85a6
 PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",), "audit-rate-hist"),
          "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
-                             ("routing", (*_ROUTES7, *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
+                             ("routing", (*(n for n in _SWAPPED[:12] if "moe" in n), *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
          "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
          "53_audit": Page("", (
              ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
@@ -208,7 +214,7 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
              ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
                            _GATED[1], _WIDE, _HIST[3])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD, "modadd/glu-h512-gelu")),
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
-         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)),), ("crossed",)),
+         "51_replicates": Page("", (("ablation", (*REPLICATES.names, *SPLITS.names)), ("runs", SPLITS.names)), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
          "56_age": Page("", tuple((i, (*_RATES, *AFTER.names[:2])) for i in ("ablation", "copying", "runs")), ("paired",)),
          "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")), ("paired",)),
@@ -220,17 +226,15 @@ NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 def run_rows(runs) -> pd.DataFrame:
     """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the `epoch` if so, and
     `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of survival analysis."""
-    end = runs["condition"].map(lambda n: RECIPES[condition(n).task]["steps"])
+    end, out = by_condition(runs, lambda c: RECIPES[c.task]["steps"]), []
     whole = runs["step"] >= end
-    out = []
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
             mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
             if mine.empty: continue
             where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule, step=mine[f"{rule}_step"].to_numpy())
             hit = mine[f"{rule}_reached"].astype(float)
-            out.append(make_rows(mine[f"{rule}_value"], mine["seed"], metric="score", **where))
-            out.append(make_rows(hit, mine["seed"], metric="reached", **where))
+            out += [make_rows(v, mine["seed"], metric=m, **where) for m, v in (("score", mine[f"{rule}_value"]), ("reached", hit))]
             for metric, other in (("epoch", float("nan")), ("epoch_restricted", end[mine.index])):
                 out.append(make_rows(mine[f"{rule}_step"].where(hit > 0, other), mine["seed"], metric=metric, **where))
     return tidy(out or [NO_ROWS])
@@ -255,10 +259,8 @@ def rows_of(instrument, name, root=None):
     return run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
 
 def _gather(pairs, streams, root):
-    found = []
-    for instrument, name in pairs:
-        if (got := rows_of(instrument, name, root)) is None: continue
-        found.append(tidy([got[got["stream"].isin(streams)]]).assign(instrument=instrument))
+    got = {pair: rows_of(*pair, root) for pair in pairs}
+    found = [tidy([r[r["stream"].isin(streams)]]).assign(instrument=i) for (i, _), r in got.items() if r is not None]
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
 
 def page_rows(page, root=None) -> pd.DataFrame:
@@ -273,13 +275,11 @@ def item_rows(item, root=None) -> pd.DataFrame:
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
-    choose("page", page, list(PAGES))
-    drawn = [n for item in PAGES[page].figures.split() for n in conditions_for(item)]
-    for n in dict.fromkeys([n for instrument, n in needs(page, more=False) if instrument != "facts"] + drawn):
+    names = [n for instrument, n in needs(page, more=False) if instrument != "facts"]
+    for n in dict.fromkeys(names + [n for item in PAGES[page].figures.split() for n in conditions_for(item)]):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
-        if not seeds: continue
         hours = expected_seconds(n, len(seeds) * expected_steps(n, "first")) / 3600
-        out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
+        if seeds: out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
 # %% ../nbs/2_instruments/20_results.ipynb #cb92972b

@@ -8,7 +8,7 @@ from moe_redistribution.ablation import (ablate, ablate_each, ablation_rows, dec
 from moe_redistribution.conditions import condition
 from moe_redistribution.models import forward, init, predict
 from moe_redistribution.planted import carry_by_experts
-from moe_redistribution.tasks import get_task, spans, strata
+from moe_redistribution.tasks import get_task, slices, spans, strata
 from moe_redistribution.trace import trace
 
 T = get_task("add7")
@@ -165,15 +165,15 @@ def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edi
 
 def test_shares_are_plain_counts():
     hit = torch.rand(2, 1000, 5, generator=torch.Generator().manual_seed(0)) < .3
-    frames = share_rows(hit, T, [1, 2], metric="digits", condition="x")
-    for f in frames:
-        where, mask = f["position"][0], strata(T)[f["stratum"][0]].tolist()
-        js = spans(T)[where]
+    got = share_rows(hit, T, [1, 2], metric="digits", condition="x")
+    for (where, stratum), f in got.groupby(["position", "stratum"]):
+        mask, js = strata(T)[stratum].tolist(), spans(T)[where]
         n = sum(mask[i][j] for i in range(1000) for j in js)
-        for s in range(2):
+        assert f["seed"].tolist() == [1, 2] and (f["n_examples"] == n).all()
+        for s, value in enumerate(f["value"]):
             count = sum(bool(hit[s, i, j]) for i in range(1000) for j in js if mask[i][j])
-            assert np.isclose(f["value"][s], count / n) and f["n_examples"][s] == n
-    assert len(frames) == len({(f["position"][0], f["stratum"][0]) for f in frames})
+            assert np.isclose(value, count / n)
+    assert {*zip(got["position"], got["stratum"])} == {(where, stratum) for where, stratum, _ in slices(T)}
 
 
 def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():

@@ -1,4 +1,5 @@
 """Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is new."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,6 +109,25 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
     written = record_runs(store, tmp_path, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
     assert not record_runs(store, tmp_path, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
+
+
+def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
+    """A seed trained again where floats are added in another order can be another run: its weights must not fill the gaps of the first."""
+    name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
+    two = {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")}
+    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": two["ablation"]})
+    train(name, seeds=[42], root=store.root, steps=200, until="full", executor="here", quiet=True)
+    record_runs(store, tmp_path, name)
+    monkeypatch.setattr(recording, "INSTRUMENTS", two)
+    run, heard = store.load(name, 42), []
+    for seed in (42, 137): other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed}, history=run.history.assign(loss=run.history["loss"] + 1e-3)))
+    before = pd.read_parquet(tmp_path / f"results/rows/ablation/{name}.parquet").query("seed == 42")
+    record_runs(other, tmp_path, name, heard.append)
+    rows = {i: pd.read_parquet(tmp_path / f"results/rows/{i}/{name}.parquet") for i in two}
+    assert set(rows["copying"]["seed"]) == {137} and before.equals(rows["ablation"].query("seed == 42"))
+    assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
+    record_runs(store, tmp_path, name)
+    assert set(pd.read_parquet(tmp_path / f"results/rows/copying/{name}.parquet")["seed"]) == {42, 137}
 
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
