@@ -210,13 +210,14 @@ def test_second_and_third_are_the_headline_models_in_their_order():
     assert at[3] == [f"hist/{s}" for s in [*shapes, "no_ffn", "ffn-h512-gelu+ffnlr0.25"]]
     assert at[4][:2] == at[2][:2] and at[4][2:4] == ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
     fourth = list(dict.fromkeys(o.experiment for o in orders() if o.priority == 4))
-    assert fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()]
+    assert fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()] + ["replicates-modadd"]
 
 
 def test_a_task_goes_as_far_and_in_such_groups_as_its_figures_and_its_batch_ask_for():
     for o in orders():
         task = condition(o.condition).task
-        if task != "add7": assert (o.until, o.group_size) == ({"modadd": "selected", "hist": "full"}[task], 1)
+        if o.experiment == "replicates-modadd": assert (o.until, o.group_size) == ("first", 1)
+        elif task != "add7": assert (o.until, o.group_size) == ({"modadd": "selected", "hist": "full"}[task], 1)
         else: assert o.group_size in {"authors": (5,), "paired": (8,), "crossed": (8, 5)}[o.stream]
 
 
@@ -276,7 +277,7 @@ def test_the_registry_adds_up():
     frame, by = R.registry(), R.by_experiment()
     assert frame["condition"].is_unique and frame["authors"].sum() == 605 + 5 * (len(ARMS | GELU) + 6)
     assert frame["paired"].sum() == sum(e.n_runs for e in (*AUDIT.values(), R.ENDS, R.AFTER) if e.seeds != SEEDS)
-    assert frame["crossed"].sum() == 3 * 128
+    assert frame["crossed"].sum() == 3 * 128 + 2 * 9
     assert by["runs"].sum() == frame[["authors", "paired", "crossed"]].to_numpy().sum()
     assert by["seed_steps"].sum() == frame["seed_steps"].sum()
     hours = pytest.approx(sum(o.seconds for o in orders()) / 3600)
