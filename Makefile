@@ -51,7 +51,7 @@ reproduce: $(READY)  ## train, print Table 1 beside the paper's, write Figure 1 
 test: $(READY)  ## every notebook, then every test
 	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile
 
 paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)
 	@$(CLI) train --item $(or $(ITEM),all) $(if $(filter 1 yes true,$(AGAIN)),,--unrecorded) $(ARGS)

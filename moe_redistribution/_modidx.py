@@ -1323,6 +1323,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                           'moe_redistribution.trace.parts': ( '2_instruments/trace.html#parts',
                                                                               'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace.rows': ('2_instruments/trace.html#rows', 'moe_redistribution/trace.py'),
+                                          'moe_redistribution.trace.select': ( '2_instruments/trace.html#select',
+                                                                               'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace.tidy': ('2_instruments/trace.html#tidy', 'moe_redistribution/trace.py'),
                                           'moe_redistribution.trace.trace': ( '2_instruments/trace.html#trace',
                                                                               'moe_redistribution/trace.py')},

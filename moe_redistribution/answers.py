@@ -15,6 +15,7 @@ import pandas as pd
 from .tasks import choose, get_task, nulls
 from .conditions import condition
 from .registry import expected_seconds, expected_steps
+from .trace import select
 from .paper import paper_values, claims, paper_items, seed_list, refuse
 from .evidence import TINY, interval, welch, paired_permutation, holm, outcome, seeds_beside, tost, verdict
 
@@ -29,7 +30,7 @@ def _take(rows, c, cell, rule, seeds, stream):
     if "instrument" in rows: want["instrument"] = c.instrument
     if missing := [k for k in (*want, "seed", "value") if k not in rows]:
         refuse("rows", f"columns {[*want, 'seed', 'value']}", list(rows), "rows in long form", f"add {missing}")
-    hit = rows[np.logical_and.reduce([(rows[k] == v).to_numpy() for k, v in want.items()])]
+    hit = select(rows, **want)
     if "unit" in hit: hit = hit[hit["unit"].fillna("").isin({cell[2]} if cell[2] else _WHOLE)]
     got = hit[hit["seed"].isin(seeds)].set_index("seed")["value"]
     where = f"{cell[0]} ({rule}, {c.site} {c.edit})"

@@ -15,6 +15,7 @@ from .tasks import get_task, nulls
 from .conditions import condition, LABELS, RECIPES
 from .paper import claims
 from .evidence import interval
+from .trace import select
 
 # %% ../nbs/2_instruments/19_figures.ipynb #46d3dc1c
 HUES = {"ffn": "#0072b2", "glu": "#b8860b", "moe": "#009e73", "moe_glu": "#d55e00", "no_ffn": "#555555"}
@@ -46,8 +47,7 @@ def is_arm(name) -> bool: return condition(name).ffn_lr != 1 or condition(name).
 # %% ../nbs/2_instruments/19_figures.ipynb #01000124
 def pick(rows, **where) -> pd.DataFrame:
     "Rows where every named column has the given value; the position defaults to all scored digits, the stratum to all."
-    where = dict(metric="digits", position="o0-o3", stratum="all") | where
-    return rows[np.logical_and.reduce([(rows[k] == v).to_numpy() for k, v in where.items()])]
+    return select(rows, **(where | dict(metric="digits", position="o0-o3", stratum="all") | where))     # the caller's columns first
 
 def dots(ax, x, values, name, width=.22):
     "Seeds as dots around `x`, their mean as a bar and its 95 % interval as a line."
