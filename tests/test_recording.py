@@ -72,7 +72,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training", step=10, metric="own_distance")])
     only = {"speed": recording.Instrument(rows, lambda c: True, ("authors", "paired"), live=True)}
     monkeypatch.setattr(recording, "INSTRUMENTS", only)
-    stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None, weights={"first256": {"W_E": torch.ones(2)}}, history=runs,
+    stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None, weights={"first256": {"W_E": torch.ones(2)}}, history=pd.DataFrame(dict(step=[400], loss=1.)),
                              condition=condition(name), manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                                                       cpu_seconds=1., rules={}, machine={}))
     monkeypatch.setattr(recording, "stored_runs", lambda store, name: [stored])

@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution import evidence as ev, results, trace
 from moe_redistribution.figures import pick
+from moe_redistribution.registry import SPLITS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
 PAGE, SOURCES = "51_replicates", list(ev.SOURCES)
@@ -95,7 +96,7 @@ def test_what_cannot_be_split_is_refused(y):
 # ------------------------------------------------------------------------------------------------------------------ the rows
 
 @pytest.fixture(scope="module")
-def rows(): return results.page_rows(PAGE)
+def rows(): return results.page_rows(PAGE).query("condition.str.startswith('add7')")
 
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
@@ -130,3 +131,14 @@ def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name,
     crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
     gap = lambda i, j: np.sqrt(np.mean([(crossed[100 * i(k) + j(k)] - paired[k])**2 for k in range(1, 9)]))
     assert gap(lambda k: k, lambda k: k) < most < gap(lambda k: k % 8 + 1, lambda k: k)
+
+
+@pytest.mark.parametrize("name", SPLITS.names)
+def test_twins_of_modular_addition_differ_in_their_products_and_begin_alike(name):
+    runs = results.recorded_runs().query("condition == @name and stream == 'crossed'").set_index("seed")
+    assert set(runs.index % 10_000) <= set(SPLITS.seeds) and set(runs.index // 10_000) <= {0, 3}
+    assert set(runs["kernels"][runs.index < 10_000]) <= {""} and set(runs["kernels"][runs.index >= 30_000]) <= {"AVX2"}
+    if runs.empty: return
+    loss = results.recorded_history(name, "crossed").pivot(index="step", columns="seed", values="loss")
+    twins = [(s, s + 30_000) for s in SPLITS.seeds if {s, s + 30_000} <= set(loss)]
+    assert twins and all(abs(loss[b] / loss[a] - 1).iloc[0] < 1e-3 and not loss[a].dropna().equals(loss[b].dropna()) for a, b in twins)
