@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'SPLITS', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
+           'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'RATES',
            'TYPICAL_STEPS', 'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served',
            'conditions_for', 'expected_seconds', 'expected_steps', 'Order', 'orders', 'items_of', 'registry',
            'by_experiment']
@@ -100,12 +100,12 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
-SPLITS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"), tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
+TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"), tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
 _DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget", **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"), ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")), *(
     f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
-OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, SPLITS, ENDS, AFTER)}
+OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, TWINS, ENDS, AFTER)}
 
 # %% ../nbs/1_setting/09_registry.ipynb #34c55e3b
 TABLES = {
@@ -264,7 +264,7 @@ def _all_orders() -> tuple:
     many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names] + [made(4, SPLITS, n, SPLITS.seeds, "crossed", "first") for n in SPLITS.names]
+    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names] + [made(4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:

@@ -25,7 +25,7 @@ from .conditions import condition, RECIPES, LABELS, TABLE1, FIGURE1, ARMS, SEEDS
 from .store import unseal
 from .models import predict
 from .training import TASK_RULES
-from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, SPLITS, AFTER
+from .registry import orders, conditions_for, AUDIT, expected_seconds, expected_steps, REPLICATES, TWINS, AFTER
 from .trace import tidy, rows as make_rows, ROW_COLUMNS
 from .paper import claims, of_clone
 from .facts import fact_rows
@@ -214,7 +214,7 @@ PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", 
              ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
                            _GATED[1], _WIDE, _HIST[3])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD, "modadd/glu-h512-gelu")),
              ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
-         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)), ("runs", SPLITS.names)), ("crossed",)),
+         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)), ("runs", TWINS.names)), ("crossed",)),
          "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
          "56_age": Page("", tuple((i, (*_RATES, *AFTER.names[:2])) for i in ("ablation", "copying", "runs")), ("paired",)),
          "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")), ("paired",)),

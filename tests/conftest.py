@@ -10,3 +10,9 @@ atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ["MOE_REDISTRIBUTION_HOME"] = _home  # never the user's own store
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process, as everywhere in this project
 os.environ["MPLBACKEND"] = "Agg"
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# Every core runs tests at once, and a first example may build a task: how long one takes says nothing about what it claims.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")

@@ -25,7 +25,7 @@ def test_every_pair_is_listed_once_with_its_sum(a, b):
 
 
 @given(SEEDS, st.sampled_from(STREAMS))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_split_is_thirty_percent_of_all_pairs_and_the_rest(seed, stream):
     train, test = split(MODADD, seed, stream)
     assert len(train) == 3830 and sorted(train.tolist() + test.tolist()) == list(range(12_769))
@@ -66,7 +66,6 @@ def test_a_partition_adds_up_and_ends_with_one(n, seed):
 
 
 @given(SEEDS)
-@settings(deadline=None)
 def test_the_answer_is_how_often_the_token_occurs(seed):
     tokens = sample_sequences(3, np.random.RandomState(seed))
     assert tokens.min() >= 0 and tokens.max() < ALPHABET

@@ -107,7 +107,7 @@ def routings(draw):
     return E, k, draw(st.booleans()), chosen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(routings(), st.sampled_from(["moe", "moe_glu"]))
 @example((3, 1, False, [[[0], [2], [0], [2]]]), "moe")                              # an expert without a token
 @example((4, 1, False, [[[3]] * 6, [[0], [1], [2], [3], [0], [1]]]), "moe_glu")     # one seed: all to one expert

@@ -10,7 +10,7 @@ from scipy import stats
 from moe_redistribution import evidence as ev, paper
 
 unit = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 3))
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ def test_zero_variance_gives_an_interval_of_no_width(value, n):
 
 
 @given(st.lists(unit, min_size=20, max_size=40), st.randoms())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_bca_is_finite_ordered_and_blind_to_the_order_of_seeds(values, random):
     i, shuffled = ev.interval(values), random.sample(values, len(values))
     assert np.isfinite([i.lo, i.hi]).all() and i.lo <= i.hi

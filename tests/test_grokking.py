@@ -34,7 +34,7 @@ def histories(tests, every=100):
 
 # ----------------------------------------------------------------------------------------------------------- survival
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(runs)
 def test_kaplan_meier_is_the_plain_product_over_events(drawn):
     time, reached = map(np.array, zip(*drawn))
@@ -46,7 +46,7 @@ def test_kaplan_meier_is_the_plain_product_over_events(drawn):
         assert math.isclose(got, want, abs_tol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(runs, st.integers(1, 12))
 def test_the_restricted_mean_is_the_area_under_the_curve(drawn, until):
     time, reached = map(np.array, zip(*drawn))
@@ -58,7 +58,7 @@ def test_the_restricted_mean_is_the_area_under_the_curve(drawn, until):
     assert got["median_lo"] <= got["median"] <= got["median_hi"] and got["restricted_mean"] <= until
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=15))
 def test_without_censoring_the_restricted_mean_is_the_mean(time):
     assert math.isclose(survival(time, [True] * len(time))["restricted_mean"], np.mean(time), rel_tol=1e-12)
@@ -104,7 +104,7 @@ def ranks(slow, fast, cutoff=40_000):
     return sum((s > f) + .5 * (s == f) for s in np.nan_to_num(slow, nan=cutoff) for f in np.nan_to_num(fast, nan=cutoff))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([100., 200, 300, 400, np.nan]), min_size=2, max_size=8),
        st.lists(st.sampled_from([100., 200, 300, 400, np.nan]), min_size=2, max_size=8))
 def test_u_counts_the_pairs_in_which_the_slow_arm_is_later(slow, fast):

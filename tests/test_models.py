@@ -70,7 +70,7 @@ def test_a_member_as_a_module_computes_what_the_population_computes():
     torch.testing.assert_close(Transformer(params, name, member=1)(ADD7.tokens), forward(params, ADD7.tokens, name)[1])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(0, 999), position=st.integers(1, 7), token=st.integers(0, 11))
 def test_no_logit_depends_on_a_later_token(n, position, token):
     tokens = ADD7.tokens[[n, n]].clone()

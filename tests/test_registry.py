@@ -173,7 +173,7 @@ def test_everything_registered_is_ordered():
     ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
                    | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names for s in e.seeds if len(e.seeds) > 5}
-                   | {(n, "crossed", s) for e in (R.REPLICATES, R.SPLITS) for n in e.names for s in e.seeds}
+                   | {(n, "crossed", s) for e in (R.REPLICATES, R.TWINS) for n in e.names for s in e.seeds}
                    | {(n, "authors", s) for n in ours for s in SEEDS})
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution import evidence as ev, results, trace
 from moe_redistribution.figures import pick
-from moe_redistribution.registry import SPLITS
+from moe_redistribution.registry import TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
 PAGE, SOURCES = "51_replicates", list(ev.SOURCES)
@@ -50,14 +50,14 @@ def by_regression(y):
 
 
 @given(shapes, st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_split_is_what_nested_regressions_give(shape, seed):
     y = planted(np.random.default_rng(seed), [3, 1, 2, 1], *shape)
     assert raw(y) == pytest.approx(by_regression(y), abs=1e-9)
 
 
 @given(shapes, st.integers(0, 99), st.floats(.1, 9), st.floats(-50, 50))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_order_and_origin_do_not_matter_the_unit_does_and_turning_the_design_turns_the_answer(shape, seed, scale, shift):
     rng = np.random.default_rng(seed)
     y = planted(rng, [3, 1, 2, 1], *shape)
@@ -133,12 +133,12 @@ def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name,
     assert gap(lambda k: k, lambda k: k) < most < gap(lambda k: k % 8 + 1, lambda k: k)
 
 
-@pytest.mark.parametrize("name", SPLITS.names)
+@pytest.mark.parametrize("name", TWINS.names)
 def test_twins_of_modular_addition_differ_in_their_products_and_begin_alike(name):
     runs = results.recorded_runs().query("condition == @name and stream == 'crossed'").set_index("seed")
-    assert set(runs.index % 10_000) <= set(SPLITS.seeds) and set(runs.index // 10_000) <= {0, 3}
+    assert set(runs.index % 10_000) <= set(TWINS.seeds) and set(runs.index // 10_000) <= {0, 3}
     assert set(runs["kernels"][runs.index < 10_000]) <= {""} and set(runs["kernels"][runs.index >= 30_000]) <= {"AVX2"}
     if runs.empty: return
     loss = results.recorded_history(name, "crossed").pivot(index="step", columns="seed", values="loss")
-    twins = [(s, s + 30_000) for s in SPLITS.seeds if {s, s + 30_000} <= set(loss)]
+    twins = [(s, s + 30_000) for s in TWINS.seeds if {s, s + 30_000} <= set(loss)]
     assert twins and all(abs(loss[b] / loss[a] - 1).iloc[0] < 1e-3 and not loss[a].dropna().equals(loss[b].dropna()) for a, b in twins)

@@ -39,7 +39,7 @@ def table_of(a, b): return crosstab(torch.tensor(a), torch.tensor(b)[None], max(
 
 # ------------------------------------------------------------------------------------------------------- information
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(codes(4), codes(3))
 def test_nmi_is_scikit_learns(a, b):
     n = min(len(a), len(b))
@@ -52,7 +52,7 @@ def test_nmi_is_scikit_learns(a, b):
         assert math.isclose(nmi(got, norm).item(), want, abs_tol=1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(codes(4), codes(3), st.permutations(range(4)), st.permutations(range(3)))
 def test_names_of_experts_and_operations_do_not_matter(a, b, new_a, new_b):
     n = min(len(a), len(b))
@@ -60,7 +60,7 @@ def test_names_of_experts_and_operations_do_not_matter(a, b, new_a, new_b):
     for norm in routing.NORMS: torch.testing.assert_close(nmi(one, norm), nmi(other, norm), rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(codes(5), codes(4), st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_what_a_table_explains_is_a_share_and_all_of_what_it_decides(a, b, table):
     n = min(len(a), len(b))

@@ -53,7 +53,6 @@ INFO = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.float
                        | st.lists(st.floats(allow_nan=False), max_size=3), max_size=4)
 
 
-@settings(deadline=None)
 @given(TENSORS, INFO)
 def test_a_sealed_file_reads_back_as_it_was(tmp_path_factory, tensors, info):
     "Any shape (no elements, no axes), any type, any JSON."
@@ -69,7 +68,7 @@ FILES = {"run": "v1/**/*.safetensors", "resume": "v1/**/*.resume", "group": "gro
 
 
 @pytest.mark.parametrize("kind", FILES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_one_flipped_bit_is_refused(trained, tmp_path_factory, kind, data):
     original = next(trained.root.glob(FILES[kind])).read_bytes()
@@ -83,7 +82,7 @@ def test_one_flipped_bit_is_refused(trained, tmp_path_factory, kind, data):
 
 
 @pytest.mark.parametrize("kind", FILES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_a_file_with_bytes_missing_or_added_is_refused(trained, tmp_path_factory, kind, data):
     original = next(trained.root.glob(FILES[kind])).read_bytes()

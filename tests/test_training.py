@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import moe_redistribution
 from moe_redistribution import engine
@@ -185,7 +185,6 @@ def test_weights_depend_on_how_often_one_looks_only_in_the_authors_stream(stream
 METRIC = {"first256": "exact256", "first1000": "exact", "first99": "test"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.sampled_from([0., .5, .99, .995, 1.])] * 2), min_size=1, max_size=8))
 def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(curve):
     members = fresh(condition("add7/ffn-h1-silu+d16"), [1], "authors")
