@@ -143,7 +143,7 @@ def test_no_recorded_condition_is_missing_from_the_registry():
     assert all((results.ROOT / f"results/history/{n}.parquet").exists() for n in there)
 
 
-# Recorded before these instruments were, and their weights are gone; who trains them again takes them off this list.
+# Recorded before these instruments were, and their weights are gone. Trained again under a later engine they became other runs, which are passed over.
 LOST = {("modadd/ffn-h512-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "routing", 42)}
 
 
