@@ -151,7 +151,8 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
     runs = results.recorded_runs()
     for name, own in runs.groupby("condition"):
         for i, instrument in recording.instruments_for(name).items():
-            mine = own[own["stream"].isin(instrument.streams)].set_index(["stream", "seed"])
+            streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]     # stopped at first99, where only the authors' are opened
+            mine = own[own["stream"].isin(streams)].set_index(["stream", "seed"])
             lost = {("authors", seed) for n, lacks, seed in LOST if (n, lacks) == (name, i)}
             mine = mine[~mine.index.isin(lost)]
             if mine.empty: continue
