@@ -157,7 +157,7 @@ def split_rows(right, t, splits, seeds, **labels) -> list:
 
 def share_rows(hit, t, seeds, only=None, **labels) -> pd.DataFrame:
     "Rows of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
-    hit, here = hit.flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0]) for *names, mask in slices(t) if only is None or names[1] in only]
+    hit, here = hit.cpu().flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0]) for *names, mask in slices(t) if only is None or names[1] in only]
     places = [(where, stratum, len(at)) for where, stratum, at in here for _ in seeds]
     values = torch.cat([hit[:, at].mean(1) for *_, at in here])
     return rows(values, list(seeds) * len(here), **labels, **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
@@ -166,6 +166,7 @@ def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
 
     `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples."""
+    predicted = predicted.cpu()
     right, copy = predicted == t.targets, predicted == t.tokens[:, list(t.read)]
     out = [rows(exact(right), seeds, metric="exact", position="all", n_examples=len(t), **labels)]
     out += split_rows(right, t, splits or {}, seeds, **labels)
@@ -206,7 +207,7 @@ def _fine(params, c, t, seeds, here, edits, labels):
             out.append(share_rows(right, t, seeds, few, metric="digits", site=site, edit=edit, unit=unit, **labels))
     if not t.causal: return out
     for site, edit in [("none", "none")] + [(s, e) for s in here for e in edits if e != "resample"]:
-        right = decode(params, c, {} if site == "none" else {site: edit}) == t.targets
+        right = decode(params, c, {} if site == "none" else {site: edit}).cpu() == t.targets
         out.append(share_rows(right, t, seeds, ["all"], metric="digits_alone", site=site, edit=edit, **labels))
     return out
 

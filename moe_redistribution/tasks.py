@@ -56,6 +56,10 @@ class Task:
     def __post_init__(self): object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
     @property
     def n_ctx(self): return self.tokens.shape[1]
+    @property
+    def at(self):
+        "Index of the read-out positions: a slice, which is a view and lets no GPU wait; a list if there are gaps."
+        return slice(self.read[0], self.read[-1] + 1) if list(self.read) == list(range(self.read[0], self.read[-1] + 1)) else list(self.read)
     def __len__(self): return len(self.tokens)
 
 # %% ../nbs/1_setting/01_tasks.ipynb #e6cc2afe
