@@ -112,7 +112,7 @@ def _side_by_side(params, c, made, t):
 def decode(params, c, edits=None):
     """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by zero.
 
-    On its own prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
+    What a name puts in comes from the right prefix; a function is given what the model's own prefix makes. On its own prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
     ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token by token."""
     c, edits = condition(c), edits or {}
     t = get_task(c.task)
@@ -128,15 +128,16 @@ def decode(params, c, edits=None):
 
 # %% ../nbs/2_instruments/11_ablation.ipynb #9f4fe799
 def _kept(how):
-    "A replacement that remembers what it put in the first time, and puts it in again."
+    "A named replacement that remembers what it put in the first time, and puts it in again."
     seen = []
     def put(x):
-        if not seen: seen.append((how if callable(how) else REPLACE[how])(x))
+        if not seen: seen.append(REPLACE[how](x))
         return seen[0]
     return put
 
 def _decode(params, c, t, edits):
-    tokens, made = t.tokens.to(params["W_E"].device).clone(), together(c, {u: _kept(how) for u, how in edits.items()})
+    made = together(c, {u: how if callable(how) else _kept(how) for u, how in edits.items()})
+    tokens = t.tokens.to(params["W_E"].device).clone()
     said = predict(params, c, made, tokens)
     for j, at in enumerate(t.read[1:], 1):
         tokens[:, at] = said[0, :, j - 1]

@@ -140,6 +140,11 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
             ).double().mean() > .999
 
 
+def test_decoding_gives_a_function_what_the_model_s_own_prefix_makes():
+    params, half = population(MOE), lambda x: .5 * x
+    assert (decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean() > .999
+
+
 def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
     params = population(MOE)
     without = {n: v.clone() for n, v in params.items()}

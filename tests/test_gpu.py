@@ -134,3 +134,15 @@ def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
     few = {n: v[:2] for n, v in there.items()}, {n: v[:2] for n, v in params.items()}
     got, want = (ablation_rows(p, c, [0, 1], stream="paired", rule="init", step=0) for p in few)
     assert got.equals(want)
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32", "modadd/ffn-h512-gelu+d32"])
+def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
+    def launched(seeds):
+        members, sums = fresh(condition(name), list(range(seeds)), "paired", "cuda"), []
+        for n in (1, 3):
+            gpu.clear()
+            train_interval(members, n)
+            sums.append(sum(gpu.kernels.values()))
+        return (sums[1] - sums[0]) / 2
+    assert 100 < launched(2) == launched(9) < 210
