@@ -94,7 +94,8 @@ def ablate(params, c, edits):
     return predict(params, checked(params, c), together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
 
 def ablate_each(params, c, each):
-    "`ablate` for a list of sets of edits: (edit, s, n, read)."
+    "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
+    if not each: raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     made, t = [together(c, edits) for edits in each], get_task(condition(c).task)
     size = len(made) if params["W_E"].is_cuda else 1
     return torch.cat([_side_by_side(params, c, made[i:i + size], t) for i in range(0, len(made), size)])

@@ -43,20 +43,31 @@ def _one(params, c, t, by, centred):
     return {name: (x[:, :, read] * direction).sum(-1) for name, x in parts(tr, params, by).items()}
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #aa40779c
+def _of_split(terms, ok, what, by):
+    "ValueError unless `ok`: a sum over other terms is another number, and has no name."
+    if not ok: raise ValueError(f"{what}: expected terms of the split {by}, got {', '.join(terms)}; fix: attribution(params, c, {by})")
+
 def coarse(terms) -> dict:
-    "The terms of the split \"all\" summed to embed, attn_out and ffn_out (if the model has an FFN)."
+    """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for another split's."""
+    _of_split(terms, "tok" in terms, "coarse", '"all"')
     home = lambda n: "embed" if n in ("tok", "pos") else "attn_out" if n[0] == "H" or n == "b_O" else "ffn_out"
     return {part: sum(x for n, x in terms.items() if home(n) == part) for part in dict.fromkeys(map(home, terms))}
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #28eee28c
 def attention_share(terms) -> torch.Tensor:
-    "|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left out."
+    """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left out.
+
+    `terms`: of the split "component", or `coarse`; ValueError for others."""
+    _of_split(terms, "attn_out" in terms and {*terms} <= {"embed", "attn_out", "ffn_out"}, "attention_share", '"component"')
     attn, ffn = terms["attn_out"].abs(), terms["ffn_out"].abs() if "ffn_out" in terms else 0.0
     return attn / (attn + ffn + 1e-10)
 
 # %% ../nbs/2_instruments/12_attribution.ipynb #d9ac8ebd
 def ranked(terms, t) -> torch.Tensor:
-    "Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions (C.2.1)."
+    """Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions (C.2.1).
+
+    `terms`: of the split "head" or "all"; ValueError without heads."""
+    _of_split(terms, "H0" in terms, "ranked", '"head"')
     heads = torch.stack([x for n, x in terms.items() if n[0] == "H"], 1)[..., list(t.scored)].mean(2)
     order = heads.abs().sum(-1).argsort(1, descending=True)
     return heads.gather(1, order[..., None].expand_as(heads))

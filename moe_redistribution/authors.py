@@ -13,6 +13,7 @@ from einops import rearrange
 from .tasks import choose, get_task, TASKS
 from .conditions import condition, RECIPES, ACTIVATIONS
 from .models import shapes
+from .trace import checked
 
 # %% ../nbs/2_instruments/103_authors.ipynb #a3ac9aff
 def _unwrapped(state):
@@ -43,7 +44,8 @@ def read_condition(state, activation=None, top_k=1, options="") -> str:
     if vocab not in sizes: raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
                                             f"{min(sizes, key=lambda v: abs(v - vocab))}; fix: give a checkpoint of one of these tasks")
     task, experts = sizes[vocab], len({m[1] for n in state if (m := re.match(r"ffn\.experts\.(\d+)\.", n))})
-    width = next(len(v) for n, v in state.items() if n.endswith("up_proj.weight"))
+    width = next((len(v) for n, v in state.items() if n.endswith("up_proj.weight")), None)
+    if width is None: raise ValueError("state dictionary: expected an FFN, got no up_proj.weight; fix: give a whole state dictionary of theirs")
     kind = ("moe" if experts else "") + "_" * bool(experts) + "glu" if any("gate_proj" in n for n in state) else "moe" if experts else "ffn"
     shape = f"-e{experts}k{top_k}" if experts else ""
     body = f"{task}/{kind}{shape}-h{width * max(1, experts)}-{activation}"
@@ -89,8 +91,13 @@ def _get(state, name): return state[choose("parameter", name, list(state), "give
 
 # %% ../nbs/2_instruments/103_authors.ipynb #341af100
 def to_authors(params, c, seed=0) -> dict:
-    "State dictionary in the authors' names of member `seed` (its place on the axis) of a population."
-    c, mine = condition(c), {n: v[seed] for n, v in params.items()}
+    """State dictionary in the authors' names of member `seed` (its place on the axis) of a population.
+
+    ValueError for parameters of another condition, and for what their classes cannot hold."""
+    c = checked(params, c)
+    if c.n_layers > 1 or c.ffn == "no_ffn" or (c.routed and not c.reading):
+        raise ValueError(f"to_authors: expected one layer with an FFN, its routes from a router if it has any; got {c.name}; fix: keep it in our form")
+    mine = {n: v[seed] for n, v in params.items()}
     back = lambda v, how, **k: rearrange(v, " -> ".join(how.split(" -> ")[::-1]), **k).contiguous().clone()
     out = {ATTENTION[n][0]: back(v, ATTENTION[n][1]) for n, v in mine.items() if n in ATTENTION}
     for n, v in mine.items():

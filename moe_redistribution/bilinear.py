@@ -153,6 +153,7 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
 
     A `random` draw is ten Gaussian tables; it has no whole and no logits: its share of the sum stands for these too."""
     c, generator = bilinear(c), torch.Generator().manual_seed(seed)
+    if draws < 1: raise ValueError(f"with_nulls: expected one draw or more of each null, got {draws}; fix: draws=20")
     own, W_U, reads = factors(params, c), params["W_U"], {n: readers(params, c, n) for n in READERS}
     out = {n: {"none": x} for n, x in scores(*own, reads, W_U).items()}
     own, reads = [x.float() for x in own], {n: [x.float() for x in read] for n, read in reads.items()}

@@ -61,6 +61,8 @@ def welch(a, b):
 # %% ../nbs/2_instruments/18_evidence.ipynb #ff5094a8
 def welch_from_stats(mean1, std1, n1, mean2, std2, n2, ddof=0):
     "Welch's two-sided p from printed means and spreads; `ddof=0` re-inflates them as the paper's need."
+    for n in (n1, n2):
+        if n < 2: refuse("welch_from_stats", "two seeds or more on each side", n, "n = 2", "one seed has no spread")
     std1, std2 = (s * np.sqrt((n - ddof) / (n - 1)) for s, n in ((std1, n1), (std2, n2)))
     return float(stats.ttest_ind_from_stats(mean1, std1, n1, mean2, std2, n2, equal_var=False).pvalue)
 
@@ -124,7 +126,7 @@ def variance_split(y, names=SOURCES, n_resamples=2_000, level=0.95) -> pd.DataFr
 
     Unit: that of y, squared. Two-way crossed random effects, balanced, by the method of moments (Searle, Casella and
     McCulloch 1992, Variance Components, ch. 4). Percentile bootstrap over rows and columns; its means are unbiased, and
-    with 8 x 8 normal effects it holds the truth 80 to 99 times in 100. ValueError: not finite, or less than 2 x 2 x 2."""
+    with 8 x 8 normal effects it holds the truth 80 to 100 times in 100. ValueError: not finite, or less than 2 x 2 x 2."""
     y = np.asarray(y, dtype=float)
     if y.ndim != 3 or min(y.shape) < 2 or not np.isfinite(y).all():
         refuse("variance_split", "finite (init, data, repetition), 2 or more of each",
@@ -162,6 +164,8 @@ def seeds_beside(mean, sd, paper_mean, paper_std, paper_n, margin):
 def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, level=0.95):
     "Ours - paper: (Δ, lo, hi). `ours_std` is ddof 1, `paper_std` ddof 0 as printed; nan bounds if no spread is known."
     d, n = ours_mean - paper_mean, ours_n if np.isnan(paper_n) else paper_n
+    for of, std, k in (("ours", ours_std, ours_n), ("the paper's", paper_std, n)):
+        if std > 0 and k < 2: refuse("delta", f"two seeds or more behind a spread ({of})", k, "n = 2", "give a spread of nan where there is one seed")
     ours, borrowed = (ours_std**2 / k if ours_std else 0.0 for k in (ours_n, n))       # a constant has no n
     theirs = paper_std**2 / (n - 1) if paper_std > 0 else 0.0
     parts = [(ours + borrowed, ours_n - 1)] if np.isnan(paper_std) else [(ours, ours_n - 1), (theirs, n - 1)]

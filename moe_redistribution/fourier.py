@@ -169,8 +169,12 @@ def principal(h, groups, k=10):
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #981e1537
 def random_neurons(params, seeds) -> dict:
-    "The same model with every neuron's input weights turned to a random direction of the same length, one draw a seed."
-    out = dict(params)
+    """The same model with every neuron's input weights turned to a random direction of the same length, one draw a seed.
+
+    ValueError unless each member of the population has a seed: several would share one draw."""
+    out, seeds = dict(params), list(seeds)
+    if len(seeds) != (n := len(params["W_up"])):
+        raise ValueError(f"random_neurons: expected {n} seeds, one a member of the population, got {len(seeds)}; fix: name them all")
     for k, name in enumerate(("W_up", "W_gate")):
         if name not in params: continue
         v, g = params[name], [torch.Generator().manual_seed(2 * int(s) + k) for s in seeds]
@@ -239,7 +243,7 @@ def _directions(h, site, groups):
     share = concentration(pcs, "paper")
     yield "pc_variance_3", site, "", variance[:, :3].sum(1)
     yield "pc5_largest_paper", site, "", share[:, :5].amax(1)                         # as Figure 26 has it
-    for k in range(6): yield "pc_concentration_paper", site, f"pc{k + 1}", share[:, k]
+    for k in range(min(6, share.shape[1])): yield "pc_concentration_paper", site, f"pc{k + 1}", share[:, k]
 
 # %% ../nbs/2_instruments/172_fourier.ipynb #1f2d2441
 def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:

@@ -67,7 +67,8 @@ def kaplan_meier(time, reached):
 def survival(time, reached, until=None, level=0.95) -> dict:
     """runs, events, median with interval (inf: beyond the end), restricted mean up to `until` (default: last time).
 
-    ValueError if `until` lies beyond the last time of runs that are still waiting."""
+    Of few runs the interval has no upper end (inf), even if all are there. It begins at the first at the earliest, so that with n < 5 it
+    holds the median less often than `level` says. ValueError if `until` lies beyond the last time of runs that are still waiting."""
     sf, time = kaplan_meier(time, reached), np.asarray(time, float)
     t, s, until = sf.quantiles, sf.probabilities, time.max() if until is None else until
     if s[-1] > 0 and until > t[-1]:
@@ -77,6 +78,7 @@ def survival(time, reached, until=None, level=0.95) -> dict:
         warnings.simplefilter("ignore")                                    # the band is undefined where S is 0 or 1
         band = sf.confidence_interval(level, method="log-log")
     low, high = (np.where((s > 0) & (s < 1), b.probabilities, s) for b in (band.low, band.high))
+    high = np.where(s > 0, high, np.r_[1, high[s > 0]][-1])                # that all who ran are there is no bound on others
     first = lambda curve: t[curve <= .5 + 1e-9][0] if (curve <= .5 + 1e-9).any() else math.inf      # one half is a product of roundings
     edges = np.clip(np.r_[0, t, max(until, t[-1])], 0, until)
     return dict(runs=len(time), events=int(np.sum(reached)), median=first(s), median_lo=first(low),
@@ -278,6 +280,6 @@ def _modular_rows(params, c, seeds, stream, base):
             mean = torch.stack([loss[i].double().mean() for loss, i in zip(parts[name], index)])
             own = dict(site="logits", split=where, position="sum", n_examples=len(index[0]))
             out.append(rows(mean, seeds, metric=f"{name}_loss", **(base | own)))
-    whole = {"n_keys": count_keys(logits), "sum_share": sum_share(logits)} | embedding_gini(params, c)
-    return out + [rows(v.cpu(), seeds, metric=n, **(base | {"site": "weights" if "gini" in n else "logits"}))
-                  for n, v in whole.items()]
+    of_pairs, of_weights = base | dict(site="logits", n_examples=len(t)), base | {"site": "weights"}
+    out += [rows(f(logits).cpu(), seeds, metric=n, **of_pairs) for n, f in (("n_keys", count_keys), ("sum_share", sum_share))]
+    return out + [rows(v.cpu(), seeds, metric=n, **of_weights) for n, v in embedding_gini(params, c).items()]

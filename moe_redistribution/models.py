@@ -16,7 +16,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .tasks import check_tokens, choose, get_task
+from .tasks import check_tokens, choose, get_task, read_at
 from .conditions import Condition, condition
 
 # %% ../nbs/1_setting/03_models.ipynb #562d00e8
@@ -242,7 +242,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
     for l in range(c.n_layers):
         p = layer(params, l)
         prefix = "" if c.n_layers == 1 else f"L{l}."
-        keep = t.at if read_only and l == c.n_layers - 1 else slice(None)
+        keep = read_at(t) if read_only and l == c.n_layers - 1 else slice(None)
         if c.routed and not c.reading: p["W_router"] = looked_up(p["W_router"], tokens, c)[:, :, keep]
         x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal, keep)
         total = total + aux
@@ -269,7 +269,7 @@ def loss(params:dict, tokens, targets, c:Condition, edits=None):
     "Task loss and balance loss of each seed, both (s,), for `targets` (…, b, read). `engine.fast_loss` is faster."
     t = get_task(condition(c).task)
     logits, aux = forward(params, tokens, c, edits, with_balance=True)
-    logits = logits[:, :, t.at]
+    logits = logits[:, :, read_at(t)]
     targets = targets.expand(logits.shape[0], *targets.shape[-2:])
     nll = -logits.log_softmax(-1).gather(-1, targets[..., None])
     return nll.mean((1, 2, 3)), aux

@@ -122,10 +122,11 @@ def patch(params, c, chosen, sites=None) -> dict:
 
     They come back on the CPU. `chosen`: position → (n_pairs, 2), as from `pairs`; `sites`: of `patch_sites`, or heads
     joined as `H0+H1`; default all. The site `none` holds the targets' own predictions. Raises ValueError for several
-    layers, an unknown site or position, and anything but pairs."""
+    layers, an unknown site or position, anything but pairs, and parameters of another condition."""
     c = condition(c)
     t, sites = get_task(c.task), list(patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
+    checked(params, c)
     one = lambda i: _patch_one({n: v[i:i + 1] for n, v in params.items()}, c, t, chosen, sites)
     members = [one(i) for i in range(len(params["W_E"]))]         # one at a time: only the memory differs
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
@@ -194,6 +195,8 @@ def copies(said, task, chosen) -> dict:
 def known(said, task, chosen) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
+        if "resid_post" not in got:
+            raise ValueError(f"known: expected the site resid_post, which says the source's own answer, got {', '.join(got)}; fix: patch it too")
         right = task.targets[chosen[where], task.positions.index(where)]
         return (got["none"] == right[:, 0]) & (got["resid_post"] == right[:, 1])
     return {where: one(where, got) for where, got in said.items()}

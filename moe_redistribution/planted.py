@@ -52,8 +52,9 @@ def _head(p, h, looks, writes):
 def copy_model(c="add7/ffn-h32-relu") -> dict:
     """Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one.
 
-    Raises ValueError for other tasks than add-7 and d_model below 40."""
-    return _blank(_fits(c, lambda c: c.d_model >= 40, "with d_model ≥ 40", "add7/ffn-h32-relu"))
+    Raises ValueError for other tasks than add-7, d_model below 40, and a norm, whose weights would all be zero."""
+    fits = lambda c: c.d_model >= 40 and not c.norm
+    return _blank(_fits(c, fits, "with d_model ≥ 40 and no norm", "add7/ffn-h32-relu"))
 
 # %% ../nbs/2_instruments/101_planted.ipynb #f76d4b84
 def _fetch(p):
@@ -96,10 +97,10 @@ def carry_by_experts(c="add7/moe-e4k1-h64-relu") -> dict:
     """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token).
 
     Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or more
-    experts, each of width 10 or more, and d_model ≥ 40."""
+    experts, each of width 10 or more, d_model ≥ 40, and a router that reads the stream."""
     fits = lambda c: (c.ffn == "moe" and c.activation != "linear" and c.n_experts >= 4 and c.d_expert >= 10
-                      and c.d_model >= 40 and not c.norm)
-    p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40 and no norm",
+                      and c.d_model >= 40 and not c.norm and c.reading)
+    p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40, no norm and no table of routes",
                      "add7/moe-e4k1-h64-relu"))
     _fetch(p)
     for e, neurons in enumerate(carry_neurons().values()): _neurons(p, e + 1, neurons)

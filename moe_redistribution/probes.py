@@ -193,19 +193,28 @@ def features(params, c, at_sites) -> dict:
 
 # %% ../nbs/2_instruments/171_probes.ipynb #0d663e27
 SITES = ("embed", "attn_out", "resid_mid", "gate", "up", "hidden", "ffn_out", "resid_post")
+ANSWER = ("resid_mid", "gate", "up", "hidden", "ffn_out")
 
+def _sites(c, at_sites):
+    "Sites of the condition among `at_sites`, of every layer. What a caller asks for it must have; the lists of this page are cut to what it has."
+    if not at_sites: raise ValueError(f"site: expected one or more, got none; fix: for example {SITES[:2]}")
+    own = [s.split(".")[-1] for s in sites(c)]
+    for s in () if at_sites in (SITES, ANSWER) else at_sites: choose("site", s, list(dict.fromkeys(own)), "use one of these")
+    return [s for s, last in zip(sites(c), own) if last in at_sites]
+
+# %% ../nbs/2_instruments/171_probes.ipynb #e714a98f
 def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) by site and place (App. B): operation_ and carry_ + accuracy, control,
     balanced, balanced_control; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code`
     take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
-    task."""
+    task, and for a site that the model has not got."""
     c = condition(c)
     t = get_task(c.task)
     if t.name != "add7": raise ValueError(f"probe_rows: expected add7, got {t.name}, which has no operations; "
                                           "fix: give `probe` labels of your own, or use histogram_rows")
     for setting in settings: choose("setting", setting, list(SETTINGS))
     checked(params, c, seeds)
-    here = [s for s in sites(c) if s.split(".")[-1] in at_sites]
+    here = _sites(c, at_sites)
     y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels
     for i, seed in enumerate(seeds):                                    # one at a time: a fit must not depend on company
@@ -253,16 +262,14 @@ def _null_rows(c, y, where, seeds, labels):
     return out
 
 # %% ../nbs/2_instruments/171_probes.ipynb #567a6575
-ANSWER = ("resid_mid", "gate", "up", "hidden", "ffn_out")
-
 def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) on modular addition: answer_accuracy, of regressions fitted on 70 % of the pairs, on
-    the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before training."""
+    the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before training. ValueError as in `probe_rows`."""
     c = modular(c, "answer_rows")
     t, out = get_task(c.task), []
     checked(params, c, seeds)
     fit, y = part(torch.arange(len(t))), t.targets[:, 0]
-    hot, here = F.one_hot(y)[None], [s for s in sites(c) if s.split(".")[-1] in at_sites]
+    hot, here = F.one_hot(y)[None], _sites(c, at_sites)
     twin = unflatten(fresh(c, list(seeds), stream).w, c)
     base = dict(condition=c.name, stream=stream, position=next(iter(spans(t))), split="test", n_examples=int((~fit).sum())) | labels
     for (edit, of), (i, seed) in itertools.product((("audited", params), ("untrained", twin)), enumerate(seeds)):

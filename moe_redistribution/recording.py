@@ -69,6 +69,7 @@ HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])
 def _add7(c): return c.task == "add7" and c.n_layers == 1
 def _plain(c): return c.n_layers == 1 and c.ffn != "no_ffn"
 def _modadd(c): return c.task == "modadd" and _plain(c)
+def _streams(c): return c.reading or not c.routed        # is the FFN's output a function of the stream? Routes from a table are not
 
 def speed_of(params, c, seeds, stream, rule):
     """Learning speed at a few early steps, one step ahead and from the start; it needs no weights but trains its own. For the
@@ -93,17 +94,17 @@ def histogram_of(params, c, seeds, rule, **labels):
 INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS)),
                "copying": Instrument(copying_rows, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired")),
                "attribution": Instrument(attribution_rows, lambda c: c.n_layers == 1),
-               "patching": Instrument(patching_rows, _add7),
+               "patching": Instrument(patching_rows, lambda c: _add7(c) and _streams(c)),
                "patterns": Instrument(pattern_rows, _add7),
                "routing": Instrument(routing_rows, lambda c: c.routed and (_add7(c) or _modadd(c))),
                "rerouting": Instrument(rerouting_rows, lambda c: c.routed and _add7(c)),
                "speed": Instrument(speed_of, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired"), live=True),
                "heldout": Instrument(heldout_rows, lambda c: bool(c.hold)),
                "probes": Instrument(probes_of, lambda c: c.name in HEADLINE4 or _modadd(c)),      # add-7 is saturated: see the page
-               "fourier": Instrument(fourier_rows, lambda c: _modadd(c) or c.name in HEADLINE4),
+               "fourier": Instrument(fourier_rows, lambda c: _modadd(c) and _streams(c) or c.name in HEADLINE4),
                "bilinear": Instrument(bilinear_rows, lambda c: _modadd(c) and c.gated and not c.norm),
                "grokking": Instrument(grokking_rows, _modadd),
-               "histogram": Instrument(histogram_of, lambda c: _plain(c) and c.task == "hist")}
+               "histogram": Instrument(histogram_of, lambda c: _plain(c) and _streams(c) and c.task == "hist")}
 
 def track(params, c) -> dict:
     "What every training run writes into its history: digits without a component, and progress measures of modular addition."

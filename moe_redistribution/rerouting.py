@@ -15,13 +15,14 @@ from .tasks import choose, get_task, labels, spans
 from .models import forward, loss, predict, unembed
 from .trace import rows, tidy
 from .ablation import replacing, shuffled, together
-from .routing import each_seed, known, routed, routes, size, tables
+from .routing import each_seed, routed, routes, size, tables
 
 # %% ../nbs/2_instruments/151_rerouting.ipynb #d883ed65
 @torch.no_grad()
 def answers(params, c, each):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
     c = routed(params, c)
+    if not each: raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     for edits in each:
         for site in edits: choose("site", site, ["gates", "expert_out"], "use `predict` for edits of other sites")
     t, out = get_task(c.task), []
@@ -98,11 +99,14 @@ def routes_held(params, c, edits):
     """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without them.
 
     Raises ValueError for a dense model, and for edits of the gates themselves."""
-    c, made, out = routed(params, c), together(c, edits), []
-    if "gates" in made: raise ValueError("routes_held: expected edits that leave the gates alone, got one of gates; fix: use `answers`")
+    c, out = routed(params, c), []
+    if own := {"gates", "router_probs"} & {*edits}:
+        raise ValueError(f"routes_held: expected edits that leave the gates alone, got one of {own.pop()}; fix: use `answers`")
+    made = together(c, edits)
+    look = made.get("gates", lambda g: g)                       # an expert's edit looks at the gates that pass: here, at those held
     for one in each_seed(params):
         forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
-        out.append(predict(one, c, made | {"gates": lambda _: sink["gates"]}))
+        out.append(predict(one, c, made | {"gates": lambda _: look(sink["gates"])}))
     return torch.cat(out)
 
 # %% ../nbs/2_instruments/151_rerouting.ipynb #197ba48b
@@ -132,7 +136,8 @@ DOMINANT = "+7"      # the label whose most used expert the paper takes away; a 
 def _edit_rows(params, c, t, put):
     "Falls in accuracy without an expert, and on other routes."
     E, by = c.n_experts, t.by[-1]
-    names = [n for n in np.unique(labels(t, by)) if n]
+    what = labels(t, by)
+    names = [n for n in np.unique(what) if n]
     top = dominant(tables(routes(params, c)[0].cpu(), t, E)[by], names.index(DOMINANT) if DOMINANT in names else 0)
     ways = {"permuted": permuted([*range(1, E), 0]), "swapped": swapped(shuffled(len(t))), "uniform": uniform(),
             "tabled": tabled(cells(t), c.top_k)}
@@ -141,12 +146,12 @@ def _edit_rows(params, c, t, put):
     right = answers(params, c, each).cpu() == t.targets
     fall = drops(right, t)
     for v, x in fall.items():
-        stratum = v if v == "all" else f"{by}={v}"
+        asked = dict(stratum=v if v == "all" else f"{by}={v}", n_examples=int((what == v).sum() if v != "all" else (what != "").sum()))
         for (e, how), values in zip(hows, x):
-            put("drop", values, site="expert_out", edit=how, unit=f"E{e}", stratum=stratum)
+            put("drop", values, site="expert_out", edit=how, unit=f"E{e}", **asked)
         for how, own in zip(("zero", "mean"), x[:2 * E].view(2, E, -1)):
-            put("drop", own.gather(0, top[None])[0], site="expert_out", edit=how, unit="dominant", stratum=stratum)
-        for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, stratum=stratum)
+            put("drop", own.gather(0, top[None])[0], site="expert_out", edit=how, unit="dominant", **asked)
+        for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, **asked)
 
 # %% ../nbs/2_instruments/151_rerouting.ipynb #2c5b0dd4
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
@@ -156,8 +161,7 @@ def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     mean (site expert_out), or other routes (site gates)."""
     c = routed(params, c, seeds := list(seeds))
     t, out = get_task(c.task), []
-    n = int(known(t)["at"].sum())
-    base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels
+    base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t)))) | labels
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
     _edit_rows(params, c, t, put)
     for name, values in gradients(params, c).items():

@@ -229,6 +229,7 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     explained_input by unit on modular addition.
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
     c = routed(params, c, seeds := list(seeds))
+    if draws < 1: raise ValueError(f"routing_rows: expected one draw or more for the floors, got {draws}; fix: draws=200")
     t, out = get_task(c.task), []
     n = int(known(t)["at"].sum())
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels

@@ -34,7 +34,7 @@ def trace(params, tokens, c, keep=None, edits=None) -> Trace:
     check_tokens(tokens, get_task(c.task), beginnings=True)
     for site in keep or (): choose("site", site, sites(c), "use one of these")
     forward(params, tokens, c, edits, sink)
-    return Trace(c, tokens, {s: v for s, v in sink.items() if not keep or s in keep})
+    return Trace(c, tokens, {s: v for s, v in sink.items() if keep is None or s in keep})
 
 # %% ../nbs/2_instruments/10_trace.ipynb #8b0bcc86
 SPLITS = ("component", "head", "source", "expert", "all")

@@ -92,6 +92,7 @@ def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bi
 def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
     params, each = population(MOE), [{"H0": "mean"}, {"E2": "mean", "H1": "zero"}, {"ffn_out": "resample"}, {}]
     alone = torch.stack([ablate(params, MOE, e) for e in each])
+    with pytest.raises(ValueError, match="one set of edits or more"): ablate_each(params, MOE, [])
     assert torch.equal(ablate_each(params, MOE, each), alone)
     beside = _side_by_side(params, MOE, [together(MOE, e) for e in each], T)
     assert (beside == alone).double().mean() > .9999            # sums over another batch may round otherwise

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from moe_redistribution.authors import from_authors, read_condition, to_authors
 from moe_redistribution.conditions import condition
-from moe_redistribution.models import forward
+from moe_redistribution.models import forward, init
 from moe_redistribution.tasks import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
@@ -100,3 +100,17 @@ def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradictio
 def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message):
     with pytest.raises(ValueError, match=message):
         from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
+
+
+@pytest.mark.parametrize("made, said, message", [
+    ("add7/moe-e4k1-h16-silu", "add7/ffn-h4-silu", r"expected W_up \(1, 1, 64, 4\) per seed .* got \(1, 4, 64, 4\)"),      # one expert would be kept
+    ("add7/ffn-h8-silu+L2", "add7/ffn-h8-silu+L2", "expected one layer with an FFN"),
+    ("add7/no_ffn", "add7/no_ffn", "expected one layer with an FFN"),
+    ("add7/moe-e4k1-h16-silu+tokens", "add7/moe-e4k1-h16-silu+tokens", "its routes from a router")])
+def test_what_their_classes_cannot_hold_is_not_written(made, said, message):
+    with pytest.raises(ValueError, match=message): to_authors(init(made, [torch.Generator()]), said)
+
+
+def test_a_file_without_an_ffn_is_refused():
+    with pytest.raises(ValueError, match="expected an FFN, got no up_proj.weight"):
+        from_authors({n: v for n, v in state_of("add7/ffn-h24-silu").items() if not n.startswith("ffn.")}, "silu")

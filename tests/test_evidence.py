@@ -196,3 +196,12 @@ def test_a_spread_that_is_a_digit_off_is_not_the_printed_one_even_where_the_mean
     own = dict(ours_mean=FIVE.mean(), ours_n=5, paper_mean=.13, paper_std=.04, paper_n=5, digit=.001, margin=.01)
     assert ev.verdict(ours_std=FIVE.std(ddof=1), **own).verdict == "agrees"
     assert ev.verdict(ours_std=FIVE.std(ddof=0), **own).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("use", [lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 5, .4, .1, 1)])
+def test_a_spread_of_one_seed_is_refused_and_not_divided_by_zero(use):
+    with pytest.raises(ValueError, match="expected two seeds or more .*; got 1; nearest valid: n = 2; fix:"): use()
+
+
+def test_one_seed_without_a_spread_has_a_difference_and_no_interval():
+    assert ev.delta(.5, float("nan"), 1, .4, .1, 5)[0] == pytest.approx(.1) and np.isnan(ev.delta(.5, float("nan"), 1, .4, .1, 5)[1:]).all()

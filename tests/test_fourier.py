@@ -242,6 +242,7 @@ def test_random_neurons_keep_lengths_and_everything_else():
         assert (turned[0] - turned[1]).abs().max() > .1
     assert ((q["W_up"] / q["W_up"].norm(dim=-2, keepdim=True)) - turned).abs().max() > .1        # `turned`: the gate
     assert all(q[k] is p[k] for k in p if k not in ("W_up", "W_gate"))
+    with pytest.raises(ValueError, match="expected 2 seeds, one a member of the population, got 1"): random_neurons(p, [1])     # one draw for both is one null
 
 def test_a_planted_digit_cycle_is_found_and_its_permutation_is_not():
     add7 = get_task("add7")
@@ -303,6 +304,11 @@ def test_every_number_of_neurons_has_that_of_random_neurons_beside_it(make, c):
     assert (pc1.max() < .1) if make is clock else (pc1.min() > .15)                   # its five strengths tie, or do not
     assert (none["concentration_live"]["hidden"] > null["concentration_live"]["hidden"] + .2).all()
     assert null["kept_accuracy"].max() < .05
+
+@pytest.mark.parametrize("c", ["modadd/ffn-h4-gelu+d32", "modadd/moe-e1k1-h4-gelu+d32", "modadd/glu-h4-gelu+norm+d32"])
+def test_a_layer_of_fewer_than_six_neurons_has_as_many_components_as_neurons(c):
+    table = fourier_rows(init(c, generators(0)), c, [0]).query("metric == 'pc_concentration_paper' and edit == 'none'")
+    assert table.groupby("site")["unit"].nunique().to_dict() == {"hidden": 4, "ffn_out": 6}
 
 def test_what_needs_pairs_refuses_add7_with_the_reason():
     c = "add7/ffn-h16-silu"

@@ -72,6 +72,16 @@ def test_the_interval_of_the_median_covers_it_as_often_as_it_says():
     assert .89 <= np.mean(inside) <= .995
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 9])
+def test_few_runs_that_all_arrive_do_not_bound_the_median_by_the_last_of_them(n):
+    "Where all n come after the median, with chance 2⁻ⁿ, no interval between events can hold it; elsewhere this one does, or nearly."
+    rng, true, got = np.random.default_rng(n), 30_000 * np.log(2), []
+    for x in rng.exponential(30_000, (400, n)): got.append(survival(x, [True] * n))
+    inside = np.mean([g["median_lo"] <= true <= g["median_hi"] for g in got])
+    assert abs(inside - (1 - .5**n)) < .05 if n < 5 else .93 <= inside <= 1
+    assert {math.isinf(g["median_hi"]) for g in got} == {n < 7}
+
+
 @pytest.mark.parametrize("n", [8, 20, 24, 38, 44, 54, 62])
 def test_the_median_is_where_half_have_got_there_though_one_half_is_a_product_of_roundings(n):
     time = np.arange(1, n + 1)
@@ -292,6 +302,15 @@ def test_rows_hold_each_seeds_own_split_and_its_untrained_twin():
     twin = init(name, [torch.Generator().manual_seed(42)])
     authors = grokking_rows(params, name, seeds).set_index(["metric", "edit", "split", "seed"])["value"].sort_index()
     assert math.isclose(authors["gini_W_E", "untrained", "all", 42], embedding_gini(twin, name)["gini_W_E"].item(), rel_tol=1e-9)
+
+
+def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
+    name = "modadd/ffn-h16-gelu+d32"
+    n = grokking_rows(init(name, [torch.Generator()]), name, [42]).groupby(["site", "metric", "split"])["n_examples"].unique().map(list)
+    assert (n["weights"].map(tuple) == (0,)).all()
+    whole = n["logits"].xs("all", level="split")
+    assert whole.to_dict() == {m: [P * P] for m in ("full_loss", "restricted_loss", "excluded_loss", "n_keys", "sum_share")}
+    assert all(n["logits", "full_loss", part] == [len(at)] for part, at in zip(("train", "test"), split(T, 42)))
 
 
 def test_refusals_say_why():

@@ -320,3 +320,9 @@ def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed
     c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
         models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c, lambda site, x: x)
+
+
+def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_nothing_is_not_everything():
+    c, tokens = VARIANTS["moe"], get_task("add7").tokens[:3]
+    kept = lambda **asked: list(trace(PARAMS, tokens, c, **asked).activations)
+    assert kept() == sites(condition(c)) and kept(keep=["z"]) == ["z"] and kept(keep=[]) == []

@@ -6,7 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 from moe_redistribution.models import init
 from moe_redistribution.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.probes import (SETTINGS, converge, features, lookup, part, probe, probe_rows, shuffle,
+from moe_redistribution.probes import (SETTINGS, answer_rows, converge, features, lookup, part, probe, probe_rows, shuffle,
                                        tokens_alone)
 from moe_redistribution.tasks import get_task
 
@@ -148,3 +148,10 @@ def test_another_task_or_setting_is_refused():
     p = init("hist/ffn-h8-gelu", [torch.Generator()])
     with pytest.raises(ValueError, match="expected add7, got hist"): probe_rows(p, "hist/ffn-h8-gelu", [0])
     with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
+
+
+@pytest.mark.parametrize("measure, name", [(probe_rows, "add7/ffn-h8-silu"), (answer_rows, "modadd/ffn-h8-gelu+d32")])
+def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):
+    p = init(name, [torch.Generator()])
+    for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"), ((), "one or more, got none")):
+        with pytest.raises(ValueError, match=says): measure(p, name, [0], at_sites=asked)

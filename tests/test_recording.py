@@ -49,6 +49,16 @@ def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
 
 
+@pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32", "hist/moe-e2k1-h8-gelu+tokens"])
+def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
+    "One that refused would end `record` in the middle of a condition."
+    params = init(name, [torch.Generator().manual_seed(1)])
+    fit = [i for i, x in instruments_for(name).items() if not x.live and i not in ("ablation", "attribution")]       # slow, and refuse no router
+    assert all(len(INSTRUMENTS[i].rows(params, name, [1], stream="authors", rule="final")) for i in fit)
+    learned = set(instruments_for(name.replace("+tokens", "")))
+    assert learned - set(instruments_for(name)) == {"add7": {"patching"}, "modadd": {"fourier"}, "hist": {"histogram"}}[name.split("/")[0]]
+
+
 @pytest.mark.parametrize("instrument", [i for i, x in INSTRUMENTS.items() if not x.live])
 def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_refused(instrument):
     name = names_for(instrument)[0]

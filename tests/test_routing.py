@@ -311,6 +311,8 @@ def test_rows_say_over_how_many_places_they_count():
         assert n(f"metric == '{metric}' and position == 'o0-o3'") == {4 * 1000}
     of = {op: n(f"metric == 'routing_fraction' and stratum == 'operation={op}'") for op in ("+7", "+1", "+0")}
     assert of == {"+7": {1000}, "+1": {700 + 70 + 7}, "+0": {300 + 930 + 993}}
+    moved = rerouting.rerouting_rows(population(name, 1), name, [1]).query("metric == 'drop'").groupby("stratum")["n_examples"].unique().map(list)
+    assert moved.to_dict() == {"all": [4000]} | {f"operation={op}": list(count) for op, count in of.items()}
 
 
 def test_the_dominant_expert_is_the_one_with_most_of_seven():
@@ -325,6 +327,17 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
         assert value["dominant"] == value[f"E{top}"]
 
 
+@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+def test_an_expert_can_be_taken_away_while_routes_are_held(how):
+    "Its edit looks at the gates that each token has kept, whatever attention would have sent it to."
+    name = VARIANTS["moe"]
+    params, out = population(name, 1), replacing(name, "E1", how)
+    assert torch.equal(routes_held(params, name, {"E1": how}), predict(params, name, out))
+    held = trace(params, ADD7.tokens, name)["gates"][:, :, list(ADD7.read)]
+    by_hand = {"attn_out": torch.zeros_like, "gates": lambda _: out["gates"](held), "expert_out": out["expert_out"]}
+    assert torch.equal(routes_held(params, name, {"attn_out": "zero", "E1": how}), predict(params, name, by_hand))
+
+
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 @pytest.mark.parametrize("call, says", [
@@ -337,8 +350,11 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
     (lambda: nmi(torch.ones(1, 2, 2), "maximum"), "normalisation: expected one of .*nearest: 'max'"),
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice, got 1 and 2"),
     (lambda: permuted([1, 2, 3]), "each expert once"),
+    (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors, got 0"),
+    (lambda: answers(PLANTED, BY_EXPERTS, []), "one set of edits or more, got none"),
     (lambda: answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]), "expected one of gates, expert_out.*`predict`"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, permuted([1, 0, 2, 3])), "leave the gates alone"),
+    (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}), "leave the gates alone, got one of router_probs"),
     (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\), got \(2, 1, 64, 2"),
     (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7))), r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):

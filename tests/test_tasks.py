@@ -1,5 +1,6 @@
 """Add-7 against schoolbook addition on strings: sequences, strata, held-out rules, the sampler and the scores."""
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.data import draw, training_pool
-from moe_redistribution.tasks import EOS, digits, exact, get_task, nulls
+from moe_redistribution.tasks import EOS, digits, exact, get_task, nulls, read_at
 
 ADD7 = get_task("add7")
 NUMBERS = [f"{n:03d}" for n in range(1000)]
@@ -119,3 +120,9 @@ def test_the_nulls_are_what_counting_on_strings_gives():
                                        (lambda: training_pool(ADD7, "tens8"), "tens9")])
 def test_an_unknown_name_is_refused_with_the_nearest_valid_one(ask, near):
     with pytest.raises(ValueError, match=f"expected one of .*; got .*; nearest: '{near}'; fix: "): ask()
+
+
+@pytest.mark.parametrize("read, index", [((3, 4, 5, 6, 7), slice(3, 8)), ((2,), slice(2, 3)), ((3, 5), [3, 5]), ((5, 4), [5, 4]), ((4, 6, 5), [4, 6, 5])])
+def test_positions_read_in_a_row_are_a_view_and_others_a_list_that_takes_the_same(read, index):
+    task, x = replace(ADD7, read=read), torch.arange(8)
+    assert read_at(task) == index and x[read_at(task)].tolist() == list(read)
