@@ -103,6 +103,7 @@ def parser():
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
+    p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
     p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
     return top
 
@@ -178,7 +179,7 @@ def run(args):
         print((table := costs(names)).round(2).to_string(), *within(table), sep="\n")
     elif args.command == "bench":
         from moe_redistribution.bench import bench
-        bench(seconds=args.seconds, force=args.force, task=args.task)
+        bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
 
 # %% ../nbs/6_practical/61_command_line.ipynb #be12b5e6
 def run_ledger(item=None):

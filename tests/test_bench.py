@@ -90,3 +90,11 @@ def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those
     frame = pd.read_csv(path)
     assert frame["condition"].tolist() == [HEADLINE["add7"][0], HEADLINE["modadd"][1], "add7/ffn-h8-silu"]
     assert frame["times_plain"].tolist() == [3.0, 6.5, 9.0] and frame["gflops"].tolist()[1] == 96.0
+
+
+def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch):
+    from moe_redistribution import cli
+    seen = []
+    monkeypatch.setattr(bench, "bench", lambda **asked: seen.append(asked))
+    assert cli.main(["bench", "--task", "hist", "--record", "rows.csv"]) == cli.main(["bench"]) == 0
+    assert [(asked["task"], asked["record"]) for asked in seen] == [("hist", "rows.csv"), ("add7", None)]
