@@ -155,7 +155,7 @@ def _keeping(params, c, n, weight):
     x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
     down = params["W_down"][:, 0].flatten(1, 2)
     down = down.gather(1, order[..., None].expand_as(down))
-    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down                  # the FFN at its mean, and what went in
+    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down                  # the FFN at its mean (experts' output biases go where a token goes), and what went in
     said = lambda m: unembed(params, (base + x[..., :m] @ down[:, :m])[:, :, None], c)[:, :, 0].argmax(-1)
     return lambda m: (said(m) == right).double().mean(1)
 

@@ -135,8 +135,8 @@ def hist_task():
     sample_sequences(1, rs)                          # the authors' script makes a training set of one first
     tokens = sample_sequences(3000, rs)
     count = counts(tokens)
-    strata = pd.DataFrame({f"count_p{i}": count[:, i] for i in range(LENGTH)})
-    strata["distinct"] = (1 / count).sum(1).round().int()
+    strata = pd.DataFrame({f"count_p{i}": count[:, i].numpy() for i in range(LENGTH)})
+    strata["distinct"] = (1 / count).sum(1).round().int().numpy()
     return Task("hist", d_vocab=ALPHABET, d_vocab_out=LENGTH, causal=False, tied=False, read=tuple(range(LENGTH)),
                 scored=tuple(range(LENGTH)), positions=tuple(f"p{i}" for i in range(LENGTH)),
                 vocab=tuple("abcdefghijklmnopqrstuvwxyzABCDEF"), tokens=tokens, targets=count - 1, strata=strata,

@@ -118,7 +118,7 @@ def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu,
     names, seeds = ["add7/no_ffn", "add7/ffn-h8-silu"], range(1, 8)
     began = time.monotonic()
     assert cli.main(["train", *names, "--seeds", "1-7", "--stream", "paired", "--until", "full", "--device", "cuda", "--budget", "6"]) == 0
-    assert time.monotonic() - began < 12                                   # all of it would take minutes
+    assert time.monotonic() - began < 20                                   # all of it would take minutes
     assert not any(Store().find(n, s, "paired") for n in names for s in seeds)                   # whole runs only,
     left = left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")               # and what was begun is kept:
     assert [m.seeds for m in left] == [list(seeds)] and (left[0].step > 0).all()                 # seven seeds in one group
