@@ -35,7 +35,7 @@ def adamw_(w, grad, m, v, step, parts, decay, which=None):
               eps=EPS, weight_decay=decay)
 
 def adamw_rows_(w, grad, m, v, step, parts, decay):
-    "`adamw_` of all rows at once: on a GPU making lists of them would cost as much as the rest of the step."
+    "`adamw_` of all rows at once, for a GPU: there the host sets the pace, and lists of rows cost it more with every seed."
     n = step[:, None].double() + 1
     first, second = (1 - BETA1**n).to(w.dtype), (1 - BETA2**n).sqrt().to(w.dtype)
     for lr, at in parts:
