@@ -151,7 +151,7 @@ def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
     half, reach = (stats.t.ppf(level, n - 1) * error for level in (.975, .95))
-    if expects == "number": done = half <= margin if d <= margin else half < d
+    if expects == "number": done = half <= margin - d if d <= margin else half < d
     else: done = (half < d) | (reach < margin - d)
     return float(n[done.argmax()]) if done.any() else np.nan
 
@@ -181,18 +181,18 @@ def verdict(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=n
             digit=0.0):
     """The word between our number and the paper's, with Δ, its interval and the reason; all in our unit (fractions).
 
-    `margin`: .05 for shares and p values, 20 % of printed epochs, 0 for counts; `corrected` says what is misprinted.
+    `margin`: as `paper.margins` has it, in the same unit; `corrected` says what is misprinted.
     `digit`: unit of the last printed digit, where ours are the paper's own seeds; mean and spread equal to it agree."""
     if np.isnan(ours_mean + paper_mean):
         return Verdict("not attempted", *[np.nan] * 3, "the paper prints no number" * bool(np.isnan(paper_mean)))
     d, lo, hi = delta(ours_mean, ours_std, ours_n, paper_mean, paper_std, paper_n)
-    close, narrow = abs(d) <= margin + TINY, (hi - lo) / 2 <= margin + TINY
+    close, inside = abs(d) <= margin + TINY, lo >= -margin - TINY and hi <= margin + TINY
     same = digit > 0 and ours_n == paper_n and abs(d) <= digit / 2 + TINY and (
         np.isnan(paper_std) or abs(ours_std * np.sqrt(1 - 1 / ours_n) - paper_std) <= digit / 2 + TINY)
     if corrected: word = "corrected"
     elif same: return Verdict("agrees", d, lo, hi, "the printed digits themselves, from the same seeds")
     elif margin == 0: word = "agrees" if close else "differs"
-    elif close and narrow: word = "agrees"
+    elif inside: word = "agrees"
     elif not close and (lo > 0 or hi < 0): word = "differs"
     else: word = "inconclusive"
     spread = f"[{lo:+.3f}, {hi:+.3f}]" if lo == lo else "with no spread to judge it by"
