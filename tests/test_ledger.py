@@ -37,7 +37,7 @@ def said(key, protocol="paper", **other):
 
 
 def says(word, note=""):
-    return Answer(.1, .05, .15, .1, 5, .06, word, note)
+    return Answer(.1, .05, .15, .1, 5, .06, np.nan, "", word, note)
 
 
 # --- the rule ---------------------------------------------------------------------------------------
@@ -48,13 +48,15 @@ def says(word, note=""):
     ("open", "refuted", [], "inconclusive"), ("open", "pending", [], "inconclusive"), ("holds", "refuted", [], "contradicted by a control"),
     ("holds", "refuted", ["differs"], "contradicted by a control"), ("holds", "open", [], "inconclusive"), ("holds", "pending", [], "pending"),
     ("holds", "holds", ["agrees", "differs"], "direction only"), ("holds", "holds", ["corrected"], "direction only"),
-    ("holds", "holds", ["agrees", "inconclusive", "not attempted"], "reproduced"), ("holds", "holds", [], "reproduced")])
+    ("holds", "holds", ["agrees", "inconclusive", "another checkpoint"], "reproduced on the paper's seeds"),
+    ("holds", "holds", [], "reproduced on the paper's seeds")])
 def test_a_verdict_follows_from_what_two_protocols_say(by_paper, by_audit, numbers, verdict):
     assert judge(says(by_paper), says(by_audit), numbers) == verdict and verdict in VERDICTS
 
 
 @pytest.mark.parametrize("audited, uncopied, verdict", [
-    ("holds", "refuted", "turns on copies"), ("refuted", "holds", "turns on copies"), ("holds", "holds", "reproduced"), ("holds", "open", "reproduced"),
+    ("holds", "refuted", "turns on copies"), ("refuted", "holds", "turns on copies"),
+    ("holds", "holds", "reproduced on the paper's seeds"), ("holds", "open", "reproduced on the paper's seeds"),
     ("refuted", "refuted", "contradicted by a control"), ("refuted", "pending", "contradicted by a control"), ("open", "holds", "inconclusive"),
     ("pending", "holds", "pending")])
 def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_other(audited, uncopied, verdict):
@@ -65,6 +67,13 @@ def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_othe
 def test_a_size_in_words_is_at_best_reproduced_in_direction():
     assert judge(says("holds"), says("holds"), ["agrees"], sized=True) == "direction only"
     assert [decide(np.array([.24, .31, .34]), e, .05)[0] for e in ("+~", "-~")] == ["holds", "refuted"]
+
+
+def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
+    both = says("holds"), says("holds")
+    assert judge(*both, fresh=True) == "reproduced on new seeds" and judge(*both) == "reproduced on the paper's seeds"
+    assert judge(*both, fresh=True, forced=True) == "by construction"
+    assert judge(says("holds"), says("refuted"), forced=True) == "contradicted by a control"      # forced things can be wrong, too
 
 
 def test_what_cannot_be_tested_here_says_so():
@@ -80,7 +89,9 @@ def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_wher
     small = np.array([.01, .02, .015, .012, .018])
     assert [decide(small, e, .05)[0] for e in "+-0"] == ["refuted", "refuted", "holds"]       # shown to lie within the margin
     assert [decide(small, e, 0)[0] for e in "+-"] == ["holds", "refuted"]                     # where any difference counts
-    assert decide(small, "0", .05)[1] == tost(small, np.zeros(5), .05).p
+    assert decide(small, "0", .05)[1:] == ("TOST", .0625, tost(small, np.zeros(5), .05).p)
+    assert [decide(x, e, .05)[1] for e in "+-0"] == ["t interval"] * 3 and decide(wide, "+", .05)[1] == ""
+    assert decide(np.tile(x, 5), "+", .05)[1] == "BCa interval"                               # from twenty seeds on
 
 
 @pytest.mark.parametrize("mean, sd, expects, margin", [(.03, .1, "+", 0), (.2, .1, "-", .05), (.01, .1, "0", .05), (.2, .3, "0", .05)])
@@ -136,7 +147,7 @@ def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
 
 def test_a_number_is_decided_by_the_rule_of_numbers():
     s = said("5-01", condition=MOE, versus="", aggregate="mean")
-    quoted = lambda v: [dict(verdict="", printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
+    quoted = lambda v: [dict(verdict="", margin=.05, printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
     rows = made(MOE, [.30, .31, .32, .33, .34])
     assert [answer(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
     assert answer(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
@@ -201,8 +212,70 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
         words = [w for part in r.numbers.split(", ") if part for w in [part.split(" ", 1)[1]]]
         reason = "not testable here: " if r.note.startswith("paper: not testable here: ") else ""
         third = says(r.uncopied_says) if r.uncopied_says else None
-        assert judge(says(r.paper_says, reason), says(r.audited_says), words, third, "~" in r.expects) == r.verdict, r.key
+        fresh = not set(paper.seed_list(said(r.key).seeds)) & set(paper.seed_list(said(r.key, "audited").seeds))
+        fresh |= said(r.key).stream != said(r.key, "audited").stream
+        got = judge(says(r.paper_says, reason), says(r.audited_says), words, third, "~" in r.expects, fresh)
+        assert r.verdict in (got, *["by construction"] * got.startswith(("reproduced", "direction"))), r.key
         assert r.verdict != "pending" or r.note or "not attempted" in r.numbers, f"{r.key} is pending and does not say why"
+
+
+def decided_by(r, k):
+    "What one reading of a line must say if the test that it names decided it, from its numbers alone."
+    mean, lo, hi, p_same, test = (getattr(r, f"{k}_{f}") for f in ("mean", "lo", "hi", "p_same", "test"))
+    if test == "TOST": return {"0": "holds"}.get(r.expects, "refuted") if p_same < .05 else None
+    if test.endswith("interval"):
+        side = "+" if lo > 0 else "-" if hi < 0 else ""
+        return None if not side or p_same < .05 else "holds" if r.expects[0] == side else "refuted"
+    return None
+
+
+def test_no_verdict_stands_whose_named_test_did_not_decide_it(table):
+    tests = 0
+    for r in table.itertuples():
+        for k in room.PROTOCOLS:
+            word, test = getattr(r, f"{k}_says"), getattr(r, f"{k}_test")
+            if word not in ("holds", "refuted"): assert test == "", (r.key, k)
+            elif test == "rule of numbers": assert r.expects == "number" or said(r.key).aggregate == "quotes", (r.key, k)
+            elif test == "exact interval": assert said(r.key, k).stream == "none" or said(r.key, k).aggregate == "sum"
+            else: assert decided_by(r, k) == word, (r.key, k)
+            tests += word in ("holds", "refuted")
+            if test == "t interval": assert getattr(r, f"{k}_n") < 20
+            if test == "BCa interval": assert getattr(r, f"{k}_n") >= 20
+    assert tests > 200
+
+
+def test_a_line_that_names_a_test_that_did_not_decide_is_caught(table):
+    r = next(table.query("key == '4.2-01'").itertuples())
+    assert decided_by(r, "paper") == "holds" and decided_by(r._replace(paper_test="TOST"), "paper") != "holds"
+    assert decided_by(r._replace(paper_lo=-.1), "paper") is None
+
+
+def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
+    for r in table[table["verdict"] == "reproduced on new seeds"].itertuples():
+        assert said(r.key, "audited").stream == "paired" and r.audited_n >= 20, r.key
+
+
+def test_one_cell_has_one_verdict():
+    "However often the paper prints a number of a cell, and with however many digits, it is compared once."
+    bridge = paper.claims().query("protocol == 'paper'")
+    fine = answers.finest(paper.paper_values(), bridge)
+    files = pd.concat([pd.read_csv(p) for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
+    verdicts = files.set_index("id")["verdict"]
+    same = pd.Series({i: p.id for i, (p, _) in fine.items() if i in verdicts.index})
+    words = verdicts[same.index].groupby(same).nunique()
+    assert (words == 1).all(), words[words > 1]
+    assert (same.groupby(same).size() > 1).sum() > 30
+
+
+def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(table):
+    files = pd.concat([pd.read_csv(p) for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
+    bridge = paper.claims().query("protocol == 'paper'").set_index("id")
+    elsewhere = files[files["verdict"] == "another checkpoint"]
+    assert (bridge.loc[elsewhere["id"], "rule"] == "best").all() and elsewhere["reason"].str.contains("read at first99").all()
+    at = files.set_index("id")
+    assert at.loc["fig26b.003", "verdict"] in ("another checkpoint", "agrees", "differs", "inconclusive")
+    stopped = at[at["reason"].str.contains("read at first99")]
+    assert (stopped["verdict"] == "another checkpoint").all()
 
 
 def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
@@ -267,7 +340,7 @@ def test_coverage_counts_every_printed_number_once():
 
 def test_text_has_a_line_for_every_claim(table):
     text = shown(table)
-    assert len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted") and (text["verdict"] != "").all()
+    assert len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted (BCa interval)") and (text["verdict"] != "").all()
 
 
 @pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}), ("fig4_left", {"fig4_left"})])

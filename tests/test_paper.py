@@ -76,8 +76,8 @@ def test_claims_answer_every_id_of_table_1_and_figure_1(bridge):
         for item, n in (("tab1", 18), ("fig1", 9)):
             ids = printed.loc[printed["item"] == item, "id"]
             assert len(ids) == n and set(ids) == set(mine.loc[mine["item"] == item, "id"])
-    assert (bridge.loc[bridge["item"].isin(["tab1", "fig1", "contrast"]), "margin"] == .05).all()
     fixed = bridge[bridge["item"] == "contrast"]
+    assert (fixed["margin"] == .05).all()
     assert (fixed["n"] == fixed["edit"].map({"mean": 64, "zero": 128})).all() and (fixed["rule"] == "first1000").all()
     assert fixed["id"].str.startswith("contrast.").all() and fixed.groupby("edit").size().nunique() == 1
     assert paper.seed_list(bridge["seeds"][0]) == sorted(printed.loc[printed["metric"] == "seed", "mean"].astype(int))
@@ -116,7 +116,9 @@ def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     measured = bridge[(bridge["protocol"] == "paper") & ~bridge["instrument"].isin(["none", "facts"])]
     task, late = measured["condition"].str.partition("/")[0], measured["item"].isin(["tab7", "tab8", "fig23_caption", "fig23b", "fig24_right"])
     late |= measured["id"] == "appD.2.010"                                                       # where the failed seed ends
-    assert (measured["rule"] == task.map({"add7": "first256", "modadd": "first99", "hist": "best"}))[~late].all()
+    structure = (task == "modadd") & measured["instrument"].isin(["fourier", "bilinear", "probes"])    # Figures 5, 21, 22, Tables 5, 6
+    rules = task.map({"add7": "first256", "modadd": "first99", "hist": "best"}).mask(structure, "best")
+    assert structure.sum() > 50 and (measured["rule"] == rules)[~late].all()
     assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99", "final"}  # "epoch of the best accuracy"
     assert set(measured.loc[measured["item"] == "tab8", "rule"]) == {"final"}                    # as the authors' script reads it
     seeds = measured["seeds"].map(paper.seed_list).map(set)
@@ -126,14 +128,28 @@ def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     assert set(zip(facts["stream"], facts["rule"], facts["seeds"], facts["n"])) == {("none", "none", "0", 1.0)}
 
 
-def test_margins_are_those_that_were_fixed_for_the_unit(bridge, printed):
-    "Five points, .05, a fifth of the printed epochs (or multiple), and nothing for counts; a fact may not be off by a rounding."
+def test_a_margin_follows_from_the_quantity_and_from_what_is_printed(bridge, printed):
+    "A fifth of a printed share, five points at most; a fifth of printed epochs; nothing for counts; half a digit for a fact."
     for c in bridge[~own(bridge)].itertuples():
-        p = printed.loc[c.id]
-        if c.instrument == "facts": assert 0 <= c.margin <= p["digit"] / 2, c.id
-        elif p["unit"] == "epochs" or (p["unit"], c.aggregate) == ("count", "ratio"): assert c.margin == pytest.approx(.2 * p["mean"]), c.id
+        p, share = printed.loc[c.id], printed.loc[c.id, "value"]
+        if c.instrument == "facts": assert c.margin == pytest.approx(p["digit"] / 2), c.id
+        elif c.aggregate == "ratio" or p["unit"] == "epochs": assert c.margin == pytest.approx(.2 * p["mean"]), c.id
         elif p["unit"] == "count": assert c.margin == 0 and c.aggregate in ("sum", "none"), c.id
-        else: assert c.margin == .05, c.id
+        elif np.isnan(share): assert c.margin <= .05, c.id
+        else: assert c.margin <= .05 and c.margin <= max(.5 * abs(share), p["digit"], .01 * (p["unit"] == "pp")) + 1e-12, c.id
+
+
+def test_no_margin_swallows_a_small_quantity(bridge, printed):
+    "Within five points of 2.6 % lies nothing at all; so where less than a tenth is printed the margin is less than a half of it."
+    small = bridge[~own(bridge) & bridge["id"].map(printed["unit"]).isin(["percent", "fraction"]) & (bridge["instrument"] != "facts")]
+    value, digit = (small["id"].map(printed[c]).abs() for c in ("value", "digit"))
+    tiny = (value > 0) & (value < .1)
+    assert tiny.sum() > 30 and (small["margin"][tiny] <= np.maximum(.5 * value, digit)[tiny] + 1e-12).all()
+
+
+def test_a_printed_number_has_no_margin_of_its_own_in_the_bridge():
+    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    assert (raw.loc[~raw["id"].str.startswith("contrast."), "margin"] == "").all()
 
 
 def test_every_claim_asks_for_something_that_can_exist(bridge):
@@ -156,7 +172,7 @@ def test_every_claim_asks_for_something_that_can_exist(bridge):
 
 
 @pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
-                                           ("protocol", "papers"), ("margin", "-1"), ("stream", "author"), ("seeds", "1-4")])
+                                           ("protocol", "papers"), ("margin", ".05"), ("stream", "author"), ("seeds", "1-4")])
 def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
     raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
     raw.loc[4, column] = value
