@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'DEFINES', 'ACCESS', 'FILE', 'COLUMNS', 'definition_hash', 'definitions', 'registrations', 'unregistered',
            'when']
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #6a18d2c0
+# %% ../nbs/2_instruments/182_registrations.ipynb #e71099eb
 import hashlib
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ import pandas as pd
 from .paper import DATA, of_clone, refuse
 from .tasks import choose
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #2285491e
+# %% ../nbs/2_instruments/182_registrations.ipynb #f5ee1b63
 TABLES = {"statements": "key", "claims": "id"}            # table of data/ -> the column that names a line; protocol is the other
 DEFINES = """expects instrument stream condition versus metric site edit rule unit position stratum split aggregate null
              seeds margin""".split()
@@ -30,7 +30,7 @@ def definition_hash(row) -> str:
     if "margin" in said: said["margin"] = float(said["margin"])
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #15f1a037
+# %% ../nbs/2_instruments/182_registrations.ipynb #970230cc
 def definitions(data=None) -> pd.DataFrame:
     "Every line of the tables in `data`, as it stands: table, key, protocol, hash. FileNotFoundError without a clone."
     data, out = Path(data or DATA), []
@@ -39,14 +39,14 @@ def definitions(data=None) -> pd.DataFrame:
         out += [(table, line[name], line["protocol"], definition_hash(line)) for line in lines]
     return pd.DataFrame(out, columns=["table", "key", "protocol", "hash"])
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #900d8c04
+# %% ../nbs/2_instruments/182_registrations.ipynb #d88be238
 ACCESS = {"nothing run": "older than every row that it reads",
           "in part": "some of its cells had rows, and the answer could not be computed yet",
           "results seen": "every cell had rows, so that the answer may have been known",
           "no rows": "it reads none: a fact of the code, a baseline, or a reason why there is no number"}
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #baa5b956
+# %% ../nbs/2_instruments/182_registrations.ipynb #4c0de903
 def registrations(path=None) -> pd.DataFrame:
     """The last registration of every (table, key, protocol): COLUMNS, and `amended`, how many went before it.
 
@@ -59,14 +59,14 @@ def registrations(path=None) -> pd.DataFrame:
     key = ["table", "key", "protocol"]
     return lines.assign(amended=lines.groupby(key).cumcount()).drop_duplicates(key, keep="last").reset_index(drop=True)
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #a3e5dde9
+# %% ../nbs/2_instruments/182_registrations.ipynb #cef5f6ef
 def unregistered(path=None, data=None) -> pd.DataFrame:
     "Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its hash, or empty)."
     last = registrations(path).rename(columns={"hash": "registered"})[["table", "key", "protocol", "registered"]]
     now = definitions(data).merge(last, how="left", on=["table", "key", "protocol"]).fillna({"registered": ""})
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
-# %% ../nbs/2_instruments/182_registrations.ipynb #d4b0a1f9
+# %% ../nbs/2_instruments/182_registrations.ipynb #d1a11bb6
 def when(table, path=None) -> pd.DataFrame:
     "Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol). ValueError names the nearest table."
     choose("table", table, list(TABLES))

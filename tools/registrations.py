@@ -43,10 +43,10 @@ class History:
     def __init__(self):
         if git("rev-parse", "--is-shallow-repository").strip() == b"true":
             sys.exit("dates need the whole history; got a shallow clone; fix: git fetch --unshallow")
-        lines = [line.split() for line in git("log", "--topo-order", "--reverse", "--format=%H %h %cI %P").decode().splitlines()]
+        lines = [line.split() for line in git("log", "--topo-order", "--reverse", "--format=%H %h %ct %P").decode().splitlines()]
         self.parents = {sha: parents for sha, _, _, *parents in lines}       # oldest first
         self.short = {sha: short for sha, short, *_ in lines}
-        self.date = {sha: utc(datetime.fromisoformat(date)) for sha, _, date, *_ in lines}
+        self.date = {sha: utc(datetime.fromtimestamp(int(date), timezone.utc)) for sha, _, date, *_ in lines}
         self.head = git("rev-parse", "HEAD").decode().strip()
         self.files = {sha: self._files(sha) for sha in self.parents}
         self.versions = defaultdict(dict)                                    # path -> blob -> date, oldest first
@@ -85,7 +85,7 @@ class History:
         return out
 
 
-def utc(moment): return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
+def utc(moment): return moment.isoformat(timespec="seconds")
 
 
 class Rows:
@@ -141,15 +141,18 @@ def access(dates, date):
     return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
 
 
+def left(): return unregistered(ROOT / FILE, ROOT / "data")
+
+
 def present(table): return pd.read_csv(ROOT / f"data/{table}.csv", dtype=str, keep_default_na=False)
 
 
 def new_lines(now):
     "A registration for every line of data/ that has none as it stands, in the order of the file."
     history, out = History(), []
-    rows, first = Rows(history, now), not (ROOT / FILE).exists()
+    rows, begun = Rows(history, now), (ROOT / FILE).exists()
     quoted = {c.id: c for c in present("claims").itertuples(index=False) if c.protocol == "paper"}
-    missing = set(unregistered()[["table", "key", "protocol"]].itertuples(index=False, name=None))
+    missing = set(left()[["table", "key", "protocol"]].itertuples(index=False, name=None))
     for table in TABLES:
         dated = history.since(table)
         for line in present(table).itertuples(index=False):
@@ -158,33 +161,35 @@ def new_lines(now):
             own = definition_hash(line._asdict())
             before, sha = dated.get(key, ("", history.head))
             kept = before == own                              # HEAD holds it as it stands
-            date = history.date[sha] if first and kept else now
-            commit = history.short[sha if first and kept else history.head] + "+" * (not kept)
+            date = history.date[sha] if kept and not begun else now
+            commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
             at = [rows.first(c) for c in cells(line, quoted)]
             out.append((table, *key, own, date, commit, access(at, date)))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
 
 
 def counts():
-    "Lines by protocol and access; of the statements those with an answer of their own, contrasts apart from other claims."
+    "Lines with an answer of their own by protocol and access, contrasts apart from other claims."
     kind = lambda r: "contrasts" if r.table == "claims" and r.key.startswith("contrast.") else r.table
     asks = {(t, k, p) for t in TABLES for k, p, a in present(t)[[TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
             if a not in ("none", "quotes")}
-    last = [r for r in registrations().itertuples(index=False) if (r.table, r.key, r.protocol) in asks]
+    last = [r for r in registrations(ROOT / FILE).itertuples(index=False) if (r.table, r.key, r.protocol) in asks]
     frame = pd.DataFrame([(kind(r), r.protocol, r.access) for r in last], columns=["lines", "protocol", "access"])
     table = pd.crosstab([frame["lines"], frame["protocol"]], frame["access"]).reindex(columns=list(ACCESS), fill_value=0)
     return table.assign(all=table.sum(axis=1))
 
 
 def main(args):
-    left = unregistered()
+    todo = left()
     if "--check" in args:
-        print("\n".join(" ".join(r) for r in left[["table", "key", "protocol"]].to_numpy()) or "Every line is registered as it stands.")
-        return int(len(left) > 0)
-    lines, path = new_lines(utc(datetime.now(timezone.utc))) if len(left) else [], ROOT / FILE
+        print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy()) or "Every line is registered as it stands.")
+        return int(len(todo) > 0)
+    now, path, last = utc(datetime.now(timezone.utc)), ROOT / FILE, registrations(ROOT / FILE)["date"].max()
+    if now < str(last) and path.exists(): sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")
+    lines = new_lines(now) if len(todo) else []
     heading = [] if path.exists() else [COLUMNS]
     with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
-    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions())} definitions as they stand; those with an answer:\n")
+    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they stand; those with an answer:\n")
     print(counts().to_string())
     if lines: print("\nThe page shows them after: make outputs NB=nbs/2_instruments/182_registrations.ipynb")
     return 0
