@@ -24,10 +24,10 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test check record pages outputs readme docs clean
+.PHONY: help setup reproduce paper test check record registrations pages outputs readme docs clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY)  ## .venv with everything installed; the other targets call it
 
@@ -66,6 +66,9 @@ check: $(READY)  ## git holds what the notebooks make: modules exported, noteboo
 
 record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)
+
+registrations: $(READY)  ## write down when definitions in data/ were made or changed: adds to results/registrations.csv
+	@$(PY) tools/registrations.py $(ARGS)
 
 pages: $(READY)  ## execute again the pages whose rows have changed since they were last run
 	@$(PY) tools/pages.py $(ARGS)

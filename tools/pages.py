@@ -3,6 +3,7 @@
     python tools/pages.py            execute what is stale
     python tools/pages.py --check    change nothing; name what is stale, exit status 1
 """
+import hashlib
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 from moe_redistribution.ledger import ledger_rows
+from moe_redistribution.registrations import FILE
 from moe_redistribution.results import PAGES, fingerprint, page_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +30,10 @@ def stale():
     rows = {path: page_rows(page) for path, page in found.items()}
     old = [path for path, got in rows.items() if printed(path) != [fingerprint(got)] * bool(len(got))]
     ledger = ROOT / "nbs" / "3_paper" / "9z_ledger.ipynb"
-    return old + [ledger] * (printed(ledger) != [fingerprint(ledger_rows())])
+    old += [ledger] * (printed(ledger) != [fingerprint(ledger_rows())])
+    register = ROOT / "nbs" / "2_instruments" / "182_registrations.ipynb"
+    own = hashlib.sha256((ROOT / FILE).read_bytes()).hexdigest()[:12]
+    return old + [register] * (printed(register) != [own])
 
 
 def main(args):

@@ -1,0 +1,199 @@
+"""Writes down when every definition in data/ was made and which of its rows existed by then: appends to results/registrations.csv.
+
+    python tools/registrations.py            append what is new or changed
+    python tools/registrations.py --check    append nothing; name what is not registered, exit status 1
+
+The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that registers it.
+"""
+import csv
+import io
+import subprocess
+import sys
+from collections import defaultdict
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+from moe_redistribution.ledger import changed
+from moe_redistribution.paper import seed_list
+from moe_redistribution.registrations import (
+    ACCESS, COLUMNS, FILE, TABLES, definition_hash, definitions, registrations, unregistered)
+from moe_redistribution.results import run_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA, ROWS = [f"data/{t}.csv" for t in TABLES], ["results/rows", "results/runs"]
+# what claims.csv left unsaid before it had the column: ablation was the only instrument
+UNSAID = {"instrument": "ablation"}
+SPOT = "stream rule metric site edit".split()
+# Rows of ablation lay elsewhere in the first hours: all conditions in the file of the one page that there was, then one file
+# a condition without a folder for its instrument.
+BEFORE = ("results/rows/42_partitioning.parquet", "results/rows/{}.parquet")
+
+
+def git(*args):
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True)
+    if done.returncode: sys.exit(f"git {' '.join(args[:2])}: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+class History:
+    "Every commit behind HEAD with its parents, its date (UTC, that of the committer) and the files of data/ and results/."
+
+    def __init__(self):
+        if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+            sys.exit("dates need the whole history; got a shallow clone; fix: git fetch --unshallow")
+        lines = [line.split() for line in git("log", "--topo-order", "--reverse", "--format=%H %h %ct %P").decode().splitlines()]
+        self.parents = {sha: parents for sha, _, _, *parents in lines}       # oldest first
+        self.short = {sha: short for sha, short, *_ in lines}
+        self.date = {sha: utc(datetime.fromtimestamp(int(date), timezone.utc)) for sha, _, date, *_ in lines}
+        self.head = git("rev-parse", "HEAD").decode().strip()
+        self.files = {sha: self._files(sha) for sha in self.parents}
+        self.versions = defaultdict(dict)                                    # path -> blob -> date, oldest first
+        for sha in sorted(self.parents, key=self.date.get):
+            for path, blob in self.files[sha].items(): self.versions[path].setdefault(blob, self.date[sha])
+        self._cat = subprocess.Popen(["git", "cat-file", "--batch"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def _files(self, sha):
+        lines = git("ls-tree", "-r", "-z", sha, "--", *DATA, *ROWS).decode().split("\0")[:-1]
+        return {path: meta.split()[2] for meta, path in (line.split("\t") for line in lines)}
+
+    def read(self, blob):
+        self._cat.stdin.write(f"{blob}\n".encode())
+        self._cat.stdin.flush()
+        size = int(self._cat.stdout.readline().split()[2])
+        return io.BytesIO(self._cat.stdout.read(size + 1)[:-1])
+
+    @lru_cache(maxsize=None)
+    def defined(self, table, blob):
+        "(key, protocol) -> hash of its definition, in one version of a file."
+        lines = pd.read_csv(self.read(blob), dtype=str, keep_default_na=False).to_dict("records")
+        return {(line[TABLES[table]], line["protocol"]): definition_hash(UNSAID | line) for line in lines}
+
+    def since(self, table):
+        "(key, protocol) -> its hash at HEAD and the oldest commit from which every step to HEAD has it."
+        path, out = f"data/{table}.csv", {}
+        at = {sha: self.defined(table, files[path]) if path in files else {} for sha, files in self.files.items()}
+        order = {sha: (self.date[sha], i) for i, sha in enumerate(self.parents)}
+        for key, own in at[self.head].items():
+            same, left = {self.head}, [self.head]
+            while left:
+                more = {p for p in self.parents[left.pop()] if p not in same and at[p].get(key) == own}
+                same |= more
+                left += more
+            out[key] = own, min(same, key=order.get)
+        return out
+
+
+def utc(moment): return moment.isoformat(timespec="seconds")
+
+
+class Rows:
+    "When the first row of a cell was there: committed, or (`now`) in this folder."
+
+    def __init__(self, history, now): self.history, self.now, self.known = history, now, {}
+
+    def _versions(self, path):
+        "Every version of a file as (date, content), oldest first."
+        for blob, date in self.history.versions[path].items(): yield date, lambda blob=blob: self.history.read(blob)
+        if (ROOT / path).exists(): yield self.now, lambda: ROOT / path
+
+    def _cells(self, path, instrument, name, date, content):
+        if instrument == "runs": got = run_rows(pd.read_parquet(content()))
+        else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"])
+        got = got[got["condition"] == name]
+        return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
+
+    def of(self, instrument, name):
+        "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
+        if (instrument, name) not in self.known:
+            folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
+            paths = [f"{folder}/{name}.parquet", *(p.format(name) for p in BEFORE if instrument == "ablation")]
+            found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
+            own = self.known[instrument, name] = defaultdict(dict)
+            first = pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"]) if found else []
+            for *spot, seed, date in first.itertuples(index=False) if len(first) else (): own[tuple(spot)][seed] = date
+        return self.known[instrument, name]
+
+    def first(self, cell):
+        "Date of the first row of any of a cell's seeds, None where there is none."
+        instrument, name, *spot, seeds = cell
+        got = self.of(instrument, name).get(tuple(spot), {})
+        return min((got[s] for s in seed_list(seeds) if s in got), default=None)
+
+
+def cells(line, quoted):
+    "What a line reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each. Nothing for facts and reasons."
+    if line.aggregate == "quotes":                            # it reads what the numbers it quotes read
+        return list(dict.fromkeys(c for i in line.quotes.split() if i in quoted for c in cells(quoted[i], {})))
+    if line.aggregate in ("none", "null"): return []
+    reads = [line, *(x for w in line.versus.split() if not isinstance(x := changed(line, w), float))]
+    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix("1 - "), r.site, r.edit, r.seeds)
+             for r in reads if r.instrument not in ("facts", "none") for name in r.condition.split()]
+    return list(dict.fromkeys(found))
+
+
+def access(dates, date):
+    "How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none."
+    known = [d for d in dates if d]
+    if not dates: return "no rows"
+    if not known or date < min(known): return "nothing run"
+    return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
+
+
+def left(): return unregistered(ROOT / FILE, ROOT / "data")
+
+
+def present(table): return pd.read_csv(ROOT / f"data/{table}.csv", dtype=str, keep_default_na=False)
+
+
+def new_lines(now):
+    "A registration for every line of data/ that has none as it stands, in the order of the file."
+    history, out = History(), []
+    rows, begun = Rows(history, now), (ROOT / FILE).exists()
+    quoted = {c.id: c for c in present("claims").itertuples(index=False) if c.protocol == "paper"}
+    missing = set(left()[["table", "key", "protocol"]].itertuples(index=False, name=None))
+    for table in TABLES:
+        dated = history.since(table)
+        for line in present(table).itertuples(index=False):
+            key = getattr(line, TABLES[table]), line.protocol
+            if (table, *key) not in missing: continue
+            own = definition_hash(line._asdict())
+            before, sha = dated.get(key, ("", history.head))
+            kept = before == own                              # HEAD holds it as it stands
+            date = history.date[sha] if kept and not begun else now
+            commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
+            at = [rows.first(c) for c in cells(line, quoted)]
+            out.append((table, *key, own, date, commit, access(at, date)))
+    return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
+
+
+def counts():
+    "Lines with an answer of their own by protocol and access, contrasts apart from other claims."
+    kind = lambda r: "contrasts" if r.table == "claims" and r.key.startswith("contrast.") else r.table
+    asks = {(t, k, p) for t in TABLES for k, p, a in present(t)[[TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
+            if a not in ("none", "quotes")}
+    last = [r for r in registrations(ROOT / FILE).itertuples(index=False) if (r.table, r.key, r.protocol) in asks]
+    frame = pd.DataFrame([(kind(r), r.protocol, r.access) for r in last], columns=["lines", "protocol", "access"])
+    table = pd.crosstab([frame["lines"], frame["protocol"]], frame["access"]).reindex(columns=list(ACCESS), fill_value=0)
+    return table.assign(all=table.sum(axis=1))
+
+
+def main(args):
+    todo = left()
+    if "--check" in args:
+        print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy()) or "Every line is registered as it stands.")
+        return int(len(todo) > 0)
+    now, path, last = utc(datetime.now(timezone.utc)), ROOT / FILE, registrations(ROOT / FILE)["date"].max()
+    if now < str(last) and path.exists(): sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")
+    lines = new_lines(now) if len(todo) else []
+    heading = [] if path.exists() else [COLUMNS]
+    with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
+    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they stand; those with an answer:\n")
+    print(counts().to_string())
+    if lines: print("\nThe page shows them after: make outputs NB=nbs/2_instruments/182_registrations.ipynb")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
