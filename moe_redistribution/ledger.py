@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['STATEMENT_COLUMNS', 'PROTOCOLS', 'EXPECTS', 'MORE_AGGREGATES', 'REASONS', 'SAME', 'FORCED', 'Answer', 'NOTHING',
-           'VERDICTS', 'LEDGER_COLUMNS', 'NO_LINE', 'statements', 'changed', 'values', 'decide', 'answer', 'judge',
-           'ledger_rows', 'printed_items', 'ledger', 'shown', 'by_id', 'coverage', 'contrast_table', 'survivors']
+           'VERDICTS', 'LEDGER_COLUMNS', 'YOUNG', 'NO_LINE', 'statements', 'changed', 'values', 'decide', 'answer',
+           'judge', 'ledger_rows', 'printed_items', 'ledger', 'shown', 'by_id', 'coverage', 'contrast_table',
+           'survivors']
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #ad8a810e
 import re
@@ -19,6 +20,7 @@ from .paper import DATA, AGGREGATES, _read, of_clone, paper_values, claims, seed
 from .evidence import interval, paired_permutation, seeds_beside, seeds_needed, tost, verdict
 from .answers import (REST, _by_condition, _by_seed, _together, _line, baselines, contrasts, finest)
 from .evidence import holm
+from .registrations import ACCESS, when
 from .training import TASK_RULES
 from .results import ROOT, NO_ROWS, item_rows, learned, rows_of
 
@@ -206,7 +208,7 @@ def ledger_rows(root=None) -> pd.DataFrame:
     return pd.concat(found[1:] or found, ignore_index=True)
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #6cafe4e5
-_EACH = "mean lo hi n p p_same test says".split()
+_EACH = "mean lo hi n p p_same test says access".split()
 LEDGER_COLUMNS = ["key", "section", "statement", "expects", "quotes", "numbers", "printed",
                   *(f"{k}_{f}" for k in PROTOCOLS for f in _EACH), "margin", "verdict", "n_decides", "page", "rows", "note"]
 
@@ -263,7 +265,10 @@ def _entry(rows, pair, compared, known):
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
     words = [q["verdict"] for q in quoted]
     line = {k: getattr(s["paper"], k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
-    for k in a: line |= {f"{k}_{f}": getattr(a[k], f) for f in _EACH}
+    written = when("statements")["access"].to_dict()
+    for k in a:
+        known = written.get((p.key, k), "")
+        line |= {f"{k}_{f}": getattr(a[k], f) for f in _EACH[:-1]} | {f"{k}_access": known}
     first = quoted[0] if quoted else None
     needed = [n for k in ("paper", "audited") if (n := _needed(s[k], a[k], first)) == n]
     found = judge(a["paper"], a["audited"], words, a["uncopied"], "~" in line["expects"], fresh, fact or FORCED in p.note)
@@ -276,13 +281,15 @@ def _entry(rows, pair, compared, known):
                        note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
 
 # %% ../nbs/3_paper/9z_ledger.ipynb #fc400947
-def _said(mean, lo, hi, n, p, p_same, test, says, sign):
-    "One answer as text: its mean with interval and seeds, what it says, and the test that says so."
+YOUNG = "†"                                            # marks an answer whose definition is younger than its rows
+def _said(mean, lo, hi, n, p, p_same, test, says, access, sign):
+    "One answer as text: its mean with interval and seeds, what it says, the test that says so, and whether it was asked late."
     if not n: return says
     text = (lambda v: f"{v:{sign},.0f}") if abs(mean) >= 100 else (lambda v: f"{v:{sign}.3f}")
     both = ", though not zero" if test == "TOST" and (lo > 1e-6 or hi < -1e-6) else ""
     by = f" (TOST, p={p_same:.2g}{both})" if test == "TOST" else f" ({test})" if test else ""
-    return text(mean) + (f" [{text(lo)}, {text(hi)}]" if lo == lo and hi > lo else "") + f", n={int(n)}: {says}{by}"
+    late = f" {YOUNG}" * (access == "results seen")
+    return text(mean) + (f" [{text(lo)}, {text(hi)}]" if lo == lo and hi > lo else "") + f", n={int(n)}: {says}{by}{late}"
 
 def shown(table) -> pd.DataFrame:
     "A ledger as text: claim, what the paper prints, every answer, the verdict and the seeds that would decide."
