@@ -836,6 +836,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                           'moe_redistribution.paper.quantity': ( '1_setting/paper.html#quantity',
                                                                                  'moe_redistribution/paper.py'),
                                           'moe_redistribution.paper.refuse': ('1_setting/paper.html#refuse', 'moe_redistribution/paper.py'),
+                                          'moe_redistribution.paper.sealed': ('1_setting/paper.html#sealed', 'moe_redistribution/paper.py'),
                                           'moe_redistribution.paper.seed_list': ( '1_setting/paper.html#seed_list',
                                                                                   'moe_redistribution/paper.py')},
             'moe_redistribution.patching': { 'moe_redistribution.patching._by_token': ( '2_instruments/patching.html#_by_token',

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'CLAIM_COLUMNS', 'AGGREGATES', 'MARGIN_COLUMNS', 'refuse', 'of_clone',
-           'paper_values', 'seed_list', 'quantity', 'margins', 'claims', 'paper_items']
+           'sealed', 'paper_values', 'seed_list', 'quantity', 'margins', 'claims', 'paper_items']
 
 # %% ../nbs/1_setting/08_paper.ipynb #2e5b2802
 from functools import lru_cache
@@ -42,16 +42,19 @@ def _read(path, columns, key, numbers):
     return df.assign(**{c: pd.to_numeric(df[c].replace("", np.nan)).astype(float) for c in numbers})
 
 # %% ../nbs/1_setting/08_paper.ipynb #39274bea
+def sealed(path) -> Path:
+    "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
+    want = dict(line.split()[::-1] for line in (of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
+    if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want: return path
+    refuse(path.name, f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
+           "the committed file", f"git checkout -- data/{path.name}")
+
 def paper_values(path=None):
     """Every number the papers print, one row per `id`; `value` and `value_std` are fractions where `unit` is percent.
 
     `digit`: unit of the last printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0.
     Raises ValueError if the file is not, byte for byte, the one in `SHA256SUMS`."""
-    path = of_clone(Path(path or DATA / "paper_values.csv"))
-    want = dict(line.split()[::-1] for line in (path.parent / "SHA256SUMS").read_text().splitlines())[path.name]
-    if (got := hashlib.sha256(path.read_bytes()).hexdigest()) != want:
-        refuse(path.name, f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
-                "the committed file", f"git checkout -- data/{path.name}")
+    path = sealed(Path(path or DATA / "paper_values.csv"))
     df, text = (_read(path, PAPER_COLUMNS, ["id"], numbers) for numbers in (["mean", "std", "n_seeds"], []))
     scale, note = df["unit"].map(SCALE), df["note"].str.lower()
     digit = .1 ** text["mean"].str.partition(".")[2].str.len() / scale
@@ -84,7 +87,7 @@ def margins(bridge) -> pd.Series:
     """The margin of every line of a bridge, in our unit; nan for ids that the paper does not print.
 
     `share` of the printed value or `digits` last digits, whichever is more; not below `least`, not above `most`."""
-    rules = _read(of_clone(DATA / "margins.csv"), MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[1:5]).set_index("quantity")
+    rules = _read(sealed(DATA / "margins.csv"), MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[1:5]).set_index("quantity")
     printed = paper_values().set_index("id").reindex(bridge["id"])
     named = map(quantity, printed["unit"].fillna(""), bridge["instrument"], bridge["aggregate"])
     rule = rules.reindex(list(named)).set_index(bridge.index)
