@@ -79,9 +79,11 @@ def seed_list(text):
 # %% ../nbs/1_setting/08_paper.ipynb #ad6974b0
 MARGIN_COLUMNS = "quantity share digits least most why".split()
 
-def quantity(unit, instrument="", aggregate=""):
-    "Which line of `data/margins.csv` a printed number falls under: a fact, a ratio, or its unit."
-    return "fact" if instrument == "facts" else "ratio" if aggregate == "ratio" else unit
+def quantity(unit, instrument="", aggregate="", metric=""):
+    "Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's."
+    if metric == "train_pct": return metric
+    if instrument == "facts": return "fact as a share" if unit in ("percent", "fraction") else "fact"
+    return "ratio" if aggregate == "ratio" else unit
 
 def margins(bridge) -> pd.Series:
     """The margin of every line of a bridge, in our unit; nan for ids that the paper does not print.
@@ -89,7 +91,7 @@ def margins(bridge) -> pd.Series:
     `share` of the printed value or `digits` last digits, whichever is more; not below `least`, not above `most`."""
     rules = _read(sealed(DATA / "margins.csv"), MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[1:5]).set_index("quantity")
     printed = paper_values().set_index("id").reindex(bridge["id"])
-    named = map(quantity, printed["unit"].fillna(""), bridge["instrument"], bridge["aggregate"])
+    named = map(quantity, printed["unit"].fillna(""), *(bridge[c] for c in ("instrument", "aggregate", "metric")))
     rule = rules.reindex(list(named)).set_index(bridge.index)
     value, digit = (printed[c].set_axis(bridge.index).abs().fillna(0) for c in ("value", "digit"))
     wide = np.maximum(np.maximum(rule["share"] * value, rule["digits"] * digit), rule["least"])

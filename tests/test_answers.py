@@ -336,11 +336,11 @@ def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
 
 
 def test_a_count_that_needs_no_run_is_exact_and_one_off_is_wrong():
-    "Margin of half a digit: the number of +1 tokens agrees when it is the printed one, differs when it is not, and has no spread."
+    "Margin 0: the number of +1 tokens agrees when it is the printed one, differs when it is not, and has no spread."
     facts = fact_rows(FFN).assign(instrument="facts")
     got = answer(facts, "appA.002")
     assert (got["ours_mean"], got["verdict"], got["ours_std"], got["ours_n"]) == (got["paper_mean"], "agrees", 0, 1)
-    assert claim("appA.002")["margin"] == .5 and got["ours_lo"] == got["ours_hi"] == got["ours_mean"]
+    assert claim("appA.002")["margin"] == 0 and got["ours_lo"] == got["ours_hi"] == got["ours_mean"]
     one_off = facts.assign(value=facts["value"] + (facts["metric"] == "n_plus1_tokens"))
     assert answer(one_off, "appA.002")["verdict"] == "differs" and answer(one_off, "appA.001")["verdict"] == "agrees"
 
