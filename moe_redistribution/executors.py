@@ -165,7 +165,11 @@ def open_executor(spec=None, folder=None, timeout=8):
     `folder`, the store, is where a cluster's workers are tried out. ValueError: a bad spec. OSError: a scheduler that
     does not answer within `timeout` seconds, or workers without the folder. RuntimeError: something not installed."""
     kind, value = read_spec(spec)
-    if kind == "here": yield "here"
+    if kind == "here":
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)             # products this small are slower on many; a worker has one as well
+        try: yield "here"
+        finally: torch.set_num_threads(before)
     elif kind == "own": yield value
     elif kind == "dask":
         with dask_client(*value, folder, timeout) as client: yield client.get_executor(pure=False, retries=3)

@@ -14,6 +14,7 @@ import pandas as pd
 from .tasks import choose, get_task, nulls
 from .conditions import condition, LABELS, RECIPES
 from .paper import claims
+from .tables import METRIC, TASK, VARIANT, Shown, beside
 from .evidence import interval
 from .trace import select
 from .ablation import whole_answer
@@ -232,12 +233,11 @@ def _labels(text):
     "Labels for the conditions in a `condition` cell, which may list several and set them against others."
     return " vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs ")) if "/" in str(text) else text
 
-def verdicts(compared, columns=("variant", "condition", "metric")) -> pd.DataFrame:
-    "A `compare` frame as a table to read, by id: the given columns, the printed value, ours with its interval, n, verdict."
-    number = lambda v: "–" if v != v else f"{v:,.0f}" if v == round(v) and abs(v) > 1 else f"{v:.3g}"
-    def line(r):
-        ours = number(r.ours_mean) + (f" [{number(r.ours_lo)}, {number(r.ours_hi)}]" if r.ours_lo < r.ours_hi else "")
-        theirs = number(r.paper_mean) + (f" ± {number(r.paper_std)}" if r.paper_std == r.paper_std else "")
-        named = {n: getattr(r, n) for n in columns} | ({"condition": _labels(r.condition)} if "condition" in columns else {})
-        return named | dict(paper=theirs, ours=ours, n=r.ours_n, verdict=r.verdict)
-    return pd.DataFrame([line(r) for r in compared.itertuples()], index=compared["id"])
+def verdicts(compared, columns=("variant", "condition", "metric"), caption="") -> Shown:
+    "A `compare` frame as a table to read (`tables.beside`), its rows named by the given columns."
+    words = {"variant": VARIANT, "task": TASK, "metric": METRIC}
+    def word(r, n):
+        if n == "condition": return _labels(r.condition)
+        return words.get(n, {}).get(getattr(r, n), str(getattr(r, n)).replace("_", " "))
+    names = [" · ".join(x for n in columns if (x := word(r, n)) not in ("", "nan")) for r in compared.itertuples()]
+    return beside(compared, caption, names)

