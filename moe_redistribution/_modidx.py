@@ -1167,6 +1167,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                       'moe_redistribution/results.py'),
                                             'moe_redistribution.results.progress': ( '2_instruments/results.html#progress',
                                                                                      'moe_redistribution/results.py'),
+                                            'moe_redistribution.results.reads_best': ( '2_instruments/results.html#reads_best',
+                                                                                       'moe_redistribution/results.py'),
                                             'moe_redistribution.results.recorded': ( '2_instruments/results.html#recorded',
                                                                                      'moe_redistribution/results.py'),
                                             'moe_redistribution.results.recorded_checkpoints': ( '2_instruments/results.html#recorded_checkpoints',

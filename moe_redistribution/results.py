@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ROOT', 'CANONICAL', 'PAGES', 'NO_ROWS', 'fingerprint', 'recorded', 'checkpoint_path', 'recorded_checkpoints',
            'checkpoint', 'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless',
-           'unlearned', 'generalised', 'learned', 'recorded_history', 'far_enough', 'progress', 'unrecorded', 'Page',
-           'run_rows', 'asked', 'needs', 'rows_of', 'page_rows', 'item_rows', 'missing_runs', 'standing', 'comparison']
+           'unlearned', 'generalised', 'learned', 'recorded_history', 'far_enough', 'reads_best', 'progress',
+           'unrecorded', 'Page', 'run_rows', 'asked', 'needs', 'rows_of', 'page_rows', 'item_rows', 'missing_runs',
+           'standing', 'comparison']
 
 # %% ../nbs/2_instruments/20_results.ipynb #36e3c0c5
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 import hashlib
+import re
 
 import numpy as np
 import pandas as pd
@@ -132,13 +134,20 @@ def far_enough(runs=None) -> dict:
     masks = dict(full=ended, selected=ended | runs["settled"], first=ended | first)
     return {until: runs[m].groupby(at)["seed"].apply(set).to_dict() for until, m in masks.items()}
 
+def reads_best(item) -> bool:
+    "Whether the paper reads an item, or a part of it, at the best epoch of modular addition, which is later than its first 99 %."
+    own = claims().query("protocol == 'paper' and rule == 'best'")
+    return any(n.startswith("modadd/") and (i == item or re.match(rf"{item}[a-z]?(_|$)", i)) for i, n in zip(own["item"], own["condition"]))
+
 def progress(*items, runs=None) -> dict:
     "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
+    late = {o for i in items if i != "all" and reads_best(i) for o in orders(i)}
     have, out = far_enough(runs), dict(items=" ".join(items), needed=0, recorded=0, audit_needed=0, audit_recorded=0)
     for o in dict.fromkeys(o for i in items for o in orders(i)):
         kind = "" if o.stream == "authors" else "audit_"
         out[kind + "needed"] += len(o.seeds)
-        until = "first" if o.stream == "authors" and o.until == "selected" else o.until         # where the paper's tables are read
+        early = o.stream == "authors" and o.until == "selected" and o not in late              # where most of its tables are read
+        until = "first" if early else o.until
         out[kind + "recorded"] += len(set(o.seeds) & have[until].get((o.condition, o.stream), set()))
     return out
 
