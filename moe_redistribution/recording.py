@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'Instrument', 'own_part', 'ablation_of', 'speed_of', 'at_first', 'probes_of',
-           'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'has', 'stack', 'measure_runs',
-           'run_frame', 'history_frame', 'write_frame', 'merge', 'stored_runs', 'reach', 'recordable', 'not_in',
-           'record_runs', 'record', 'record_checkpoints']
+           'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'merge',
+           'not_in', 'record_runs', 'record', 'record_checkpoints']
 
 # %% ../nbs/2_instruments/201_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ import pandas as pd
 import torch
 from .tasks import get_task
 from .data import unseen, STREAMS
-from .conditions import condition, RECIPES, SEEDS, TABLE1, FIGURE1
-from .store import Store, seal, unseal
+from .conditions import condition, SEEDS, TABLE1, FIGURE1
+from .store import Store, compact, seal, unseal
 from .executors import open_executor, watch
 from .paper import paper_items
 from .registry import conditions_for
@@ -41,6 +40,7 @@ from .grokking import grokking_rows, progress
 from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
                                         item_rows, page_rows, recorded_checkpoints, right_answers, weightless)
+from .runs import has, history_frame, reach, recordable, replaceable, replace_runs, run_frame, stored_runs, write_frame
 from .ledger import ledger
 
 # %% ../nbs/2_instruments/201_recording.ipynb #50979f6f
@@ -140,8 +140,6 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
-def has(run, rule): return rule in run.weights and (rule != "final" or run.step >= RECIPES[run.condition.task]["steps"])    # cut short is no end
-
 def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}     # weightless ones are last
 
 # %% ../nbs/2_instruments/201_recording.ipynb #2b0c140a
@@ -159,38 +157,7 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
         out.append(measure(runs, name, rules or rules_for(name, stream), stream, edits=edits))
     return tidy(out)
 
-# %% ../nbs/2_instruments/201_recording.ipynb #326d1292
-def run_frame(runs) -> pd.DataFrame:
-    "One row a run: condition, stream, seed, step, settled, failed, step and value of every rule, CPU seconds, machine."
-    def row(r):
-        m = r.manifest
-        about = {k: m[k] for k in ("condition", "stream", "seed", "step", "settled", "failed", "cpu_seconds")}
-        chosen = {f"{rule}_{k}": v[k] for rule, v in m["rules"].items() for k in ("step", "value", "reached")}
-        return about | chosen | m["machine"]
-    return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
-
-def history_frame(runs, most=60) -> pd.DataFrame:
-    """The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all.
-
-    What stays in between are evaluations at which a full-batch task was measured (every fifth)."""
-    def thin(f):
-        recipe = RECIPES[f["condition"].iloc[0].split("/")[0]]
-        measured = recipe.get("measure_every", recipe["eval_every"]) // recipe["eval_every"]
-        every = max(1, -(-(len(f) - 25) // (most - 25)))
-        every += -every % measured if every > 1 else 0
-        return f[(f.index < 20) | (f.index % every == every - 1) | (f.index >= len(f) - 5)]
-    frames = [thin(r.history.assign(condition=r.condition.name, stream=r.stream, seed=r.seed)) for r in runs]
-    out = pd.concat(frames, ignore_index=True)
-    first = ["condition", "stream", "seed", "step"]
-    return out[first + sorted(set(out) - set(first))].astype({n: "float32" for n in set(out) - set(first)})
-
 # %% ../nbs/2_instruments/201_recording.ipynb #f1fbbac0
-def write_frame(frame, path):
-    "Writes a frame as parquet or CSV by its suffix, making folders; the same frame gives the same bytes."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv": frame.to_csv(path, index=False, lineterminator="\n")
-    else: frame.to_parquet(path, index=False, compression="zstd")
-
 def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
     "`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of `keys`."
     old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
@@ -199,28 +166,6 @@ def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
     return whole.sort_values(list(keys), kind="stable", ignore_index=True)
 
 # %% ../nbs/2_instruments/201_recording.ipynb #fe7cf926
-def stored_runs(store, name) -> list:
-    "All runs of a condition that the store has, ordered by stream and seed."
-    at = store.path(name, 0).parent
-    found = sorted((p.stem.split("-") for p in at.glob("*-[0-9]*.safetensors")), key=lambda x: (x[0], int(x[1])))
-    return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
-
-def reach(run, rules=None) -> int:
-    "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."
-    if rules is None: return run.step
-    return max([run.step if r == "final" else run.manifest["rules"][r]["step"] for r in rules if has(run, r)], default=-1)
-
-def recordable(runs, name, root, say=print) -> list:
-    "`runs` but those that are not the one recorded under their stream and seed: where both were evaluated, their losses differ. Says which."
-    if not (path := root / f"results/history/{name}.parquet").exists(): return runs
-    known = pd.read_parquet(path, columns=["stream", "seed", "step", "loss"]).set_index("step").groupby(["stream", "seed"])["loss"]
-    losses = lambda r, at: r.history.set_index("step")["loss"].astype("float32").reindex(at).dropna()
-    same = lambda r, old: (new := losses(r, old.index)).equals(old[new.index])
-    other = [r for r in runs if (r.stream, r.seed) in known.groups and not same(r, known.get_group((r.stream, r.seed)))]
-    if other: say(f"{name}: {', '.join(f'{r.stream} {r.seed}' for r in other)} passed over: recorded already, and this is another run of that seed "
-                  "(another machine or engine rounds otherwise); fix: keep the recorded one, or take its seed out of results/ and checkpoints/ first")
-    return [r for r in runs if not any(r is o for o in other)]
-
 def not_in(path, runs, rules=None) -> list:
     "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a stream."
     if not path.exists(): return runs
@@ -252,11 +197,15 @@ def record_runs(store, root, name, say=print) -> list:
     return written
 
 # %% ../nbs/2_instruments/201_recording.ipynb #1192660b
-def record(store=None, root=None, say=print, executor="here") -> list:
-    "Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written. `executor` as in `train`."
+def record(store=None, root=None, say=print, executor="here", replace=(), reason="weights lost") -> list:
+    """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written. `executor` as in `train`.
+
+    `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept. ValueError, before any
+    work, for one that has nothing recorded or nothing in the store."""
     store, root = store or Store(), Path(root or ROOT)
+    taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable(replace, store, root)}
     with open_executor(executor) as pool: done = watch(pool, record_runs, [(store, root, name, say) for name in conditions_for("all")])
-    written = sum(done, [])
+    written = [root / "results/replaced.csv"] * any(taken.values()) + sum(done, [])
     for page in PAGES:
         rows = page_rows(page, root)
         say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
@@ -277,10 +226,10 @@ def record_checkpoints(store, root) -> list:
         stored = [r for s in SEEDS if s not in seeds and (r := store.find(name, s)) is not None and rule in r.weights]
         runs = {r.seed: r for r in recordable(stored, name, root, lambda text: None)}
         if not runs: continue
-        half = (lambda v: v) if condition(name).task == "add7" else torch.Tensor.half
+        kept = (lambda v: v) if condition(name).task == "add7" else compact
         new, have = stack(list(runs.values()), rule), [*seeds, *runs]
         order = sorted(range(len(have)), key=lambda i: SEEDS.index(have[i]))
-        seal(path, {n: torch.cat([*([old[n]] if old else []), half(v)])[order] for n, v in new.items()},
+        seal(path, {n: kept(torch.cat([*([old[n].float()] if old else []), v])[order]) for n, v in new.items()},
              dict(condition=name, rule=rule, seeds=[have[i] for i in order], stream="authors"))
         written.append(path)
     rows = [right_answers(checkpoint(n, r, root), n, checkpoint_seeds(n, r, root)).assign(rule=r) for n, r in recorded_checkpoints(root)]
