@@ -11,9 +11,11 @@ import torch
 from moe_redistribution import recording, runs
 from moe_redistribution.conditions import condition
 from moe_redistribution.groups import train
-from moe_redistribution.models import init
+from moe_redistribution.data import unseen
+from moe_redistribution.models import init, predict
 from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
 from moe_redistribution.store import Store, unseal
+from moe_redistribution.tasks import get_task
 from moe_redistribution.trace import ROW_COLUMNS, rows as rows_of_values, tidy
 
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
@@ -310,3 +312,28 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
     assert pd.read_csv(counts)["seed"].tolist() == [137] and unseal(path)[1]["seeds"] == [137]
     with pytest.raises(ValueError, match="got 42"): runs.withdraw(NAME, "first256", [42], study.root)
     assert runs.withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- unseen examples
+
+@pytest.mark.parametrize("name, there", [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True), ("hist/moe-e2k1-h16-gelu", True)])
+def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, there):
+    params = init(name, [torch.Generator().manual_seed(1)])
+    rows = recording.ablation_of(params, name, [1], "authors", ("zero",), rule="best")
+    own = rows[rows["split"] == "test"]
+    t = get_task(name.split("/")[0])
+    assert len(own) == (3 if there else 0) and (own["n_examples"] == (int(unseen(t, 1).sum()) if there else 0)).all()
+    if there:
+        hit = (predict(params, name) == t.targets)[0, unseen(t, 1)].double().mean().item()
+        assert own.query("site == 'none'")["value"].item() == pytest.approx(hit)
+
+
+def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypatch):
+    name = "hist/ffn-h16-gelu"
+    params = init(name, [torch.Generator().manual_seed(1)])
+    monkeypatch.setattr(recording, "PROTOCOLS", ())
+    rows = INSTRUMENTS["histogram"].rows(params, name, [1], stream="authors", rule="best")
+    kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c] for c in ("metric", "site", "edit", "stratum"))))
+    assert kinds("all") == kinds("test") and len(kinds("test")) == 5 * (9 + 5)
+    nines = rows.query("split == 'test' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
+    assert 0 < nines < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
