@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STREAMS', 'PARTS', 'TRAIN_SHARE', 'REFRESH', 'N_TRAIN', 'N_TEST', 'part_seed', 'generators', 'training_pool', 'draw',
-           'split', 'sampled', 'era', 'batches', 'held_back']
+           'split', 'sampled', 'era', 'unseen', 'batches', 'held_back']
 
 # %% ../nbs/1_setting/021_data.ipynb #eaecb190
 from functools import lru_cache
@@ -54,16 +54,31 @@ def split(task:Task, seed:int, stream:str="authors"):
 # %% ../nbs/1_setting/021_data.ipynb #f6116c30
 REFRESH, N_TRAIN, N_TEST = 50, 10_000, 3_000
 
+def _draws(seed, stream, epoch): return np.random.RandomState(part_seed(seed, stream, "batches", epoch) % 2**32)
+
 @lru_cache(maxsize=8)
 def sampled(seed:int, stream:str="authors", epoch:int=0):
     "(train, test) token sets (n, 10) of a histogram run for the 50 epochs after `epoch`, a multiple of 50."
-    rs = np.random.RandomState(part_seed(seed, stream, "batches", epoch) % 2**32)
+    rs = _draws(seed, stream, epoch)
     return sample_sequences(N_TRAIN, rs), sample_sequences(N_TEST, rs)
 
 def era(step:int) -> int:
     "The epoch after which the set was made that step number `step` (counted from 1) trains on. ValueError below 1."
     if step < 1: raise ValueError(f"step: expected 1 or more, for steps are counted from 1; got {step}; fix: 1 for the first set")
     return (step - 1) // REFRESH * REFRESH
+
+# %% ../nbs/1_setting/021_data.ipynb #0d0fd0ac
+@lru_cache(maxsize=256)
+def unseen(task:Task, seed:int, stream:str="authors", steps:int=1_000):
+    """Mask (n,) of a task's examples that a seed has not trained on after `steps`, if not said the whole schedule of histogram;
+    None for a task of which every seed trains on all. A sampled task's sets are drawn again, once a process: seconds a seed."""
+    if task.source == "drawn": return None
+    met = torch.zeros(len(task), dtype=torch.bool)
+    if task.source == "split": return ~met.index_fill(0, split(task, seed, stream)[0], True)
+    number = lambda tokens: (tokens * task.d_vocab ** torch.arange(task.n_ctx)).sum(-1)          # a sequence as one whole number
+    for epoch in range(0, steps, REFRESH):
+        met |= torch.isin(number(task.tokens), number(sample_sequences(N_TRAIN, _draws(seed, stream, epoch))))
+    return ~met
 
 # %% ../nbs/1_setting/021_data.ipynb #3f2d17aa
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):

@@ -192,37 +192,41 @@ def read_out(logits, truth, tokens=None) -> float:
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #80f1bc62
 @torch.no_grad()
-def known_of_count(params, c, edits) -> dict:
+def known_of_count(params, c, edits, among=None) -> dict:
     """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
 
-    `edits`: site → zero, mean, resample or a function. Raises ValueError as `histogram_rows` does."""
+    `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed is asked
+    about, or all. Raises ValueError as `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
     truth, made = counts(t.tokens), together(c, edits)
     def one(i):
-        own = {n: v[i:i + 1] for n, v in params.items()}
-        logits = forward(own, t.tokens.to(own["W_E"].device), c, made, read_only=True)[0].cpu()
-        return what_it_knows(logits.argmax(-1).flatten() + 1, truth.flatten()) | {"readout": read_out(logits, truth)}
+        own, at = {n: v[i:i + 1] for n, v in params.items()}, slice(None) if among is None else among[i]
+        logits = forward(own, t.tokens.to(own["W_E"].device), c, made, read_only=True)[0].cpu()[at]
+        return what_it_knows(logits.argmax(-1).flatten() + 1, truth[at].flatten()) | {"readout": read_out(logits, truth[at])}
     each = [one(i) for i in range(len(params["W_E"]))]
     return {k: torch.tensor([e[k] for e in each]) for k in each[0]}
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #888fd3a4
-def by_count(params, c, edits) -> torch.Tensor:
+def by_count(params, c, edits, among=None) -> torch.Tensor:
     """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
 
-    `edits`: site → zero, mean, resample or a function. Raises ValueError as `histogram_rows` does."""
+    `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
     hit = (predict(params, c, together(c, edits)) == t.targets.to(params["W_E"].device)).float()
-    return torch.stack([hit[:, strata(t)[f"count={k}"]].mean(1) for k in range(1, LENGTH)], 1)
+    here = [strata(t)[f"count={k}"] for k in range(1, LENGTH)]
+    if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
+    return torch.stack([torch.stack([h[of & own[:, None]].mean() for of in here]) for h, own in zip(hit.cpu(), among)])
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #e1c59d3c
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
-def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.DataFrame:
+def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what answers know (App. H).
 
     Probe metrics are probe_accuracy, probe_control (both also by count, of the shuffled labels in a control), probe_majority, attn_lift and ffn_lift; the edit is
-    the protocol (`paper` is slow). selective_5 has the factor as its unit. Raises ValueError for other tasks."""
-    c, t = checked(params, _hist(c), seeds), get_task("hist")
+    the protocol (`paper` is slow). selective_5 has the factor as its unit. `splits` (name → mask (s, n)) adds what answers know and their accuracy
+    by count on each seed's own part of the clean set. Raises ValueError for other tasks."""
+    c = checked(params, _hist(c), seeds)
     labels, out, held = dict(condition=c.name) | labels, [], _held_out()
     for protocol in protocols:
         found = count_probes(params, c, protocol)
@@ -235,13 +239,23 @@ def histogram_rows(params, c, seeds, protocols=("audited",), **labels) -> pd.Dat
         out += [rows(v, seeds, metric=m, **mark) for m, v in lifts(found).items()]
     out += [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels)
             for unit, v in selective_shares(params, c).items()]
-    for site, edit in [("none", "none")] + [(s, e) for s in ("ffn_out", "attn_out") for e in ("zero", "mean")]:
-        each = by_count(params, c, {} if site == "none" else {site: edit})
-        out += [rows(v, seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
-                     n_examples=int(strata(t)[f"count={k}"].sum()), **labels) for k, v in enumerate(each.T, 1)]
-        out += [rows(v, seeds, site=site, edit=edit, metric=f"count_{k}", n_examples=t.tokens.numel() // (1 + (k == "readout")), **labels)
-                for k, v in known_of_count(params, c, {} if site == "none" else {site: edit}).items()]
-    return tidy(out)
+    return tidy(out + _answers(params, c, seeds, splits or {}, labels))
+
+# %% ../nbs/2_instruments/175_histogram.ipynb #7a5b0b96
+def _answers(params, c, seeds, splits, labels) -> list:
+    "Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each seed's own part of it."
+    t, out = get_task("hist"), []
+    for split, among in ({"all": None} | splits).items():
+        own = torch.ones(len(seeds), len(t), dtype=torch.bool) if among is None else among
+        tokens = {k: (own[:, :, None] & strata(t)[f"count={k}"]).sum((1, 2)).tolist() for k in range(1, LENGTH)}
+        for site, edit in [("none", "none")] + [(s, e) for s in ("ffn_out", "attn_out") for e in ("zero", "mean")]:
+            edits, at = {} if site == "none" else {site: edit}, labels | dict(site=site, edit=edit, split=split)
+            out += [rows(v, seeds, stratum=f"count={k}", metric="count_accuracy", n_examples=tokens[k], **at)
+                    for k, v in enumerate(by_count(params, c, edits, among).T, 1)]
+            asked = {k: (own.sum(1) * LENGTH // (1 + (k == "readout"))).tolist() for k in ("", "readout")}
+            out += [rows(v, seeds, metric=f"count_{k}", n_examples=asked.get(k, asked[""]), **at)
+                    for k, v in known_of_count(params, c, edits, among).items()]
+    return out
 
 # %% ../nbs/2_instruments/175_histogram.ipynb #adf9c60d
 def _held_out():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from moe_redistribution.conditions import RECIPES
 from moe_redistribution.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, era, generators, held_back, part_seed,
-                                     sampled, split)
+                                     sampled, split, unseen)
 from moe_redistribution.tasks import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
 
 ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
@@ -115,3 +116,21 @@ def test_what_is_held_back_was_not_in_the_batches(task):
     again = sum(tuple(row) in trained for row in tokens.tolist()) / len(tokens)
     assert again == 0 if task is MODADD else again < .03           # a sequence of two letters may come twice
     assert held_back(ADD7, 7) is None and len(tokens) == len(targets)
+
+
+# --------------------------------------------------------------------------------------------------------- what was never trained on
+
+def test_an_unseen_sequence_of_the_clean_set_is_in_none_of_the_twenty_sets_and_every_other_in_one():
+    trained = {tuple(row) for e in range(0, 1000, REFRESH) for row in sampled(42, epoch=e)[0].tolist()}
+    own = [tuple(row) not in trained for row in HIST.tokens.tolist()]
+    assert unseen(HIST, 42).tolist() == own and .8 < sum(own) / len(own) < 1
+    assert unseen(HIST, 42) is unseen(HIST, 42), "drawn once a process"
+
+
+def test_a_seed_that_was_trained_for_less_has_seen_less_and_the_default_is_the_whole_schedule():
+    short, whole = unseen(HIST, 7, "paired", 100), unseen(HIST, 7, "paired", RECIPES["hist"]["steps"])
+    assert (short | ~whole).all() and short.sum() > whole.sum() and torch.equal(whole, unseen(HIST, 7, "paired", 1000))
+
+
+def test_unseen_pairs_are_the_test_part_and_add_7_has_none():
+    assert unseen(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist()) and unseen(ADD7, 42) is None

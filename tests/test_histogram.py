@@ -131,3 +131,22 @@ def test_other_models_are_refused(c, says):
 
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ValueError, match="nearest: 'paper'"): count_probes(count_by_inventory(), NAME, "papers")
+
+
+def test_rows_of_a_seed_s_own_sequences_are_a_loop_over_them_and_the_others_stay_as_they_are():
+    name, t = "hist/moe-e2k1-h8-gelu", get_task("hist")
+    p, own = start(name, 2), torch.arange(len(t)) % torch.tensor([[2], [3]]) == 0
+    own[1] &= (counts(t.tokens) < 9).all(1)                                    # the second seed is asked of no nine
+    plain, both = (histogram_rows(p, name, [5, 6], (), splits=s) for s in (None, {"test": own}))
+    rest = both[both["split"] == "all"].reset_index(drop=True)
+    assert plain.equals(rest) and len(both) - len(rest) == 2 * 5 * (9 + 5)
+    for edits, where in (({}, "site == 'none'"), ({"ffn_out": "mean"}, "site == 'ffn_out' and edit == 'mean'")):
+        hit, of = ablate(p, name, edits), both.query(f"split == 'test' and {where}")
+        for s, seed in enumerate((5, 6)):
+            mine = of[of["seed"] == seed].set_index(["metric", "stratum"])
+            for k in range(1, 10):
+                asked = [bool(h) for i in own[s].nonzero()[:, 0] for h, c in zip(hit[s, i], counts(t.tokens[i])) if c == k]
+                row = mine.loc[("count_accuracy", f"count={k}")]
+                assert row["n_examples"] == len(asked) and (row["value"] == pytest.approx(np.mean(asked)) if asked else np.isnan(row["value"]))
+            assert mine.loc[("count_right", "all"), "value"] == pytest.approx(hit[s, own[s]].double().mean().item())
+            assert mine.loc[("count_right", "all"), "n_examples"] == 10 * own[s].sum() == 2 * mine.loc[("count_readout", "all"), "n_examples"]

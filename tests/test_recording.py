@@ -1,4 +1,5 @@
 """Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is new."""
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,12 +8,14 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import recording
+from moe_redistribution import recording, runs
 from moe_redistribution.conditions import condition
 from moe_redistribution.groups import train
-from moe_redistribution.models import init
+from moe_redistribution.data import unseen
+from moe_redistribution.models import init, predict
 from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
-from moe_redistribution.store import Store
+from moe_redistribution.store import Store, unseal
+from moe_redistribution.tasks import get_task
 from moe_redistribution.trace import ROW_COLUMNS, rows as rows_of_values, tidy
 
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
@@ -181,3 +184,156 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     record_runs(store, tmp_path, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
+
+
+# ------------------------------------------------------------------------------------------------------------- replaced runs
+
+NAME = "add7/ffn-h8-silu"
+
+
+def small(monkeypatch):
+    "Two instruments, one condition and none of the site's tables, so that recording takes a second."
+    for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
+    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
+               ledger=lambda root: pd.DataFrame(dict(key=[])), recorded_checkpoints=lambda root: [(NAME, "first256")])
+    for n, value in few.items(): monkeypatch.setattr(recording, n, value)
+
+
+@pytest.fixture(scope="module")
+def recorded_once(tmp_path_factory):
+    "A place where two runs, 42 and 137, are stored and recorded."
+    at = tmp_path_factory.mktemp("replaced")
+    store = Store(at / "store")
+    train(NAME, seeds=[42, 137], root=store.root, steps=400, executor="here", quiet=True)
+    for s in (42, 137): store.save(reached(store.load(NAME, s)))
+    with pytest.MonkeyPatch.context() as patch:
+        small(patch)
+        recording.record(store, at / "root", say=lambda text: None)
+    return at
+
+
+@pytest.fixture
+def study(recorded_once, tmp_path, monkeypatch):
+    "A copy of it, and a way to put another run of a seed into another store."
+    small(monkeypatch)
+    for part in ("store", "root"): shutil.copytree(recorded_once / part, tmp_path / part)
+    store, other = Store(tmp_path / "store"), Store(tmp_path / "other")
+    def another(seed, **manifest):
+        run = store.load(NAME, seed)
+        weights = {rule: {n: v + .01 for n, v in w.items()} for rule, w in run.weights.items()}
+        history = run.history.assign(loss=run.history["loss"] + 1e-3)
+        other.save(replace(run, weights=weights, history=history, manifest=run.manifest | manifest))
+    return SimpleNamespace(store=store, other=other, root=tmp_path / "root", another=another)
+
+
+def reached(run):
+    "The run as if it had learned: at its first rules after 200 steps, and settled."
+    at = {rule: dict(step=200, value=1., reached=True) for rule in run.manifest["rules"]}
+    weights = {rule: run.weights[rule] if rule in run.weights else next(iter(run.weights.values())) for rule in at}
+    return replace(run, weights=weights, manifest=run.manifest | dict(rules=at, settled=True))
+
+
+def everything(root, seed):
+    "All that is recorded of a seed: rows of every file, and its weights."
+    own = lambda f: f[f["seed"] == seed].reset_index(drop=True)
+    frames = {p.relative_to(root).as_posix(): own(pd.read_parquet(p)) for p in sorted(root.rglob("*.parquet"))}
+    tensors, info = unseal(root / f"checkpoints/{NAME}.first256.safetensors")
+    return {n: f.to_csv() for n, f in frames.items()} | {n: v[info["seeds"].index(seed)].tolist() for n, v in tensors.items()}
+
+
+def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study):
+    before = {s: everything(study.root, s) for s in (42, 137)}
+    study.another(42)
+    heard = []
+    recording.record(study.other, study.root, heard.append)
+    assert {s: everything(study.root, s) for s in (42, 137)} == before and f"fix: keep the recorded one, or moe-redistribution record --replace {NAME}" in heard[0]
+    written = recording.record(study.other, study.root, heard.append, replace=[NAME], reason="a test")
+    now = {s: everything(study.root, s) for s in (42, 137)}
+    assert now[137] == before[137] and study.root / "results/replaced.csv" in written
+    same = {n for n in now[42] if now[42][n] == before[42][n]}
+    assert same <= {f"results/runs/{NAME}.parquet"}, "no row, no loss and no weight of the first run is left"
+    fresh = study.root.parent / "fresh"
+    recording.record(study.other, fresh, lambda text: None)
+    assert everything(fresh, 42) == now[42], "what is recorded is what a bare place would have recorded"
+    [line] = pd.read_csv(study.root / "results/replaced.csv").to_dict("records")
+    assert line == dict(condition=NAME, stream="authors", seed=42, old_first=200, new_first=200, old_step=400, new_step=400, date=line["date"], reason="a test")
+    assert not [p for p in recording.record(study.other, study.root, heard.append, replace=[NAME]) if p.suffix == ".parquet"] and "no other run" in heard[-1]
+
+
+@pytest.mark.parametrize("manifest, lacks", [(dict(settled=False), "all its rules settled"), (dict(failed=300), "a finite loss: it failed at step 300")])
+def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, manifest, lacks):
+    study.another(42, **manifest)
+    study.another(137)
+    before, heard = everything(study.root, 42), []
+    recording.record(study.other, study.root, heard.append, replace=[NAME])
+    assert any("authors 42 not replaced: expected a run that went as far" in h and lacks in h and "fix: moe-redistribution train" in h for h in heard)
+    assert everything(study.root, 42) == before, "and the other seed's replacement leaves it alone"
+    assert pd.read_csv(study.root / "results/replaced.csv")["seed"].tolist() == [137]
+
+
+def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study):
+    study.another(42)
+    run = study.other.load(NAME, 42)
+    study.other.save(replace(run, weights={"first256": run.weights["first256"]}))
+    assert runs.behind(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
+    assert runs.behind(study.store.load(NAME, 42), study.root) == []
+
+
+def test_what_cannot_be_replaced_is_said_before_any_work(study):
+    before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
+    go = lambda names: recording.record(study.other, study.root, say=lambda text: None, replace=names)
+    for names, says in ((["add7/ffn-h9-silu"], "condition to replace: expected one of add7/ffn-h8-silu; got 'add7/ffn-h9-silu'; nearest: 'add7/ffn-h8-silu'; fix:"),
+                        (["add7/fnn-h8-silu"], "nearest: 'ffn'"), ([NAME], f"expected stored runs of {NAME} .* got none; fix: moe-redistribution train")):
+        with pytest.raises(ValueError, match=says): go(names)
+    assert {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()} == before
+
+
+def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
+    "Killed between the rows and the history: the rest is still known to be of another run."
+    study.another(42)
+    write, count = runs.write_frame, []
+    def dies(frame, path):
+        count.append(path)
+        if len(count) > 3: raise KeyboardInterrupt
+        write(frame, path)
+    monkeypatch.setattr(runs, "write_frame", dies)
+    with pytest.raises(KeyboardInterrupt): recording.record(study.other, study.root, lambda text: None, replace=[NAME])
+    monkeypatch.setattr(runs, "write_frame", write)
+    recording.record(study.other, study.root, lambda text: None, replace=[NAME])
+    fresh = study.root.parent / "fresh"
+    recording.record(study.other, fresh, lambda text: None)
+    assert everything(study.root, 42) == everything(fresh, 42)
+
+
+def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes_the_file(study):
+    path, counts = study.root / f"checkpoints/{NAME}.first256.safetensors", study.root / "checkpoints/right.csv"
+    kept = unseal(path)[0]["W_E"][1:]
+    assert runs.withdraw(NAME, "first256", [42], study.root) == [137] and torch.equal(unseal(path)[0]["W_E"], kept)
+    assert pd.read_csv(counts)["seed"].tolist() == [137] and unseal(path)[1]["seeds"] == [137]
+    with pytest.raises(ValueError, match="got 42"): runs.withdraw(NAME, "first256", [42], study.root)
+    assert runs.withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- unseen examples
+
+@pytest.mark.parametrize("name, there", [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True), ("hist/moe-e2k1-h16-gelu", True)])
+def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, there):
+    params = init(name, [torch.Generator().manual_seed(1)])
+    rows = recording.ablation_of(params, name, [1], "authors", ("zero",), rule="best")
+    own = rows[rows["split"] == "test"]
+    t = get_task(name.split("/")[0])
+    assert len(own) == (3 if there else 0) and (own["n_examples"] == (int(unseen(t, 1).sum()) if there else 0)).all()
+    if there:
+        hit = (predict(params, name) == t.targets)[0, unseen(t, 1)].double().mean().item()
+        assert own.query("site == 'none'")["value"].item() == pytest.approx(hit)
+
+
+def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypatch):
+    name = "hist/ffn-h16-gelu"
+    params = init(name, [torch.Generator().manual_seed(1)])
+    monkeypatch.setattr(recording, "PROTOCOLS", ())
+    rows = INSTRUMENTS["histogram"].rows(params, name, [1], stream="authors", rule="best")
+    kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c] for c in ("metric", "site", "edit", "stratum"))))
+    assert kinds("all") == kinds("test") and len(kinds("test")) == 5 * (9 + 5)
+    nines = rows.query("split == 'test' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
+    assert 0 < nines < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item()

@@ -20,7 +20,7 @@ NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 # The house reads from left to right: a room may import the rooms before it and no others.
 ROOMS = ("tasks data paper conditions models experts engine store training executors registry groups trace planted clocks authors "
          "ablation copying attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
-         "evidence answers registrations tables figures results ledger recording costs bench cli").split()
+         "evidence answers registrations tables figures results runs ledger recording costs bench cli").split()
 
 
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore

@@ -1,0 +1,140 @@
+"""What is recorded of a committed checkpoint comes out of its file: not its accuracy alone, but what instruments say of it.
+
+One cheap and sensitive instrument a task, and every seed; `tools/comes_out.py` asks all of them, which takes half an hour."""
+import importlib.util
+
+import pandas as pd
+import pytest
+import torch
+
+from moe_redistribution import results
+from moe_redistribution.ablation import ablation_rows
+from moe_redistribution.bilinear import bilinear_rows
+from moe_redistribution.conditions import SEEDS, condition
+from moe_redistribution.fourier import fourier_rows
+from moe_redistribution.histogram import by_count, selective_shares
+from moe_redistribution.runs import write_frame
+from moe_redistribution.store import compact, kept_in_half, unseal
+from moe_redistribution.tasks import ALPHABET, LENGTH
+from moe_redistribution.trace import rows, tidy
+
+spec = importlib.util.spec_from_file_location("comes_out", results.ROOT / "tools/comes_out.py")
+comes_out = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(comes_out)
+
+GLU = "modadd/glu-h340-gelu"
+LIMIT = 35_000_000
+
+
+def counted(params, c, seeds, **labels):
+    "Of the histogram instrument the rows that take no probe: selective units, and accuracy by count with and without the FFN."
+    at, labels = (("none", "none"), ("ffn_out", "zero")), dict(condition=condition(c).name) | labels
+    out = [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels) for unit, v in selective_shares(params, c).items()]
+    for site, edit in at:
+        each = by_count(params, c, {} if site == "none" else {site: edit})
+        out += [rows(each[:, k - 1], seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy", **labels) for k in range(1, LENGTH)]
+    return tidy(out)
+
+
+def instruments(name):
+    "Instrument → the part of it that is asked here."
+    c = condition(name)
+    ablated = {"ablation": lambda *a, **k: ablation_rows(*a, ("zero",), **k)}
+    if c.task == "hist": return {"histogram": counted}
+    if c.task == "add7" or c.ffn == "no_ffn": return ablated
+    return {"fourier": fourier_rows} | ({"bilinear": bilinear_rows} if c.gated else {})
+
+
+def asked(name, rule):
+    "Differences of the parts asked here."
+    params, seeds = results.checkpoint(name, rule), results.checkpoint_seeds(name, rule)
+    found = {i: of(params, name, seeds, stream="authors", rule=rule) for i, of in instruments(name).items()}
+    return pd.concat([comes_out.differences(name, rule, i, None, rows) for i, rows in found.items()])
+
+
+@pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
+def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
+    d = asked(name, rule)
+    assert set(d.loc[d["there"] == "both", "seed"]) == set(results.checkpoint_seeds(name, rule)) and (d["there"] == "both").sum() >= 6 * d["seed"].nunique()
+    bad = comes_out.summary(d).query("outside > 0")
+    assert bad.empty, f"not what was recorded; fix: runs.withdraw, train these seeds again, record --replace {name}\n{bad.to_string()}"
+
+
+def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
+    seed = results.checkpoint_seeds(GLU, "first99")[-1]
+    whole = {n: v[-1:] for n, v in results.checkpoint(GLU, "first99").items()}
+    faint = whole["W_gate"][0, 0, 0].norm(dim=0).argsort()[:8]
+    without = whole | {"W_gate": whole["W_gate"].index_fill(-1, faint, 0)}
+    d = comes_out.differences(GLU, "first99", "fourier", None, fourier_rows(without, GLU, [seed], rule="first99"))
+    bad = comes_out.outside(d)
+    assert "dead_share_paper" in set(bad["metric"]) and (bad["there"] == "both").all()
+    right = [results.right_answers(p, GLU, [seed])["right"].item() for p in (whole, without)]
+    assert abs(right[0] - right[1]) <= .001 * right[0]
+
+
+def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_held_against_it(monkeypatch):
+    name, rule = "add7/ffn-h64-silu", "first256"
+    was = comes_out.recorded(name, "copying")
+    there = (was["rule"] == rule) & (was["stream"] == "authors") & (was["seed"] == 42) & (was["edit"] == "zero")
+    monkeypatch.setattr(comes_out, "recorded", lambda *a: pd.concat([was[~there], was[there].assign(site="attic")]))
+    d = comes_out.differences(name, rule, "copying")
+    assert (d["there"] == "since").sum() == (d["there"] == "lost").sum() == there.sum() > 0
+    assert len(comes_out.outside(d)) == there.sum() and (comes_out.outside(d)["site"] == "attic").all()
+    assert comes_out.summary(d)[["outside", "lost", "since"]].sum().tolist() == [there.sum()] * 3
+
+
+def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(tmp_path):
+    name, rule = "add7/ffn-h64-silu", "first256"
+    was = pd.read_parquet(results.ROOT / f"results/rows/copying/{name}.parquet")
+    path = tmp_path / f"results/rows/copying/{name}.parquet"
+    write_frame(was[~((was["stream"] == "authors") & (was["rule"] == rule) & (was["edit"] == "zero"))], path)
+    (tmp_path / "checkpoints").symlink_to(results.ROOT / "checkpoints")
+    d = comes_out.differences(name, rule, "copying", tmp_path)
+    assert comes_out.fill(d, name, rule, "copying", tmp_path) == (d["there"] == "since").sum() > 0
+    pd.testing.assert_frame_equal(pd.read_parquet(path), was)
+
+
+@pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
+    ("digits", .5, 4000, False, 2 / 4000, 3 / 4000), ("dead_share_paper", .2, 0, True, 1 / 340, 2 / 340), ("dead_share_paper", .2, 0, False, 0, 1e-9),
+    ("logit", 80., 0, True, .01, .1), ("concentration_paper", .3, 0, True, .002, .004), ("kept_accuracy", .9, 0, True, .005, .02), ("concentration_paper", .3, 0, False, 0, 1e-4)])
+def test_a_tolerance_is_as_wide_as_its_kind_of_number_needs(metric, largest, n, rounded, least, most):
+    assert least <= comes_out.tolerance(metric, largest, n, rounded) <= most
+
+
+# ------------------------------------------------------------------------------------------------------------ what is kept in half
+
+def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_small_is_not_asked():
+    g = torch.Generator().manual_seed(1)
+    whole = torch.randn(3, 1, 2, 128, 85, generator=g) / 30
+    whole[:, 0, 0, 5, 7] = 1e-9                                                 # one weight, of a unit that is used
+    assert kept_in_half(whole).all() and compact(whole).dtype == torch.float16
+    whole[2, 0, 1, :, 3] *= 1e-6                                                # one unit of one expert of one seed
+    assert kept_in_half(whole).tolist() == [True, True, False]
+    kept = compact(whole)
+    assert kept.dtype == torch.float32 and torch.equal(kept[2], whole[2]) and torch.equal(kept[:2], whole[:2].half().float())
+
+
+@pytest.mark.parametrize("wrong", [1e5, float("inf"), float("nan")])
+def test_what_half_cannot_hold_is_not_put_into_it(wrong):
+    x = torch.ones(2, 4, 4)
+    x[1, 2, 2] = wrong
+    assert kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32 and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.))
+
+
+def test_a_file_does_not_depend_on_the_night_in_which_a_seed_came_in():
+    x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(2)) / 50
+    x[1] *= 1e-7
+    night = torch.cat([compact(x[:1]).float(), x[1:]])
+    assert torch.equal(compact(night), compact(x))
+
+
+def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addition_are_kept_whole():
+    size = 0
+    for name, rule in results.CANONICAL:
+        path = results.checkpoint_path(name, rule)
+        tensors, info = unseal(path)
+        one = sum(t[0].numel() for t in tensors.values())
+        wide = 4 if name.startswith("add7") or (name.startswith("modadd") and condition(name).gated) else 2
+        size += one * len(SEEDS) * wide + 4096
+    assert size <= LIMIT and sum(p.stat().st_size for p in (results.ROOT / "checkpoints").rglob("*.safetensors")) <= LIMIT, f"{size:,} bytes"
+    print(f"{size:,}")
