@@ -5,15 +5,18 @@
 # %% auto #0
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NULLS', 'ORDER1', 'RATES', 'COLUMNS1', 'colour', 'label', 'is_arm',
            'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'figure1', 'two_ablations', 'trajectories',
-           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent', 'table_text', 'verdicts']
+           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent', 'table_text', 'verdicts',
+           'in_short', 'claim', 'points', 'numbers']
 
 # %% ../nbs/2_instruments/19_figures.ipynb #8e07ac9b
+import re
+from functools import lru_cache
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from .tasks import choose, get_task, nulls
 from .conditions import condition, LABELS, RECIPES
-from .paper import claims
+from .paper import DATA, claims, of_clone
 from .evidence import interval
 from .trace import select
 from .ablation import whole_answer
@@ -241,3 +244,38 @@ def verdicts(compared, columns=("variant", "condition", "metric")) -> pd.DataFra
         named = {n: getattr(r, n) for n in columns} | ({"condition": _labels(r.condition)} if "condition" in columns else {})
         return named | dict(paper=theirs, ours=ours, n=r.ours_n, verdict=r.verdict)
     return pd.DataFrame([line(r) for r in compared.itertuples()], index=compared["id"])
+
+# %% ../nbs/2_instruments/19_figures.ipynb #834fc72b
+def in_short(*lines) -> str:
+    """The passage that opens a page, as Markdown.
+
+    ValueError for other than three or four lines, a sentence over 30 words, or a mean over 20."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)|[*†]", r"\1", " ".join(lines))                   # a link counts with its words
+    said = [len(s.split()) for s in re.split(r"(?<=[.?!])\s+(?=[A-Z§])", text)]
+    if not (3 <= len(lines) <= 4 and max(said) <= 30 and sum(said) <= 20 * len(said)):
+        raise ValueError("in short: expected three or four lines of sentences up to 30 words, 20 in the mean; "
+                         f"got {len(lines)} lines, words by sentence {said}; fix: say one thing in a sentence")
+    return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
+
+# %% ../nbs/2_instruments/19_figures.ipynb #dcfecdd0
+@lru_cache(maxsize=1)
+def _ledger():
+    "The recorded ledger, a named row for each claim."
+    blank = {f"{k}_{v}": "" for k in ("paper", "audited", "uncopied") for v in ("mean", "lo", "hi")} | {"printed": ""}
+    table = pd.read_csv(of_clone(DATA.parent / "results/ledger.csv"), keep_default_na=False, na_values=blank)
+    return {r.key: r for r in table.itertuples(index=False, name="Claim")}
+
+def claim(key):
+    "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
+    return _ledger()[choose("claim", key, list(_ledger()))]
+
+def points(c, reading="audited", sign="+") -> str:
+    "A claim's difference in points, interval and seeds as text; `sign`: + shows it, none drops it, - says how much less."
+    mean, lo, hi = (100 * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
+    number = lambda v: f"{round(v) + 0:{'+' if sign == '+' else ''}d}"
+    return f"{number(mean)} points [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
+
+def numbers(*items) -> pd.DataFrame:
+    "The printed numbers of these items beside ours, under the paper's protocol, as recorded; by id."
+    found = pd.concat([pd.read_csv(of_clone(DATA.parent / f"results/paper/{i}.csv")) for i in items])
+    return found[found["protocol"] == "paper"].set_index("id")
