@@ -517,6 +517,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                     'moe_redistribution/figures.py'),
                                             'moe_redistribution.figures.printed_at': ( '2_instruments/figures.html#printed_at',
                                                                                        'moe_redistribution/figures.py'),
+                                            'moe_redistribution.figures.ruled': ( '2_instruments/figures.html#ruled',
+                                                                                  'moe_redistribution/figures.py'),
                                             'moe_redistribution.figures.table_text': ( '2_instruments/figures.html#table_text',
                                                                                        'moe_redistribution/figures.py'),
                                             'moe_redistribution.figures.tidy_axes': ( '2_instruments/figures.html#tidy_axes',

@@ -6,7 +6,7 @@
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NULLS', 'ORDER1', 'RATES', 'COLUMNS1', 'colour', 'label', 'is_arm',
            'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'figure1', 'two_ablations', 'trajectories',
            'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent', 'table_text', 'verdicts',
-           'in_short', 'claim', 'points', 'numbers']
+           'in_short', 'claim', 'points', 'ruled', 'numbers']
 
 # %% ../nbs/2_instruments/19_figures.ipynb #8e07ac9b
 import re
@@ -269,13 +269,19 @@ def claim(key):
     "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
     return _ledger()[choose("claim", key, list(_ledger()))]
 
-def points(c, reading="audited", sign="+") -> str:
-    "A claim's difference in points, interval and seeds as text; `sign`: + shows it, none drops it, - says how much less."
-    mean, lo, hi = (100 * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
-    number = lambda v: f"{round(v) + 0:{'+' if sign == '+' else ''}d}"
-    return f"{number(mean)} points [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
+def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
+    """A claim's difference, interval and seeds as text, in `unit` of 1 / `scale`.
 
-def numbers(*items) -> pd.DataFrame:
-    "The printed numbers of these items beside ours, under the paper's protocol, as recorded; by id."
+    `sign`: + shows it, an empty one drops it where it is positive, - says how much less."""
+    mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
+    number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
+    return f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
+
+def ruled(c, ledger="9z_ledger.ipynb") -> str:
+    "A claim's verdict, as a link from a page to the ledger."
+    return f"[{c.verdict}]({ledger})"
+
+def numbers(*items, protocol="paper") -> pd.DataFrame:
+    "The printed numbers of these items beside ours, as recorded under one protocol; by id."
     found = pd.concat([pd.read_csv(of_clone(DATA.parent / f"results/paper/{i}.csv")) for i in items])
-    return found[found["protocol"] == "paper"].set_index("id")
+    return found[found["protocol"] == protocol].set_index("id")
