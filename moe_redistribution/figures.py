@@ -275,6 +275,7 @@ def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -
     `sign`: + shows it, an empty one drops it where it is positive, - says how much less."""
     mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
     number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
+    unit = unit.removesuffix("s") if number(mean).strip("+-") == "1" else unit
     return f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
 
 def ruled(c, ledger="9z_ledger.ipynb") -> str:
