@@ -5,15 +5,18 @@
 # %% auto #0
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NULLS', 'ORDER1', 'RATES', 'COLUMNS1', 'colour', 'label', 'is_arm',
            'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'figure1', 'two_ablations', 'trajectories',
-           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent', 'table_text', 'verdicts']
+           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent', 'table_text', 'verdicts',
+           'in_short', 'claim', 'points', 'ruled', 'numbers']
 
 # %% ../nbs/2_instruments/19_figures.ipynb #8e07ac9b
+import re
+from functools import lru_cache
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from .tasks import choose, get_task, nulls
 from .conditions import condition, LABELS, RECIPES
-from .paper import claims
+from .paper import DATA, claims, of_clone
 from .tables import METRIC, TASK, VARIANT, Shown, beside
 from .evidence import interval
 from .trace import select
@@ -241,3 +244,45 @@ def verdicts(compared, columns=("variant", "condition", "metric"), caption="") -
         return words.get(n, {}).get(getattr(r, n), str(getattr(r, n)).replace("_", " "))
     names = [" · ".join(x for n in columns if (x := word(r, n)) not in ("", "nan")) for r in compared.itertuples()]
     return beside(compared, caption, names)
+
+# %% ../nbs/2_instruments/19_figures.ipynb #834fc72b
+def in_short(*lines) -> str:
+    """The passage that opens a page, as Markdown.
+
+    ValueError for other than three or four lines, a sentence over 30 words, or a mean over 20."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)|[*†]", r"\1", " ".join(lines))                   # a link counts with its words
+    said = [len(s.split()) for s in re.split(r"(?<=[.?!])\s+(?=[A-Z§])", text)]
+    if not (3 <= len(lines) <= 4 and max(said) <= 30 and sum(said) <= 20 * len(said)):
+        raise ValueError("in short: expected three or four lines of sentences up to 30 words, 20 in the mean; "
+                         f"got {len(lines)} lines, words by sentence {said}; fix: say one thing in a sentence")
+    return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
+
+# %% ../nbs/2_instruments/19_figures.ipynb #dcfecdd0
+@lru_cache(maxsize=1)
+def _ledger():
+    "The recorded ledger, a named row for each claim."
+    blank = {f"{k}_{v}": "" for k in ("paper", "audited", "uncopied") for v in ("mean", "lo", "hi")} | {"printed": ""}
+    table = pd.read_csv(of_clone(DATA.parent / "results/ledger.csv"), keep_default_na=False, na_values=blank)
+    return {r.key: r for r in table.itertuples(index=False, name="Claim")}
+
+def claim(key):
+    "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
+    return _ledger()[choose("claim", key, list(_ledger()))]
+
+def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
+    """A claim's difference, interval and seeds as text, in `unit` of 1 / `scale`.
+
+    `sign`: + shows it, an empty one drops it where it is positive, - says how much less."""
+    mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
+    number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
+    unit = unit.removesuffix("s") if number(mean).strip("+-") == "1" else unit
+    return f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
+
+def ruled(c, ledger="9z_ledger.ipynb") -> str:
+    "A claim's verdict, as a link from a page to the ledger."
+    return f"[{c.verdict}]({ledger})"
+
+def numbers(*items, protocol="paper") -> pd.DataFrame:
+    "The printed numbers of these items beside ours, as recorded under one protocol; by id."
+    found = pd.concat([pd.read_csv(of_clone(DATA.parent / f"results/paper/{i}.csv")) for i in items])
+    return found[found["protocol"] == protocol].set_index("id")
