@@ -279,8 +279,8 @@ def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -
     return f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
 
 def ruled(c, ledger="9z_ledger.ipynb") -> str:
-    "A claim's verdict, as a link from a page to the ledger."
-    return f"[{c.verdict}]({ledger})"
+    "A claim's verdict, as a link from a page to its line in the ledger."
+    return f"[{c.verdict}]({ledger}#{c.key})"
 
 def numbers(*items, protocol="paper") -> pd.DataFrame:
     "The printed numbers of these items beside ours, as recorded under one protocol; by id."

@@ -41,7 +41,7 @@ from .training import TASK_RULES
 from .results import (PAGES, ROOT, CANONICAL, checkpoint, checkpoint_path, checkpoint_seeds, comparison, fingerprint,
                                         item_rows, page_rows, recorded_checkpoints, right_answers, weightless)
 from .runs import has, history_frame, reach, recordable, replaceable, replace_runs, run_frame, stored_runs, write_frame
-from .ledger import ledger
+from .ledger import contrast_table, ledger
 
 # %% ../nbs/2_instruments/201_recording.ipynb #50979f6f
 @dataclass(frozen=True)
@@ -212,8 +212,9 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
     for item in paper_items():
         written.append(root / f"results/paper/{item}.csv")
         write_frame(comparison(item_rows(item, root), item, root), written[-1])
-    written.append(root / "results/ledger.csv")
-    write_frame(ledger(root=root), written[-1])
+    for name, table in (("ledger", ledger), ("contrasts", contrast_table)):
+        written.append(root / f"results/{name}.csv")
+        write_frame(table(root=root), written[-1])
     return written + record_checkpoints(store, root)
 
 # %% ../nbs/2_instruments/201_recording.ipynb #82ed1e1e
