@@ -177,6 +177,7 @@ def _read_at(rows, c, null, rule, seeds, stream):
     if not there[4]: return ours, notes, ""
     return there, [f"read at {first}, where the paper reads the best accuracy", *notes, *more], OTHER
 
+# %% ../nbs/2_instruments/181_answers.ipynb #917ebaee
 def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     "One row of `compare`: printed value `p`, its claim `c` (None if unknown), and the finest print of its cell, `fine`."
     line = dict(id=p.id, item=p.item, task=p.task, variant=p.variant, metric=p.metric, paper_mean=p.value,
@@ -198,6 +199,7 @@ def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null, n_decides=needed,
                        verdict=word, reason="; ".join(filter(None, [interim, said, finer, *notes, c.note])))
 
+# %% ../nbs/2_instruments/181_answers.ipynb #e597ea44
 def _judged(ours, p, c, margin, protocol, stream):
     "The `verdict` on our answer to claim `c` beside the print `p`, and the seeds behind `p`."
     routed = any(condition(n).routed for n in f"{c.condition} {c.versus}".split())   # rounding sends these down other paths

@@ -153,6 +153,7 @@ def answer(rows, s, quoted=()):
 VERDICTS = ("reproduced on new seeds", "reproduced on the paper's seeds", "direction only", "not reproduced",
             "contradicted by a control", "turns on copies", "inconclusive", "pending", "by construction", "not testable here")
 
+# %% ../nbs/2_instruments/203_ledger.ipynb #158b5c7a
 def judge(paper, audited, numbers=(), uncopied=None, sized=False, fresh=False, forced=False) -> str:
     """The verdict on a claim, from the `Answer`s under each protocol and the words for its quoted `numbers`.
 

@@ -134,6 +134,7 @@ def far_enough(runs=None) -> dict:
     masks = dict(full=ended, selected=ended | runs["settled"], first=ended | first)
     return {until: runs[m].groupby(at)["seed"].apply(set).to_dict() for until, m in masks.items()}
 
+# %% ../nbs/2_instruments/20_results.ipynb #332a2047
 def reads_best(item) -> bool:
     "Whether the paper reads an item, or a part of it, at the best epoch of modular addition, which is later than its first 99 %."
     own = claims().query("protocol == 'paper' and rule == 'best'")
