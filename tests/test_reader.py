@@ -1,0 +1,123 @@
+"""What a stranger sees: the processed pages say their answer first, their tables can be read, and every figure leads to its rows."""
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from moe_redistribution.results import ROOT
+
+NBS, PROC = ROOT / "nbs", ROOT / "_proc"
+RESULTS = sorted(p.relative_to(NBS).as_posix() for part in ("3_paper", "5_beyond") for p in (NBS / part).glob("*.ipynb"))
+FIRST = ["index.ipynb", "figures_tables.ipynb", "status.ipynb"]
+
+
+@pytest.fixture(scope="module")
+def processed(tmp_path_factory):
+    "Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made here."
+    made, notebooks = sorted(PROC.rglob("*.ipynb")), sorted(NBS.rglob("*.ipynb"))
+    if len(made) == len(notebooks) and min(p.stat().st_mtime for p in made) > max(p.stat().st_mtime for p in notebooks): return PROC
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("settings.ini", "nbs", "moe_redistribution", "_quarto.yml"): (folder / name).symlink_to(ROOT / name)
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
+    run = "from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)"
+    done = subprocess.run([sys.executable, "-c", run], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "_proc"
+
+
+def shown(folder, page):
+    "The cells of a processed page that show something, in order: (what is read first of each, the cell)."
+    out = []
+    for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "raw" or not source.strip(): continue
+        silent = cell["cell_type"] == "code" and re.search(r"^#\|\s*echo:\s*false", source, flags=re.M)
+        said = ["".join(o.get("data", {}).get("text/markdown", "")) for o in cell.get("outputs", [])]
+        text = "\n".join(filter(None, said)) if silent else source
+        if text.strip(): out.append((text, cell))
+    return out
+
+
+def sentences(text):
+    "The sentences of a Markdown text, links and marks taken off."
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)|[*_`]", lambda m: m[1] or "", text)
+    parts = re.split(r"(?<=[.!?])\s+(?=[A-Z0-9–+−-])|\n\s*\n|\n[-|#]", text)
+    return [p for p in (re.sub(r"\s+", " ", x).strip(" -|") for x in parts) if len(p.split()) > 2]
+
+
+@pytest.mark.parametrize("page", [*RESULTS, "figures_tables.ipynb", "status.ipynb"])
+def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines(processed, page):
+    text, _ = shown(processed, page)[0]
+    assert text.startswith("**In short**"), f"{page} opens with {text[:80]!r}"
+    lines = [line for line in text.split("\n") if line.startswith("- ")]
+    assert 3 <= len(lines) <= 4, lines
+    assert any(c.isdigit() for c in text), "an answer has a number"
+
+
+@pytest.mark.parametrize("page", [*RESULTS, *FIRST])
+def test_sentences_of_a_first_screen_are_short(processed, page):
+    cells = shown(processed, page)
+    own = [t for t, _ in cells[:1]] if page not in FIRST else [t for t, c in cells if not t.startswith(("|", "```", "import", "from", "#"))]
+    counts = [len(s.split()) for t in own for s in sentences(t) if "|---" not in s and "= " not in s]
+    assert counts and max(counts) <= 40 and sum(counts) / len(counts) <= 20, [s for t in own for s in sentences(t) if len(s.split()) > 40]
+
+
+class Table(HTMLParser):
+    "Caption and first column of a table of results."
+    def __init__(self, text):
+        super().__init__()
+        self.caption, self.rows, self.at = "", [], None
+        self.feed(text)
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr": self.rows.append([])
+        self.at = tag if tag in ("td", "caption", "summary") else self.at
+        if tag == "td": self.rows[-1].append("")
+    def handle_endtag(self, tag):
+        self.at = None if tag == self.at else self.at
+    def handle_data(self, data):
+        if self.at in ("caption", "summary"): self.caption += data
+        elif self.at == "td": self.rows[-1][-1] += data
+
+
+def tables(folder, page):
+    found = []
+    for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
+        for o in cell.get("outputs", []):
+            text = "".join(o.get("data", {}).get("text/html", "")) or "".join(o.get("data", {}).get("text/markdown", ""))
+            if 'class="shown' in text or "dataframe shown" in text: found.append(Table(text))
+    return found
+
+
+@pytest.mark.parametrize("page", RESULTS)
+def test_every_row_of_a_comparison_can_be_told_from_every_other_and_every_table_has_a_caption(processed, page):
+    for table in tables(processed, page):
+        named = [row[0] for row in table.rows if row]
+        assert table.caption.strip() and len(set(named)) == len(named) > 0, (page, table.caption)
+
+
+def test_comparisons_are_shown_in_this_form_all_over_the_site(processed):
+    assert sum(len(tables(processed, page)) for page in RESULTS) > 40
+
+
+def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(processed):
+    text = "\n".join(t for t, _ in shown(processed, "figures_tables.ipynb"))
+    rows = re.findall(r"^\| \[(Figure|Table) (\d+)\]\(([^)#]+)(?:#([^)]*))?\) \|(.*)$", text, flags=re.M)
+    assert [(k, int(n)) for k, n, *_ in rows] == [("Figure", i) for i in range(1, 27)] + [("Table", i) for i in range(1, 14)]
+    for kind, n, page, anchor, rest in rows:
+        assert (NBS / page).is_file() and anchor, f"{kind} {n}: {page}#{anchor}"
+        files = re.findall(r"\(rows/([\w.]+)\.csv\)", rest)
+        assert all((ROOT / f"results/paper/{f}.csv").is_file() for f in files), files
+        assert "`moe-redistribution " in rest and ("missing" not in rest)
+    waiting = [r for r in rows if "▲" in r[4]]
+    assert 0 < len(waiting) < len(rows), "runs that are missing are marked"
+
+
+def test_links_to_a_claim_lead_to_its_line(processed):
+    there = set(re.findall(r"\[\]\{#([\w.-]+)\}", "\n".join(t for t, _ in shown(processed, "3_paper/9z_ledger.ipynb"))))
+    assert len(there) > 140
+    asked = {a for page in [*RESULTS, "index.ipynb"] for t, _ in shown(processed, page) for a in re.findall(r"9z_ledger\.ipynb#([A-Za-z0-9][\w.-]*\d)\)", t)}
+    assert asked and asked <= there, asked - there
