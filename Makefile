@@ -86,6 +86,7 @@ readme: $(READY)  ## README.md from nbs/index.ipynb
 
 docs: $(READY)  ## the site's pages in _proc/, and the site in _docs/ where Quarto is installed
 	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
+	@$(PY) tools/frame.py
 	@if command -v quarto >/dev/null; \
 	  then (cd _proc && quarto render --no-cache) && rm -rf _docs && mv _proc/_docs _docs; \
 	  else echo "Pages are in _proc/; rendering them needs Quarto (https://quarto.org)."; fi

@@ -1,0 +1,130 @@
+"""What the site's frame adds to the pages that nbdev has processed: `make docs` runs it on _proc/, before Quarto.
+
+    python tools/frame.py            _proc/ of this checkout
+
+The notebooks stay as an author wants to read them, and no cell has to repeat what follows from what it holds:
+
+- **Folds.** Exported source, set-up and assertions come folded behind a word that says what is inside, "source", "set-up",
+  "3 assertions, all hold". A cell is set-up if it only imports, or, on a page of results, if it shows nothing or opens the
+  page's rows. They do hold: a notebook whose assertion fails has no outputs stored and does not pass `make test`.
+- **One number a figure.** Captions carry the paper's numbers, so Quarto may not count as well. It counts what has a label that
+  starts with `fig-`; the label is kept as an anchor, and the cell gets one that is not counted.
+- **Nothing from elsewhere.** Quarto loads two scripts from a CDN for every page with an HTML output, in case it is a widget.
+  Ours are tables: handed over as raw HTML in Markdown, they need none.
+- **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository and to
+  its issues, and "source" to the line. Without one those links would be dead, so they are left out.
+"""
+import ast
+import configparser
+import json
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ("3_paper/", "5_beyond/")  # pages whose subject is what came out, not how it is computed
+DIRECTIVE = r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$"
+
+
+def options(source):
+    "The `#| name: value` lines of a cell."
+    return {name: value.strip("\"'") for name, value in re.findall(DIRECTIVE, source, flags=re.M)}
+
+
+def assertions(node):
+    "How many assertions a statement makes; those inside a function are not made where it is defined."
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+        return 0
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("test_")
+    return isinstance(node, ast.Assert) + called + sum(assertions(n) for n in ast.iter_child_nodes(node))
+
+
+def fold(cell, page):
+    "The word behind which a code cell is folded, or nothing."
+    source = cell["source"]
+    given = options(source)
+    if given.get("code-summary") == "Exported source":  # nbdev's own, which it leaves open
+        return "source"
+    if given.keys() & {"code-fold", "echo", "include"}:
+        return None
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a shell command or a magic
+        return None
+    n = sum(map(assertions, body))
+    if n and not cell["outputs"]:
+        return f"{n} assertion{'s' * (n > 1)}, all hold" if n > 1 else "1 assertion, holds"
+    imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+    silent = page.startswith(RESULTS) and (not cell["outputs"] or "page_rows(" in source)
+    return "set-up" if body and (imports or silent) else None
+
+
+def without(source, *names):
+    "A cell's source without these directives."
+    return "\n".join(line for line in source.split("\n")
+                     if not ((m := re.match(DIRECTIVE, line)) and m[1] in names))
+
+
+def raw(html):
+    "HTML as Markdown that pandoc passes through."
+    return "```{=html}\n" + html.strip("\n") + "\n```\n"
+
+
+def output(out, git_url):
+    "Change one output in place."
+    data = out.get("data", {})
+    if "text/html" in data and "text/markdown" not in data:
+        data["text/markdown"] = raw("".join(data.pop("text/html")))
+    if "text/markdown" in data and not git_url:
+        text = "".join(data["text/markdown"])
+        data["text/markdown"] = re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M)
+
+
+def framed(notebook, page, git_url=""):
+    "The cells of a processed notebook as Quarto gets them."
+    out = []
+    for cell in notebook["cells"]:
+        cell = {**cell, "source": "".join(cell["source"])}
+        if cell["cell_type"] == "code":
+            if (word := fold(cell, page)) is not None:
+                cell["source"] = f'#| code-fold: true\n#| code-summary: "{word}"\n' \
+                    + without(cell["source"], "code-fold", "code-summary")
+            label = options(cell["source"]).get("label", "")
+            if label.startswith("fig-"):
+                anchor = raw(f'<a id="{label}" class="figure-anchor"></a>')
+                out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {}, "source": anchor})
+                cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-", cell["source"], flags=re.M)
+            for o in cell["outputs"]:
+                output(o, git_url)
+        out.append(cell)
+    return {**notebook, "cells": out}
+
+
+def navbar(git_url):
+    "What _proc/_quarto.yml says besides _quarto.yml: links into the repository, if there is one."
+    if not git_url:
+        return {}
+    return {"website": {"repo-url": git_url, "repo-actions": ["issue"], "navbar": {"right": [
+        {"text": "Ask or report", "href": f"{git_url}/issues"},
+        {"icon": "github", "href": git_url, "aria-label": "The repository"}]}}}
+
+
+def main(root=ROOT):
+    settings = configparser.ConfigParser()
+    settings.read(root / "settings.ini")
+    git_url = settings["DEFAULT"].get("git_url", "").strip().rstrip("/")
+    proc = root / "_proc"
+    pages = sorted(proc.rglob("*.ipynb"))
+    for path in pages:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        made = framed(notebook, path.relative_to(proc).as_posix(), git_url)
+        path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    site = yaml.safe_load((root / "nbs" / "_quarto.yml").read_text()) | navbar(git_url)
+    (proc / "_quarto.yml").write_text(yaml.safe_dump(site, sort_keys=False))
+    print(f"framed {len(pages)} pages" + (f", with links to {git_url}" if git_url else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
