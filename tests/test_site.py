@@ -91,6 +91,27 @@ def test_no_two_pages_have_one_address():
     assert not [a for a, n in address.items() if n > 1]
 
 
+def site():
+    return yaml.safe_load((ROOT / "_quarto.yml").read_text())
+
+
+def test_the_sidebar_has_five_groups_that_open_one_at_a_time_and_no_numbers():
+    shown = site()["website"]["sidebar"]
+    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "How we measure", "Reference"]
+    assert shown["collapse-level"] == 1 and shown["contents"][0]["contents"][0] == "index.ipynb"
+
+
+def test_every_link_of_the_bar_is_a_page():
+    assert {link["href"] for link in site()["website"]["navbar"]["left"]} <= set(PAGES)
+
+
+def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
+    html, style = site()["format"]["html"], (NBS / "styles.css").read_text()
+    assert html["lightbox"] is True and html["html-math-method"] == "mathml"
+    assert re.search(r"img[^{}]*\{[^}]*max-width: 100%; height: auto", style)
+    assert all((NBS / t).is_file() for t in html["theme"][1:]) and "$web-font-path: false" in (NBS / html["theme"][1]).read_text()
+
+
 @each_page
 def test_a_page_opens_with_its_title_and_one_line_about_it(page):
     first = cells(page)[0]
@@ -165,6 +186,104 @@ def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_i
         if lacking or not options(cell)["label"].startswith("fig-"):
             bare.append((cell["source"][:60], sorted(lacking) or "a label that starts with fig-"))
     assert not bare, f"{page}: cell, and what it lacks: {bare}"
+
+
+# --------------------------------------------------------------------------------- what the frame adds to processed pages
+
+sys.path.append(str(ROOT / "tools"))
+import frame  # noqa: E402  a script, and so no module of the package
+
+
+def code(source, *outputs):
+    return {"cell_type": "code", "source": source, "outputs": [{"data": d} for d in outputs], "metadata": {}}
+
+
+@pytest.mark.parametrize("source, page, word", [
+    ("import torch\nfrom a import b", "1_setting/x.ipynb", "set-up"),
+    ("assert 1\ntest_eq(2, 2)\nfor x in y: assert x", "1_setting/x.ipynb", "3 assertions, all hold"),
+    ("x = 1\nassert x", "3_paper/x.ipynb", "1 assertion, holds"),
+    ('#| code-fold: show\n#| code-summary: "Exported source"\ndef f(): assert 0', "1_setting/x.ipynb", "source"),
+    ("def f(): assert 0", "1_setting/x.ipynb", None),       # a lesson: nothing is asserted yet
+    ("def f(): return 0", "5_beyond/x.ipynb", "set-up"),    # on a page of results it is in the way
+    ("#| echo: false\nassert 1", "3_paper/x.ipynb", None),
+    ("!moe-redistribution --help", "6_practical/x.ipynb", None)])
+def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
+    assert frame.fold(code(source), page) == word
+    made, = frame.framed({"cells": [code(source)]}, page)["cells"]
+    assert ("".join(made["source"]).count("code-fold: true"), "code-fold: show" in "".join(made["source"])) == (bool(word), False)
+
+
+def test_what_a_cell_shows_keeps_its_code_in_view():
+    assert frame.fold(code("x = 1\nassert x\nx", {"text/plain": "1"}), "3_paper/x.ipynb") is None
+
+
+def test_a_figure_shows_one_number_and_keeps_its_anchor():
+    cell = code('#| label: fig-4\n#| fig-cap: "Figure 4. It holds."\nplot()', {"image/png": ""})
+    anchor, made = frame.framed({"cells": [cell]}, "3_paper/x.ipynb")["cells"]
+    assert 'id="fig-4"' in "".join(anchor["source"]) and options({"source": "".join(made["source"])})["label"] == "picture-4"
+    assert all(isinstance(c["source"], list) for c in (anchor, made))         # of a string Quarto drops the ends of lines
+
+
+@pytest.mark.parametrize("git_url", ["", "https://forge/a/b"])
+def test_no_link_into_a_repository_that_is_not_there(git_url):
+    link = f'[source]({git_url or "blob/main/m.py#L1"}){{target="_blank" style="float:right"}}\n\n### f\n'
+    made, = frame.framed({"cells": [code("show_doc(f)", {"text/markdown": link})]}, "x.ipynb", git_url)["cells"]
+    assert ("[source]" in "".join(made["outputs"][0]["data"]["text/markdown"]), "### f" in str(made)) == (bool(git_url), True)
+    assert git_url in str(frame.navbar(git_url)) and bool(frame.navbar(git_url)) == bool(git_url)
+
+
+def test_a_table_asks_nobody_for_scripts():
+    made, = frame.framed({"cells": [code("t", {"text/html": "<table></table>", "text/plain": "t"})]}, "x.ipynb")["cells"]
+    data = made["outputs"][0]["data"]
+    assert "text/html" not in data and data["text/markdown"] == ["```{=html}\n", "<table></table>\n", "```\n"]
+
+
+# ----------------------------------------------------------------------------------------------------------- glossary
+
+def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_short_sentences():
+    heads = [re.findall(r"^### (.+?) \{#([a-z0-9-]+)\}$", c["source"], flags=re.M) for c in cells("glossary.ipynb")[1:]]
+    anchors_ = [a for found in heads for _, a in found]
+    assert len(anchors_) > 40 and not [a for a, n in Counter(anchors_).items() if n > 1]
+    assert not [c["source"] for c in cells("glossary.ipynb") if c["source"].startswith("### ") and "{#" not in c["source"]]
+    plain = re.sub(r"\]\([^)]*\)", "]", "\n".join(c["source"] for c in cells("glossary.ipynb") if c["source"].startswith("###")))
+    sentences = [s for line in plain.split("\n") if not line.startswith("#") for s in re.split(r"(?<=\.)\s+(?=[A-Z])", line)]
+    assert not [s for s in sentences if len(s.split()) > 30]
+
+
+def test_the_glossary_has_every_word_of_a_verdict():
+    from moe_redistribution.ledger import VERDICTS
+    heads = {h.lower() for c in cells("glossary.ipynb") for h in re.findall(r"^### (.+?) \{", c["source"], flags=re.M)}
+    words = {*VERDICTS, "agrees", "differs", "inconclusive", "corrected", "not attempted", "another checkpoint"}
+    assert words <= heads, sorted(words - heads)
+
+
+# ----------------------------------------------------------------------------------------------------------- workflows
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+def test_a_workflow_runs_no_text_from_outside_and_no_action_that_can_move(path):
+    flow = yaml.safe_load(path.read_text())
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    # what GitHub puts in place of ${{ … }} is text to a shell, and a branch may be called anything: pass it through env
+    assert not [s["run"] for s in steps if "${{" in s.get("run", "")]
+    assert not [s["uses"] for s in steps if "uses" in s and not re.search(r"@[0-9a-f]{40}$", s["uses"])]
+    assert len(re.findall(r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", path.read_text(), flags=re.M)) == sum("uses" in s for s in steps)
+    assert "write" not in str(flow["permissions"]), "rights to write belong to the one job that needs them"
+
+
+def test_the_workflow_of_the_site_names_its_quarto():
+    steps = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text())["jobs"]["build"]["steps"]
+    version, = [s["with"]["version"] for s in steps if "quarto" in s.get("uses", "")]
+    assert tuple(map(int, version.split("."))) >= (1, 9)  # the first that writes llms.txt
+
+
+def test_a_branch_of_any_name_reaches_the_settings_as_an_address():
+    name = 'a"; $(touch x) &|\\1%(b)s)#c'
+    made = configparser.ConfigParser()
+    made.read_string(frame.pointed((ROOT / "settings.ini").read_text(), "https://forge/a/b", name))
+    assert made["DEFAULT"]["git_url"] == "https://forge/a/b" and re.fullmatch(r"[\w.~%/-]+", made["DEFAULT"]["branch"])
 
 
 # ------------------------------------------------------------------------------------------------- cells and outputs

@@ -1,6 +1,7 @@
 """What the site's frame adds to the pages that nbdev has processed: `make docs` runs it on _proc/, before Quarto.
 
-    python tools/frame.py            _proc/ of this checkout
+    python tools/frame.py               the pages in _proc/
+    python tools/frame.py --settings    write GIT_URL and BRANCH of the environment into settings.ini, and touch no page
 
 The notebooks stay as an author wants to read them, and no cell has to repeat what follows from what it holds:
 
@@ -17,9 +18,11 @@ The notebooks stay as an author wants to read them, and no cell has to repeat wh
 import ast
 import configparser
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import yaml
 
@@ -72,14 +75,19 @@ def raw(html):
     return "```{=html}\n" + html.strip("\n") + "\n```\n"
 
 
+def lines(text):
+    "Text as notebooks store it. Quarto reads nothing else: of one long string it drops the ends of the lines."
+    return text.splitlines(keepends=True)
+
+
 def output(out, git_url):
     "Change one output in place."
     data = out.get("data", {})
     if "text/html" in data and "text/markdown" not in data:
-        data["text/markdown"] = raw("".join(data.pop("text/html")))
+        data["text/markdown"] = lines(raw("".join(data.pop("text/html"))))
     if "text/markdown" in data and not git_url:
         text = "".join(data["text/markdown"])
-        data["text/markdown"] = re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M)
+        data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
 
 def framed(notebook, page, git_url=""):
@@ -94,11 +102,11 @@ def framed(notebook, page, git_url=""):
             label = options(cell["source"]).get("label", "")
             if label.startswith("fig-"):
                 anchor = raw(f'<a id="{label}" class="figure-anchor"></a>')
-                out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {}, "source": anchor})
+                out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {}, "source": lines(anchor)})
                 cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-", cell["source"], flags=re.M)
             for o in cell["outputs"]:
                 output(o, git_url)
-        out.append(cell)
+        out.append({**cell, "source": lines(cell["source"])})
     return {**notebook, "cells": out}
 
 
@@ -111,7 +119,19 @@ def navbar(git_url):
         {"icon": "github", "href": git_url, "aria-label": "The repository"}]}}}
 
 
-def main(root=ROOT):
+def pointed(text, git_url, branch):
+    """The text of settings.ini with these values. A branch may be called anything: what has a meaning in an address is quoted,
+    and so is the percent sign that this makes, which has one in such a file."""
+    for name, value in (("git_url", git_url), ("branch", quote(branch, safe="/"))):
+        value = value.replace("%", "%%")
+        text = re.sub(rf"^{name} =.*$", lambda _: f"{name} = {value}", text, flags=re.M)
+    return text
+
+
+def main(args=(), root=ROOT):
+    if "--settings" in args:
+        path = root / "settings.ini"
+        return path.write_text(pointed(path.read_text(), os.environ["GIT_URL"], os.environ["BRANCH"])) and None
     settings = configparser.ConfigParser()
     settings.read(root / "settings.ini")
     git_url = settings["DEFAULT"].get("git_url", "").strip().rstrip("/")
@@ -127,4 +147,4 @@ def main(root=ROOT):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
