@@ -298,6 +298,8 @@ def standing(page, rows) -> str:
     runs = rows[rows["stream"] != "none"].groupby(["condition", "stream", "seed"]).ngroups
     text = f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`" if len(rows) else "None of this page's runs is recorded."
     text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." * bool(len(rows))
+    files = PAGES[page].items.split() or ["contrasts"]
+    text += " As files: " + ", ".join(f"[{i}](../rows/{i}.csv)" for i in files) + "." if len(rows) else ""
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, about {left['hours'].sum():.0f} core-hours: "
                    f"`moe-redistribution train {' '.join(left['condition'])} --until first`.")

@@ -14,12 +14,15 @@ The notebooks stay as an author wants to read them, and no cell has to repeat wh
   Ours are tables: handed over as raw HTML in Markdown, they need none.
 - **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
+- **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a table's numbers
+  are two clicks away.
 """
 import ast
 import configparser
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -128,6 +131,15 @@ def pointed(text, git_url, branch):
     return text
 
 
+def rows(root, proc):
+    "Copy the tables that pages link to as `rows/NAME.csv` to where Quarto finds them."
+    (proc / "rows").mkdir(exist_ok=True)
+    tables = [*sorted((root / "results/paper").glob("*.csv")), *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
+    for path in tables:
+        shutil.copy(path, proc / "rows" / path.name)
+    return len(tables)
+
+
 def main(args=(), root=ROOT):
     if "--settings" in args:
         path = root / "settings.ini"
@@ -143,7 +155,7 @@ def main(args=(), root=ROOT):
         path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     site = yaml.safe_load((root / "nbs" / "_quarto.yml").read_text()) | navbar(git_url)
     (proc / "_quarto.yml").write_text(yaml.safe_dump(site, sort_keys=False))
-    print(f"framed {len(pages)} pages" + (f", with links to {git_url}" if git_url else ""))
+    print(f"framed {len(pages)} pages, {rows(root, proc)} tables of rows beside them" + (f", with links to {git_url}" if git_url else ""))
 
 
 if __name__ == "__main__":
