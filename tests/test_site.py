@@ -226,8 +226,8 @@ def test_a_figure_shows_one_number_and_keeps_its_anchor():
 
 @pytest.mark.parametrize("git_url", ["", "https://forge/a/b"])
 def test_no_link_into_a_repository_that_is_not_there(git_url):
-    link = f'[source]({git_url or "blob/main/m.py#L1"}){{target="_blank" style="float:right"}}\n\n### f\n'
-    made, = frame.framed({"cells": [code("show_doc(f)", {"text/markdown": link})]}, "x.ipynb", git_url)["cells"]
+    link = f'[source]({git_url and git_url + "/"}blob/main/m.py#L1){{target="_blank" style="float:right"}}\n\n### f\n'
+    made, = frame.framed({"cells": [code("show_doc(f)", {"text/markdown": link})]}, "x.ipynb")["cells"]
     assert ("[source]" in "".join(made["outputs"][0]["data"]["text/markdown"]), "### f" in str(made)) == (bool(git_url), True)
     assert git_url in str(frame.navbar(git_url)) and bool(frame.navbar(git_url)) == bool(git_url)
 

@@ -83,17 +83,17 @@ def lines(text):
     return text.splitlines(keepends=True)
 
 
-def output(out, git_url):
+def output(out):
     "Change one output in place."
     data = out.get("data", {})
     if "text/html" in data and "text/markdown" not in data:
         data["text/markdown"] = lines(raw("".join(data.pop("text/html"))))
-    if "text/markdown" in data and not git_url:
+    if "text/markdown" in data:  # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere
         text = "".join(data["text/markdown"])
         data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
 
-def framed(notebook, page, git_url=""):
+def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out = []
     for cell in notebook["cells"]:
@@ -108,7 +108,7 @@ def framed(notebook, page, git_url=""):
                 out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {}, "source": lines(anchor)})
                 cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-", cell["source"], flags=re.M)
             for o in cell["outputs"]:
-                output(o, git_url)
+                output(o)
         out.append({**cell, "source": lines(cell["source"])})
     return {**notebook, "cells": out}
 
@@ -151,7 +151,7 @@ def main(args=(), root=ROOT):
     pages = sorted(proc.rglob("*.ipynb"))
     for path in pages:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        made = framed(notebook, path.relative_to(proc).as_posix(), git_url)
+        made = framed(notebook, path.relative_to(proc).as_posix())
         path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     site = yaml.safe_load((root / "nbs" / "_quarto.yml").read_text()) | navbar(git_url)
     (proc / "_quarto.yml").write_text(yaml.safe_dump(site, sort_keys=False))
