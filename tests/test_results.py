@@ -126,7 +126,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 
 
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setitem(recording.RECIPES["add7"], "steps", 200)                 # a schedule that both complete
+    monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
