@@ -52,7 +52,7 @@ def with_interval(mean, lo, hi, unit="fraction") -> str:
     "`mean [lo, hi]` in a unit, the bounds left out where there are none."
     mark = {"percent": " %", "pp": " points"}.get(unit, "")
     span = f" [{as_printed(lo, unit)}, {as_printed(hi, unit)}]" if lo < hi else ""
-    return as_printed(mean, unit) + span + mark * (mean == mean)
+    return as_printed(mean, unit) + span + mark * bool(mean == mean)
 
 # %% ../nbs/2_instruments/191_tables.ipynb #945b4017
 VARIANT = {"ffn": "FFN", "glu": "GLU", "moe": "MoE", "moe_glu": "MoE-GLU", "ffn_narrow": "narrow FFN", "all": "all variants",
@@ -80,7 +80,7 @@ def said_of(p) -> list:
 # %% ../nbs/2_instruments/191_tables.ipynb #1d472156
 def item_title(item) -> str:
     "`tab8` → Table 8, `fig12` → Figure 12, `fig3a_caption` → Figure 3a, caption, `appC.2.1` → App. C.2.1, `sec4.2` → §4.2."
-    kind, number, rest = re.fullmatch(r"(tab|fig|app|sec)([A-Z]?[\d.]*[ab]?)(?:_(.*))?", item).groups()
+    kind, number, rest = re.fullmatch(r"(tab|fig|app|sec)([A-Z]?[\d.]*[a-z]?)(?:_(.*))?", item).groups()
     return {"tab": "Table ", "fig": "Figure ", "app": "App. ", "sec": "§"}[kind] + number + (f", {rest}" if rest else "")
 
 def beside(compared, caption="", names=None) -> Shown:

@@ -37,8 +37,8 @@ def shown(folder, page):
         if cell["cell_type"] == "raw" or not source.strip(): continue
         silent = cell["cell_type"] == "code" and re.search(r"^#\|\s*echo:\s*false", source, flags=re.M)
         said = ["".join(o.get("data", {}).get("text/markdown", "")) for o in cell.get("outputs", [])]
-        text = "\n".join(filter(None, said)) if silent else source
-        if text.strip(): out.append((text, cell))
+        text = "\n".join(filter(None, said if silent else [source, *said]))
+        if re.sub(r"<!--.*?-->", "", text, flags=re.S).strip(): out.append((text, cell))
     return out
 
 
