@@ -56,8 +56,9 @@ def test_a_definition_is_its_values_however_they_are_written(same):
 
 def test_the_checked_tables_have_the_hashes_of_the_files():
     now = definitions().set_index(["table", "key", "protocol"])["hash"]
-    for c in paper.claims().head(50).to_dict("records"):
-        assert now["claims", c["id"], c["protocol"]] == definition_hash(c)
+    for c in paper.claims().head(50).to_dict("records"):          # a printed number's margin follows from data/margins.csv
+        own = {} if c["id"].startswith("contrast.") else {"margin": ""}
+        assert now["claims", c["id"], c["protocol"]] == definition_hash(c | own)
 
 
 # --- a changed line needs an amendment --------------------------------------------------------------
