@@ -123,8 +123,10 @@ def rules_for(name, stream, instrument="ablation") -> tuple:
     "Checkpoint rules at which an instrument measures: all and the end; where seeds or measurements are many, fewer."
     first, *more = TASK_RULES[condition(name).task]
     once = instrument in INSTRUMENTS and INSTRUMENTS[instrument].live
-    if once or (instrument == "probes" and condition(name).task == "modadd"): return (first,)      # a hundred classes are slow
-    if instrument != "ablation" and (instrument, condition(name).task) != ("fourier", "modadd"):    # read at the best epoch by the paper
+    late = condition(name).task == "modadd" and instrument in ("fourier", "bilinear", "probes")       # the paper reads its best epoch
+    if once: return (first,)
+    if late and instrument == "probes": return (first, *more)[:1 + (stream == "authors")]             # a hundred classes are slow
+    if instrument != "ablation" and not late:
         return first if stream == "authors" else more[0], "final"
     return tuple(r for r in (first, *more) if stream == "authors" or r not in ("first256", "first99")) + ("final",)
 
