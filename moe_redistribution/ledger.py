@@ -333,7 +333,8 @@ def contrast_table(root=None) -> pd.DataFrame:
     got = pd.concat([contrasts(own, edit, item=f).assign(family=f) for f, edits in families.items()
                      for own in [item_rows(f, root)] for edit in edits], ignore_index=True)
     whole = got["n"] == got["n_fixed"]
-    for p in ("p_t", "p_equivalence"): got[f"{p}_all"] = pd.Series(holm(got.loc[whole, p].astype(float)), got.index[whole])
+    for p in ("p_t", "p_equivalence"):
+        got[f"{p}_all"] = pd.Series(holm(got.loc[whole, p].astype(float)), got.index[whole]) if whole.any() else np.nan
     return got[["family", *(c for c in got if c != "family")]]
 
 def survivors(table) -> pd.DataFrame:
