@@ -119,7 +119,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     for place in (tmp_path / "a", tmp_path / "b"):
         go(store, place)
         both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()})
-    assert both[0] == both[1] and len(both[0]) == 6 + len(recording.instruments_for(name))
+    assert both[0] == both[1] and len(both[0]) == 7 + len(recording.instruments_for(name))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
