@@ -158,7 +158,8 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     paper, bridge = paper_values(), claims()
     choose("item", item, paper_items(bridge), "add its ids to data/claims.csv")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
-    mine, fine = {c.id: c for c in bridge.itertuples(index=False)}, finest(paper, bridge)
+    near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]      # a cell has one condition
+    mine, fine = {c.id: c for c in bridge.itertuples(index=False)}, finest(paper, near)
     rows = _by_condition(rows)
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
     lines = [_line(rows, p, mine.get(p.id), protocol, rule, seeds, stream, fine.get(p.id))

@@ -20,7 +20,7 @@ from .paper import DATA, AGGREGATES, _read, of_clone, paper_values, claims, seed
 from .evidence import interval, paired_permutation, seeds_beside, seeds_needed, tost, verdict
 from .answers import (REST, _by_condition, _by_seed, _together, _line, baselines, contrasts, finest)
 from .evidence import holm
-from .registrations import ACCESS, when
+from .registrations import when
 from .training import TASK_RULES
 from .results import ROOT, NO_ROWS, item_rows, learned, rows_of
 
@@ -252,11 +252,12 @@ def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
         line = _line(rows, printed[i], bridge.get(i), "paper", None, None, None, fine.get(i))
         return line | dict(printed=p, margin=margin, stream=bridge[i].stream if i in bridge else "")
     compared = {i: beside(i) for i in set(" ".join(said["quotes"]).split())}
-    lines = [_entry(rows, pair, compared, known) for _, pair in said.groupby("key", sort=False)]
+    written = when("statements")["access"].to_dict()
+    lines = [_entry(rows, pair, compared, known, written) for _, pair in said.groupby("key", sort=False)]
     return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
 
 # %% ../nbs/2_instruments/203_ledger.ipynb #595e380a
-def _entry(rows, pair, compared, known):
+def _entry(rows, pair, compared, known, written):
     "One line of the ledger from the rows of a statement; `rows` names the files that it reads under results/rows."
     s = {x.protocol: x for x in pair.itertuples(index=False)}
     quoted = [compared[i] for i in s["paper"].quotes.split()]
@@ -266,7 +267,6 @@ def _entry(rows, pair, compared, known):
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
     words = [q["verdict"] for q in quoted]
     line = {k: getattr(s["paper"], k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
-    written = when("statements")["access"].to_dict()
     for k in a: line |= {f"{k}_{f}": getattr(a[k], f) for f in _EACH[:-1]} | {f"{k}_access": written.get((p.key, k), "")}
     first = quoted[0] if quoted else None
     needed = [n for k in ("paper", "audited") if (n := _needed(s[k], a[k], first)) == n]
