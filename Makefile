@@ -8,7 +8,7 @@
 #   ITEM         paper: an item of the registry, e.g. tab1, fig15, audit  make ITEM=fig15 paper
 #   AGAIN=1      paper: also what results/ holds already, from the start  make ITEM=tab1 AGAIN=1 paper
 #   ARGS         passed on to moe-redistribution                        make ARGS=--help reproduce
-#   NB           outputs: only these notebooks                          make NB=nbs/1_setting/01_tasks.ipynb outputs
+#   NB           outputs: only these notebooks                          make NB=nbs/1_tasks/02_task.ipynb outputs
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 FULL ?=
 ARGS ?=
 AGAIN ?=
-NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
+NB ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb nbs/*/*/*.ipynb))
 
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready

@@ -13,9 +13,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from moe_redistribution.conditions import condition
-from moe_redistribution.data import sampled, split, training_pool
-from moe_redistribution.tasks import counts, get_task
+from moe_redistribution.models.condition import condition
+from moe_redistribution.tasks.data import sampled, split, training_pool
+from moe_redistribution.tasks.task import counts, get_task
 
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": nn.Identity()}
 CHUNK = 200                                       # batches drawn at a time

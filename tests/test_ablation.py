@@ -3,13 +3,13 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, replacing, share_rows, shuffled,
-                                         together, units, _partner, _side_by_side)
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import forward, init, predict
-from moe_redistribution.planted import carry_by_experts
-from moe_redistribution.tasks import get_task, slices, spans, strata
-from moe_redistribution.trace import trace
+from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, replacing,
+                                                     share_rows, shuffled, together, units, _partner, _side_by_side)
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward, init, predict
+from moe_redistribution.models.planted import carry_by_experts
+from moe_redistribution.tasks.task import get_task, slices, spans, strata
+from moe_redistribution.instruments.trace import trace
 
 T = get_task("add7")
 MOE, DENSE, TWO = "add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+L2"
@@ -162,7 +162,7 @@ def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
 
 @pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
 def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edits):
-    from moe_redistribution.results import checkpoint
+    from moe_redistribution.evidence.dataset import checkpoint
     name = "add7/moe-e4k1-h256-silu"
     params = {n: v[:2] for n, v in checkpoint(name).items()}
     alone, forced = decode(params, name, edits) == T.targets, ablate(params, name, edits)

@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution import answers, evidence as ev, paper
-from moe_redistribution.answers import compare
-from moe_redistribution.facts import fact_rows
-from moe_redistribution.registry import expected_seconds
-from moe_redistribution.tasks import get_task
+from moe_redistribution.evidence import answers, statistics as ev
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence.answers import compare
+from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.training.orders import expected_seconds
+from moe_redistribution.tasks.task import get_task
 
 FFN, MOE, NARROW = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/ffn-h64-silu"
 SEEDS = [42, 137, 256, 512, 1024]

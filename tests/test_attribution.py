@@ -3,11 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.attribution import attention_share, attribution, attribution_rows, coarse, rank1_share, ranked
-from moe_redistribution.models import init
-from moe_redistribution.planted import carry_by_ffn
-from moe_redistribution.tasks import get_task
-from moe_redistribution.trace import SPLITS, trace
+from moe_redistribution.instruments.attribution import (attention_share, attribution, attribution_rows, coarse,
+                                                        rank1_share, ranked)
+from moe_redistribution.models.population import init
+from moe_redistribution.models.planted import carry_by_ffn
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.instruments.trace import SPLITS, trace
 
 NAMES = ("add7/ffn-h8-silu", "add7/glu-h8-gelu", "add7/moe-e4k1-h16-silu", "add7/moe-e4k2-h16-silu+switch",
          "add7/moe_glu-e2k1-h8-silu", "add7/no_ffn", "modadd/ffn-h8-gelu", "hist/moe-e2k1-h8-gelu")

@@ -3,10 +3,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moe_redistribution.authors import from_authors, read_condition, to_authors
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import forward, init
-from moe_redistribution.tasks import get_task
+from moe_redistribution.models.authors import from_authors, read_condition, to_authors
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.tasks.task import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
          for shape, act in ((f"ffn-h{widths[0]}", "silu"), (f"glu-h{widths[1]}", "gelu"), (f"moe-e4k1-h{widths[0]}", "gelu"),

@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution import bench, experts, models
-from moe_redistribution.bench import HEADLINE, as_row, floor_for, floor_limit, keep, plain_for, share_of, target, train_for
-from moe_redistribution.conditions import condition
-from moe_redistribution.engine import BATCH, fast_loss, flops, products
-from moe_redistribution.models import init
-from moe_redistribution.tasks import get_task
+from moe_redistribution.training.bench import (bench, HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
+                                               share_of, target, train_for)
+from moe_redistribution.models import experts
+from moe_redistribution.training.store import population as models
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.engine import BATCH, fast_loss, flops, products
+from moe_redistribution.models.population import init
+from moe_redistribution.tasks.task import get_task
 
 FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
         ("ffn-h24-gelu+d32", "glu-h24-silu+d32", "moe-e4k1-h24-gelu+d32", "moe-e4k2-h24-gelu+d32",
@@ -35,7 +37,7 @@ def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monk
 
 @pytest.mark.parametrize("task", HEADLINE)
 def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):
-    from moe_redistribution.data import N_TRAIN, split
+    from moe_redistribution.tasks.data import N_TRAIN, split
     if task == "add7": assert condition(HEADLINE[task][0]).batch
     else: assert BATCH[task] == (N_TRAIN if task == "hist" else len(split(get_task(task), 1)[0]))
 
@@ -93,7 +95,7 @@ def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those
 
 
 def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch):
-    from moe_redistribution import cli
+    from moe_redistribution.record import cli
     seen = []
     monkeypatch.setattr(bench, "bench", lambda **asked: seen.append(asked))
     assert cli.main(["bench", "--task", "hist", "--record", "rows.csv"]) == cli.main(["bench"]) == 0

@@ -4,13 +4,15 @@ import math
 import pytest
 import torch
 
-from moe_redistribution.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables, readers, redrawn,
-                                         rotation, scores, shares, tensor, token_power, top, with_nulls)
-from moe_redistribution.clocks import bilinear_clock, rotated_clock
-from moe_redistribution.fourier import concentration
-from moe_redistribution.models import init
-from moe_redistribution.tasks import P, get_task
-from moe_redistribution.trace import ROW_COLUMNS, trace
+from moe_redistribution.instruments.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables,
+                                                     readers, redrawn, rotation, scores, shares, tensor, token_power,
+                                                     top, with_nulls)
+from moe_redistribution.models.clocks import bilinear_clock, rotated_clock
+from moe_redistribution.instruments.fourier import concentration
+from moe_redistribution.models.population import init
+from moe_redistribution.tasks.task import P, get_task
+from moe_redistribution.instruments.rows import ROW_COLUMNS
+from moe_redistribution.instruments.trace import trace
 
 SMALL = {"glu": "modadd/glu-h24-gelu+d32", "moe_glu": "modadd/moe_glu-e4k1-h48-silu+d32"}
 each_variant = pytest.mark.parametrize("name", SMALL.values(), ids=SMALL)

@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import results
-from moe_redistribution.ablation import ablation_rows
-from moe_redistribution.conditions import SEEDS, condition
-from moe_redistribution.fourier import fourier_rows
-from moe_redistribution.histogram import by_count, selective_shares
-from moe_redistribution.runs import write_frame
-from moe_redistribution.store import compact, kept_in_half, unseal
-from moe_redistribution.tasks import ALPHABET, LENGTH
-from moe_redistribution.trace import rows, tidy
+from moe_redistribution.evidence import dataset as results
+from moe_redistribution.instruments.ablation import ablation_rows
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.models.condition import condition
+from moe_redistribution.instruments.fourier import fourier_rows
+from moe_redistribution.instruments.histogram import by_count, selective_shares
+from moe_redistribution.record.runs import write_frame
+from moe_redistribution.training.store import compact, kept_in_half, unseal
+from moe_redistribution.tasks.task import ALPHABET, LENGTH
+from moe_redistribution.instruments.rows import rows, tidy
 
 spec = importlib.util.spec_from_file_location("comes_out", results.ROOT / "tools/comes_out.py")
 comes_out = importlib.util.module_from_spec(spec)

@@ -5,10 +5,11 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from moe_redistribution.conditions import (ACTIVATIONS, LABELS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS, Choices,
-                                           Condition, condition, defaults)
-from moe_redistribution.groups import check_work
-from moe_redistribution.tasks import get_task
+from moe_redistribution.models.condition import (ACTIVATIONS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS, Choices,
+                                                 Condition, condition, defaults)
+from moe_redistribution.studies.sparsity_moves.arms import LABELS
+from moe_redistribution.training.groups import check_work
+from moe_redistribution.tasks.task import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
 VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"), "norm": st.just(True),

@@ -2,11 +2,12 @@
 import pytest
 import torch
 
-from moe_redistribution import planted
-from moe_redistribution.conditions import SEEDS, TABLE1
-from moe_redistribution.copying import copying_nulls, copying_rows, without_copy
-from moe_redistribution.models import forward, init
-from moe_redistribution.tasks import get_task
+from moe_redistribution.models import planted
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.studies.sparsity_moves.arms import TABLE1
+from moe_redistribution.instruments.copying import copying_nulls, copying_rows, without_copy
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.tasks.task import get_task
 
 T = get_task("add7")
 
@@ -52,9 +53,9 @@ def test_rows_name_each_number_once_and_do_not_depend_on_company():
 
 
 def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
-    from moe_redistribution.ablation import together
-    from moe_redistribution.models import predict
-    from moe_redistribution.results import checkpoint
+    from moe_redistribution.instruments.ablation import together
+    from moe_redistribution.models.population import predict
+    from moe_redistribution.evidence.dataset import checkpoint
     said = predict(checkpoint(TABLE1["FFN"]), TABLE1["FFN"], together(TABLE1["FFN"], {"ffn_out": "mean"}))
     copies = (said == T.tokens[:, list(T.read)]).float().mean(1)
     assert len(copies) == len(SEEDS) and (copies[:, 0] < .05).all() and (copies[:, 1:3] > .9).all()

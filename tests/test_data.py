@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.conditions import RECIPES
-from moe_redistribution.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, era, generators, held_back, part_seed,
-                                     sampled, split, unseen)
-from moe_redistribution.tasks import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.tasks.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, era, generators,
+                                           held_back, part_seed, sampled, split, unseen)
+from moe_redistribution.tasks.task import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
 
 ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
 SEEDS = st.integers(0, 5000)

@@ -6,12 +6,14 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution import engine, experts, models
-from moe_redistribution.conditions import condition
-from moe_redistribution.engine import fast_loss, flops
-from moe_redistribution.experts import dispatch
-from moe_redistribution.models import ffn_shapes, init
-from moe_redistribution.tasks import get_task
+from moe_redistribution.training import engine
+from moe_redistribution.models import experts
+from moe_redistribution.training.store import population as models
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.engine import fast_loss, flops
+from moe_redistribution.models.experts import dispatch
+from moe_redistribution.models.population import ffn_shapes, init
+from moe_redistribution.tasks.task import get_task
 
 ADD7 = get_task("add7")
 VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import moe_redistribution
-from moe_redistribution import executors
-from moe_redistribution.executors import JobPool, local_executor, open_executor, read_spec, try_workers, watch
-from moe_redistribution.groups import train
-from moe_redistribution.store import Store
+from moe_redistribution.training import executors
+from moe_redistribution.training.executors import JobPool, local_executor, open_executor, read_spec, try_workers, watch
+from moe_redistribution.training.groups import train
+from moe_redistribution.training.store import Store
 from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
@@ -120,7 +120,7 @@ def test_local_workers_have_one_thread_and_low_priority_and_are_missed_when_they
 
 HOLDS = """
 import sys, time, filelock
-from moe_redistribution.executors import open_executor, watch
+from moe_redistribution.training.executors import open_executor, watch
 
 def hold(path):
     with filelock.FileLock(path):
@@ -237,7 +237,7 @@ def test_a_batch_system_trains_the_same_runs(tmp_path):
 
 @pytest.mark.parametrize("asked, got", [([], "here"), (["--executor", "local:2"], "local:2")])
 def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_named(asked, got, monkeypatch, tmp_path):
-    from moe_redistribution import cli
+    from moe_redistribution.record import cli
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []

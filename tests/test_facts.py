@@ -2,11 +2,11 @@
 import numpy as np
 import pytest
 
-from moe_redistribution import paper
-from moe_redistribution.conditions import RECIPES, SEEDS, condition
-from moe_redistribution.data import generators
-from moe_redistribution.facts import fact_rows
-from moe_redistribution.models import init
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.tasks.data import SEEDS, generators
+from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.models.population import init
 
 TABLE2 = {"add7": ("ffn-h256-silu", "glu-h170-silu", "moe-e4k1-h256-silu", "moe_glu-e4k1-h168-silu"),
           "modadd": ("ffn-h512-gelu", "glu-h340-gelu", "moe-e4k1-h512-gelu", "moe_glu-e4k1-h340-gelu")}

@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from moe_redistribution.ablation import null_rows, whole_answer
-from moe_redistribution.figures import null_lines, trajectories, two_ablations
-from moe_redistribution.tasks import get_task
-from moe_redistribution.trace import rows
+from moe_redistribution.instruments.ablation import null_rows, whole_answer
+from moe_redistribution.evidence.figures import null_lines, trajectories, two_ablations
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.instruments.rows import rows
 
 TASKS = {"add7": "add7/ffn-h256-silu", "modadd": "modadd/ffn-h512-gelu", "hist": "hist/ffn-h512-gelu"}
 

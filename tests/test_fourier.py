@@ -4,14 +4,14 @@ import cmath, math
 import numpy as np
 import pytest
 import torch
-from moe_redistribution.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
-from moe_redistribution.conditions import condition
-from moe_redistribution.fourier import (concentration, contribution, cycles, enough, fourier_rows, frequency_share,
-                                        group_mean, kept_accuracy, key_frequencies, live, neurons, principal,
-                                        random_neurons, spectrum, wave_share, weighted)
-from moe_redistribution.models import forward, init, predict
-from moe_redistribution.tasks import P, get_task
-from moe_redistribution.trace import trace
+from moe_redistribution.models.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
+from moe_redistribution.models.condition import condition
+from moe_redistribution.instruments.fourier import (concentration, contribution, cycles, enough, fourier_rows,
+                                                    frequency_share, group_mean, kept_accuracy, key_frequencies, live,
+                                                    neurons, principal, random_neurons, spectrum, wave_share, weighted)
+from moe_redistribution.models.population import forward, init, predict
+from moe_redistribution.tasks.task import P, get_task
+from moe_redistribution.instruments.trace import trace
 
 torch.set_num_threads(1)
 task = get_task("modadd")

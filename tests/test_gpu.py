@@ -4,15 +4,15 @@ import time
 import pytest
 import torch
 
-from moe_redistribution import cli
-from moe_redistribution.ablation import ablate_each, ablation_rows
-from moe_redistribution.conditions import RECIPES, condition
-from moe_redistribution.engine import gradients
-from moe_redistribution.groups import left_behind, train
-from moe_redistribution.models import predict
-from moe_redistribution.store import Store
-from moe_redistribution.tasks import get_task
-from moe_redistribution.training import evaluate, fresh, train_interval, unflatten, update_rules
+from moe_redistribution.record import cli
+from moe_redistribution.instruments.ablation import ablate_each, ablation_rows
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.training.engine import gradients
+from moe_redistribution.training.groups import left_behind, train
+from moe_redistribution.models.population import predict
+from moe_redistribution.training.store import Store
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.loop import evaluate, fresh, train_interval, unflatten, update_rules
 from standin import Away, Standin
 from test_engine import OTHERS, VARIANTS, population
 

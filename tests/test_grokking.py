@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import CensoredData, logrank
 
-from moe_redistribution.clocks import FREQS, bilinear_clock, clock
-from moe_redistribution.data import split
-from moe_redistribution.grokking import (definitions, embedding_gini, gini, grokking_rows, growth, kaplan_meier,
-                                         keep_waves, key_waves, mann_whitney, pair_losses, progress, run_times,
-                                         split_losses, sum_means, sum_share, survival, survival_table, time_to,
-                                         two_arms, weight_norms)
-from moe_redistribution.models import init, loss
-from moe_redistribution.tasks import P, get_task
-from moe_redistribution.trace import ROW_COLUMNS
+from moe_redistribution.models.clocks import FREQS, bilinear_clock, clock
+from moe_redistribution.tasks.data import split
+from moe_redistribution.instruments.grokking import (definitions, embedding_gini, gini, grokking_rows, growth,
+                                                     kaplan_meier, keep_waves, key_waves, mann_whitney, pair_losses,
+                                                     progress, run_times, split_losses, sum_means, sum_share, survival,
+                                                     survival_table, time_to, two_arms, weight_norms)
+from moe_redistribution.models.population import init, loss
+from moe_redistribution.tasks.task import P, get_task
+from moe_redistribution.instruments.rows import ROW_COLUMNS
 
 T = get_task("modadd")
 runs = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=15)

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import moe_redistribution
-from moe_redistribution import groups
-from moe_redistribution.conditions import RECIPES, condition
-from moe_redistribution.groups import group_path, pack, plan, train, train_group, unpack
-from moe_redistribution.registry import Order
-from moe_redistribution.store import Store, seal
-from moe_redistribution.training import evaluate, fresh, train_interval
+from moe_redistribution.training import groups
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.training.groups import group_path, pack, plan, train, train_group, unpack
+from moe_redistribution.training.orders import Order
+from moe_redistribution.training.store import Store, seal
+from moe_redistribution.training.loop import evaluate, fresh, train_interval
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
@@ -37,8 +37,8 @@ def look_often(monkeypatch):
 
 PREAMBLE = """
 import json, sys
-from moe_redistribution.conditions import RECIPES
-from moe_redistribution.groups import train_group
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.training.groups import train_group
 RECIPES["add7"]["eval_every"] = 10
 name, seeds, root, steps, save_every = json.loads(sys.argv[1])
 tell = lambda members, *_: print("at", *members.step.tolist(), flush=True)
@@ -353,13 +353,13 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 
 
 def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr("moe_redistribution.training.loop.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     train([TINY, TINY + "+reset30"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
     assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "+reset30")] == [10, 40]
 
 
 def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr("moe_redistribution.training.loop.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     monkeypatch.setattr(groups, "settled", lambda members: torch.ones(len(members.seeds), dtype=bool))
     for steps, end in ((20, 20), (100, 40)):
         train(TINY + "+reset30", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
@@ -425,7 +425,7 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
 def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_taken_at_every_fifth_evaluation(tmp_path, name, monkeypatch):
     task, taken = name.split("/")[0], []
     monkeypatch.setitem(RECIPES[task], "eval_every", 2), monkeypatch.setitem(RECIPES[task], "measure_every", 4)
-    monkeypatch.setattr("moe_redistribution.data.REFRESH", 3)
+    monkeypatch.setattr("moe_redistribution.tasks.data.REFRESH", 3)
     measure = lambda params, c: (taken.append(1), {"mine": torch.ones(len(params["W_E"]))})[1]
     go = lambda root, steps: train_group(name, [1], root=tmp_path / root, steps=steps, until="full", measures=(measure,))
     go("twice", 4), go("twice", 8)

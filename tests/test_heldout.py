@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.ablation import ablate
-from moe_redistribution.data import training_pool
-from moe_redistribution.heldout import generalisation, heldout_rows, parts_of, seen_before
-from moe_redistribution.models import init, predict
-from moe_redistribution.planted import carry_by_attention, carry_by_experts
-from moe_redistribution.tasks import get_task
+from moe_redistribution.instruments.ablation import ablate
+from moe_redistribution.tasks.data import training_pool
+from moe_redistribution.instruments.heldout import generalisation, heldout_rows, parts_of, seen_before
+from moe_redistribution.models.population import init, predict
+from moe_redistribution.models.planted import carry_by_attention, carry_by_experts
+from moe_redistribution.tasks.task import get_task
 
 T = get_task("add7")
 BY_HAND = {"carry2": [n for n in range(1000) if n % 100 >= 93], "ones3": [n for n in range(1000) if n % 10 >= 3],

@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moe_redistribution.ablation import ablate
-from moe_redistribution.data import sampled
-from moe_redistribution.histogram import (STREAM_SITES, by_count, count_by_attention, count_by_inventory, count_probes,
-                                          histogram_rows, lifts, paper_sequences, selective_shares, selectivity,
-                                          token_responses)
-from moe_redistribution.models import forward, init
-from moe_redistribution.tasks import counts, get_task
+from moe_redistribution.instruments.ablation import ablate
+from moe_redistribution.tasks.data import sampled
+from moe_redistribution.instruments.histogram import (STREAM_SITES, by_count, count_by_attention, count_by_inventory,
+                                                      count_probes, histogram_rows, lifts, paper_sequences,
+                                                      selective_shares, selectivity, token_responses)
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.tasks.task import counts, get_task
 
 NAME = "hist/ffn-h40-relu"
 

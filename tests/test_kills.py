@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 import moe_redistribution
-from moe_redistribution import groups
-from moe_redistribution.conditions import RECIPES, condition
-from moe_redistribution.groups import group_path
-from moe_redistribution.store import Store, unseal
+from moe_redistribution.training import groups
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.training.groups import group_path
+from moe_redistribution.training.store import Store, unseal
 from same import assert_same_runs
 
 NAMES = ["add7/ffn-h8-silu+d16", "add7/glu-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
@@ -32,8 +32,8 @@ DRIVER = f"""
 import multiprocessing, os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
 import torch
-from moe_redistribution import groups
-from moe_redistribution.conditions import RECIPES
+from moe_redistribution.training import groups
+from moe_redistribution.models.condition import RECIPES
 
 RECIPES["add7"]["eval_every"] = {EVERY}
 torch.set_num_threads(1)

@@ -4,10 +4,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution import answers, ledger as room, paper
-from moe_redistribution.evidence import interval, seeds_needed, tost
-from moe_redistribution.ledger import VERDICTS, Answer, answer, changed, decide, judge, shown, statements, values
-from moe_redistribution.results import ROOT, rows_of
+from moe_redistribution.evidence import answers
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.record.ledger import (ledger as room, VERDICTS, Answer, answer, changed, decide, judge, shown,
+                                              statements, values)
+from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
+from moe_redistribution.evidence.dataset import ROOT, rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -183,7 +185,7 @@ def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_no
     assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
 
 
-@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "3_paper/none.ipynb"), ("aggregate", "mode"), ("expects", ">"),
+@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "6_studies/sparsity_moves/none.ipynb"), ("aggregate", "mode"), ("expects", ">"),
                                            ("n", "6"), ("stream", "crossed"), ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
     raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)

@@ -3,12 +3,13 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution import models
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import SITES, Transformer, forward, init, init_one, loss, predict, shapes, sites
-from moe_redistribution.tasks import get_task
-from moe_redistribution.trace import parts, trace
-from moe_redistribution.training import fresh, train_interval, unflatten
+from moe_redistribution.training.store import population as models
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import (SITES, Transformer, forward, init, init_one, loss, predict, shapes,
+                                                  sites)
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.instruments.trace import parts, trace
+from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from plain import PlainTransformer, load_member
 
 ADD7 = get_task("add7")

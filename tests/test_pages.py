@@ -5,11 +5,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution import answers, paper, results
-from moe_redistribution.conditions import RECIPES, SEEDS, condition
-from moe_redistribution.facts import fact_rows
-from moe_redistribution.registry import expected_seconds
-from moe_redistribution.results import PAGES, ROOT, Page
+from moe_redistribution.evidence import answers, dataset as results
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.training.orders import expected_seconds
+from moe_redistribution.studies.sparsity_moves.reading import PAGES, Page
+from moe_redistribution.evidence.dataset import ROOT
 
 PRINTED, BRIDGE = paper.paper_values(), paper.claims()
 TEXT = [page for page in PAGES if PAGES[page].items]

@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution import paper
-from moe_redistribution.conditions import SEEDS, TABLE1, condition
-from moe_redistribution.recording import INSTRUMENTS
-from moe_redistribution.results import PAGES
-from moe_redistribution.tasks import get_task, spans
-from moe_redistribution.training import TASK_RULES
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.studies.sparsity_moves.arms import TABLE1
+from moe_redistribution.models.condition import condition
+from moe_redistribution.record.recording import INSTRUMENTS
+from moe_redistribution.studies.sparsity_moves.reading import PAGES
+from moe_redistribution.tasks.task import get_task, spans
+from moe_redistribution.training.loop import TASK_RULES
 
 MAIN_TEXT = [item for page in PAGES.values() for item in page.items.split()]
 
@@ -216,10 +218,11 @@ def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     "Copied elsewhere, as a wheel would be: what needs recorded data names the file and the fix, what does not works."
     shutil.copytree(Path(paper.__file__).parent, tmp_path / "moe_redistribution", ignore=shutil.ignore_patterns("__pycache__"))
     script = """
-from moe_redistribution.results import checkpoint, page_rows, recorded_runs
-from moe_redistribution.ledger import ledger_rows
-from moe_redistribution.paper import claims, paper_values
-from moe_redistribution.models import init, predict
+from moe_redistribution.evidence.dataset import checkpoint, recorded_runs
+from moe_redistribution.studies.sparsity_moves.reading import page_rows
+from moe_redistribution.record.ledger import ledger_rows
+from moe_redistribution.evidence.printed import claims, paper_values
+from moe_redistribution.models.population import init, predict
 import torch
 for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: page_rows("41_redistribution"), ledger_rows):
     try: ask()

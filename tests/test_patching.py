@@ -2,13 +2,13 @@
 import pytest
 import torch
 
-from moe_redistribution import patching
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import forward, init
-from moe_redistribution.patching import broken, copies, flip_rates, flips, into, known, label_ceiling, pairs, patch
-from moe_redistribution.patching import patch_sites, patching_rows
-from moe_redistribution.planted import carry_by_ffn
-from moe_redistribution.tasks import get_task
+from moe_redistribution.instruments import patching
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.instruments.patching import (broken, copies, flip_rates, flips, into, known, label_ceiling,
+                                                     pairs, patch, patch_sites, patching_rows)
+from moe_redistribution.models.planted import carry_by_ffn
+from moe_redistribution.tasks.task import get_task
 
 TASK = get_task("add7")
 NAMES = ["add7/ffn-h16-silu", "add7/glu-h12-gelu", "add7/moe-e4k1-h16-relu", "add7/moe-e4k2-h16-silu",

@@ -4,13 +4,13 @@ import math
 import pytest
 import torch
 
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import init
-from moe_redistribution.patterns import (PAPER_NUMBERS, by_rank, chosen, heads, look, mean_pattern, pattern_rows, patterns,
-                                         relation, spread)
-from moe_redistribution.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.tasks import get_task
-from moe_redistribution.trace import trace
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import init
+from moe_redistribution.instruments.patterns import (PAPER_NUMBERS, by_rank, chosen, heads, look, mean_pattern,
+                                                     pattern_rows, patterns, relation, spread)
+from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.instruments.trace import trace
 
 CONDITIONS = ["add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+norm", "modadd/glu-h8-gelu", "hist/moe_glu-e2k1-h8-gelu"]
 each_condition = pytest.mark.parametrize("name", CONDITIONS)

@@ -1,9 +1,9 @@
 """Planted models add seven in every condition that takes their weights, and refuse the others."""
 import pytest
 
-from moe_redistribution.models import predict
-from moe_redistribution.planted import carry_by_attention, carry_by_experts, carry_by_ffn, copy_model
-from moe_redistribution.tasks import exact, get_task
+from moe_redistribution.models.population import predict
+from moe_redistribution.models.planted import carry_by_attention, carry_by_experts, carry_by_ffn, copy_model
+from moe_redistribution.tasks.task import exact, get_task
 
 T = get_task("add7")
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from moe_redistribution.models import init
-from moe_redistribution.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.probes import (SETTINGS, answer_rows, converge, features, lookup, part, probe, probe_rows, shuffle,
-                                       tokens_alone)
-from moe_redistribution.tasks import get_task
+from moe_redistribution.models.population import init
+from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
+from moe_redistribution.instruments.probes import (SETTINGS, answer_rows, converge, features, lookup, part, probe,
+                                                   probe_rows, shuffle, tokens_alone)
+from moe_redistribution.tasks.task import get_task
 
 
 def noisy(n=900, d=12, classes=3, population=2, seed=0):

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moe_redistribution.results import ROOT
+from moe_redistribution.evidence.dataset import ROOT
 
 NBS, PROC = ROOT / "nbs", ROOT / "_proc"
-RESULTS = sorted(p.relative_to(NBS).as_posix() for part in ("3_paper", "5_beyond") for p in (NBS / part).glob("*.ipynb"))
+RESULTS = sorted(p.relative_to(NBS).as_posix() for p in NBS.glob("6_studies/*/[1-9]*.ipynb"))
 FIRST = ["index.ipynb", "figures_tables.ipynb", "status.ipynb"]
 
 
@@ -117,7 +117,7 @@ def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(proce
 
 
 def test_links_to_a_claim_lead_to_its_line(processed):
-    there = set(re.findall(r"\[\]\{#([\w.-]+)\}", "\n".join(t for t, _ in shown(processed, "3_paper/9z_ledger.ipynb"))))
+    there = set(re.findall(r"\[\]\{#([\w.-]+)\}", "\n".join(t for t, _ in shown(processed, "6_studies/sparsity_moves/9z_ledger.ipynb"))))
     assert len(there) > 140
     asked = {a for page in [*RESULTS, "index.ipynb"] for t, _ in shown(processed, page) for a in re.findall(r"9z_ledger\.ipynb#([A-Za-z0-9][\w.-]*\d)\)", t)}
     assert asked and asked <= there, asked - there

@@ -8,15 +8,16 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import recording, runs
-from moe_redistribution.conditions import condition
-from moe_redistribution.groups import train
-from moe_redistribution.data import unseen
-from moe_redistribution.models import init, predict
-from moe_redistribution.recording import INSTRUMENTS, instruments_for, not_in, record_runs, stored_runs
-from moe_redistribution.store import Store, unseal
-from moe_redistribution.tasks import get_task
-from moe_redistribution.trace import ROW_COLUMNS, rows as rows_of_values, tidy
+from moe_redistribution.record import recording, runs
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.groups import train
+from moe_redistribution.tasks.data import unseen
+from moe_redistribution.models.population import init, predict
+from moe_redistribution.record.recording import INSTRUMENTS, instruments_for, not_in, record_runs
+from moe_redistribution.record.runs import stored_runs
+from moe_redistribution.training.store import Store, unseal
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
 
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
@@ -144,7 +145,7 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
 
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
-    from moe_redistribution import cli
+    from moe_redistribution.record import cli
     spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.], "hist/ffn-h8-gelu": [89., 0.]}, ["a", "b"])
     costs = lambda names: spent[[n for n in spent if n.split("/")[0] in {m.split("/")[0] for m in names}]]
     monkeypatch.setattr(cli, "costs", lambda names: costs(names).assign(total=lambda f: f.sum(axis=1)))

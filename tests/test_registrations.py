@@ -7,11 +7,11 @@ import subprocess
 import pandas as pd
 import pytest
 
-from moe_redistribution import paper
-from moe_redistribution.registrations import (
-    ACCESS, COLUMNS, DEFINES, FILE, TABLES, definition_hash, definitions, registrations, unregistered, when)
-from moe_redistribution.results import ROOT
-from moe_redistribution.trace import rows
+from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, TABLES, definition_hash,
+                                                       definitions, registrations, unregistered, when)
+from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.instruments.rows import rows
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits", site="ffn_out", edit="mean",

@@ -5,11 +5,13 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from moe_redistribution import registry as R
-from moe_redistribution.conditions import ARMS, FIGURE1, GELU, LABELS, RECIPES, SEEDS, TABLE1, condition
-from moe_redistribution.paper import claims, paper_values
-from moe_redistribution.registry import (AUDIT, EXPERIMENTS, ITEMS, conditions_for, expected_seconds, expected_steps,
-                                         orders)
+from moe_redistribution.studies.sparsity_moves import experiments as R
+from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, GELU, LABELS, TABLE1
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.evidence.printed import claims, paper_values
+from moe_redistribution.studies.sparsity_moves.experiments import AUDIT, EXPERIMENTS, ITEMS, conditions_for, orders
+from moe_redistribution.training.orders import expected_seconds, expected_steps
 
 ALL = R.OWN
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution import evidence as ev, results, trace
-from moe_redistribution.figures import pick
-from moe_redistribution.registry import TWINS
+from moe_redistribution.evidence import statistics as ev, dataset as results
+from moe_redistribution.instruments.trace import trace
+from moe_redistribution.evidence.figures import pick
+from moe_redistribution.studies.sparsity_moves.experiments import TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
 PAGE, SOURCES = "51_replicates", list(ev.SOURCES)

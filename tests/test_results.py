@@ -7,17 +7,20 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import recording, results
-from moe_redistribution.ablation import ablate, whole_answer
-from moe_redistribution.cli import main
-from moe_redistribution.conditions import ARMS, LABELS, RECIPES, SEEDS, TABLE1
-from moe_redistribution.answers import COMPARE_COLUMNS
-from moe_redistribution.figures import pick
-from moe_redistribution.groups import train
-from moe_redistribution.models import predict
-from moe_redistribution.registry import conditions_for
-from moe_redistribution.store import Damaged, Store
-from moe_redistribution.tasks import digits, get_task
+from moe_redistribution.record import recording
+from moe_redistribution.evidence import dataset as results
+from moe_redistribution.instruments.ablation import ablate, whole_answer
+from moe_redistribution.record.cli import main
+from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.tasks.data import SEEDS
+from moe_redistribution.evidence.answers import COMPARE_COLUMNS
+from moe_redistribution.evidence.figures import pick
+from moe_redistribution.training.groups import train
+from moe_redistribution.models.population import predict
+from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
+from moe_redistribution.training.store import Damaged, Store
+from moe_redistribution.tasks.task import digits, get_task
 
 PAGE = "42_partitioning"
 

@@ -9,15 +9,18 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import expected_mutual_information
 
-from moe_redistribution import rerouting, routing
-from moe_redistribution.ablation import replacing, shuffled
-from moe_redistribution.conditions import condition
-from moe_redistribution.models import forward, init, loss, predict
-from moe_redistribution.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.rerouting import (answers, as_in, cells, drops, gradients, permuted, routes_held, swapped, tabled, uniform)
-from moe_redistribution.routing import crosstab, explained, information, nmi, redrawn, routes, saturation, tables
-from moe_redistribution.tasks import get_task, labels
-from moe_redistribution.trace import ROW_COLUMNS, trace
+from moe_redistribution.instruments import rerouting, routing
+from moe_redistribution.instruments.ablation import replacing, shuffled
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward, init, loss, predict
+from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
+from moe_redistribution.instruments.rerouting import (answers, as_in, cells, drops, gradients, permuted, routes_held,
+                                                      swapped, tabled, uniform)
+from moe_redistribution.instruments.routing import (crosstab, explained, information, nmi, redrawn, routes, saturation,
+                                                    tables)
+from moe_redistribution.tasks.task import get_task, labels
+from moe_redistribution.instruments.rows import ROW_COLUMNS
+from moe_redistribution.instruments.trace import trace
 from plain import load_member
 
 ADD7 = get_task("add7")

@@ -17,20 +17,14 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
-# The house reads from left to right: a room may import the rooms before it and no others.
-ROOMS = ("tasks data paper conditions models experts engine store training executors registry groups trace planted clocks authors "
-         "ablation copying attribution patching patterns routing rerouting speed heldout probes fourier bilinear histogram grokking facts "
-         "evidence answers registrations tables figures results runs ledger recording costs bench cli").split()
-
-
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
     return not any(part.startswith((".", "_")) for part in path.relative_to(NBS).parts)
 
 
 PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
-MODULES = sorted(p for p in LIB.glob("*.py") if not p.name.startswith("_"))
+MODULES = sorted(p for p in LIB.rglob("*.py") if not p.name.startswith("_"))
 each_page = pytest.mark.parametrize("page", PAGES)
-each_module = pytest.mark.parametrize("module", MODULES, ids=lambda m: m.stem)
+each_module = pytest.mark.parametrize("module", MODULES, ids=lambda m: m.relative_to(LIB).as_posix())
 
 
 def cells(page, kind=None):
@@ -85,8 +79,8 @@ def test_no_page_is_in_the_sidebar_twice():
 
 
 def test_no_two_pages_have_one_address():
-    # nbdev drops the number before a notebook's name, but not the one before its folder: 1_setting/01_tasks.ipynb
-    # becomes 1_setting/tasks.html. Two notebooks that differ in their number only would overwrite each other.
+    # nbdev drops the number before a notebook's name, but not the one before its folder: 1_tasks/02_task.ipynb
+    # becomes 1_tasks/task.html. Two notebooks that differ in their number only would overwrite each other.
     address = Counter(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", page.lower()) for page in PAGES)
     assert not [a for a, n in address.items() if n > 1]
 
@@ -199,14 +193,14 @@ def code(source, *outputs):
 
 
 @pytest.mark.parametrize("source, page, word", [
-    ("import torch\nfrom a import b", "1_setting/x.ipynb", "set-up"),
-    ("assert 1\ntest_eq(2, 2)\nfor x in y: assert x", "1_setting/x.ipynb", "3 assertions, all hold"),
-    ("x = 1\nassert x", "3_paper/x.ipynb", "1 assertion, holds"),
-    ('#| code-fold: show\n#| code-summary: "Exported source"\ndef f(): assert 0', "1_setting/x.ipynb", "source"),
-    ("def f(): assert 0", "1_setting/x.ipynb", None),       # a lesson: nothing is asserted yet
-    ("def f(): return 0", "5_beyond/x.ipynb", "set-up"),    # on a page of results it is in the way
-    ("#| echo: false\nassert 1", "3_paper/x.ipynb", None),
-    ("!moe-redistribution --help", "6_practical/x.ipynb", None)])
+    ("import torch\nfrom a import b", "2_models/x.ipynb", "set-up"),
+    ("assert 1\ntest_eq(2, 2)\nfor x in y: assert x", "2_models/x.ipynb", "3 assertions, all hold"),
+    ("x = 1\nassert x", "6_studies/sparsity_moves/x.ipynb", "1 assertion, holds"),
+    ('#| code-fold: show\n#| code-summary: "Exported source"\ndef f(): assert 0', "2_models/x.ipynb", "source"),
+    ("def f(): assert 0", "2_models/x.ipynb", None),       # a lesson: nothing is asserted yet
+    ("def f(): return 0", "6_studies/sparsity_moves/x.ipynb", "set-up"),    # on a page of results it is in the way
+    ("#| echo: false\nassert 1", "6_studies/sparsity_moves/x.ipynb", None),
+    ("!moe-redistribution --help", "7_record/x.ipynb", None)])
 def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
     assert frame.fold(code(source), page) == word
     made, = frame.framed({"cells": [code(source)]}, page)["cells"]
@@ -214,12 +208,12 @@ def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
 
 
 def test_what_a_cell_shows_keeps_its_code_in_view():
-    assert frame.fold(code("x = 1\nassert x\nx", {"text/plain": "1"}), "3_paper/x.ipynb") is None
+    assert frame.fold(code("x = 1\nassert x\nx", {"text/plain": "1"}), "6_studies/sparsity_moves/x.ipynb") is None
 
 
 def test_a_figure_shows_one_number_and_keeps_its_anchor():
     cell = code('#| label: fig-4\n#| fig-cap: "Figure 4. It holds."\nplot()', {"image/png": ""})
-    anchor, made = frame.framed({"cells": [cell]}, "3_paper/x.ipynb")["cells"]
+    anchor, made = frame.framed({"cells": [cell]}, "6_studies/sparsity_moves/x.ipynb")["cells"]
     assert 'id="fig-4"' in "".join(anchor["source"]) and options({"source": "".join(made["source"])})["label"] == "picture-4"
     assert all(isinstance(c["source"], list) for c in (anchor, made))         # of a string Quarto drops the ends of lines
 
@@ -251,7 +245,7 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_short_sentences():
 
 
 def test_the_glossary_has_every_word_of_a_verdict():
-    from moe_redistribution.ledger import VERDICTS
+    from moe_redistribution.record.ledger import VERDICTS
     heads = {h.lower() for c in cells("glossary.ipynb") for h in re.findall(r"^### (.+?) \{", c["source"], flags=re.M)}
     words = {*VERDICTS, "agrees", "differs", "inconclusive", "corrected", "not attempted", "another checkpoint"}
     assert words <= heads, sorted(words - heads)
@@ -289,7 +283,7 @@ def test_a_branch_of_any_name_reaches_the_settings_as_an_address():
 # ------------------------------------------------------------------------------------------------- cells and outputs
 
 def test_the_sidebar_names_every_section_of_the_main_text():
-    titles = "\n".join(cells(page, "markdown")[0]["source"].split("\n")[0] for page in PAGES if page.startswith("3_paper/"))
+    titles = "\n".join(cells(page, "markdown")[0]["source"].split("\n")[0] for page in PAGES if page.startswith("6_studies/sparsity_moves/"))
     for section in ("§3", "App. A", "§4.1", "§4.2", "§4.3", "App. B", *(f"App. C.{i}" for i in range(1, 6))):
         assert re.search(rf"{re.escape(section)}(?![\d.]*\d)", titles), section
 
@@ -297,9 +291,9 @@ def test_the_sidebar_names_every_section_of_the_main_text():
 @pytest.mark.parametrize("item", [*(f"Figure {i}" for i in range(1, 15)), *(f"Table {i}" for i in range(1, 5))])
 def test_every_figure_and_table_of_the_main_text_is_on_a_page(item):
     "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
-    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("3_paper/") for c in cells(page, "code")]
+    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("6_studies/sparsity_moves/") for c in cells(page, "code")]
     if item.startswith("Table"):
-        shown += [line for page in PAGES if page.startswith("3_paper/") for c in cells(page, "markdown")
+        shown += [line for page in PAGES if page.startswith("6_studies/sparsity_moves/") for c in cells(page, "markdown")
                   for line in c["source"].split("\n") if line.startswith("#")]
     kind, number = item.split()
     assert any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
@@ -354,12 +348,11 @@ def copy(tmp_path):
 
 
 def test_modules_are_what_the_notebooks_export(copy):
-    for module in (copy / LIB.name).glob("*.py"):
+    for module in (copy / LIB.name).rglob("*.py"):
         if module.name != "__init__.py":
             module.unlink()
     nbdev("from nbdev.doclinks import nbdev_export; nbdev_export.__wrapped__()", copy)
-    made = {p.name: p.read_text(encoding="utf-8") for p in (copy / LIB.name).glob("*.py")}
-    held = {p.name: p.read_text(encoding="utf-8") for p in LIB.glob("*.py")}
+    made, held = ({p.relative_to(at).as_posix(): p.read_text(encoding="utf-8") for p in at.rglob("*.py")} for at in (copy / LIB.name, LIB))
     assert not held.keys() - made.keys(), f"no notebook exports {sorted(held.keys() - made.keys())}: remove them"
     differing = sorted(name for name in made if made[name] != held.get(name))
     assert not differing, f"run `nbdev_export`: {differing} differ from their notebooks"
@@ -379,26 +372,39 @@ def test_package_citation_and_settings_name_one_version():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 
-@each_module
-def test_every_module_is_a_room_of_the_house(module):
-    assert module.stem in ROOMS, f"{module.stem}: give it its place in ROOMS, after everything it imports"
+def exported():
+    "Module (as in `tasks.data`) → the notebook that exports it; notebooks in the order of their folders and numbers."
+    found = {page: re.findall(r"^#\s*\|\s*default_exp\s+(\S+)", "\n".join(c["source"] for c in cells(page, "code")), flags=re.M) for page in PAGES}
+    return {names[0]: page for page, names in found.items() if names}
 
 
-@each_module
-def test_a_room_imports_only_rooms_to_its_left(module):
-    imported = set()
+def test_a_folder_of_notebooks_is_a_subpackage():
+    there = {m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".") for m in MODULES}
+    assert there == set(exported())
+    apart = {m: page for m, page in exported().items() if Path(page).parent.as_posix().partition("_")[2] != m.rpartition(".")[0].replace(".", "/")}
+    assert not apart, f"a notebook in nbs/2_models/ exports models.something: {apart}"
+
+
+def imports(module):
+    "The rooms that a module imports, as in `tasks.data`."
+    here = module.relative_to(LIB).with_suffix("").parts
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            path = (["moe_redistribution"] if node.level else []) + (node.module or "").split(".")
-            path = [part for part in path if part]
-            if path == ["moe_redistribution"]:
-                imported |= {alias.name for alias in node.names} & set(ROOMS)
-            elif path[:1] == ["moe_redistribution"]:
-                imported |= {path[1]}
-        elif isinstance(node, ast.Import):
-            imported |= {a.name.split(".")[1] for a in node.names if a.name.startswith("moe_redistribution.")}
-    to_the_left = set(ROOMS[:ROOMS.index(module.stem)])
-    assert imported <= to_the_left, f"{module.stem} imports {sorted(imported - to_the_left)}, which lie to its right"
+            path = [p for p in (node.module or "").split(".") if p]
+            if node.level: path = [*here[:len(here) - node.level], *path]
+            elif path[:1] == [LIB.name]: path = path[1:]
+            else: continue
+            known = exported()
+            yield from [".".join(path)] if ".".join(path) in known else [".".join([*path, a.name]) for a in node.names]
+
+
+def test_nothing_flows_backwards():
+    "A room imports rooms of earlier parts, and earlier rooms of its own; folders and numbers of notebooks are the order."
+    known = exported()
+    order = {m: i for i, m in enumerate(known)}
+    backwards = [(name, other) for m in MODULES for name in [m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".")]
+                 for other in imports(m) if order[other] >= order[name]]
+    assert not backwards, backwards
 
 
 @each_module

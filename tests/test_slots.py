@@ -4,11 +4,13 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution import conditions, tasks, training
-from moe_redistribution.engine import fast_loss
-from moe_redistribution.groups import train
-from moe_redistribution.models import init, loss, shapes
-from moe_redistribution.store import Store
+from moe_redistribution.models.condition import condition as conditions
+from moe_redistribution.tasks import task as tasks
+from moe_redistribution.training import loop as training
+from moe_redistribution.training.engine import fast_loss
+from moe_redistribution.training.groups import train
+from moe_redistribution.models.population import init, loss, shapes
+from moe_redistribution.training.store import Store
 
 
 def majority_task(place=4):

@@ -2,13 +2,13 @@
 import pytest
 import torch
 
-from moe_redistribution.conditions import RECIPES, condition
-from moe_redistribution.groups import train_group
-from moe_redistribution.models import init
-from moe_redistribution.speed import advance, components, length, movement, speed, speed_rows, speeds
-from moe_redistribution.store import Store
-from moe_redistribution.tasks import get_task
-from moe_redistribution.training import fresh, train_interval, unflatten
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.training.groups import train_group
+from moe_redistribution.models.population import init
+from moe_redistribution.instruments.speed import advance, components, length, movement, speed, speed_rows, speeds
+from moe_redistribution.training.store import Store
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from plain import load_member
 
 VARIANTS = {"ffn": "add7/ffn-h24-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h24-silu",

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution import groups
-from moe_redistribution.conditions import condition
-from moe_redistribution.groups import group_path, pack, train, train_group
-from moe_redistribution.store import Damaged, Store, seal, unseal
-from moe_redistribution.training import fresh
+from moe_redistribution.training import groups
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.groups import group_path, pack, train, train_group
+from moe_redistribution.training.store import Damaged, Store, seal, unseal
+from moe_redistribution.training.loop import fresh
 
 TINY = "add7/ffn-h8-silu+d16"
 

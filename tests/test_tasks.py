@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.data import draw, training_pool
-from moe_redistribution.tasks import EOS, digits, exact, get_task, nulls, read_at
+from moe_redistribution.tasks.data import draw, training_pool
+from moe_redistribution.tasks.task import EOS, digits, exact, get_task, nulls, read_at
 
 ADD7 = get_task("add7")
 NUMBERS = [f"{n:03d}" for n in range(1000)]

@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from moe_redistribution.conditions import condition
-from moe_redistribution.histogram import histogram_rows
-from moe_redistribution.recording import instruments_for, own_part, rules_for
-from moe_redistribution.results import ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded, recorded_checkpoints
-from moe_redistribution.runs import write_frame
-from moe_redistribution.store import unseal
-from moe_redistribution.trace import ROW_COLUMNS, tidy
+from moe_redistribution.models.condition import condition
+from moe_redistribution.instruments.histogram import histogram_rows
+from moe_redistribution.record.recording import instruments_for, own_part, rules_for
+from moe_redistribution.evidence.dataset import ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded
+from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
+from moe_redistribution.record.runs import write_frame
+from moe_redistribution.training.store import unseal
+from moe_redistribution.instruments.rows import ROW_COLUMNS, tidy
 
 KEYS = [c for c in ROW_COLUMNS if c not in ("step", "value", "n_examples")]  # the step is the run's, which the file does not hold
 

@@ -15,11 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
-from moe_redistribution.ledger import changed
-from moe_redistribution.paper import seed_list
-from moe_redistribution.registrations import (
-    ACCESS, COLUMNS, FILE, TABLES, definition_hash, definitions, registrations, unregistered)
-from moe_redistribution.results import run_rows
+from moe_redistribution.record.ledger import changed
+from moe_redistribution.evidence.printed import seed_list
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, TABLES, definition_hash, definitions,
+                                                       registrations, unregistered)
+from moe_redistribution.evidence.dataset import run_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, ROWS = [f"data/{t}.csv" for t in TABLES], ["results/rows", "results/runs"]
@@ -191,7 +191,7 @@ def main(args):
     with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they stand; those with an answer:\n")
     print(counts().to_string())
-    if lines: print("\nThe page shows them after: make outputs NB=nbs/2_instruments/182_registrations.ipynb")
+    if lines: print("\nThe page shows them after: make outputs NB=nbs/5_evidence/03_registrations.ipynb")
     return 0
 
 
