@@ -13,6 +13,7 @@ os.environ["MPLBACKEND"] = "Agg"
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-# Every core runs tests at once, and a first example may build a task: how long one takes says nothing about what it claims.
+# Every core runs tests at once, and a first example may build a task: how long one takes says nothing about what it
+# claims.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")

@@ -90,8 +90,8 @@ class Block(nn.Module):
 class PlainTransformer(nn.Module):
     """One model of a condition. `forward(tokens (b, t))` gives logits (b, t, vocab) and the balance loss ().
 
-    Modules are made in the order in which the authors' code draws its weights, so `torch.manual_seed(s)` before it gives
-    the weights of seed s in the `authors` stream, to rounding."""
+    Modules are made in the order in which the authors' code draws its weights, so `torch.manual_seed(s)` before it
+    gives the weights of seed s in the `authors` stream, to rounding."""
     def __init__(self, c):
         super().__init__()
         self.c = c = condition(c)
@@ -123,7 +123,8 @@ class PlainTransformer(nn.Module):
     # ------------------------------------------------------------------------------------- the population's own layout
 
     def views(self, of=lambda parameter: parameter.detach()):
-        "Name of a population's parameter → `of` of the parameters here, in the population's shape without its seed axis."
+        """Name of a population's parameter → `of` of the parameters here, in the population's shape without its seed
+        axis."""
         H, linear = self.c.n_heads, lambda m: of(m.weight).T
         heads = lambda m: of(m.weight).unflatten(0, (H, -1)).mT                             # (h k) d → h d k
         layers = []
@@ -158,7 +159,9 @@ class PlainTransformer(nn.Module):
         return self
 
     def as_member(self, of=lambda parameter: parameter.detach().clone()):
-        "A population of one: name → tensor with a seed axis of 1. With `of=lambda p: p.grad` the gradients, so laid out."
+        """A population of one: name → tensor with a seed axis of 1.
+
+        With `of=lambda p: p.grad` the gradients, so laid out."""
         stack = lambda v: torch.stack([stack(x) for x in v]) if isinstance(v, list) else v
         return {name: stack(v)[None].contiguous() for name, v in self.views(of).items()}
 
@@ -174,7 +177,8 @@ def optimiser(model, fused=None):
     for name, p in model.named_parameters():
         own = c.attn_lr if ".attention." in name else c.ffn_lr if ".ffn." in name and ".router." not in name else 1.0
         if p.requires_grad: groups.setdefault(c.lr * own, []).append(p)
-    return torch.optim.AdamW([dict(params=p, lr=lr) for lr, p in groups.items()], weight_decay=c.weight_decay, fused=fused)
+    return torch.optim.AdamW([dict(params=p, lr=lr) for lr, p in groups.items()], weight_decay=c.weight_decay,
+                             fused=fused)
 
 
 def examples(c, seed, n):
@@ -240,8 +244,9 @@ def main():
     began = clocks()
     _, losses = plain_train(a.name, a.seed, a.steps, a.seconds or (None if a.steps else 10.0), a.fused or None)
     wall, cpu, wait = (clocks() - began).tolist()
-    print(json.dumps(dict(condition=condition(a.name).name, steps=len(losses), per_second=len(losses) / wall, cpu_seconds=cpu,
-                          wall_seconds=wall, waited_seconds=wait, threads=torch.get_num_threads(), last_loss=float(losses[-1]))))
+    print(json.dumps(dict(condition=condition(a.name).name, steps=len(losses), per_second=len(losses) / wall,
+                          cpu_seconds=cpu, wall_seconds=wall, waited_seconds=wait, threads=torch.get_num_threads(),
+                          last_loss=float(losses[-1]))))
 
 
 if __name__ == "__main__": main()

@@ -1,8 +1,8 @@
 """Claims about add-7 derived a second time, from the committed weights, by code that knows nothing of the instruments.
 
-It reads `checkpoints/add7/*.safetensors` with the safetensors library and what is claimed with pandas, writes the task out
-in digits, builds every seed's model by itself in float64, head by head and expert by expert, and imports nothing of the
-package. As a program it draws ten claims by lot: `python tests/rederive.py [--seed N] [--all] [ID ...]`."""
+It reads `checkpoints/add7/*.safetensors` with the safetensors library and what is claimed with pandas, writes the task
+out in digits, builds every seed's model by itself in float64, head by head and expert by expert, and imports nothing of
+the package. As a program it draws ten claims by lot: `python tests/rederive.py [--seed N] [--all] [ID ...]`."""
 import argparse
 import random
 import sys
@@ -35,7 +35,8 @@ def digits(n, k): return [n // 10**i % 10 for i in range(k)]                    
 
 @lru_cache(None)
 def task():
-    "Tokens (1000, 8), answers (1000, 4), what each answer digit adds to the question's (1000, 4), number of +1 (1000,)."
+    """Tokens (1000, 8), answers (1000, 4), what each answer digit adds to the question's (1000, 4), number of +1
+    (1000,)."""
     question, answer = (np.array([digits(n + add, k) for n in range(1000)]) for add, k in ((0, 3), (7, 4)))
     tokens = np.concatenate([question, np.full((1000, 1), EOS), answer], axis=1)
     added = (answer - np.concatenate([question, np.zeros((1000, 1), int)], axis=1)) % 10
@@ -105,7 +106,8 @@ def per_seed(f): return lambda *args, **kw: np.array([float(f(i, *args, **kw)) f
 
 @lru_cache(None)
 def final(i, name, without=None, instead="zero"):
-    "What is unembedded (1000, 4, 64), with the attention's or the FFN's output replaced by zeros or its mean over inputs."
+    """What is unembedded (1000, 4, 64), with the attention's or the FFN's output replaced by zeros or its mean over
+    inputs."""
     m, r = models(name)[i], run(name, i)
     put = torch.zeros_like if instead == "zero" else lambda part: part.mean(0, keepdim=True).expand_as(part)
     a = put(r["attn"]) if without == "attn" else r["attn"]
@@ -119,7 +121,8 @@ def spoken(i, name, without=None, instead="zero"):
 
 @per_seed
 def right_without_copying(i, name, at, instead="mean"):
-    "Share right at digits `at`, FFN replaced, where the token just read is not the answer and may not be said; mean over `at`."
+    """Share right at digits `at`, FFN replaced, where the token just read is not the answer and may not be said; mean
+    over `at`."""
     logits, read = models(name)[i].logits(final(i, name, "ffn", instead)).numpy().copy(), task()[0][:, READ:READ + 4]
     np.put_along_axis(logits, read[..., None], -np.inf, -1)
     hit, asked = logits.argmax(-1) == task()[1], read != task()[1]
@@ -154,8 +157,10 @@ def ffn_share(name, at=EVERY): return 1 - attention_share(name, at)
 
 @per_seed
 def first_head(i, name, at):
-    "Share of the strongest head (over all four digits) in the sizes of the heads' mean votes, averaged over digits `at`."
-    size = torch.stack([votes(i, name, h).mean(0) for h in models(name)[i].heads(run(name, i)["embed"])]).abs()    # (4, 4)
+    """Share of the strongest head (over all four digits) in the sizes of the heads' mean votes, averaged over digits
+    `at`."""
+    size = torch.stack([votes(i, name, h).mean(0)
+                        for h in models(name)[i].heads(run(name, i)["embed"])]).abs()  # (4, 4)
     return (size[size.sum(1).argmax()] / size.sum(0))[list(at)].mean()
 
 def put_in(i, name, part, to, from_, digit):
@@ -229,8 +234,10 @@ def rows(instrument, name):
 
 @dataclass(frozen=True)
 class Claim:
-    """One recorded value and the function that derives it again. `find` is the id's item in `results/paper` or "ledger", or instrument,
-    condition and columns of `results/rows`; with `n` predictions a seed the tolerance is two of them, else 1e-3."""
+    """One recorded value and the function that derives it again.
+
+    `find` is the id's item in `results/paper` or "ledger", or instrument, condition and columns of `results/rows`; with
+    `n` predictions a seed the tolerance is two of them, else 1e-3."""
     id: str
     what: str
     derive: Callable
@@ -245,7 +252,8 @@ class Claim:
         instrument, name, where = self.find
         r = rows(instrument, name)
         for column, value in dict(dict(unit="", stratum="all"), **where).items(): r = r[r[column] == value]
-        if sorted(r["seed"]) != sorted(SEEDS): raise LookupError(f"{self.id}: expected one row a seed, got {sorted(r['seed'])}")
+        if sorted(r["seed"]) != sorted(SEEDS):
+            raise LookupError(f"{self.id}: expected one row a seed, got {sorted(r['seed'])}")
         return r.set_index("seed")["value"].loc[list(SEEDS)].to_numpy()
 
     def derived(self):
@@ -254,7 +262,8 @@ class Claim:
         return np.array([found.mean(), found.std(ddof=1) if len(found) > 1 else 0.])[:len(self.recorded())]
 
     def tolerance(self):
-        "Two predictions: of one seed for a seed's value, of all seeds for their mean (their spread is held to as much)."
+        """Two predictions: of one seed for a seed's value, of all seeds for their mean (their spread is held to as
+        much)."""
         if self.n is None: return 1e-3
         return 2 / (self.n if not isinstance(self.find, str) else self.n * len(SEEDS))
 
@@ -267,15 +276,19 @@ class Claim:
 
 
 def said_in_the_ledger():
-    "Key, statement and derivation of every claim of the ledger that compares digits of two committed models, as the authors did."
-    s = pd.read_csv(ROOT / "data/statements.csv", keep_default_na=False).query("protocol == 'paper' and stream == 'authors' and "
+    """Key, statement and derivation of every claim of the ledger that compares digits of two committed models, as the
+    authors did."""
+    s = pd.read_csv(ROOT / "data/statements.csv", keep_default_na=False).query("protocol == 'paper' "
+        "and stream == 'authors' and "
         "rule == 'first256' and instrument == 'ablation' and metric == 'digits' and aggregate == 'difference'")
-    there = {p.name.removesuffix(".first256.safetensors") for p in (ROOT / "checkpoints" / "add7").glob("*.safetensors")}
+    there = {p.name.removesuffix(".first256.safetensors")
+             for p in (ROOT / "checkpoints" / "add7").glob("*.safetensors")}
     places = {"o0-o3": (EVERY,), "o1 o2": ((TENS,), (HUNDREDS,)), **{f"o{d}": ((d,),) for d in EVERY}}
     for r in s.itertuples():
         a, b = r.condition.removeprefix("add7/"), r.versus.removeprefix("add7/")
         if not {a, b} <= there or r.position not in places or not r.stratum.startswith(("all", "carry=")): continue
-        how = dict(without=r.site.removesuffix("_out"), instead=r.edit, carries=None if r.stratum == "all" else int(r.stratum[-1]))
+        how = dict(without=r.site.removesuffix("_out"), instead=r.edit,
+                   carries=None if r.stratum == "all" else int(r.stratum[-1]))
         one = lambda n, at=places[r.position], how=how: np.mean([right(n, at=p, **how) for p in at], axis=0)
         yield r.key, r.statement, lambda a=a, b=b, one=one: one(a) - one(b)
 
@@ -283,7 +296,8 @@ def said_in_the_ledger():
 def claims():
     "All claims that can be checked here, by id."
     out = []
-    def printed(id, what, derive, n=None): out.append(Claim(id, what, derive, "ledger" if id.startswith("ledger") else id.rsplit(".", 1)[0], n))
+    def printed(id, what, derive, n=None):
+        out.append(Claim(id, what, derive, "ledger" if id.startswith("ledger") else id.rsplit(".", 1)[0], n))
     def row(id, instrument, name, derive, n=None, **where):
         out.append(Claim(id, f"{name} " + " ".join(where.values()), derive, (instrument, name, where), n))
     table1 = (FFN, NARROW, MOE, FROZEN, MOE_GLU, MOE_GLU_FROZEN)
@@ -336,7 +350,8 @@ def claims():
     for short, name in eight.items():
         row(f"mean.{short}", "ablation", name, lambda n=name: right(n, "ffn", "mean"), 4000,
             edit="mean", metric="digits", **where)
-        row(f"copy.{short}", "ablation", name, lambda n=name: copies(n), 4000, edit="zero", metric="copy_share", **where)
+        row(f"copy.{short}", "ablation", name, lambda n=name: copies(n), 4000, edit="zero",
+            metric="copy_share", **where)
         for d, o in ((TENS, "o1"), (HUNDREDS, "o2")):
             row(f"mean.{short}.{o}", "ablation", name, lambda n=name, d=d: right(n, "ffn", "mean", at=(d,)), 1000,
                 edit="mean", metric="digits", **where | dict(position=o))
@@ -382,7 +397,8 @@ def main():
         ids = random.Random(seed).sample(sorted(known), 10)
         print(f"ten of {len(known)} claims, drawn with --seed {seed}")
     found = report([known[i] for i in ids])
-    print(found.to_string(index=False, formatters={c: "{:.6g}".format for c in ("recorded", "derived", "off", "tolerance")}))
+    print(found.to_string(index=False,
+                          formatters={c: "{:.6g}".format for c in ("recorded", "derived", "off", "tolerance")}))
     print(f"{int(found['ok'].sum())} of {len(found)} agree")
     return 0 if found["ok"].all() else 1
 

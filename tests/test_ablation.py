@@ -63,7 +63,8 @@ def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
         own, new = (x["expert_out"][s, mine, at, 1] for x in (tr, seen))
         assert 0 < mine.sum() < 1000 and said(own) == said(new)
     everybody = torch.ones(1, 1000, 1, dtype=bool)
-    assert torch.equal(_partner(everybody)[0, :, 0], shuffled(1000)) and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all()
+    assert (torch.equal(_partner(everybody)[0, :, 0], shuffled(1000))
+            and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all())
 
 
 def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_other_carry_wrote_the_same_digit():
@@ -73,17 +74,21 @@ def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_oth
     assert lost == (~right).sum() and abs(lost - 700 * 630 / 699) < 10
 
 
-@pytest.mark.parametrize("edits", [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
-                                   {"H0": "mean", "z": "reversed"}, {"E2": "zero", "expert_out": "mean"}])
+@pytest.mark.parametrize("edits",
+                         [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
+                          {"H0": "mean", "z": "reversed"}, {"E2": "zero", "expert_out": "mean"}])
 def test_several_edits_have_no_order(edits):
-    params, edits = population(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how for u, how in edits.items()}
-    there, back = (forward(params, T.tokens, MOE, together(MOE, dict(e))) for e in (edits.items(), reversed(edits.items())))
+    params, edits = population(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how
+                                      for u, how in edits.items()}
+    there, back = (forward(params, T.tokens, MOE, together(MOE, dict(e)))
+                   for e in (edits.items(), reversed(edits.items())))
     assert torch.equal(there, back)
 
 
 def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bias():
     params = population(MOE)
-    assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}), ablate(params, MOE, {"ffn_out": "zero"}))
+    assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}),
+                       ablate(params, MOE, {"ffn_out": "zero"}))
     bias = lambda x: params["b_O"][:, 0, None, None].expand(2, *x.shape[1:])[:len(x)]
     one = {n: v[:1] for n, v in params.items()}
     assert torch.equal(ablate(one, MOE, {f"H{h}": "zero" for h in range(4)}), ablate(one, MOE, {"attn_out": bias}))
@@ -137,13 +142,14 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
     clean = trace(params, T.tokens, name, ["ffn_out"])["ffn_out"]
     value = {"zero": torch.zeros_like(clean), "mean": clean.mean(1, keepdim=True).expand_as(clean),
              "resample": clean[:, shuffled(1000)]}[how]
-    assert (decode(params, name, {"ffn_out": how}) == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})
-            ).double().mean() > .999
+    assert (decode(params, name, {"ffn_out": how})
+            == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})).double().mean() > .999
 
 
 def test_decoding_gives_a_function_what_the_model_s_own_prefix_makes():
     params, half = population(MOE), lambda x: .5 * x
-    assert (decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean() > .999
+    assert ((decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean()
+            > .999)
 
 
 def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
@@ -160,7 +166,8 @@ def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
     with pytest.raises(ValueError, match="a dense FFN has no experts"): decode(population(DENSE), DENSE, {"E1": "zero"})
 
 
-@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
+@pytest.mark.parametrize("edits",
+                         [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
 def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edits):
     from moe_redistribution.evidence.dataset import checkpoint
     name = "add7/moe-e4k1-h256-silu"
@@ -187,7 +194,8 @@ def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():
     got = ablation_rows(hist, "hist/ffn-h8-gelu", [0], ["zero"], fine=True, rule="init")
     counts = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' and stratum != 'all'")
     assert sorted(counts["stratum"]) == [f"count={k}" for k in range(1, 10)] and counts["n_examples"].sum() == 30_000
-    whole = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' and stratum == 'all'")["value"].iloc[0]
+    whole = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' "
+                      "and stratum == 'all'")["value"].iloc[0]
     assert np.isclose(np.average(counts["value"], weights=counts["n_examples"]), whole)
     nulls = null_rows(T).query("stratum == 'operation=+1' and position == 'o1'").set_index("unit")["value"]
     assert nulls["pass-through"] == 0 and set(condition(n).task for n in (MOE, DENSE)) == {"add7"}

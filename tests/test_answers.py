@@ -27,8 +27,8 @@ def files_read_once(monkeypatch):
 def made(condition, values, seeds=SEEDS, rule="first256", site="ffn_out", edit="zero", **more):
     "Invented rows of one cell; `more` are further row columns."
     stream = "authors" if set(seeds) <= set(SEEDS) else "paired"
-    columns = dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, step=400, split="all", site=site, edit=edit,
-                   unit="", position="o0-o3", stratum="all", metric="digits", value=values, n_examples=4000)
+    columns = dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, step=400, split="all", site=site,
+                   edit=edit, unit="", position="o0-o3", stratum="all", metric="digits", value=values, n_examples=4000)
     return pd.DataFrame(columns | more)
 
 
@@ -42,8 +42,9 @@ def answering(i, values, seeds=SEEDS, protocol="paper", names=None):
     names, metric = names or c["condition"].split(), c["metric"].removeprefix(answers.REST)
     cells = [(n, p, u) for n in names for p in c["position"].split() for u in c["unit"].split() or [""]]
     values = np.asarray(values, float).reshape(len(cells), len(seeds))
-    return pd.concat([made(n, v, seeds, c["rule"], c["site"], c["edit"], position=p, metric=metric, stratum=c["stratum"], unit=u,
-                           instrument=c["instrument"], stream=c["stream"]) for (n, p, u), v in zip(cells, values)], ignore_index=True)
+    return pd.concat([made(n, v, seeds, c["rule"], c["site"], c["edit"], position=p,
+                           metric=metric, stratum=c["stratum"], unit=u, instrument=c["instrument"], stream=c["stream"])
+                      for (n, p, u), v in zip(cells, values)], ignore_index=True)
 
 
 def answer(rows, i, protocol="paper", **how):
@@ -54,11 +55,13 @@ def answer(rows, i, protocol="paper", **how):
 
 
 def table1(protocol="paper", seed=0):
-    "Rows for every mean that the bridge asks for in Table 1 and Figure 1, with quarters as values so that means are exact."
+    """Rows for every mean that the bridge asks for in Table 1 and Figure 1, with quarters as values so that means are
+    exact."""
     rng, c = np.random.default_rng(seed), BRIDGE
     c = c[(c["protocol"] == protocol) & c["item"].isin(["tab1", "fig1"]) & (c["aggregate"] == "mean")]
     c = c.drop_duplicates(["condition", "site", "edit"])
-    return pd.concat([made(x.condition, rng.integers(0, 5, int(x.n)) / 4, paper.seed_list(x.seeds), x.rule, x.site, x.edit)
+    return pd.concat([made(x.condition, rng.integers(0, 5, int(x.n)) / 4, paper.seed_list(x.seeds), x.rule, x.site,
+                           x.edit)
                       for x in c.itertuples()], ignore_index=True)
 
 
@@ -90,14 +93,16 @@ def test_compare_answers_figure_1_with_its_delta_its_p_and_its_chance_line():
 
 
 def test_the_nulls_beside_our_numbers_are_counted_on_the_task():
-    "Digits of add-7 that copying, and that one constant a position, would get right, counted on strings; a sum mod 113; the count 1."
+    """Digits of add-7 that copying, and that one constant a position, would get right, counted on strings; a sum mod
+    113; the count 1."""
     said = {t: answers.baselines(t) for t in ("add7", "modadd", "hist")}
     text = [f"{n:03d}"[::-1] + "E" + f"{n + 7:04d}"[::-1] for n in range(1000)]
     often = [max(map(column.count, column)) / 1000 for column in zip(*(s[4:] for s in text))]
     assert said["add7"]["copy"] == np.mean([s[3 + i] == s[4 + i] for s in text for i in range(4)])
     assert said["add7"]["most frequent"] == pytest.approx(np.mean(often), abs=1e-9)
     assert said["modadd"]["most frequent"] == pytest.approx(1 / 113, abs=1e-6)
-    assert said["hist"]["most frequent"] == pytest.approx((get_task("hist").targets == 0).double().mean().item(), abs=1e-6)
+    assert said["hist"]["most frequent"] == pytest.approx((get_task("hist").targets == 0).double().mean().item(),
+                                                          abs=1e-6)
 
 
 def test_audited_rows_answer_the_same_ids_with_other_edits_and_seeds():
@@ -116,7 +121,8 @@ def test_an_audited_table_has_lines_for_what_the_audit_asks_and_the_paper_s_for_
     for item in ("sec4.2", "appB"):
         ids = PRINTED.query("item == @item")["id"]
         mine = BRIDGE.query("item == @item and protocol == 'audited'")["id"]
-        assert list(compare(nothing, item)["id"]) == sorted(ids) and list(compare(nothing, item, "audited")["id"]) == sorted(mine)
+        assert (list(compare(nothing, item)["id"]) == sorted(ids)
+                and list(compare(nothing, item, "audited")["id"]) == sorted(mine))
         assert len(mine) < len(ids)
 
 
@@ -140,7 +146,8 @@ def test_rule_seeds_and_stream_can_be_overridden_together():
 def test_shuffled_rows_give_the_same_bytes():
     "Five seeds under the paper's protocol; under the audit's as many as a bootstrap needs, which draws by place."
     rows, many = pd.concat([table1(), table1("audited", 1)]), range(1, 22)
-    asks = [lambda r, i=i, how=how: compare(r, i, **how) for i in ("tab1", "fig1") for how in ({}, dict(protocol="audited", seeds=many))]
+    asks = [lambda r, i=i, how=how: compare(r, i, **how) for i in ("tab1", "fig1")
+            for how in ({}, dict(protocol="audited", seeds=many))]
     bytes_of = lambda frame: [ask(frame).to_csv() for ask in (*asks, lambda r: answers.contrasts(r, seeds=many))]
     straight = bytes_of(rows)
     for seed in range(3): assert bytes_of(rows.sample(frac=1, random_state=seed)) == straight
@@ -199,7 +206,8 @@ def test_a_share_is_the_part_of_the_gap_and_its_spread_what_leaving_a_seed_out_g
     part, whole = base + rng.normal(.12, .01, n), base + rng.normal(.32, .02, n)
     of, zero = claim(SHARE)["versus"].split()
     assert (claim(SHARE)["condition"], of, zero) == (NARROW, MOE, FFN)
-    rows = pd.concat([made(name, v, seeds, stream="authors", instrument="ablation") for name, v in ((NARROW, part), (MOE, whole), (FFN, base))])
+    rows = pd.concat([made(name, v, seeds, stream="authors", instrument="ablation")
+                      for name, v in ((NARROW, part), (MOE, whole), (FFN, base))])
     got = answer(rows, SHARE, seeds=seeds)
     statistic = lambda kept: (part - base)[kept].mean() / (whole - base)[kept].mean()
     assert got["ours_mean"] == pytest.approx((part.mean() - base.mean()) / (whole.mean() - base.mean()))
@@ -228,8 +236,9 @@ def test_a_mean_over_several_cells_is_taken_within_each_seed():
     assert answer(answering(i, values), i)["ours_mean"] == pytest.approx(np.delete(values, 1, 1).mean())
 
 
-@pytest.mark.parametrize("which, i, j", [("lowest", "fig4_caption.001", np.argmin), ("highest", "fig4_caption.002", np.argmax),
-                                         ("lowest", "sec4.2.015", np.argmin), ("highest", "sec4.2.016", np.argmax)])
+@pytest.mark.parametrize("which, i, j",
+                         [("lowest", "fig4_caption.001", np.argmin), ("highest", "fig4_caption.002", np.argmax),
+                          ("lowest", "sec4.2.015", np.argmin), ("highest", "sec4.2.016", np.argmax)])
 def test_the_ends_of_a_range_are_the_cells_with_the_lowest_and_highest_mean(which, i, j):
     "Of four positions, or of four variants: that cell's own mean and spread, not the extreme of single seeds."
     values = np.array([[.2, .3, .4, .3, .3], [.0, .9, .5, .5, .5], [.7, .6, .8, .7, .7], [.35, .35, .4, .4, .4]])
@@ -245,7 +254,8 @@ def test_a_range_says_nothing_while_a_cell_is_missing(i):
     last = rows["condition"].iloc[-1], rows["position"].iloc[-1]
     got = answer(rows[(rows["condition"] != last[0]) | (rows["position"] != last[1])], i)
     assert got["verdict"] == "not attempted" and np.isnan(got["ours_mean"]) and got["ours_n"] == 0
-    assert ("missing run: " if last[0] != rows["condition"].iloc[0] else "not measured: ") in got["reason"] and last[0] in got["reason"]
+    assert (("missing run: " if last[0] != rows["condition"].iloc[0] else "not measured: ") in got["reason"]
+            and last[0] in got["reason"])
 
 
 def test_a_count_of_seeds_is_exact_and_refuses_while_seeds_are_missing():
@@ -253,12 +263,14 @@ def test_a_count_of_seeds_is_exact_and_refuses_while_seeds_are_missing():
     i = "sec4.2.017"
     whole = answer(answering(i, [1, 1, 1, 0, 1]), i)
     assert claim(i)["aggregate"] == "sum" and (whole["ours_mean"], whole["ours_std"], whole["ours_n"]) == (4, 0, 5)
-    assert whole["ours_lo"] == whole["ours_hi"] == 4 and whole["verdict"] == ("agrees" if whole["paper_mean"] == 4 else "differs")
+    assert (whole["ours_lo"] == whole["ours_hi"] == 4
+            and whole["verdict"] == ("agrees" if whole["paper_mean"] == 4 else "differs"))
     all_paper = answer(answering(i, np.arange(5) < whole["paper_mean"]), i)
     assert all_paper["verdict"] == "agrees"
     for rows in (answering(i, np.ones(5))[:4], answering(i, [1, 1, np.nan, 1, 1])):
         got = answer(rows, i)
-        assert got["verdict"] == "not attempted" and np.isnan(got["ours_mean"]) and re.search("missing run|never got there", got["reason"])
+        assert (got["verdict"] == "not attempted" and np.isnan(got["ours_mean"])
+                and re.search("missing run|never got there", got["reason"]))
 
 
 def test_a_p_value_is_welch_s_of_the_two_arms_unpaired():
@@ -279,11 +291,13 @@ def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_th
     epochs = [26000., 39000, np.nan, 31000, 25300]
     assert answer(answering(low, epochs), low)["ours_mean"] == 25300
     first = answer(answering(low, epochs), low)
-    assert first["verdict"] == "inconclusive" and np.isnan(first["ours_lo"]) and "1 of 5 seeds never got there" in first["reason"]
+    assert (first["verdict"] == "inconclusive" and np.isnan(first["ours_lo"])
+            and "1 of 5 seeds never got there" in first["reason"])
     got, there = answer(answering(middle, epochs), middle), np.array([26000., 39000, 31000, 25300])
     assert got["ours_mean"] == np.median(there) and got["ours_n"] == 4
     half = stats.t.ppf(.975, 3) * there.std(ddof=1) / 2 * np.sqrt(np.pi / 2)
-    assert got["ours_hi"] - got["ours_mean"] == pytest.approx(half) and got["ours_mean"] - got["ours_lo"] == pytest.approx(half)
+    assert (got["ours_hi"] - got["ours_mean"] == pytest.approx(half)
+            and got["ours_mean"] - got["ours_lo"] == pytest.approx(half))
     for i in (low, middle): assert answer(answering(i, epochs)[:4], i)["verdict"] == "not attempted"
 
 
@@ -297,15 +311,17 @@ def test_a_share_of_seeds_waits_for_all_of_them_however_alike_they_are():
 
 def test_two_of_five_seeds_decide_nothing_however_close_they_lie():
     i = "tab4.005"
-    near, far = (answering(i, np.full(5, claim_value) + [0, .001, 0, .001, 0]) for claim_value in (PRINTED.set_index("id").loc[i, "value"], .9))
+    near, far = (answering(i, np.full(5, claim_value) + [0, .001, 0, .001, 0])
+                 for claim_value in (PRINTED.set_index("id").loc[i, "value"], .9))
     for rows, whole in ((near, "agrees"), (far, "differs")):
         assert answer(rows, i)["verdict"] == whole and "interim" not in answer(rows, i)["reason"]
         two = answer(rows[:2], i)
-        assert two["verdict"] == "inconclusive" and two["reason"].startswith("interim: 2 of the 5 seeds") and two["ours_n"] == 2
+        assert (two["verdict"] == "inconclusive" and two["reason"].startswith("interim: 2 of the 5 seeds")
+                and two["ours_n"] == 2)
 
 
 def test_the_lowest_of_several_units_is_the_one_with_the_lowest_mean():
-    six, five = "appF.2.001", "appF.2.002"                                  # the second is asked without the third component
+    six, five = "appF.2.001", "appF.2.002"                             # the second is asked without the third component
     values = np.linspace(.4, .5, 5) - .02 * np.arange(6)[:, None]
     assert [answer(answering(six, values), i)["ours_mean"] for i in (six, five)] == pytest.approx([.45 - .10] * 2)
     values[2] = .1
@@ -317,12 +333,13 @@ def test_what_a_share_leaves_is_one_minus_it_seed_by_seed():
     assert claim(i)["metric"] == "1 - attn_share"
     got = answer(answering(i, share), i)
     assert got["ours_mean"] == pytest.approx(1 - share.mean()) and got["ours_std"] == pytest.approx(share.std(ddof=1))
-    low, values = "fig8_caption.001", np.linspace(.1, .8, 20)                                 # the lowest rest is the highest share
+    low, values = "fig8_caption.001", np.linspace(.1, .8, 20)                     # the lowest rest is the highest share
     assert answer(answering(low, values), low)["ours_mean"] == pytest.approx(1 - values[15:].mean())
 
 
 def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
-    "A claim about one unit sees no other; a claim about the whole takes rows whose unit is empty, `all` or `none`, and those once."
+    """A claim about one unit sees no other; a claim about the whole takes rows whose unit is empty, `all` or `none`,
+    and those once."""
     facts = fact_rows(FFN).assign(instrument="facts")
     assert claim("appC.5.001")["unit"] == "patch25" and answer(facts, "appC.5.001")["ours_mean"] == 25
     assert answer(facts[facts["unit"] != "patch25"], "appC.5.001")["verdict"] == "not attempted"
@@ -350,7 +367,8 @@ def test_a_null_is_computed_and_a_claim_without_a_number_says_why():
     rows = table1()
     null, none = answer(rows, "fig1.009"), answer(rows, "appB.001")
     assert null["ours_mean"] == answers.baselines()["most frequent"] == null["ours_hi"] and pd.isna(null["ours_n"])
-    assert none["verdict"] == "not attempted" and np.isnan(none["ours_mean"]) and none["reason"] == claim("appB.001")["note"]
+    assert (none["verdict"] == "not attempted" and np.isnan(none["ours_mean"])
+            and none["reason"] == claim("appB.001")["note"])
     assert answer(fact_rows(FFN).assign(instrument="facts"), "tab3.013")["verdict"] == "not attempted"
 
 
@@ -362,7 +380,8 @@ def test_missing_runs_are_named_with_seeds_and_cost_and_failed_seeds_keep_their_
     ffn, moe, narrow = (out.loc[i] for i in ("tab1.003", "tab1.009", "tab1.006"))
     assert ffn["ours_mean"] == pytest.approx(.15) and ffn["ours_n"] == 4 and "1 of 5 seeds failed" in ffn["reason"]
     assert "256" in ffn["reason"] and moe["ours_n"] == 2 and "seeds 256, 512, 1024" in moe["reason"]
-    assert narrow["verdict"] == "not attempted" and f"missing run: {NARROW}, seeds 42, 137, 256, 512, 1024" in narrow["reason"]
+    assert (narrow["verdict"] == "not attempted"
+            and f"missing run: {NARROW}, seeds 42, 137, 256, 512, 1024" in narrow["reason"])
     assert narrow["ours_n"] == 0 and np.isnan(narrow["ours_mean"])
     assert "not measured: digits of add7/ffn-h256-silu at first256, none none" in out.loc["tab1.001", "reason"]
 
@@ -376,12 +395,13 @@ def test_a_missing_run_is_priced_at_the_steps_that_its_rule_needs(rule, steps):
 
 
 def test_a_trained_run_without_this_measurement_is_not_called_missing():
-    "Seeds 42 and 137 are there with another edit; nobody has trained the other three: two sentences, each about its own seeds."
+    """Seeds 42 and 137 are there with another edit; nobody has trained the other three: two sentences, each about its
+    own seeds."""
     rows = made(FFN, .9, SEEDS[:2], edit="mean")
     reason = answer(rows, "tab1.003")["reason"]
     assert f"not measured: digits of {FFN} at first256, ffn_out zero, seeds 42, 137" in reason
     assert re.search(rf"missing run: {FFN}, seeds 256, 512, 1024, about \S+ core-hours", reason)
-    other = made(FFN, .9, edit="mean", stream="paired")                                    # another stream's runs are other runs
+    other = made(FFN, .9, edit="mean", stream="paired")                           # another stream's runs are other runs
     assert "not measured" not in answer(other, "tab1.003")["reason"]
     whole = answer(made(FFN, .9, edit="mean"), "tab1.003")["reason"]
     assert "missing run" not in whole and "core-hours" not in whole
@@ -442,7 +462,8 @@ def test_equal_arms_are_equivalent_only_with_seeds_enough():
                       made(MOE + "+frozen", base + noise - noise.mean(), range(1, 65), "first1000", edit="mean")])
     pair = answers.contrasts(rows).query("n > 0").iloc[0]
     assert pair["outcome"] == "equivalent" and {pair["a"], pair["b"]} == {MOE, MOE + "+frozen"}
-    assert pair["p_equivalence"] == pytest.approx(ev.tost(base + noise - noise.mean(), base, pair["margin"]).p, abs=1e-9)
+    assert pair["p_equivalence"] == pytest.approx(ev.tost(base + noise - noise.mean(), base, pair["margin"]).p,
+                                                  abs=1e-9)
     assert answers.contrasts(rows, seeds=range(1, 9)).query("n > 0").iloc[0]["outcome"] == "inconclusive"
 
 
@@ -458,7 +479,7 @@ def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_o
     assert line["difference"] == pytest.approx((by_seed[pair[0]] - by_seed[pair[1]]).mean()) and line["n"] == 64
     assert line["p"] == pytest.approx(ev.paired_permutation(*by_seed.values()).p)
     assert line["p_holm"] == pytest.approx(min(1, len(family) * line["p"])) and len(out) == len(family)
-    alike = (family["aggregate"] == line["asks"]).sum()                     # equivalences are adjusted among those that ask the same
+    alike = (family["aggregate"] == line["asks"]).sum()        # equivalences are adjusted among those that ask the same
     assert line["p_equivalence_holm"] == pytest.approx(min(1, alike * line["p_equivalence"])) and alike < len(family)
     assert (answers.contrasts(rows)["n"] == 0).all(), "other positions answer no other family"
     half = rows[(rows["position"] == "o1") | (rows["seed"] > 4)]

@@ -1,4 +1,5 @@
-"""Terms of a logit are arithmetic: what the page shows for planted models holds for any weights, checked with plain loops."""
+"""Terms of a logit are arithmetic: what the page shows for planted models holds for any weights, checked with plain
+loops."""
 import numpy as np
 import pytest
 import torch
@@ -107,14 +108,16 @@ def test_several_layers_and_a_norm_that_is_not_frozen_are_refused():
     with pytest.raises(ValueError, match="nearest: 'head'"): attribution(population(NAMES[0]), NAMES[0], "heads")
 
 
-@pytest.mark.parametrize("make, splits", [(coarse, {"all"}), (attention_share, {"component"}), (lambda terms: ranked(terms, get_task("add7")), {"head", "all"})])
+@pytest.mark.parametrize("make, splits", [(coarse, {"all"}), (attention_share, {"component"}),
+                                          (lambda terms: ranked(terms, get_task("add7")), {"head", "all"})])
 def test_terms_of_a_split_that_does_not_tell_are_refused_not_added_up_under_a_wrong_name(make, splits):
     name = "add7/moe-e4k1-h16-silu"
     for by in SPLITS:
         terms = attribution(population(name, 1), name, by)
         if by in splits: make(terms)
         else:
-            with pytest.raises(ValueError, match="expected terms of the split .*, got .*; fix: attribution"): make(terms)
+            with pytest.raises(ValueError, match="expected terms of the split .*, got .*; fix: attribution"):
+                make(terms)
 
 
 def test_rows_are_unique_finite_and_complete_for_every_seed():

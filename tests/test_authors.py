@@ -1,4 +1,5 @@
-"""Models in the authors' form, computed here from their state dictionaries alone, say what ours say once they are read."""
+"""Models in the authors' form, computed here from their state dictionaries alone, say what ours say once they are
+read."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,13 +10,15 @@ from moe_redistribution.models.population import forward, init
 from moe_redistribution.tasks.task import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
-         for shape, act in ((f"ffn-h{widths[0]}", "silu"), (f"glu-h{widths[1]}", "gelu"), (f"moe-e4k1-h{widths[0]}", "gelu"),
+         for shape, act in ((f"ffn-h{widths[0]}", "silu"), (f"glu-h{widths[1]}", "gelu"),
+                            (f"moe-e4k1-h{widths[0]}", "gelu"),
                             (f"moe-e4k2-h{widths[0]}", "silu"), (f"moe_glu-e2k1-h{widths[1]}", "relu"))
          for norm in ("", "+norm")]
 
 
 def state_of(name, seed=0):
-    "A state dictionary with random weights, shaped as their classes shape it: linear layers (out, in), one list of experts."
+    """A state dictionary with random weights, shaped as their classes shape it: linear layers (out, in), one list of
+    experts."""
     c, t, g = condition(name), get_task(name.split("/")[0]), torch.Generator().manual_seed(seed)
     d, w = c.d_model, c.d_expert
     shapes = {"vocab.weight": (t.d_vocab, d), "pos_embed.weight": (128 if t.name == "add7" else t.n_ctx, d)}
@@ -27,7 +30,8 @@ def state_of(name, seed=0):
     if c.routed:
         shapes["ffn.router.weight"] = (c.n_experts, d)
     for prefix in [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]:
-        layers = {"gate_proj": (w, d), "up_proj": (w, d), "down_proj": (d, w)} if c.gated else {"up_proj": (w, d), "down_proj": (d, w)}
+        layers = ({"gate_proj": (w, d), "up_proj": (w, d), "down_proj": (d, w)} if c.gated
+                  else {"up_proj": (w, d), "down_proj": (d, w)})
         shapes |= {f"{prefix}{n}.weight": s for n, s in layers.items()}
         if not c.gated:
             shapes |= {f"{prefix}{n}.bias": s[:1] for n, s in layers.items()}
@@ -72,7 +76,8 @@ def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
     c, state = condition(name), state_of(name)
     params, _ = from_authors(state, c.activation, c.top_k)
     again = to_authors(params, name)
-    assert set(again) == set(state) and all(torch.equal(again[n], v) for n, v in state.items() if n != "pos_embed.weight")
+    assert set(again) == set(state) and all(torch.equal(again[n], v)
+                                            for n, v in state.items() if n != "pos_embed.weight")
     assert again["pos_embed.weight"].shape == state["pos_embed.weight"].shape
 
 
@@ -87,7 +92,8 @@ def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradictio
     kept = {"model_state_dict": state, "config": {"activation": "gelu"}}
     assert from_authors(kept)[1] == from_authors([kept, kept], "gelu")[1] == "add7/ffn-h24-gelu"
     with pytest.raises(ValueError, match="expected one, since weights do not show it; got None"): from_authors(state)
-    with pytest.raises(ValueError, match="got 'silu', and 'gelu' from .*nearest valid: 'gelu'"): from_authors(kept, "silu")
+    with pytest.raises(ValueError, match="got 'silu', and 'gelu' from .*nearest valid: 'gelu'"):
+        from_authors(kept, "silu")
 
 
 @pytest.mark.parametrize("spoil, message", [
@@ -103,7 +109,8 @@ def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message
 
 
 @pytest.mark.parametrize("made, said, message", [
-    ("add7/moe-e4k1-h16-silu", "add7/ffn-h4-silu", r"expected W_up \(1, 1, 64, 4\) per seed .* got \(1, 4, 64, 4\)"),      # one expert would be kept
+    # one expert would be kept
+    ("add7/moe-e4k1-h16-silu", "add7/ffn-h4-silu", r"expected W_up \(1, 1, 64, 4\) per seed .* got \(1, 4, 64, 4\)"),
     ("add7/ffn-h8-silu+L2", "add7/ffn-h8-silu+L2", "expected one layer with an FFN"),
     ("add7/no_ffn", "add7/no_ffn", "expected one layer with an FFN"),
     ("add7/moe-e4k1-h16-silu+tokens", "add7/moe-e4k1-h16-silu+tokens", "its routes from a router")])

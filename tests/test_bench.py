@@ -1,4 +1,5 @@
-"""The floor is the arithmetic of full-batch tasks, shares are those of whole machines, and a record keeps what is not measured again."""
+"""The floor is the arithmetic of full-batch tasks, shares are those of whole machines, and a record keeps what is not
+measured again."""
 import pandas as pd
 import pytest
 import torch
@@ -21,14 +22,15 @@ FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
 def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monkeypatch):
-    "Exactly for plain dense models; tables and a router come on top of the floor, and scores may be fewer than one per example."
+    """Exactly for plain dense models; tables and a router come on top of the floor, and scores may be fewer than one
+    per example."""
     monkeypatch.setattr(experts, "ONEDNN", None)                    # the counter knows no operator of oneDNN
     c = condition(name)
     t, at = get_task(c.task), torch.arange(BATCH[c.task])[None] % len(get_task(c.task))
     params, loss = init(c, [torch.Generator().manual_seed(1)]), models.loss if plain else fast_loss
     with FlopCounterMode(display=False) as counter, torch.no_grad(): loss(params, t.tokens[at], t.targets[at], c)
-    floor = flops(c, plain=plain) / 3                                                            # a third: no backward here
-    if not plain:                                   # the scores of all pairs of rows are fewer than those of 10,000 examples
+    floor = flops(c, plain=plain) / 3                                                        # a third: no backward here
+    if not plain:                              # the scores of all pairs of rows are fewer than those of 10,000 examples
         _, b, m, k, n = next(p for p in products(c) if p[0] == "scores")
         floor -= max(0, 2 * k * (b * m * n - c.n_heads * (t.n_ctx * t.d_vocab)**2))
     most = 1 if plain and not c.routed else 1.4
@@ -43,8 +45,10 @@ def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):
 
 
 def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
-    "The floor of a full batch is its operations over the rates of its large products, whatever one example's products take."
-    def seconds(copies, m, k, n, _): return 2 * copies * m * k * n / 1e10 * (100 if copies > 64 else 2 if m * k > 2e6 else 1)
+    """The floor of a full batch is its operations over the rates of its large products, whatever one example's products
+    take."""
+    def seconds(copies, m, k, n, _):
+        return 2 * copies * m * k * n / 1e10 * (100 if copies > 64 else 2 if m * k > 2e6 else 1)
     monkeypatch.setattr(bench, "bmm_seconds", seconds)
     for name in HEADLINE["modadd"] + HEADLINE["hist"]:
         got = floor_for(name, 1, 1.0)

@@ -124,7 +124,7 @@ def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
     params = bilinear_clock(apart=True) if name == LINEAR else population(name, 1)
     if name != LINEAR: params["W_Q"] = torch.zeros_like(params["W_Q"])
     xa, xb = readers(params, name, "attention")
-    seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()     # 0+0, 5+0, 0+7
+    seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()  # 0+0, 5+0, 0+7
     near(seen[1] - seen[0], xa[0, 0, 5] - xa[0, 0, 0], 1e-5)
     near(seen[2] - seen[0], xb[0, 0, 7] - xb[0, 0, 0], 1e-5)
 
@@ -160,7 +160,7 @@ def test_nulls_keep_what_they_should_and_nothing_more():
     near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
     turned = redrawn(gate, up, down, SMALL["moe_glu"], "rotated", g)
     near(top(*turned, 5)[0], top(gate, up, down, 5)[0], 1e-7)
-    near(turned[0].mT @ turned[1], gate.mT @ up)                                            # both readings turn together
+    near(turned[0].mT @ turned[1], gate.mT @ up)                                           # both readings turn together
     assert not torch.allclose(turned[0], gate, atol=.1)
     Q = rotation((2, 3, 8), g)
     near(Q @ Q.mT, torch.eye(8).double().expand(2, 3, 8, 8))
@@ -191,7 +191,8 @@ def test_rows_of_a_seed_do_not_depend_on_its_company(name):
     alone = bilinear_rows({n: v[1:2] for n, v in params.items()}, name, [6], draws=2, rule="final")
     pick = lambda f: f[(f["seed"] == 6) & (f["edit"] == "none")].reset_index(drop=True)
     assert list(whole.columns) == list(ROW_COLUMNS) and len(whole) <= 3 * 200
-    torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]),
+                               rtol=1e-6, atol=1e-9)
 
 
 def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
@@ -224,7 +225,8 @@ def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
 
 def test_unknown_readers_and_nulls_are_refused():
     params = population(SMALL["glu"], 1)
-    with pytest.raises(ValueError, match="one draw or more of each null, got 0"): bilinear_rows(params, SMALL["glu"], [0], draws=0)
+    with pytest.raises(ValueError, match="one draw or more of each null, got 0"):
+        bilinear_rows(params, SMALL["glu"], [0], draws=0)
     with pytest.raises(ValueError, match="nearest: 'attention'"): readers(params, SMALL["glu"], "attn")
     with pytest.raises(ValueError, match="nearest: 'shuffled'"):
         redrawn(*factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())

@@ -1,6 +1,8 @@
-"""What is recorded of a committed checkpoint comes out of its file: not its accuracy alone, but what instruments say of it.
+"""What is recorded of a committed checkpoint comes out of its file: not its accuracy alone, but what instruments say of
+it.
 
-One cheap and sensitive instrument a task, and every seed; `tools/comes_out.py` asks all of them, which takes half an hour."""
+One cheap and sensitive instrument a task, and every seed; `tools/comes_out.py` asks all of them, which takes half an
+hour."""
 import importlib.util
 
 import pandas as pd
@@ -27,12 +29,15 @@ LIMIT = 35_000_000
 
 
 def counted(params, c, seeds, **labels):
-    "Of the histogram instrument the rows that take no probe: selective units, and accuracy by count with and without the FFN."
+    """Of the histogram instrument the rows that take no probe: selective units, and accuracy by count with and without
+    the FFN."""
     at, labels = (("none", "none"), ("ffn_out", "zero")), dict(condition=condition(c).name) | labels
-    out = [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels) for unit, v in selective_shares(params, c).items()]
+    out = [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels)
+           for unit, v in selective_shares(params, c).items()]
     for site, edit in at:
         each = by_count(params, c, {} if site == "none" else {site: edit})
-        out += [rows(each[:, k - 1], seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy", **labels) for k in range(1, LENGTH)]
+        out += [rows(each[:, k - 1], seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
+                     **labels) for k in range(1, LENGTH)]
     return tidy(out)
 
 
@@ -42,7 +47,7 @@ def instruments(name):
     ablated = {"ablation": lambda *a, **k: ablation_rows(*a, ("zero",), **k)}
     if c.task == "hist": return {"histogram": counted}
     if c.task == "add7" or c.ffn == "no_ffn": return ablated
-    return {"fourier": fourier_rows}                                            # found every seed that bilinear found, and more
+    return {"fourier": fourier_rows}                                    # found every seed that bilinear found, and more
 
 
 def asked(name, rule):
@@ -55,9 +60,11 @@ def asked(name, rule):
 @pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
 def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     d = asked(name, rule)
-    assert set(d.loc[d["there"] == "both", "seed"]) == set(results.checkpoint_seeds(name, rule)) and (d["there"] == "both").sum() >= 6 * d["seed"].nunique()
+    assert (set(d.loc[d["there"] == "both", "seed"]) == set(results.checkpoint_seeds(name, rule))
+            and (d["there"] == "both").sum() >= 6 * d["seed"].nunique())
     bad = comes_out.summary(d).query("outside > 0")
-    assert bad.empty, f"not what was recorded; fix: runs.withdraw, train these seeds again, record --replace {name}\n{bad.to_string()}"
+    assert bad.empty, ("not what was recorded; fix: runs.withdraw, train these seeds again, "
+                       f"record --replace {name}\n{bad.to_string()}")
 
 
 def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
@@ -83,7 +90,8 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
     assert comes_out.summary(d)[["outside", "lost", "since"]].sum().tolist() == [there.sum()] * 3
 
 
-def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(tmp_path):
+def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(
+    tmp_path):
     name, rule = "add7/ffn-h64-silu", "first256"
     was = pd.read_parquet(results.ROOT / f"results/rows/copying/{name}.parquet")
     path = tmp_path / f"results/rows/copying/{name}.parquet"
@@ -95,13 +103,16 @@ def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recordi
 
 
 @pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
-    ("digits", .5, 4000, False, 2 / 4000, 3 / 4000), ("dead_share_paper", .2, 0, True, 1 / 340, 2 / 340), ("dead_share_paper", .2, 0, False, 0, 1e-9),
-    ("logit", 80., 0, True, .01, .1), ("concentration_paper", .3, 0, True, .002, .004), ("kept_accuracy", .9, 0, True, .005, .02), ("concentration_paper", .3, 0, False, 0, 1e-4)])
+    ("digits", .5, 4000, False, 2 / 4000, 3 / 4000), ("dead_share_paper", .2, 0, True, 1 / 340, 2 / 340),
+    ("dead_share_paper", .2, 0, False, 0, 1e-9),
+    ("logit", 80., 0, True, .01, .1), ("concentration_paper", .3, 0, True, .002, .004),
+    ("kept_accuracy", .9, 0, True, .005, .02), ("concentration_paper", .3, 0, False, 0, 1e-4)])
 def test_a_tolerance_is_as_wide_as_its_kind_of_number_needs(metric, largest, n, rounded, least, most):
     assert least <= comes_out.tolerance(metric, largest, n, rounded) <= most
 
 
-# ------------------------------------------------------------------------------------------------------------ what is kept in half
+# ------------------------------------------------------------------------------------------------------------ what is
+# kept in half
 
 def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_small_is_not_asked():
     g = torch.Generator().manual_seed(1)
@@ -111,14 +122,16 @@ def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_sma
     whole[2, 0, 1, :, 3] *= 1e-6                                                # one unit of one expert of one seed
     assert kept_in_half(whole).tolist() == [True, True, False]
     kept = compact(whole)
-    assert kept.dtype == torch.float32 and torch.equal(kept[2], whole[2]) and torch.equal(kept[:2], whole[:2].half().float())
+    assert (kept.dtype == torch.float32 and torch.equal(kept[2], whole[2])
+            and torch.equal(kept[:2], whole[:2].half().float()))
 
 
 @pytest.mark.parametrize("wrong", [1e5, float("inf"), float("nan")])
 def test_what_half_cannot_hold_is_not_put_into_it(wrong):
     x = torch.ones(2, 4, 4)
     x[1, 2, 2] = wrong
-    assert kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32 and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.))
+    assert (kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32
+            and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.)))
 
 
 def test_a_file_does_not_depend_on_the_night_in_which_a_seed_came_in():
@@ -136,5 +149,6 @@ def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addit
         one = sum(t[0].numel() for t in tensors.values())
         wide = 4 if name.startswith("add7") or (name.startswith("modadd") and condition(name).gated) else 2
         size += one * len(SEEDS) * wide + 4096
-    assert size <= LIMIT and sum(p.stat().st_size for p in (results.ROOT / "checkpoints").rglob("*.safetensors")) <= LIMIT, f"{size:,} bytes"
+    assert (size <= LIMIT and sum(p.stat().st_size for p in (results.ROOT / "checkpoints").rglob("*.safetensors"))
+            <= LIMIT), f"{size:,} bytes"
     print(f"{size:,}")

@@ -12,9 +12,11 @@ from moe_redistribution.training.groups import check_work
 from moe_redistribution.tasks.task import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
-VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"), "norm": st.just(True),
-          "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9), **dict.fromkeys(
-              ["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "drop": st.floats(0, 1, exclude_max=True), "part": st.floats(0, 1, exclude_min=True), "then": FLOAT.filter(bool), "also": st.sampled_from(["attn", "embed"]), "forget": st.just(True)}
+VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"),
+          "norm": st.just(True), "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9),
+          **dict.fromkeys(["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT),
+          "drop": st.floats(0, 1, exclude_max=True), "part": st.floats(0, 1, exclude_min=True),
+          "then": FLOAT.filter(bool), "also": st.sampled_from(["attn", "embed"]), "forget": st.just(True)}
 
 
 @st.composite
@@ -26,12 +28,14 @@ def conditions(draw):
     values = VALUES | {"reset": resets, "d_model": st.integers(1, 9).map(lambda n: n * recipe["d_head"]),
                        "hold": st.sampled_from(list(get_task(task).rules) or [""])}
     assert set(values) == set(OPTIONS)                                              # a new option needs a strategy here
-    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn != "no_ffn" or o not in ("reset", "part", "also", "then", "forget", "ffn_lr"))]
+    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY)
+           and (ffn != "no_ffn" or o not in ("reset", "part", "also", "then", "forget", "ffn_lr"))]
     chosen = {o: draw(values[o]) for o in draw(st.lists(st.sampled_from(own), unique=True))}
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
-    if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"    # it has no question before the answers
+    # it has no question before the answers
+    if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"
     if {"part", "also", "then", "forget"} & set(chosen): chosen["reset"] = 1 + draw(st.integers(0, recipe["steps"] - 2))
-    if chosen.get("ffn_lr", 1) in (0, chosen.get("then")): chosen.pop("then", 0)      # the same rate as before is no option
+    if chosen.get("ffn_lr", 1) in (0, chosen.get("then")): chosen.pop("then", 0)  # the same rate as before is no option
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0
     rest = defaults(task, ffn, chosen.get("freeze", "")) | chosen
@@ -82,7 +86,8 @@ def refusal(call, *args):
 MISSPELT = {"add8/ffn-h256-silu": "add7", "add7/fnn-h256-silu": "ffn", "add7/meo_glu-e4k1-h256-silu": "moe_glu",
             "add7/ffn-h256-sliu": "silu", "add7/moe-e4k1-h256-silu+frozn": "+frozen",
             "add7/ffn-h256-silu+hold_tens8": "tens9", "add7/ffn-h256-silu+freeze_atn": "+freeze_attn",
-            "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25", "add7/moe-e4k1-h256-silu+shufled": "+shuffled", "add7/moe-e4k1-h256-silu+redrawn0.5": "+redrawn"}
+            "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25", "add7/moe-e4k1-h256-silu+shufled": "+shuffled",
+            "add7/moe-e4k1-h256-silu+redrawn0.5": "+redrawn"}
 
 
 @pytest.mark.parametrize("name, near", MISSPELT.items())
@@ -111,10 +116,14 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "add7/moe-h256-silu": "moe-e4k1", "add7/ffn-e4k1-h256-silu": "drop -e4k1", "add7/no_ffn-h256": "that shape",
     "add7/ffn-h256-silu+wd0+wd1": "keep one", "add7/ffn-h256-silu+norm+norm": "keep one",
     "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe",
-    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+reset2000": "drop +reset2000", "add7/no_ffn+part0.5": "drop +part0.5", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
+    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+reset2000": "drop +reset2000",
+    "add7/no_ffn+part0.5": "drop +part0.5", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
     "hist/ffn-h512-gelu+reset2000": "write +reset200", "add7/ffn-h8-silu+ffnlr1e400": "valid option",
-    "add7/ffn-h8-silu+reset5+part0": "write +part1", "add7/ffn-h8-silu+reset5+part2": "write +part1", "add7/ffn-h8-silu+part1": "+reset2000, too",
-    "add7/ffn-h8-silu+then0.5": "+reset2000, too", "add7/ffn-h8-silu+also_attn": "+reset2000, too", "add7/ffn-h8-silu+reset5+then0": "+then0.25", "add7/ffn-h8-silu+ffnlr0+reset5+then2": "no +ffnlr0", "add7/ffn-h8-silu+ffnlr2+reset5+then2": "drop it", "add7/no_ffn+reset5+then2": "drop +reset5",
+    "add7/ffn-h8-silu+reset5+part0": "write +part1", "add7/ffn-h8-silu+reset5+part2": "write +part1",
+    "add7/ffn-h8-silu+part1": "+reset2000, too",
+    "add7/ffn-h8-silu+then0.5": "+reset2000, too", "add7/ffn-h8-silu+also_attn": "+reset2000, too",
+    "add7/ffn-h8-silu+reset5+then0": "+then0.25", "add7/ffn-h8-silu+ffnlr0+reset5+then2": "no +ffnlr0",
+    "add7/ffn-h8-silu+ffnlr2+reset5+then2": "drop it", "add7/no_ffn+reset5+then2": "drop +reset5",
     "add7/ffn-h256-silu+": "option", "add7/ffn-h256-silu+wd-1": "option"}.items())
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]

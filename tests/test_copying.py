@@ -20,7 +20,8 @@ def untrained(name, n=2): return init(name, [torch.Generator().manual_seed(s) fo
 def test_it_is_the_best_of_the_other_tokens_on_the_inputs_where_the_current_one_is_wrong(name, how):
     params = untrained(name)
     said, asked = without_copy(params, name, {} if how is None else {"ffn_out": how})
-    edits = {} if how is None else {"ffn_out": (lambda x: x * 0) if how == "zero" else (lambda x: x.mean(1, keepdim=True).expand_as(x))}
+    edits = {} if how is None else {"ffn_out": (lambda x: x * 0) if how == "zero"
+                                    else (lambda x: x.mean(1, keepdim=True).expand_as(x))}
     logits = forward(params, T.tokens, name, edits)
     for s, n, j in [(0, 0, 0), (1, 193, 1), (0, 593, 2), (1, 999, 3), (0, 42, 1), (1, 7, 2)]:
         row = logits[s, n, T.read[j]].clone()
@@ -37,7 +38,8 @@ def test_no_prediction_is_ever_the_current_token():
 def test_a_model_that_only_copies_knows_nothing_and_one_whose_attention_carries_knows_all():
     for params, name, low, high in ((planted.copy_model(), "add7/ffn-h32-relu", 0, .2),
                                     (planted.carry_by_attention(), "add7/ffn-h32-relu+d128", 1, 1)):
-        got = copying_rows(params, name, [1]).query("site == 'ffn_out' and edit == 'zero' and position in ['o1', 'o2']")["value"]
+        got = (copying_rows(params, name, [1])
+               .query("site == 'ffn_out' and edit == 'zero' and position in ['o1', 'o2']")["value"])
         assert len(got) == 2 and low <= got.min() and got.max() <= high
 
 
@@ -46,7 +48,8 @@ def test_rows_name_each_number_once_and_do_not_depend_on_company():
     params = untrained(name, 3)
     whole = copying_rows(params, name, [1, 2, 3], rule="final")
     alone = copying_rows({n: v[1:2] for n, v in params.items()}, name, [2], rule="final")
-    assert not whole.duplicated(["seed", "site", "edit", "position"]).any() and set(whole["metric"]) == {"digits_no_copy"}
+    assert (not whole.duplicated(["seed", "site", "edit", "position"]).any()
+            and set(whole["metric"]) == {"digits_no_copy"})
     assert whole.query("seed == 2")["value"].tolist() == alone["value"].tolist()
     counted = {f"o{j}": int((T.tokens[:, 3 + j] != T.targets[:, j]).sum()) for j in range(4)}
     assert whole.groupby("position")["n_examples"].first().to_dict() == counted

@@ -16,7 +16,8 @@ ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
 SEEDS = st.integers(0, 5000)
 
 
-# ------------------------------------------------------------------------------------------------------------- modular addition
+# ------------------------------------------------------------------------------------------------------------- modular
+# addition
 
 @given(st.integers(0, P - 1), st.integers(0, P - 1))
 def test_every_pair_is_listed_once_with_its_sum(a, b):
@@ -39,10 +40,12 @@ def test_a_split_is_the_first_of_a_permutation_by_the_runs_own_seed_and_paired_s
     assert overlap / 3830 == pytest.approx(.3, abs=.03)
 
 
-# -------------------------------------------------------------------------------------------------------------------- histogram
+# --------------------------------------------------------------------------------------------------------------------
+# histogram
 
 def exact_shares():
-    "Share of tokens with each count, from the sampler's definition in fractions: parts uniform on 1 … what is left − 1."
+    """Share of tokens with each count, from the sampler's definition in fractions: parts uniform on 1 … what is left −
+    1."""
     def expected(n):                                   # expected number of parts of each size in a partition of n
         if n == 1: return Counter({1: Fraction(1)})
         total = Counter()
@@ -55,7 +58,8 @@ def exact_shares():
 def test_counts_come_as_often_as_the_recursion_says_and_ten_never():
     shares, n = exact_shares(), 6000
     assert sum(shares.values()) == 1 and LENGTH not in shares and float(shares[1]) == pytest.approx(.2, abs=1e-9)
-    seen = counts(sample_sequences(n, np.random.RandomState(5))).flatten().bincount(minlength=LENGTH + 1)[1:] / (n * LENGTH)
+    seen = (counts(sample_sequences(n, np.random.RandomState(5))).flatten().bincount(minlength=LENGTH + 1)[1:]
+            / (n * LENGTH))
     for size, share in shares.items(): assert seen[size - 1].item() == pytest.approx(float(share), abs=.012)
     assert nulls(HIST)["most frequent"].mean().item() == pytest.approx(.2, abs=.01)
 
@@ -74,7 +78,8 @@ def test_the_answer_is_how_often_the_token_occurs(seed):
 
 
 def test_letters_are_used_evenly():
-    letters = torch.stack([row.unique()[0] for row in sample_sequences(4000, np.random.RandomState(0))]).bincount(minlength=ALPHABET)
+    letters = torch.stack([row.unique()[0]
+                           for row in sample_sequences(4000, np.random.RandomState(0))]).bincount(minlength=ALPHABET)
     anywhere = sample_sequences(4000, np.random.RandomState(1)).flatten().bincount(minlength=ALPHABET) / 40_000
     assert len(letters) == ALPHABET and (anywhere - 1 / ALPHABET).abs().max() < .006
 
@@ -88,7 +93,8 @@ def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first(
     assert torch.equal(given[0][0], given[1][0]) and torch.equal(given[2][0][0], train)      # steps 49, 50 | 51
 
 
-# --------------------------------------------------------------------------------------------------------------------- streams
+# ---------------------------------------------------------------------------------------------------------------------
+# streams
 
 def test_no_two_paired_seeds_or_eras_are_made_from_the_same_number():
     made = [part_seed(s, "paired", "batches", e) for s in range(1, 129) for e in range(0, 1000, REFRESH)]
@@ -118,7 +124,8 @@ def test_what_is_held_back_was_not_in_the_batches(task):
     assert held_back(ADD7, 7) is None and len(tokens) == len(targets)
 
 
-# --------------------------------------------------------------------------------------------------------- what was never trained on
+# --------------------------------------------------------------------------------------------------------- what was
+# never trained on
 
 def test_an_unseen_sequence_of_the_clean_set_is_in_none_of_the_twenty_sets_and_every_other_in_one():
     trained = {tuple(row) for e in range(0, 1000, REFRESH) for row in sampled(42, epoch=e)[0].tolist()}
@@ -133,4 +140,5 @@ def test_a_seed_that_was_trained_for_less_has_seen_less_and_the_default_is_the_w
 
 
 def test_unseen_pairs_are_the_test_part_and_add_7_has_none():
-    assert unseen(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist()) and unseen(ADD7, 42) is None
+    assert (unseen(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist())
+            and unseen(ADD7, 42) is None)

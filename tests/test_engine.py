@@ -19,9 +19,10 @@ ADD7 = get_task("add7")
 VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",
             "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-silu",
             "switch": "add7/moe-e4k1-h40-silu+switch", "top-2 switch": "add7/moe-e4k2-h40-silu+switch",
-            "frozen": "add7/moe-e4k1-h40-silu+frozen", "by token": "add7/moe-e4k1-h40-silu+tokens", "by token, top-2": "add7/moe_glu-e4k2-h24-silu+tokens+norm",
-            "by input": "add7/moe-e4k1-h40-silu+inputs", "shuffled": "add7/moe-e4k1-h40-silu+shuffled", "redrawn": "add7/moe-e4k1-h40-silu+redrawn", "by input, norm": "add7/moe_glu-e4k1-h24-silu+inputs+norm",
-            "one expert": "add7/moe-e1k1-h40-silu",
+            "frozen": "add7/moe-e4k1-h40-silu+frozen", "by token": "add7/moe-e4k1-h40-silu+tokens",
+            "by token, top-2": "add7/moe_glu-e4k2-h24-silu+tokens+norm", "by input": "add7/moe-e4k1-h40-silu+inputs",
+            "shuffled": "add7/moe-e4k1-h40-silu+shuffled", "redrawn": "add7/moe-e4k1-h40-silu+redrawn",
+            "by input, norm": "add7/moe_glu-e4k1-h24-silu+inputs+norm", "one expert": "add7/moe-e1k1-h40-silu",
             "norm": "add7/ffn-h40-silu+norm", "norm moe": "add7/moe-e4k1-h40-silu+norm", "gelu": "add7/glu-h24-gelu",
             "relu": "add7/moe_glu-e4k2-h24-relu", "no_ffn": "add7/no_ffn", "wide": "add7/ffn-h40-silu+d96",
             "layers": "add7/moe-e2k1-h8-silu+L2"}
@@ -79,7 +80,8 @@ def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_com
     c = condition("modadd/ffn-h24-gelu+d32+drop0.1")
     t, params = get_task("modadd"), population("modadd/ffn-h24-gelu+d32", 2)
     tokens, targets = t.tokens[None, :500].expand(2, -1, -1), t.targets[None, :500].expand(2, -1, -1)
-    draw = lambda *seeds: engine.gradients(params, tokens, targets, c, generators=[torch.Generator().manual_seed(s) for s in seeds])
+    draw = lambda *seeds: engine.gradients(params, tokens, targets, c,
+                                           generators=[torch.Generator().manual_seed(s) for s in seeds])
     first, again, other = draw(1, 2)[0], draw(1, 2)[0], draw(1, 3)[0]
     assert torch.equal(first, again) and first[0] == other[0] and first[1] != other[1]
     clean = engine.gradients(params, tokens, targets, condition("modadd/ffn-h24-gelu+d32"))
@@ -140,7 +142,8 @@ def test_a_dense_layer_is_the_product_and_its_gradient_whatever_library_multipli
     for dtype, near in ((torch.float32, 2e-4), (torch.float64, 1e-12)):
         g = torch.Generator().manual_seed(1)
         leaf = lambda *shape: torch.randn(shape, generator=g).to(dtype).requires_grad_()
-        w, b, wide, back = leaf(24, 40), leaf(40) if bias else None, leaf(24, 500), torch.randn(40, 500, generator=g).to(dtype)
+        w, b, wide, back = (leaf(24, 40), leaf(40) if bias else None, leaf(24, 500),
+                            torch.randn(40, 500, generator=g).to(dtype))
         x, leaves = wide.T, [wide, w] + [b] * bias
         got, want = experts.Dense.apply(x, w, b), x @ w + (b if bias else 0)
         torch.testing.assert_close(got, want, rtol=0, atol=near)

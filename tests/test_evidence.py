@@ -146,7 +146,8 @@ def test_tost_is_the_90_percent_interval_inside_the_margin(pairs, margin):
     (dict(ours_mean=.443, ours_std=.125, ours_n=5, paper_mean=.443, paper_std=.125, paper_n=5), "inconclusive"),
     (dict(ours_mean=.10, ours_std=.03, ours_n=5, paper_mean=.443, paper_std=.125, paper_n=5), "differs"),
     (dict(ours_mean=.36, ours_std=.10, ours_n=5, paper_mean=.443, paper_std=.125, paper_n=5), "inconclusive"),
-    (dict(ours_mean=.483, ours_std=.05, ours_n=64, paper_mean=.443, paper_std=.03, paper_n=64), "inconclusive"),   # leaves the margin
+    # leaves the margin
+    (dict(ours_mean=.483, ours_std=.05, ours_n=64, paper_mean=.443, paper_std=.03, paper_n=64), "inconclusive"),
     (dict(ours_mean=.46, ours_std=.001, ours_n=5, paper_mean=.443, paper_std=.001, paper_n=5), "agrees"),
     (dict(ours_mean=1., ours_std=0., ours_n=5, paper_mean=1., paper_n=5), "agrees"),
     (dict(ours_mean=.93, ours_std=0., ours_n=5, paper_mean=1., paper_n=5), "differs"),
@@ -178,15 +179,16 @@ def test_a_missing_spread_is_not_a_spread_of_zero():
     assert "the paper prints no spread" in ev.verdict(.5, .1, 5, .4, np.nan, 5).reason
 
 
-FIVE = np.array([.1, .1, .1, .15, .2])                       # mean .13 and ddof-0 spread .04, both as exact as they print
+FIVE = np.array([.1, .1, .1, .15, .2])                     # mean .13 and ddof-0 spread .04, both as exact as they print
 
 
 @pytest.mark.parametrize("change, agrees", [
     ({}, True), (dict(ours_mean=FIVE.mean() + .00049), True), (dict(ours_mean=FIVE.mean() + .00051), False),
-    (dict(paper_std=.0405), True), (dict(paper_std=.041), False), (dict(paper_std=np.nan), True), (dict(paper_n=6), False),
-    (dict(digit=0.0), False), (dict(ours_mean=FIVE.mean() + .004, digit=.01), True)], ids=str)
+    (dict(paper_std=.0405), True), (dict(paper_std=.041), False), (dict(paper_std=np.nan), True),
+    (dict(paper_n=6), False), (dict(digit=0.0), False), (dict(ours_mean=FIVE.mean() + .004, digit=.01), True)], ids=str)
 def test_the_printed_digits_themselves_agree_whatever_the_spread_and_a_digit_off_does_not(change, agrees):
-    same = dict(ours_mean=FIVE.mean(), ours_std=FIVE.std(ddof=1), ours_n=5, paper_mean=.13, paper_std=.04, paper_n=5, digit=.001)
+    same = dict(ours_mean=FIVE.mean(), ours_std=FIVE.std(ddof=1), ours_n=5, paper_mean=.13, paper_std=.04,
+                paper_n=5, digit=.001)
     got = ev.verdict(**(same | change), margin=.01)
     assert (got.verdict == "agrees") == agrees and ("the printed digits themselves" in got.reason) == agrees
     assert got.delta == pytest.approx((same | change)["ours_mean"] - .13)
@@ -200,10 +202,12 @@ def test_a_spread_that_is_a_digit_off_is_not_the_printed_one_even_where_the_mean
     assert ev.verdict(ours_std=FIVE.std(ddof=0), **own).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("use", [lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 5, .4, .1, 1)])
+@pytest.mark.parametrize("use", [lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5),
+                                 lambda: ev.delta(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 5, .4, .1, 1)])
 def test_a_spread_of_one_seed_is_refused_and_not_divided_by_zero(use):
     with pytest.raises(ValueError, match="expected two seeds or more .*; got 1; nearest valid: n = 2; fix:"): use()
 
 
 def test_one_seed_without_a_spread_has_a_difference_and_no_interval():
-    assert ev.delta(.5, float("nan"), 1, .4, .1, 5)[0] == pytest.approx(.1) and np.isnan(ev.delta(.5, float("nan"), 1, .4, .1, 5)[1:]).all()
+    assert (ev.delta(.5, float("nan"), 1, .4, .1, 5)[0] == pytest.approx(.1)
+            and np.isnan(ev.delta(.5, float("nan"), 1, .4, .1, 5)[1:]).all())

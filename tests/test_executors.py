@@ -143,7 +143,7 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
     "SIGKILL to the maker alone; Ctrl-C to all, as a terminal does it. A lock a worker holds is free soon after."
     (script := tmp_path / "holds.py").write_text(HOLDS)
     env = os.environ | {"PYTHONPATH": str(PACKAGE)}
-    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)      # a shell's background jobs are born deaf to Ctrl-C
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)     # a shell's background jobs are born deaf to Ctrl-C
     made = {how: subprocess.Popen([sys.executable, script, tmp_path / how], env=env, start_new_session=True,
                                   preexec_fn=heard, stderr=subprocess.DEVNULL) for how in ("kill", "interrupt")}
     try:
@@ -244,7 +244,8 @@ def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_name
     monkeypatch.setattr(cli, "fulfil", lambda todo, **how: seen.append((todo, how)))
     assert cli.main(["train", *NAMES, "--seeds", "1-20", "--device", "cuda", *asked]) == 0
     (todo, how), = seen
-    assert (how["executor"], how["device"]) == (got, "cuda") and [o.group_size for o in todo] == [128, 128]    # all seeds stacked
+    # all seeds stacked
+    assert (how["executor"], how["device"]) == (got, "cuda") and [o.group_size for o in todo] == [128, 128]
 
 
 def test_an_interrupt_cancels_jobs_in_the_queue():

@@ -41,8 +41,10 @@ def test_splits_and_sets_have_the_sizes_that_arithmetic_gives():
     m, h = "modadd/ffn-h512-gelu", "hist/ffn-h512-gelu"
     assert (fact(m, "p"), fact(m, "vocab_size")) == (113, 114)
     assert (fact(m, "train_size"), fact(m, "test_size")) == (int(.3 * 113**2), 113**2 - int(.3 * 113**2))
-    assert fact(m, "train_pct") == pytest.approx(100 * fact(m, "train_size") / 113**2) and 29.99 < fact(m, "train_pct") < 30
-    assert [fact(h, n) for n in ("L", "T", "refresh_every_epochs", "train_size", "test_size")] == [10, 32, 50, 10_000, 3_000]
+    assert (fact(m, "train_pct") == pytest.approx(100 * fact(m, "train_size") / 113**2)
+            and 29.99 < fact(m, "train_pct") < 30)
+    assert [fact(h, n)
+            for n in ("L", "T", "refresh_every_epochs", "train_size", "test_size")] == [10, 32, 50, 10_000, 3_000]
     assert fact("add7/ffn-h256-silu", "test_size") == 1000
 
 
@@ -62,7 +64,8 @@ def test_widths_and_parameters_follow_the_formula_and_the_tensors_that_train(nam
     assert (fact(name, "hidden_width"), fact(name, "ffn_params")) == (width, params)
     drawn = init(name, [generators(0)["weights"]])
     whole = sum(v[0].numel() for v in drawn.values())
-    rest = sum(v[0].numel() for n, v in drawn.items() if n in ("W_E", "W_pos", "W_U", "W_Q", "W_K", "W_V", "W_O", "b_O"))
+    rest = sum(v[0].numel()
+               for n, v in drawn.items() if n in ("W_E", "W_pos", "W_U", "W_Q", "W_K", "W_V", "W_O", "b_O"))
     assert whole - rest == params
     dense = by_formula(name.split("/")[0], TABLE2[name.split("/")[0]][0])[1]
     assert fact(name, "param_tolerance") == pytest.approx(abs(params - dense) / dense)
@@ -95,7 +98,9 @@ def test_the_five_seeds_stand_in_the_printed_order():
 
 
 def test_pairs_for_patching_are_those_that_a_double_loop_finds():
-    "Same copied digit, different operation, either direction; o3 copies nothing. The figure's script takes five by five."
+    """Same copied digit, different operation, either direction; o3 copies nothing.
+
+    The figure's script takes five by five."""
     ops, found = add7_by_strings(), fact_rows("add7/ffn-h256-silu").query("metric == 'n_pairs'")
     digit = np.array([[int(x) for x in f"{n:04d}"[::-1]] for n in range(1000)])
     assert set(found["position"]) == {"o1", "o2", "o3"} and set(found["unit"]) == {"patch", "patch25"}
@@ -109,7 +114,8 @@ def test_pairs_for_patching_are_those_that_a_double_loop_finds():
 def test_a_fact_has_no_seed_no_stream_and_no_checkpoint():
     for name in ("add7/ffn-h256-silu", "modadd/glu-h340-gelu", "hist/moe-e4k1-h512-gelu+frozen"):
         rows = fact_rows(name)
-        assert set(zip(rows["stream"], rows["rule"], rows["seed"])) == {("none", "none", 0)} and set(rows["condition"]) == {name}
+        assert (set(zip(rows["stream"], rows["rule"], rows["seed"])) == {("none", "none", 0)}
+                and set(rows["condition"]) == {name})
         assert not rows.duplicated(["metric", "unit", "position"]).any() and np.isfinite(rows["value"]).all()
         assert rows.equals(fact_rows(condition(name)))
     assert set(RECIPES) == {"add7", "modadd", "hist"}

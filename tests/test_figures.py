@@ -1,4 +1,5 @@
-"""A figure draws what its rows say and the nulls of its own task: what the page shows of add-7 holds for the other tasks."""
+"""A figure draws what its rows say and the nulls of its own task: what the page shows of add-7 holds for the other
+tasks."""
 import warnings
 
 import numpy as np
@@ -47,5 +48,7 @@ def test_every_task_s_figures_have_its_own_nulls_and_its_own_dots(task, name):
 def test_a_null_that_the_task_has_not_got_and_two_tasks_in_one_figure_are_refused():
     ax = plt.subplots()[1]
     with pytest.raises(ValueError, match="null: expected one of .*; got 'copy'"): null_lines(ax, "hist", ("copy",))
-    for draw in (lambda names: two_ablations(pd.DataFrame(), names), lambda names: trajectories(pd.DataFrame(), names, ["acc"], [""])):
-        with pytest.raises(ValueError, match="conditions of one task, got add7, hist"): draw([TASKS["add7"], TASKS["hist"]])
+    for draw in (lambda names: two_ablations(pd.DataFrame(), names),
+                 lambda names: trajectories(pd.DataFrame(), names, ["acc"], [""])):
+        with pytest.raises(ValueError, match="conditions of one task, got add7, hist"):
+            draw([TASKS["add7"], TASKS["hist"]])

@@ -242,7 +242,9 @@ def test_random_neurons_keep_lengths_and_everything_else():
         assert (turned[0] - turned[1]).abs().max() > .1
     assert ((q["W_up"] / q["W_up"].norm(dim=-2, keepdim=True)) - turned).abs().max() > .1        # `turned`: the gate
     assert all(q[k] is p[k] for k in p if k not in ("W_up", "W_gate"))
-    with pytest.raises(ValueError, match="expected 2 seeds, one a member of the population, got 1"): random_neurons(p, [1])     # one draw for both is one null
+    # one draw for both is one null
+    with pytest.raises(ValueError, match="expected 2 seeds, one a member of the population, got 1"):
+        random_neurons(p, [1])
 
 def test_a_planted_digit_cycle_is_found_and_its_permutation_is_not():
     add7 = get_task("add7")
@@ -301,7 +303,7 @@ def test_every_number_of_neurons_has_that_of_random_neurons_beside_it(make, c):
     assert null.drop("neurons_for_99").notna().all() and math.isnan(null["neurons_for_99", "hidden", ""])
     assert none["key_count", "hidden", ""] == null["key_count", "hidden", ""] == 5
     pc1 = (none - null)["pc1_concentration"].abs()
-    assert (pc1.max() < .1) if make is clock else (pc1.min() > .15)                   # its five strengths tie, or do not
+    assert (pc1.max() < .1) if make is clock else (pc1.min() > .15)                  # its five strengths tie, or do not
     assert (none["concentration_live"]["hidden"] > null["concentration_live"]["hidden"] + .2).all()
     assert null["kept_accuracy"].max() < .05
 

@@ -1,4 +1,5 @@
-"""The way of a GPU, taken on a stand-in (`standin.py`): same losses, gradients and runs, nothing on the wrong device, and no waiting."""
+"""The way of a GPU, taken on a stand-in (`standin.py`): same losses, gradients and runs, nothing on the wrong device,
+and no waiting."""
 import time
 
 import pytest
@@ -16,8 +17,8 @@ from moe_redistribution.training.loop import evaluate, fresh, train_interval, un
 from standin import Away, Standin
 from test_engine import OTHERS, VARIANTS, population
 
-SPECIAL = ["add7/moe-e4k1-h40-silu+drop0.1", "add7/ffn-h40-silu+ffnlr0.25+freeze_attn", "add7/moe-e4k1-h40-silu+clip0", "hist/moe-e2k1-h8-gelu+d32",
-           "modadd/moe-e4k1-h24-gelu+d32+frozen", "add7/ffn-h40-silu+hold_carry2"]
+SPECIAL = ["add7/moe-e4k1-h40-silu+drop0.1", "add7/ffn-h40-silu+ffnlr0.25+freeze_attn", "add7/moe-e4k1-h40-silu+clip0",
+           "hist/moe-e2k1-h8-gelu+d32", "modadd/moe-e4k1-h24-gelu+d32+frozen", "add7/ffn-h40-silu+hold_carry2"]
 
 
 @pytest.fixture
@@ -30,16 +31,20 @@ def gpu(monkeypatch):
 def test_the_stand_in_refuses_what_a_gpu_refuses_and_notes_what_waits(gpu):
     x, here = torch.arange(6., device="cuda").view(2, 3), torch.ones(3)
     assert x.is_cuda and x.device.type == "cuda" and (x @ x.mT).is_cuda and not gpu.waits
-    for mix in (lambda: x + here, lambda: x @ here, lambda: torch.cat([x[0], here]), lambda: here.add_(x[0]), lambda: x.index_select(0, torch.tensor([1]))):
+    for mix in (lambda: x + here, lambda: x @ here, lambda: torch.cat([x[0], here]), lambda: here.add_(x[0]),
+                lambda: x.index_select(0, torch.tensor([1]))):
         with pytest.raises(RuntimeError, match="same device"): mix()
-    each = {"value": lambda: x.sum().item(), "branch": lambda: bool(x.any()), "list": lambda: x.tolist(), "copy": lambda: x.cpu(), "send": lambda: here.to("cuda"),
-            "index": lambda: x[:, [0, 2]], "mask": lambda: x[x > 2], "search": lambda: torch.nonzero(x), "fill": lambda: x.clone().copy_(here), "new": lambda: torch.tensor([1., 2.], device="cuda")}
+    each = {"value": lambda: x.sum().item(), "branch": lambda: bool(x.any()), "list": lambda: x.tolist(),
+            "copy": lambda: x.cpu(), "send": lambda: here.to("cuda"), "index": lambda: x[:, [0, 2]],
+            "mask": lambda: x[x > 2], "search": lambda: torch.nonzero(x), "fill": lambda: x.clone().copy_(here),
+            "new": lambda: torch.tensor([1., 2.], device="cuda")}
     for name, wait in each.items():
         gpu.clear()
         wait()
         assert sum(gpu.waits.values()) == 1, name
     gpu.clear()
-    x[:, 1:].mul_(2), x.gather(1, x.long() % 3), here.pin_memory().to("cuda", non_blocking=True), torch.where(x > 1, x, 0), x.clone().copy_(here.pin_memory(), non_blocking=True)
+    (x[:, 1:].mul_(2), x.gather(1, x.long() % 3), here.pin_memory().to("cuda", non_blocking=True),
+     torch.where(x > 1, x, 0), x.clone().copy_(here.pin_memory(), non_blocking=True))
     assert not gpu.waits and gpu.kernels["gather.default"] == 1
 
 
@@ -48,7 +53,8 @@ def test_gradients_on_a_gpu_are_those_on_a_cpu(name, gpu):
     params, t = population(name, 3), get_task(condition(name).task)
     at = torch.randint(0, len(t), (3, 40), generator=torch.Generator().manual_seed(2))
     loss, want = gradients(params, t.tokens[at], t.targets[at], name)
-    tokens, targets, there = t.tokens[at].to("cuda"), t.targets[at].to("cuda"), {n: v.to("cuda") for n, v in params.items()}
+    tokens, targets, there = (t.tokens[at].to("cuda"), t.targets[at].to("cuda"),
+                              {n: v.to("cuda") for n, v in params.items()})
     gpu.clear()
     loss_there, got = gradients(there, tokens, targets, name)
     assert not gpu.waits and isinstance(loss_there, Away)
@@ -88,7 +94,8 @@ def test_an_evaluation_waits_as_often_for_twenty_seeds_as_for_two(name, gpu):
         waits.append(dict(gpu.waits))
         update_rules(there, scores)
         assert dict(gpu.waits) == waits[-1]                                # choosing checkpoints needs no answer
-        for metric, want in evaluate(here, torch.zeros(n)).items(): torch.testing.assert_close(scores[metric].cpu(), want, rtol=0, atol=0)
+        for metric, want in evaluate(here, torch.zeros(n)).items():
+            torch.testing.assert_close(scores[metric].cpu(), want, rtol=0, atol=0)
     assert waits[0] == waits[1]
 
 
@@ -99,7 +106,8 @@ def often(monkeypatch):
 
 
 def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_the_other_began(gpu, often, tmp_path):
-    name, ask = "add7/moe-e4k1-h8-silu", dict(seeds=[1, 2], stream="paired", until="full", group_size=2, executor="here", quiet=True)
+    name, ask = "add7/moe-e4k1-h8-silu", dict(seeds=[1, 2], stream="paired", until="full", group_size=2,
+                                              executor="here", quiet=True)
     def runs(first, then):
         root = tmp_path / f"{first}-{then}"
         train(name, steps=20, root=root, device=first, **ask)
@@ -110,23 +118,26 @@ def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_t
         for run, on_cpu in zip(runs(*devices), want):
             assert run.step == 40 and (run.manifest["machine"]["processor"] == "stand-in") == (devices[1] == "cuda")
             assert not any(isinstance(v, Away) for v in run.weights["final"].values())
-            for column in ("loss", "digits"): torch.testing.assert_close(*(torch.tensor(r.history[column]) for r in (run, on_cpu)), rtol=1e-3, atol=2e-3)
+            for column in ("loss", "digits"):
+                torch.testing.assert_close(*(torch.tensor(r.history[column]) for r in (run, on_cpu)),
+                                           rtol=1e-3, atol=2e-3)
 
 
 def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu, often, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     names, seeds = ["add7/no_ffn", "add7/ffn-h8-silu"], range(1, 8)
     began = time.monotonic()
-    assert cli.main(["train", *names, "--seeds", "1-7", "--stream", "paired", "--until", "full", "--device", "cuda", "--budget", "6"]) == 0
+    assert cli.main(["train", *names, "--seeds", "1-7", "--stream", "paired", "--until", "full", "--device", "cuda",
+                     "--budget", "6"]) == 0
     assert time.monotonic() - began < 20                                   # all of it would take minutes
-    assert not any(Store().find(n, s, "paired") for n in names for s in seeds)                   # whole runs only,
-    left = left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")               # and what was begun is kept:
-    assert [m.seeds for m in left] == [list(seeds)] and (left[0].step > 0).all()                 # seven seeds in one group
+    assert not any(Store().find(n, s, "paired") for n in names for s in seeds)             # whole runs only,
+    left = left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")         # and what was begun is kept:
+    assert [m.seeds for m in left] == [list(seeds)] and (left[0].step > 0).all()           # seven seeds in one group
 
 
 def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
     c = condition("add7/moe-e2k1-h8-silu")
-    params = unflatten(fresh(c, list(range(18)), "paired").w, c)                                  # more than are taken side by side
+    params = unflatten(fresh(c, list(range(18)), "paired").w, c)                      # more than are taken side by side
     there = {n: v.to("cuda") for n, v in params.items()}
     assert torch.equal(predict(there, c).cpu(), predict(params, c))
     edits = [{"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "zero"}]
@@ -136,7 +147,8 @@ def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
     assert got.equals(want)
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32", "modadd/ffn-h512-gelu+d32"])
+@pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32",
+                                  "modadd/ffn-h512-gelu+d32"])
 def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
     def launched(seeds):
         members, sums = fresh(condition(name), list(range(seeds)), "paired", "cuda"), []

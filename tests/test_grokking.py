@@ -74,7 +74,8 @@ def test_the_interval_of_the_median_covers_it_as_often_as_it_says():
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 9])
 def test_few_runs_that_all_arrive_do_not_bound_the_median_by_the_last_of_them(n):
-    "Where all n come after the median, with chance 2⁻ⁿ, no interval between events can hold it; elsewhere this one does, or nearly."
+    """Where all n come after the median, with chance 2⁻ⁿ, no interval between events can hold it; elsewhere this one
+    does, or nearly."""
     rng, true, got = np.random.default_rng(n), 30_000 * np.log(2), []
     for x in rng.exponential(30_000, (400, n)): got.append(survival(x, [True] * n))
     inside = np.mean([g["median_lo"] <= true <= g["median_hi"] for g in got])
@@ -90,7 +91,7 @@ def test_the_median_is_where_half_have_got_there_though_one_half_is_a_product_of
 
 def test_what_was_not_watched_is_not_averaged():
     with pytest.raises(ValueError, match="the last time watched"): survival([5, 9], [True, False], until=10)
-    assert survival([5, 9], [True, True], until=10)["restricted_mean"] == 7              # everybody is there: nothing to add
+    assert survival([5, 9], [True, True], until=10)["restricted_mean"] == 7         # everybody is there: nothing to add
     with pytest.raises(ValueError, match="a time and a flag"): survival([1, 2], [True])
     with pytest.raises(ValueError, match="a time and a flag"): survival([], [])
 
@@ -111,7 +112,8 @@ def test_an_arm_without_runs_is_not_compared():
 
 
 def ranks(slow, fast, cutoff=40_000):
-    return sum((s > f) + .5 * (s == f) for s in np.nan_to_num(slow, nan=cutoff) for f in np.nan_to_num(fast, nan=cutoff))
+    return sum((s > f) + .5 * (s == f) for s in np.nan_to_num(slow, nan=cutoff)
+               for f in np.nan_to_num(fast, nan=cutoff))
 
 
 @settings(max_examples=30)
@@ -131,7 +133,7 @@ def test_the_printed_p_follows_from_u_the_sizes_and_eight_ties():
     for _ in range(200):                                                        # any data with these has that p
         fast = np.sort(rng.choice(np.arange(5_000, 14_000), 20, replace=False)).astype(float)
         slow = rng.choice(np.arange(14_001, 39_000), 12, replace=False).astype(float)
-        slow[0] = (fast[9] + fast[10]) / 2                                       # ten of the fast ones are slower than it
+        slow[0] = (fast[9] + fast[10]) / 2                                     # ten of the fast ones are slower than it
         if slow[0] in fast: continue
         got = mann_whitney(np.r_[slow, [np.nan] * 8], fast)
         assert got["U"] == 390 and math.isclose(got["p"], p, rel_tol=1e-9)
@@ -184,7 +186,7 @@ def test_thinning_a_history_only_widens_the_bracket():
     full, thin = time_to(h), time_to(h[h["step"] % 700 == 0])
     assert (thin["time"] >= full["time"]).all()
     first_seen = thin["after"] < full["time"]
-    assert first_seen.all() or full.loc[~first_seen, "reached"].all()            # it may have been up and down in between
+    assert first_seen.all() or full.loc[~first_seen, "reached"].all()          # it may have been up and down in between
 
 
 def test_a_failed_run_is_censored_where_it_failed_and_a_rule_not_met_is_no_time():
@@ -202,7 +204,8 @@ def test_the_epoch_of_the_best_accuracy_is_also_given_to_runs_that_never_grok():
 
 
 def test_growth_is_paired_by_seed():
-    h = pd.DataFrame(dict(condition="c", stream="s", seed=[1, 1, 2, 2, 3], step=[5, 9, 5, 9, 9], norm=[2., 1, 10, 30, 7]))
+    h = pd.DataFrame(dict(condition="c", stream="s", seed=[1, 1, 2, 2, 3], step=[5, 9, 5, 9, 9],
+                          norm=[2., 1, 10, 30, 7]))
     assert growth(h, "norm", 5, 9)["ratio"].tolist() == [.5, 3]
     with pytest.raises(ValueError, match=r"steps with values: \[5, 9\]"): growth(h, "norm", 1, 9)
 
@@ -232,7 +235,8 @@ def test_keeping_waves_of_the_sum_is_a_mask_in_two_dimensional_fourier_space():
 
 
 def test_full_loss_is_the_training_loss():
-    name, params = "modadd/moe-e4k1-h16-gelu+d32", init("modadd/moe-e4k1-h16-gelu+d32", [torch.Generator().manual_seed(0)])
+    name, params = "modadd/moe-e4k1-h16-gelu+d32", init("modadd/moe-e4k1-h16-gelu+d32",
+                                                        [torch.Generator().manual_seed(0)])
     near(pair_losses(params, name)["full"].mean(1), loss(params, T.tokens, T.targets, name)[0], 1e-5)
 
 
@@ -276,7 +280,8 @@ def test_clocks_have_their_frequencies_and_nothing_without_them(make, name):
     assert set((parts["keys"][0].nonzero()[:, 0] + 1).tolist()) == set(FREQS)
     assert abs(got["restricted_loss"] - got["full_loss"]) < .01 and got["excluded_loss"] > math.log(P) - .05
     others = key_waves(torch.eye(56)[:1] + 0)                                    # frequency 1 is none of theirs
-    assert progress(params, name, others)["restricted_loss"] > 4.6 and progress(params, name, others)["excluded_loss"] < .01
+    assert (progress(params, name, others)["restricted_loss"] > 4.6
+            and progress(params, name, others)["excluded_loss"] < .01)
 
 
 def test_weight_norms_are_those_of_the_whole_list_of_parameters():
@@ -301,15 +306,18 @@ def test_rows_hold_each_seeds_own_split_and_its_untrained_twin():
             assert math.isclose(value["full_loss", "none", part, s], full[i, at].mean(), rel_tol=1e-5)
     twin = init(name, [torch.Generator().manual_seed(42)])
     authors = grokking_rows(params, name, seeds).set_index(["metric", "edit", "split", "seed"])["value"].sort_index()
-    assert math.isclose(authors["gini_W_E", "untrained", "all", 42], embedding_gini(twin, name)["gini_W_E"].item(), rel_tol=1e-9)
+    assert math.isclose(authors["gini_W_E", "untrained", "all", 42], embedding_gini(twin, name)["gini_W_E"].item(),
+                        rel_tol=1e-9)
 
 
 def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
     name = "modadd/ffn-h16-gelu+d32"
-    n = grokking_rows(init(name, [torch.Generator()]), name, [42]).groupby(["site", "metric", "split"])["n_examples"].unique().map(list)
+    n = grokking_rows(init(name, [torch.Generator()]), name,
+                      [42]).groupby(["site", "metric", "split"])["n_examples"].unique().map(list)
     assert (n["weights"].map(tuple) == (0,)).all()
     whole = n["logits"].xs("all", level="split")
-    assert whole.to_dict() == {m: [P * P] for m in ("full_loss", "restricted_loss", "excluded_loss", "n_keys", "sum_share")}
+    assert whole.to_dict() == {m: [P * P]
+                               for m in ("full_loss", "restricted_loss", "excluded_loss", "n_keys", "sum_share")}
     assert all(n["logits", "full_loss", part] == [len(at)] for part, at in zip(("train", "test"), split(T, 42)))
 
 
@@ -317,4 +325,5 @@ def test_refusals_say_why():
     params = init("add7/ffn-h32-relu", [torch.Generator()])
     for measure in (pair_losses, progress, embedding_gini):
         with pytest.raises(ValueError, match="function of a sum on a circle"): measure(params, "add7/ffn-h32-relu")
-    with pytest.raises(ValueError, match="one a member of the population, got 2"): grokking_rows(params, "add7/ffn-h32-relu", [1, 2])
+    with pytest.raises(ValueError, match="one a member of the population, got 2"):
+        grokking_rows(params, "add7/ffn-h32-relu", [1, 2])

@@ -142,7 +142,8 @@ def until_one_has_left(members, *_):
 
 def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch):
     "Or a kill right after it would start them again in a smaller group, and bits may depend on the company."
-    go = lambda root, **kw: train_group(TINY, [1, 2, 3], root=tmp_path / root, until="full", steps=40, save_every=1e9, **kw)
+    go = lambda root, **kw: train_group(TINY, [1, 2, 3], root=tmp_path / root, until="full", steps=40,
+                                        save_every=1e9, **kw)
     for root in ("killed", "whole"): train_group(TINY, [1], root=tmp_path / root, until="full", steps=20)
     with pytest.raises(Interrupted): go("killed", tell=until_one_has_left)
     seen = count_training(monkeypatch)
@@ -163,7 +164,8 @@ def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
 
 def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_further(tmp_path):
     ends = lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist()) >= 20 else None
-    with pytest.raises(KeyboardInterrupt): train_group(TINY, [1, 2], root=tmp_path, until="full", steps=100, save_every=0, tell=ends)
+    with pytest.raises(KeyboardInterrupt):
+        train_group(TINY, [1, 2], root=tmp_path, until="full", steps=100, save_every=0, tell=ends)
     assert group_path(Store(tmp_path), condition(TINY), [1, 2], "authors").exists()
     train(TINY, [1], root=tmp_path, steps=60, **HERE)
     further = Store(tmp_path).load(TINY, 1)
@@ -175,20 +177,25 @@ def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_furt
 
 
 def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkeypatch):
-    "Each from where it had got furthest, whichever group's state has it; another stream's and another condition's states are none of its business."
-    ends = lambda at: lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist(), default=0) >= at else None
-    go = lambda name, seeds, at, stream="authors": train_group(name, seeds, stream, "full", tmp_path, steps=100, save_every=0, tell=ends(at))
+    """Each from where it had got furthest, whichever group's state has it; another stream's and another condition's
+    states are none of its business."""
+    ends = (lambda at: lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            if max(work.step.tolist(), default=0) >= at else None)
+    go = lambda name, seeds, at, stream="authors": train_group(name, seeds, stream, "full", tmp_path, steps=100,
+                                                               save_every=0, tell=ends(at))
     for args in ((TINY, [1, 2, 3], 40), (TINY, [3, 4], 60), (TINY, [1, 2], 30, "paired"), (DENSE, [1, 2], 50)):
         with pytest.raises(KeyboardInterrupt): go(*args)
     began, real = [], groups.train_interval
-    monkeypatch.setattr(groups, "train_interval", lambda members, n: (began.append(dict(zip(members.seeds, members.step.tolist()))), real(members, n))[1])
+    monkeypatch.setattr(groups, "train_interval",
+                        lambda members, n: (began.append(dict(zip(members.seeds, members.step.tolist()))),
+                                            real(members, n))[1])
     assert [m["step"] for m in go(TINY, [1, 2], 999).values()] == [100, 100] and began[0] == {1: 40, 2: 40}
     began.clear()
     assert [m["step"] for m in go(TINY, [3, 4, 5], 999).values()] == [100] * 3
     assert began[0] == {3: 60, 4: 20, 5: 0}                                      # 4 joined 3 when it was at 40
     began.clear()
     go(TINY, [1, 2, 3], 999)
-    assert not began                                                                # the old state is behind its stored runs
+    assert not began                                                           # the old state is behind its stored runs
 
 
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
@@ -307,7 +314,8 @@ def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     assert run.history["exact"].iloc[-1] == 1 and (run.history["exact"].iloc[:-1] < 1).all()
 
 
-def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_goes_on_from_there(tmp_path, monkeypatch):
+def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_goes_on_from_there(tmp_path,
+    monkeypatch):
     "Above 99 % from step 20 on and never right on all pairs: what is best so far is not yet the best."
     exact, name = groups.evaluate, "modadd/ffn-h16-gelu+d32"
     def nearly(members, *args):
@@ -319,7 +327,8 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
     early = train("continued", "first")
     assert early["step"] == 20 and early["rules"]["first99"] == dict(step=20, value=pytest.approx(.9912), reached=True)
     assert not early["settled"] and set(Store(tmp_path / "continued").load(name, 1).weights) == {"first99"}
-    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "first", 50) == [], "nothing is left to do"
+    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "first",
+                          50) == [], "nothing is left to do"
     assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "selected", 50) == [1]
     assert train("continued", "first") == early
     assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
@@ -353,13 +362,15 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 
 
 def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr("moe_redistribution.training.loop.settled",
+                        lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     train([TINY, TINY + "+reset30"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
     assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "+reset30")] == [10, 40]
 
 
 def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled", lambda members, until: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr("moe_redistribution.training.loop.settled",
+                        lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     monkeypatch.setattr(groups, "settled", lambda members: torch.ones(len(members.seeds), dtype=bool))
     for steps, end in ((20, 20), (100, 40)):
         train(TINY + "+reset30", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
@@ -378,7 +389,8 @@ def test_waiting_for_another_process_ends_with_the_budget(tmp_path):
 def test_a_run_that_is_there_and_not_done_is_not_returned(tmp_path):
     train(TINY, [1], root=tmp_path, steps=20, **HERE)
     more = dict(root=tmp_path, steps=10**4, **HERE)
-    assert train(TINY, [1], budget=.01, **more).empty and train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {}
+    assert (train(TINY, [1], budget=.01, **more).empty
+            and train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {})
     assert train(TINY, [1], root=tmp_path, steps=20, budget=60, **HERE)["step"].tolist() == [20]
 
 
@@ -389,9 +401,10 @@ def test_seeds_and_steps_may_be_numpys(tmp_path):
 
 @pytest.mark.parametrize("ask", [
     dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
-    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42), dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=-1), dict(group_size=2.5), dict(device="gpu"),
-    dict(budget="5"), dict(stream="author"), dict(until="fully"), dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")],
-    ids=lambda ask: str(*ask))
+    dict(conditions=[TINY, DENSE, TINY]), dict(seeds=[1, 2, 1]), dict(seeds=[]), dict(seeds=[-1]), dict(seeds=42),
+    dict(seeds="42,137"), dict(seeds=[True]), dict(seeds=[2**64]), dict(group_size=0), dict(group_size=-1),
+    dict(group_size=2.5), dict(device="gpu"), dict(budget="5"), dict(stream="author"), dict(until="fully"),
+    dict(steps=0), dict(steps=-5), dict(budget=0), dict(executor="locally")], ids=lambda ask: str(*ask))
 def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, ask, monkeypatch):
     seen, root = count_training(monkeypatch), tmp_path / "store"
     with pytest.raises(ValueError, match="expected .*fix: "):
@@ -399,7 +412,8 @@ def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, as
     assert seen == [] and not root.exists()
 
 
-# --------------------------------------------------------------------------------------------------- budgets, other tasks
+# --------------------------------------------------------------------------------------------------- budgets, other
+# tasks
 
 def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_goes_on(tmp_path, monkeypatch):
     "A clock that each interval moves on by one second, and a budget of six: one group ends, one waits in its state."
@@ -421,13 +435,16 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
     for name in (DENSE, TINY): assert_same(store, Store(tmp_path / "whole"), [1, 2], name)
 
 
-@pytest.mark.parametrize("name", ["modadd/moe-e2k1-h8-gelu+d32", "hist/ffn-h8-gelu+d32", "modadd/ffn-h8-gelu+d32+drop0.1"])
-def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_taken_at_every_fifth_evaluation(tmp_path, name, monkeypatch):
+@pytest.mark.parametrize("name",
+                         ["modadd/moe-e2k1-h8-gelu+d32", "hist/ffn-h8-gelu+d32", "modadd/ffn-h8-gelu+d32+drop0.1"])
+def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_taken_at_every_fifth_evaluation(tmp_path,
+    name, monkeypatch):
     task, taken = name.split("/")[0], []
     monkeypatch.setitem(RECIPES[task], "eval_every", 2), monkeypatch.setitem(RECIPES[task], "measure_every", 4)
     monkeypatch.setattr("moe_redistribution.tasks.data.REFRESH", 3)
     measure = lambda params, c: (taken.append(1), {"mine": torch.ones(len(params["W_E"]))})[1]
-    go = lambda root, steps: train_group(name, [1], root=tmp_path / root, steps=steps, until="full", measures=(measure,))
+    go = lambda root, steps: train_group(name, [1], root=tmp_path / root, steps=steps, until="full",
+                                         measures=(measure,))
     go("twice", 4), go("twice", 8)
     assert len(taken) == 2
     go("once", 8)

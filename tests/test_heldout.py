@@ -52,7 +52,8 @@ def test_scores_are_means_over_exactly_the_examples_of_a_part():
     for seed in (1, 2):
         parts = [held.loc[(s, seed)] for s in ("held, carry", "held, no carry")]
         whole = held.loc[("held", seed)]
-        assert np.isclose(whole["value"], np.average([p["value"] for p in parts], weights=[p["n_examples"] for p in parts]))
+        assert np.isclose(whole["value"],
+                          np.average([p["value"] for p in parts], weights=[p["n_examples"] for p in parts]))
 
 
 @pytest.mark.parametrize("edits", [{"ffn_out": "zero"}, {"E1": "zero", "H2": "mean"}])

@@ -34,9 +34,9 @@ def test_the_attention_counter_counts_when_its_own_token_is_the_sink():
     assert x[9].item() == pytest.approx(1) and y[9].item() == pytest.approx(11 / 14)
 
 
-@pytest.mark.parametrize("c", ["hist/moe-e4k1-h160-relu", "hist/ffn-h40-relu+norm", "hist/glu-h40-relu", "hist/ffn-h20-relu",
-                               "hist/ffn-h40-gelu", "hist/ffn-h40-relu+d256", "hist/ffn-h40-relu+L2", "hist/no_ffn",
-                               "add7/ffn-h40-relu", "modadd/ffn-h40-relu"])
+@pytest.mark.parametrize("c", ["hist/moe-e4k1-h160-relu", "hist/ffn-h40-relu+norm", "hist/glu-h40-relu",
+                               "hist/ffn-h20-relu", "hist/ffn-h40-gelu", "hist/ffn-h40-relu+d256",
+                               "hist/ffn-h40-relu+L2", "hist/no_ffn", "add7/ffn-h40-relu", "modadd/ffn-h40-relu"])
 def test_layers_that_would_not_count_are_refused(c):
     for made in (count_by_attention, count_by_inventory):
         with pytest.raises(ValueError, match="dense one-layer hist condition .* fix: use hist/ffn-h40-relu"): made(c)
@@ -97,7 +97,8 @@ def test_a_product_is_more_selective_than_its_factors_before_any_training():
     assert set(dense) == {"hidden"}
 
 
-@pytest.mark.parametrize("edits", [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H0": "zero", "H1": "zero", "E0": "mean"}])
+@pytest.mark.parametrize("edits",
+                         [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H0": "zero", "H1": "zero", "E0": "mean"}])
 def test_accuracy_by_count_is_a_loop_over_tokens(edits):
     p, t = start("hist/moe-e2k1-h8-gelu", 2), get_task("hist")
     got, hit = by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)
@@ -145,8 +146,11 @@ def test_rows_of_a_seed_s_own_sequences_are_a_loop_over_them_and_the_others_stay
         for s, seed in enumerate((5, 6)):
             mine = of[of["seed"] == seed].set_index(["metric", "stratum"])
             for k in range(1, 10):
-                asked = [bool(h) for i in own[s].nonzero()[:, 0] for h, c in zip(hit[s, i], counts(t.tokens[i])) if c == k]
+                asked = [bool(h) for i in own[s].nonzero()[:, 0]
+                         for h, c in zip(hit[s, i], counts(t.tokens[i])) if c == k]
                 row = mine.loc[("count_accuracy", f"count={k}")]
-                assert row["n_examples"] == len(asked) and (row["value"] == pytest.approx(np.mean(asked)) if asked else np.isnan(row["value"]))
+                assert row["n_examples"] == len(asked) and (row["value"] == pytest.approx(np.mean(asked)) if asked
+                                                            else np.isnan(row["value"]))
             assert mine.loc[("count_right", "all"), "value"] == pytest.approx(hit[s, own[s]].double().mean().item())
-            assert mine.loc[("count_right", "all"), "n_examples"] == 10 * own[s].sum() == 2 * mine.loc[("count_readout", "all"), "n_examples"]
+            assert (mine.loc[("count_right", "all"), "n_examples"] == 10 * own[s].sum()
+                    == 2 * mine.loc[("count_readout", "all"), "n_examples"])

@@ -127,7 +127,7 @@ def test_killed_twenty_times_at_random_moments(tmp_path):
             while begun(killed.root) < moment: assert time.monotonic() < until; time.sleep(0.005)
             time.sleep(luck.uniform(0, 0.05))                                       # an interval takes about this long
             try: os.killpg(child, signal.SIGKILL)
-            except ProcessLookupError:                                              # a fast machine was through before the last of them
+            except ProcessLookupError:                              # a fast machine was through before the last of them
                 assert end() == 0 and kills > KILLS / 2
                 break
             assert end() == -signal.SIGKILL

@@ -1,4 +1,5 @@
-"""The ledger: every verdict from invented rows, every statement checked, and the committed table against its recomputation."""
+"""The ledger: every verdict from invented rows, every statement checked, and the committed table against its
+recomputation."""
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,9 +28,11 @@ def table(rows):
     return room.ledger(rows=rows)
 
 
-def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="zero", position="o0-o3", site="ffn_out", metric="digits"):
-    return pd.DataFrame(dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, split="all", site=site, edit=edit, unit="",
-                             position=position, stratum="all", metric=metric, value=got, instrument="ablation"))
+def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="zero", position="o0-o3", site="ffn_out",
+         metric="digits"):
+    return pd.DataFrame(dict(condition=condition, stream=stream, seed=list(seeds), rule=rule, split="all",
+                             site=site, edit=edit, unit="", position=position, stratum="all", metric=metric, value=got,
+                             instrument="ablation"))
 
 
 def said(key, protocol="paper", **other):
@@ -45,10 +48,13 @@ def says(word, note=""):
 # --- the rule ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("by_paper, by_audit, numbers, verdict", [
-    ("refuted", "holds", [], "not reproduced"), ("refuted", "refuted", ["agrees"], "not reproduced"), ("refuted", "pending", [], "not reproduced"),
+    ("refuted", "holds", [], "not reproduced"), ("refuted", "refuted", ["agrees"], "not reproduced"),
+    ("refuted", "pending", [], "not reproduced"),
     ("pending", "holds", [], "pending"), ("pending", "refuted", [], "pending"), ("open", "holds", [], "inconclusive"),
-    ("open", "refuted", [], "inconclusive"), ("open", "pending", [], "inconclusive"), ("holds", "refuted", [], "contradicted by a control"),
-    ("holds", "refuted", ["differs"], "contradicted by a control"), ("holds", "open", [], "inconclusive"), ("holds", "pending", [], "pending"),
+    ("open", "refuted", [], "inconclusive"),
+    ("open", "pending", [], "inconclusive"), ("holds", "refuted", [], "contradicted by a control"),
+    ("holds", "refuted", ["differs"], "contradicted by a control"), ("holds", "open", [], "inconclusive"),
+    ("holds", "pending", [], "pending"),
     ("holds", "holds", ["agrees", "differs"], "direction only"), ("holds", "holds", ["corrected"], "direction only"),
     ("holds", "holds", ["agrees", "inconclusive", "another checkpoint"], "reproduced on the paper's seeds"),
     ("holds", "holds", [], "reproduced on the paper's seeds")])
@@ -59,11 +65,12 @@ def test_a_verdict_follows_from_what_two_protocols_say(by_paper, by_audit, numbe
 @pytest.mark.parametrize("audited, uncopied, verdict", [
     ("holds", "refuted", "turns on copies"), ("refuted", "holds", "turns on copies"),
     ("holds", "holds", "reproduced on the paper's seeds"), ("holds", "open", "reproduced on the paper's seeds"),
-    ("refuted", "refuted", "contradicted by a control"), ("refuted", "pending", "contradicted by a control"), ("open", "holds", "inconclusive"),
-    ("pending", "holds", "pending")])
+    ("refuted", "refuted", "contradicted by a control"), ("refuted", "pending", "contradicted by a control"),
+    ("open", "holds", "inconclusive"), ("pending", "holds", "pending")])
 def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_other(audited, uncopied, verdict):
     assert judge(says("holds"), says(audited), uncopied=says(uncopied)) == verdict
-    assert judge(says("open"), says(audited), uncopied=says(uncopied)) == "inconclusive"            # nothing follows without the paper's own evidence
+    # nothing follows without the paper's own evidence
+    assert judge(says("open"), says(audited), uncopied=says(uncopied)) == "inconclusive"
 
 
 def test_a_size_in_words_is_at_best_reproduced_in_direction():
@@ -75,7 +82,8 @@ def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
     both = says("holds"), says("holds")
     assert judge(*both, fresh=True) == "reproduced on new seeds" and judge(*both) == "reproduced on the paper's seeds"
     assert judge(*both, fresh=True, forced=True) == "by construction"
-    assert judge(says("holds"), says("refuted"), forced=True) == "contradicted by a control"      # forced things can be wrong, too
+    # forced things can be wrong, too
+    assert judge(says("holds"), says("refuted"), forced=True) == "contradicted by a control"
 
 
 def test_what_cannot_be_tested_here_says_so():
@@ -89,14 +97,16 @@ def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_wher
     wide = np.array([-.1, .2, .05, -.15, .12])
     assert [decide(wide, e, .05)[0] for e in "+-0"] == ["open", "open", "open"]
     small = np.array([.01, .02, .015, .012, .018])
-    assert [decide(small, e, .05)[0] for e in "+-0"] == ["refuted", "refuted", "holds"]       # shown to lie within the margin
-    assert [decide(small, e, 0)[0] for e in "+-"] == ["holds", "refuted"]                     # where any difference counts
+    # shown to lie within the margin
+    assert [decide(small, e, .05)[0] for e in "+-0"] == ["refuted", "refuted", "holds"]
+    assert [decide(small, e, 0)[0] for e in "+-"] == ["holds", "refuted"]                  # where any difference counts
     assert decide(small, "0", .05)[1:] == ("TOST", .0625, tost(small, np.zeros(5), .05).p)
     assert [decide(x, e, .05)[1] for e in "+-0"] == ["t interval"] * 3 and decide(wide, "+", .05)[1] == ""
     assert decide(np.tile(x, 5), "+", .05)[1] == "BCa interval"                               # from twenty seeds on
 
 
-@pytest.mark.parametrize("mean, sd, expects, margin", [(.03, .1, "+", 0), (.2, .1, "-", .05), (.01, .1, "0", .05), (.2, .3, "0", .05)])
+@pytest.mark.parametrize("mean, sd, expects, margin",
+                         [(.03, .1, "+", 0), (.2, .1, "-", .05), (.01, .1, "0", .05), (.2, .3, "0", .05)])
 def test_seeds_needed_is_the_first_number_that_decides(mean, sd, expects, margin):
     n = int(seeds_needed(mean, sd, expects, margin))
     def decided(n):
@@ -106,8 +116,8 @@ def test_seeds_needed_is_the_first_number_that_decides(mean, sd, expects, margin
 
 
 def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_on_the_papers_side():
-    assert all(np.isnan(v) for v in (seeds_needed(0., .1, "+", 0), seeds_needed(.1, 0., "+", 0), seeds_needed(.1, np.nan, "+", 0),
-                                     seeds_needed(.01, .1, "number", .05, fixed=.04)))
+    assert all(np.isnan(v) for v in (seeds_needed(0., .1, "+", 0), seeds_needed(.1, 0., "+", 0),
+                                     seeds_needed(.1, np.nan, "+", 0), seeds_needed(.01, .1, "number", .05, fixed=.04)))
     assert seeds_needed(.01, .1, "number", .05) > 10
 
 
@@ -129,27 +139,33 @@ def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
     a, b = np.array([.3, .4, .5, .6, .7]), np.array([.1, .1, .2, .2, .1])
     two = pd.concat([made(MOE, a), made(FFN, b)])
     assert values(two, said("4.2-01"))[0].tolist() == pytest.approx(a - b)
-    four = pd.concat([made(MOE, a, position="o3"), made(FFN, b, position="o3"), made(MOE, b, position="o0-o2"), made(FFN, b / 2, position="o0-o2")])
+    four = pd.concat([made(MOE, a, position="o3"), made(FFN, b, position="o3"), made(MOE, b, position="o0-o2"),
+                      made(FFN, b / 2, position="o0-o2")])
     assert values(four, said("4.1-12"))[0].tolist() == pytest.approx(a - b - b / 2)
-    cells = pd.concat([made(n, v + k / 10, position=f"o{k}") for k in range(4) for n, v in ((MOE, a - k / 10 * (k != 2)), (FFN, b))])
-    assert values(cells, said("4.1-11"))[0].tolist() == pytest.approx(a - b - .3)            # the last position has the smallest lead
+    cells = pd.concat([made(n, v + k / 10, position=f"o{k}") for k in range(4)
+                       for n, v in ((MOE, a - k / 10 * (k != 2)), (FFN, b))])
+    # the last position has the smallest lead
+    assert values(cells, said("4.1-11"))[0].tolist() == pytest.approx(a - b - .3)
     assert values(made(FFN, b), said("4.2-01", condition=FFN, versus="value=.1"))[0].tolist() == pytest.approx(b - .1)
 
 
 def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
     two = pd.concat([made(MOE, [.3, .4, .5, .6, .7]), made(FFN, [.1, .1, .2, .2, .1])])
     full = answer(two, said("4.2-01"))
-    assert full.says == "holds" and full.n == 5 and (full.mean, full.lo) == pytest.approx(interval([.2, .3, .3, .4, .6])[:2])
+    assert (full.says == "holds" and full.n == 5
+            and (full.mean, full.lo) == pytest.approx(interval([.2, .3, .3, .4, .6])[:2]))
     early = answer(two[two["seed"] != 42], said("4.2-01"))
-    assert early.says == "pending" and early.n == 4 and "interim: 4 of the 5 seeds" in early.note and "core-hours" in early.note
+    assert (early.says == "pending" and early.n == 4 and "interim: 4 of the 5 seeds" in early.note
+            and "core-hours" in early.note)
     failed = answer(two.assign(value=two["value"].where(two["seed"] != 42)), said("4.2-01"))
     assert failed.says == "holds" and failed.n == 4 and "failed" in failed.note
-    assert answer(two, said("abs-02")).says == "pending"                                     # nothing recorded on the other task
+    assert answer(two, said("abs-02")).says == "pending"                            # nothing recorded on the other task
 
 
 def test_a_number_is_decided_by_the_rule_of_numbers():
     s = said("5-01", condition=MOE, versus="", aggregate="mean")
-    quoted = lambda v: [dict(verdict="", margin=.05, printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
+    quoted = lambda v: [dict(verdict="", margin=.05,
+                             printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
     rows = made(MOE, [.30, .31, .32, .33, .34])
     assert [answer(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
     assert answer(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
@@ -158,15 +174,17 @@ def test_a_number_is_decided_by_the_rule_of_numbers():
 def test_quoted_numbers_decide_a_table_of_settings():
     s = said("A-01")
     word = lambda *w: answer(None, s, [dict(verdict=x) for x in w]).says
-    assert [word("agrees", "agrees"), word("agrees", "differs"), word("agrees", "corrected"), word("agrees", "inconclusive"),
-            word("agrees", "not attempted"), word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
+    assert [word("agrees", "agrees"), word("agrees", "differs"), word("agrees", "corrected"),
+            word("agrees", "inconclusive"), word("agrees", "not attempted"),
+            word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
 
 
 # --- the statements ---------------------------------------------------------------------------------
 
 def test_there_are_enough_statements_from_every_part_of_the_paper():
     number = SAID.drop_duplicates("key")["section"].value_counts()
-    assert SAID["key"].nunique() >= 75 and set(number.index) >= {*MAIN, "App. A", "App. B", "App. C.1", "App. D", "App. E", "App. F", "App. G", "App. H", "App. I"}
+    assert SAID["key"].nunique() >= 75 and set(number.index) >= {*MAIN, "App. A", "App. B", "App. C.1", "App. D",
+                                                                 "App. E", "App. F", "App. G", "App. H", "App. I"}
     assert all(number[s] >= n for s, n in zip(MAIN, (8, 4, 12, 14, 6, 4)))
 
 
@@ -178,15 +196,17 @@ def test_ids_and_pages_of_every_statement_exist():
 
 
 def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_nothing_else_changes():
-    pairs = SAID[SAID["protocol"] != "paper"].pivot(index="key", columns="protocol", values=["condition", "versus", "stream", "rule", "edit", "aggregate"])
+    pairs = SAID[SAID["protocol"] != "paper"].pivot(index="key", columns="protocol", values=["condition", "versus",
+        "stream", "rule", "edit", "aggregate"])
     both = pairs.dropna(how="any")
     assert len(both) > 40 and all((both[c, "audited"] == both[c, "uncopied"]).all() for c in pairs.columns.levels[0])
     third = SAID[SAID["protocol"] == "uncopied"]
     assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
 
 
-@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "6_studies/sparsity_moves/none.ipynb"), ("aggregate", "mode"), ("expects", ">"),
-                                           ("n", "6"), ("stream", "crossed"), ("statement", ""), ("margin", "-1"), ("section", "§9")])
+@pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "6_studies/sparsity_moves/none.ipynb"),
+                                           ("aggregate", "mode"), ("expects", ">"), ("n", "6"), ("stream", "crossed"),
+                                           ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
     raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)
     raw.loc[raw.index[raw["key"] == "4.2-01"][0], column] = value
@@ -218,7 +238,8 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
         fresh |= said(r.key).stream != said(r.key, "audited").stream
         got = judge(says(r.paper_says, reason), says(r.audited_says), words, third, "~" in r.expects, fresh)
         assert r.verdict in (got, *["by construction"] * got.startswith(("reproduced", "direction"))), r.key
-        assert r.verdict != "pending" or r.note or "not attempted" in r.numbers, f"{r.key} is pending and does not say why"
+        assert (r.verdict != "pending" or r.note
+                or "not attempted" in r.numbers), f"{r.key} is pending and does not say why"
 
 
 def decided_by(r, k):
@@ -237,7 +258,8 @@ def test_no_verdict_stands_whose_named_test_did_not_decide_it(table):
         for k in room.PROTOCOLS:
             word, test = getattr(r, f"{k}_says"), getattr(r, f"{k}_test")
             if word not in ("holds", "refuted"): assert test == "", (r.key, k)
-            elif test == "rule of numbers": assert r.expects == "number" or said(r.key).aggregate == "quotes", (r.key, k)
+            elif test == "rule of numbers":
+                assert r.expects == "number" or said(r.key).aggregate == "quotes", (r.key, k)
             elif test == "exact interval": assert said(r.key, k).stream == "none" or said(r.key, k).aggregate == "sum"
             else: assert decided_by(r, k) == word, (r.key, k)
             tests += word in ("holds", "refuted")
@@ -261,7 +283,8 @@ def test_one_cell_has_one_verdict():
     "However often the paper prints a number of a cell, and with however many digits, it is compared once."
     bridge = paper.claims().query("protocol == 'paper'")
     fine = answers.finest(paper.paper_values(), bridge)
-    files = pd.concat([pd.read_csv(p) for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
+    files = pd.concat([pd.read_csv(p)
+                       for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
     verdicts = files.set_index("id")["verdict"]
     same = pd.Series({i: p.id for i, (p, _) in fine.items() if i in verdicts.index})
     words = verdicts[same.index].groupby(same).nunique()
@@ -270,10 +293,12 @@ def test_one_cell_has_one_verdict():
 
 
 def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(table):
-    files = pd.concat([pd.read_csv(p) for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
+    files = pd.concat([pd.read_csv(p)
+                       for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
     bridge = paper.claims().query("protocol == 'paper'").set_index("id")
     elsewhere = files[files["verdict"] == "another checkpoint"]
-    assert (bridge.loc[elsewhere["id"], "rule"] == "best").all() and elsewhere["reason"].str.contains("read at first99").all()
+    assert ((bridge.loc[elsewhere["id"], "rule"] == "best").all()
+            and elsewhere["reason"].str.contains("read at first99").all())
     at = files.set_index("id")
     assert at.loc["fig26b.003", "verdict"] in ("another checkpoint", "agrees", "differs", "inconclusive")
     stopped = at[at["reason"].str.contains("read at first99")]
@@ -282,42 +307,50 @@ def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(tabl
 
 def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
     r = table.set_index("key").loc["4.2-01"]
-    at = lambda n: rows.query("condition == @n and stream == 'authors' and rule == 'first256' and site == 'ffn_out' and edit == 'zero' and "
-                              "metric == 'digits' and position == 'o0-o3' and stratum == 'all' and unit == '' and instrument == 'ablation'")["value"]
+    at = lambda n: rows.query("condition == @n and stream == 'authors' and rule == 'first256' and site == 'ffn_out' "
+                              "and edit == 'zero' and metric == 'digits' and position == 'o0-o3' and stratum == 'all' "
+                              "and unit == '' and instrument == 'ablation'")["value"]
     assert len(at(MOE)) == 5 and r["paper_mean"] == pytest.approx(at(MOE).mean() - at(FFN).mean())
     assert r["printed"] == pytest.approx(.324) and r["audited_n"] == 64
 
 
-@pytest.mark.parametrize("item, protocol, keys", [("contrast_carry", "audited", ("5-02", "4.2-07")), ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
-                                                  ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "5-02", "4.2-07"))])
+@pytest.mark.parametrize("item, protocol, keys",
+                         [("contrast_carry", "audited", ("5-02", "4.2-07")),
+                          ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
+                          ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "5-02", "4.2-07"))])
 def test_registered_contrasts_say_the_same(table, rows, item, protocol, keys):
     registered = answers.contrasts(rows, "mean", item=item)
     for key in keys:
         s, mine = said(key, protocol), table.set_index("key").loc[key]
         line = registered[[{a, b} == {s.condition, s.versus} for a, b in zip(registered["a"], registered["b"])]].iloc[0]
         sign = 1 if line["a"] == s.condition else -1
-        assert mine[f"{protocol}_mean"] == pytest.approx(sign * line["difference"]) and mine[f"{protocol}_n"] == line["n"] == line["n_fixed"]
+        assert (mine[f"{protocol}_mean"] == pytest.approx(sign * line["difference"])
+                and mine[f"{protocol}_n"] == line["n"] == line["n_fixed"])
         assert {"refuted": "equivalent", "holds": "different"}[mine[f"{protocol}_says"]] == line["outcome"]
 
 
 def test_the_committed_ledger_is_its_recomputation(table):
-    held = pd.read_csv(ROOT / "results/ledger.csv", dtype={"quotes": str, "numbers": str, "note": str, "expects": str}, keep_default_na=False,
-                       na_values={c: [""] for c in table if table[c].dtype == float})
+    held = pd.read_csv(ROOT / "results/ledger.csv", dtype={"quotes": str, "numbers": str, "note": str, "expects": str},
+                       keep_default_na=False, na_values={c: [""] for c in table if table[c].dtype == float})
     same = dict(check_dtype=False, rtol=1e-6, atol=1e-9)
     pd.testing.assert_frame_equal(held, table, obj="results/ledger.csv; run make record", **same)
 
 
 def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
-    "Where an instrument has rows of a condition by some rule, each cell that a claim reads there is among them: a wrong word in it would wait for ever."
+    """Where an instrument has rows of a condition by some rule, each cell that a claim reads there is among them: a
+    wrong word in it would wait for ever."""
     bridge = paper.claims().query("instrument != 'none' and aggregate not in ('none', 'null')")
     reads = [s for s in SAID.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
     reads += [c for s in reads for w in s.versus.split() if not isinstance(c := changed(s, w), float)]
-    reads += list(bridge.itertuples(index=False)) + [c._replace(condition=w) for c in bridge.itertuples(index=False) for w in c.versus.split()]
-    cells = {(c.instrument, n, c.stream, c.rule.replace("learned", "first99"), at, c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
+    reads += list(bridge.itertuples(index=False)) + [c._replace(condition=w) for c in bridge.itertuples(index=False)
+                                                     for w in c.versus.split()]
+    cells = {(c.instrument, n, c.stream, c.rule.replace("learned", "first99"), at,
+              c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
              for c in reads for n in c.condition.split() for at in c.position.split()}
     found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
     for instrument, name in {c[:2] for c in cells}:
-        if (got := rows_of(instrument, name)) is not None: found[instrument, name] = set(got[columns].drop_duplicates().itertuples(index=False, name=None))
+        if (got := rows_of(instrument, name)) is not None:
+            found[instrument, name] = set(got[columns].drop_duplicates().itertuples(index=False, name=None))
     measured = {k: {spot[:2] for spot in spots} for k, spots in found.items()}
     assert len(cells) > 800 and len(found) > 100
     assert not sorted(c for c in cells if c[2:4] in measured.get(c[:2], ()) and c[2:] not in found[c[:2]])
@@ -326,7 +359,8 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
 def test_one_item_is_a_part_of_the_ledger_and_an_unknown_one_is_refused(table, rows):
     part = room.ledger("tab9", rows=rows)
     assert set(part["key"]) == set(table["key"][table["quotes"].str.contains("tab9")]) and len(part)
-    pd.testing.assert_frame_equal(part.reset_index(drop=True), table[table["key"].isin(part["key"])].reset_index(drop=True))
+    pd.testing.assert_frame_equal(part.reset_index(drop=True),
+                                  table[table["key"].isin(part["key"])].reset_index(drop=True))
     with pytest.raises(ValueError, match="tab99"):
         room.ledger("tab99", rows=rows)
 
@@ -334,7 +368,8 @@ def test_one_item_is_a_part_of_the_ledger_and_an_unknown_one_is_refused(table, r
 def test_coverage_counts_every_printed_number_once():
     c = room.coverage()
     assert c["printed"].sum() == (~PRINTED.index.str.startswith("repo:")).sum()
-    assert (c["number"] + c["reason"] + c["nothing"] == c["printed"]).all() and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all()
+    assert ((c["number"] + c["reason"] + c["nothing"] == c["printed"]).all()
+            and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all())
     one = room.by_id("tab1").set_index("id")
     held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
     assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
@@ -342,10 +377,12 @@ def test_coverage_counts_every_printed_number_once():
 
 def test_text_has_a_line_for_every_claim(table):
     text = shown(table)
-    assert len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted (BCa interval)") and (text["verdict"] != "").all()
+    assert (len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted (BCa interval)")
+            and (text["verdict"] != "").all())
 
 
-@pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}), ("fig4_left", {"fig4_left"})])
+@pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}),
+                                         ("fig4_left", {"fig4_left"})])
 def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_it_does(item, parts):
     got = set(room.printed_items(item))
     assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
@@ -353,5 +390,7 @@ def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_i
 
 
 def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
-    with pytest.raises(ValueError, match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught: room.printed_items("fig99")
+    with pytest.raises(ValueError,
+                       match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught:
+        room.printed_items("fig99")
     assert len(str(caught.value)) < 160

@@ -52,7 +52,8 @@ def test_population_is_plain_modules_side_by_side(name):
             torch.testing.assert_close(params[n].grad[member], grad[0], rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("name", [*VARIANTS.values(), "modadd/moe_glu-e4k1-h24-gelu", "hist/ffn-h24-gelu", "hist/moe-e4k1-h24-gelu+norm"])
+@pytest.mark.parametrize("name", [*VARIANTS.values(), "modadd/moe_glu-e4k1-h24-gelu", "hist/ffn-h24-gelu",
+                                  "hist/moe-e4k1-h24-gelu+norm"])
 def test_a_seed_draws_the_weights_that_modules_made_in_the_authors_order_draw(name):
     torch.manual_seed(137)
     plain = PlainTransformer(name).as_member()
@@ -155,7 +156,9 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens", "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs", "add7/moe-e4k2-h40-silu+inputs+L2", "add7/moe-e4k1-h40-silu+shuffled"])
+@pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens",
+                                  "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs",
+                                  "add7/moe-e4k2-h40-silu+inputs+L2", "add7/moe-e4k1-h40-silu+shuffled"])
 def test_predictions_are_what_the_full_forward_pass_reads_out(name):
     "Positions that nobody reads are dropped after the last attention, with and without an edit on either side of it."
     params = population(name)
@@ -182,20 +185,27 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
     assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
 
 
-@pytest.mark.parametrize("tokens, says", [([[1, 2, 3]], "[[1, 2, 3]]"), (torch.zeros(2, 3), "float32"), (torch.zeros(3, dtype=int), "shape (3,)"), (torch.zeros(2, 4, dtype=int), "shape (2, 4)"),
-                                          (torch.tensor([[0, 0, 114]]), "to 114"), (torch.tensor([[0, -1, 113]]), "from -1"), (torch.ones(2, 3, dtype=bool), "bool")])
+@pytest.mark.parametrize("tokens, says",
+                         [([[1, 2, 3]], "[[1, 2, 3]]"), (torch.zeros(2, 3), "float32"),
+                          (torch.zeros(3, dtype=int), "shape (3,)"), (torch.zeros(2, 4, dtype=int), "shape (2, 4)"),
+                          (torch.tensor([[0, 0, 114]]), "to 114"), (torch.tensor([[0, -1, 113]]), "from -1"),
+                          (torch.ones(2, 3, dtype=bool), "bool")])
 def test_examples_that_a_task_has_not_got_are_refused_before_the_embedding(tokens, says):
     c = condition("modadd/ffn-h8-gelu+d32")
     params = init(c, [torch.Generator().manual_seed(0)])
     for use in (lambda: predict(params, c, tokens=tokens), lambda: trace(params, tokens, c)):
-        with pytest.raises(ValueError, match=r"tokens: expected whole numbers from 0 to 113 of shape \(…, n, 3\) for modadd; got .*fix: see get_task") as e: use()
+        with pytest.raises(ValueError, match=r"tokens: expected whole numbers from 0 to 113 of shape \(…, n, "
+                           r"3\) for modadd; got .*fix: see get_task") as e:
+            use()
         assert says in str(e.value)
     assert predict(params, c, tokens=torch.zeros(0, 3, dtype=int)).shape == (1, 0, 1)
 
 
-@pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")], ids=["nothing", "another type"])
+@pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")],
+                         ids=["nothing", "another type"])
 def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
-    with pytest.raises(ValueError, match=r"edit of 'ffn_out': expected shape and type .*torch.float64, got .*; fix: ") as caught:
+    with pytest.raises(ValueError,
+                       match=r"edit of 'ffn_out': expected shape and type .*torch.float64, got .*; fix: ") as caught:
         forward(PARAMS, batch(2)[0], VARIANTS["moe"], {"ffn_out": edit})
     assert got in str(caught.value)
 
@@ -231,7 +241,8 @@ def test_a_trace_leaves_nothing_behind():
 
 @pytest.mark.parametrize("task", ["add7", "modadd", "hist"])
 def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_and_no_training_moves_them(task):
-    "At initialisation; then a few steps move every weight but the table, and the routes of the frozen router, not these."
+    """At initialisation; then a few steps move every weight but the table, and the routes of the frozen router, not
+    these."""
     act = "silu" if task == "add7" else "gelu"
     names = [f"{task}/moe-e4k1-h16-{act}+{o}" for o in ("frozen", "tokens")]
     frozen, told = (fresh(condition(n), [1, 2], "paired") for n in names)
@@ -245,12 +256,15 @@ def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_
     for m in (frozen, told): train_interval(m, 3)
     assert torch.equal(routes(told), before[1]) and torch.equal(unflatten(told.w, told.c)["W_router"], table)
     assert not torch.equal(routes(frozen), before[0])
-    assert not any(torch.equal(a, b) for n, (a, b) in {n: (v, unflatten(fresh(told.c, [1, 2], "paired").w, told.c)[n]) for n, v in unflatten(told.w, told.c).items()}.items() if n != "W_router")
+    assert not any(torch.equal(a, b) for n, (a, b) in {n: (v, unflatten(fresh(told.c, [1, 2], "paired").w, told.c)[n])
+                                                       for n, v in unflatten(told.w, told.c).items()}.items()
+                   if n != "W_router")
 
 
 @pytest.mark.parametrize("task", ["add7", "modadd"])
 def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_training_moves_them(task):
-    "Blind to token and position; all else begins as with a frozen router; answers do not change the route of their question."
+    """Blind to token and position; all else begins as with a frozen router; answers do not change the route of their
+    question."""
     act = "silu" if task == "add7" else "gelu"
     frozen, drawn = (fresh(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired") for o in ("frozen", "inputs"))
     t = get_task(task)
@@ -259,8 +273,8 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
         return sink["router_probs"].argmax(-1)
     before, read = routes(drawn), min(t.read)
     share = torch.nn.functional.one_hot(before[:, :, read:], 4).double().mean(1)
-    assert (share - .25).abs().max() < 5 * (.25 * .75 / len(t)) ** .5                     # five standard errors, every position
-    for j in range(read):                                                                # and whatever the question's digits
+    assert (share - .25).abs().max() < 5 * (.25 * .75 / len(t)) ** .5             # five standard errors, every position
+    for j in range(read):                                                           # and whatever the question's digits
         for digit in t.tokens[:, j].unique()[:10]:
             some = before[0][t.tokens[:, j] == digit][:, read:]
             assert abs((some == 0).double().mean() - .25) < 5 * (.25 * .75 / some.numel()) ** .5
@@ -269,7 +283,8 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
     weights = [unflatten(m.w.clone(), m.c) for m in (frozen, drawn)]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0] if n != "W_router")
     train_interval(drawn, 3)
-    assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"], weights[1]["W_router"])
+    assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"],
+                                                              weights[1]["W_router"])
 
 
 @pytest.mark.parametrize("task", ["add7", "modadd"])
@@ -305,14 +320,15 @@ def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_
     for step in range(3):
         train_interval(anew, 1); seen.append(table(anew))
         same = torch.stack([(a.argmax(-1) == seen[-1].argmax(-1)).double().mean() for a in seen[:-1]])
-        assert (same - .25).abs().max() < .02                                            # as often as four experts meet by chance
-    assert not torch.equal(seen[-1][0], seen[-1][1])                                     # each seed its own
+        assert (same - .25).abs().max() < .02                                  # as often as four experts meet by chance
+    assert not torch.equal(seen[-1][0], seen[-1][1])                           # each seed its own
     alone = fresh(condition(names[1]), [2], stream); train_interval(alone, 3)
     assert torch.equal(table(alone)[0], seen[-1][1])
 
 
 def test_routes_by_input_need_a_question_before_the_answers():
-    with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: write \\+tokens"):
+    with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: "
+                       "write \\+tokens"):
         condition("hist/moe-e4k1-h64-gelu+inputs")
 
 
@@ -320,7 +336,8 @@ def test_routes_by_input_need_a_question_before_the_answers():
 def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
     c = condition(f"add7/moe-e4k1-h16-silu+{fixed}")
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
-        models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c, lambda site, x: x)
+        models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c,
+                        lambda site, x: x)
 
 
 def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_nothing_is_not_everything():

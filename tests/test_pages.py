@@ -1,4 +1,5 @@
-"""What a page of part 3 stands on: the rows its claims need, the runs nobody has trained, and an answer to every printed number."""
+"""What a page of part 3 stands on: the rows its claims need, the runs nobody has trained, and an answer to every
+printed number."""
 import re
 
 import numpy as np
@@ -27,11 +28,13 @@ def files_read_once(monkeypatch):
 
 
 def trained(name, stream="authors"):
-    "Seeds of a condition that a file of runs has, trained to the task's first rule or to the end; counted without `results`."
+    """Seeds of a condition that a file of runs has, trained to the task's first rule or to the end; counted without
+    `results`."""
     path = ROOT / f"results/runs/{name}.parquet"
     if not path.exists(): return set()
     runs = pd.read_parquet(path)
-    first = runs[{"add7": "first256", "modadd": "first99", "hist": "best"}[name.split("/")[0]] + "_reached"].astype(bool)
+    first = (runs[{"add7": "first256", "modadd": "first99", "hist": "best"}[name.split("/")[0]] + "_reached"]
+             .astype(bool))
     done = first | runs["settled"] | runs["failed"].notna() | (runs["step"] >= RECIPES[name.split("/")[0]]["steps"])
     return set(runs.loc[done & (runs["stream"] == stream), "seed"])
 
@@ -40,15 +43,18 @@ PRICED = re.compile(r"missing run: (\S+), seeds ([\d, ]+)(?: and \d+ more)?, abo
 
 
 def without(line):
-    "Why a line has no number, if it says so in a way that a reader can act on: a run with its price, or that none can be had."
+    """Why a line has no number, if it says so in a way that a reader can act on: a run with its price, or that none can
+    be had."""
     c = BRIDGE[(BRIDGE["id"] == line.id) & (BRIDGE["protocol"] == "paper")].iloc[0]
     if c["aggregate"] == "none": return len(c["note"]) > 15 and c["note"] in line.reason
-    if found := PRICED.findall(line.reason): return all(float(hours) > 0 and condition(name).name == name for name, _, hours in found)
+    if found := PRICED.findall(line.reason):
+        return all(float(hours) > 0 and condition(name).name == name for name, _, hours in found)
     return False
 
 
 def answered(page):
-    "Every line of a page under the paper's protocol: as recorded, or computed where the record is older than the bridge."
+    """Every line of a page under the paper's protocol: as recorded, or computed where the record is older than the
+    bridge."""
     out, rows = [], None
     for item in PAGES[page].items.split():
         path = ROOT / f"results/paper/{item}.csv"
@@ -60,7 +66,8 @@ def answered(page):
     return pd.concat(out, ignore_index=True)
 
 
-def silent(compared): return [line.id for line in compared.itertuples() if not (np.isfinite(line.ours_mean) or without(line))]
+def silent(compared):
+    return [line.id for line in compared.itertuples() if not (np.isfinite(line.ours_mean) or without(line))]
 
 
 def quick(rows):
@@ -82,7 +89,9 @@ def lines():
 
 @pytest.mark.parametrize("page", TEXT)
 def test_every_printed_number_has_a_line_and_a_line_a_number_or_a_reason(lines, page):
-    "Of each page 95 %: a number, or the run that is missing with its price, or why there can be none. And a verdict by rule."
+    """Of each page 95 %: a number, or the run that is missing with its price, or why there can be none.
+
+    And a verdict by rule."""
     mine = lines[page]
     ids = PRINTED.loc[PRINTED["item"].isin(PAGES[page].items.split()), "id"]
     assert sorted(mine["id"]) == sorted(ids)
@@ -104,15 +113,16 @@ def test_a_run_called_missing_is_not_there(lines, page):
 
 
 def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(lines):
-    """The sentence that `compare` makes of a gap, not the note of a line that says why there is no such measurement; what is
-    read at another checkpoint says so in its verdict."""
+    """The sentence that `compare` makes of a gap, not the note of a line that says why there is no such measurement;
+    what is read at another checkpoint says so in its verdict."""
     gap = re.compile(r"not measured: \S+ of (\S+/\S+) at (\w+), [^;]* seeds ([\d, ]+)")
     found = [(line.id, *m) for mine in lines.values() for line in mine.itertuples() if line.verdict != answers.OTHER
              for m in gap.findall(line.reason)]
     def stopped_early(name, rule, seeds):
         runs = pd.read_parquet(ROOT / f"results/runs/{name}.parquet").query("stream == 'authors'").set_index("seed")
         own = runs.loc[[int(s) for s in seeds.split(",") if s.strip()]]
-        return rule in ("best", "final") and not own["settled"].any() and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all()
+        return (rule in ("best", "final") and not own["settled"].any()
+                and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all())
     gaps = [f for f in found if not stopped_early(*f[1:])]
     assert not gaps, gaps
 
@@ -120,7 +130,8 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
 # --- what a page needs ------------------------------------------------------------------------------
 
 def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
-    claim = lambda i, protocol, **k: dict(id=i, item=i.split(".")[0], protocol=protocol, versus="", aggregate="mean") | k
+    claim = lambda i, protocol, **k: dict(id=i, item=i.split(".")[0], protocol=protocol, versus="",
+                                          aggregate="mean") | k
     monkeypatch.setattr(results, "claims", lambda: pd.DataFrame([
         claim("one.1", "paper", instrument="ablation", condition=f"{MOE} {FFN}"),
         claim("one.2", "audited", instrument="patching", condition=MOE, versus=f"{FFN} {MOE}+frozen"),
@@ -129,7 +140,8 @@ def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
         claim("two.1", "paper", instrument="probes", condition=FFN)]))
     monkeypatch.setitem(PAGES, "made", Page("one", (("ablation", (FFN, "add7/ffn-h64-silu")),)))
     own = [("ablation", MOE), ("ablation", FFN), ("patching", MOE), ("patching", FFN), ("patching", MOE + "+frozen")]
-    assert results.needs("made", more=False) == own and results.needs("made") == [*own, ("ablation", "add7/ffn-h64-silu")]
+    assert (results.needs("made", more=False) == own
+            and results.needs("made") == [*own, ("ablation", "add7/ffn-h64-silu")])
     with pytest.raises(ValueError, match="nearest: 'made'"): results.needs("made2")
 
 
@@ -150,7 +162,8 @@ def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named
     for (instrument, name), path in there.items():
         file = pd.read_parquet(path)
         assert size.get((instrument, name), 0) == file["stream"].isin(PAGES[page].streams).sum(), (instrument, name)
-    assert set(zip(rows["instrument"], rows["condition"])) <= set(need) and set(rows["stream"]) <= set(PAGES[page].streams)
+    assert (set(zip(rows["instrument"], rows["condition"])) <= set(need)
+            and set(rows["stream"]) <= set(PAGES[page].streams))
     for name in {n for i, n in need if i == "facts"}: assert size["facts", name] == len(fact_rows(name))
     again = results.page_rows(page)
     assert results.fingerprint(again) == results.fingerprint(rows)
@@ -173,10 +186,11 @@ def test_a_hash_moves_with_one_value_and_with_the_instrument_that_measured_it():
 
 def runs(**columns):
     "Invented lines of results/runs: four seeds of modular addition."
-    base = dict(condition="modadd/ffn-h512-gelu", stream="authors", seed=[42, 137, 256, 512], step=[9000, 8000, 40_000, 3000],
-                settled=[True, False, False, False], failed=pd.array([None] * 4, dtype="Int64"),
-                first99_reached=[True, True, False, False], first99_step=[7600, 5000, 20_000, 3000], first99_value=.5,
-                best_reached=[True, False, False, False], best_step=[9000, 8000, 30_000, 3000], best_value=.9)
+    base = dict(condition="modadd/ffn-h512-gelu", stream="authors", seed=[42, 137, 256, 512],
+                step=[9000, 8000, 40_000, 3000], settled=[True, False, False, False],
+                failed=pd.array([None] * 4, dtype="Int64"), first99_reached=[True, True, False, False],
+                first99_step=[7600, 5000, 20_000, 3000], first99_value=.5, best_reached=[True, False, False, False],
+                best_step=[9000, 8000, 30_000, 3000], best_value=.9)
     return pd.DataFrame(base | columns)
 
 
@@ -187,7 +201,8 @@ def said(rows, metric, rule="first99"):
 def test_a_run_says_whether_and_when_it_reached_a_rule_and_not_when_it_did_not():
     rows = results.run_rows(runs())
     assert said(rows, "reached").loc[[42, 137]].tolist() == [1, 1] and said(rows, "reached", "best").loc[42] == 1
-    assert said(rows, "epoch").loc[[42, 137]].tolist() == [7600, 5000] and (said(rows, "score").loc[[42, 137]] == .5).all()
+    assert (said(rows, "epoch").loc[[42, 137]].tolist() == [7600, 5000]
+            and (said(rows, "score").loc[[42, 137]] == .5).all())
     assert 137 not in said(rows, "reached", "best").index, "it stopped at its first rule and says nothing of the other"
     assert 512 not in said(rows, "reached").index, "on its way, so that nothing is known yet"
     assert set(rows["condition"]) == {"modadd/ffn-h512-gelu"} and set(rows["rule"]) == {"first99", "best"}
@@ -199,7 +214,8 @@ def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
     "`3 of 5 grok` is a count over five finished runs, two of which never settle."
     rows = results.run_rows(runs())
     assert said(rows, "reached").to_dict() == {42: 1, 137: 1, 256: 0} and np.isnan(said(rows, "epoch").loc[256])
-    assert said(rows, "epoch_restricted").to_dict() == {42: 7600, 137: 5000, 256: 40_000}, "restricted to the end of the schedule"
+    assert said(rows, "epoch_restricted").to_dict() == {42: 7600, 137: 5000,
+                                                        256: 40_000}, "restricted to the end of the schedule"
 
 
 def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
@@ -212,7 +228,8 @@ def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
     assert results.missing_runs("30_setup").empty, "facts need no run"
     drawn = set(results.missing_runs("9c1_norm")["condition"])
     asked = {n for _, n in results.needs("9c1_norm", more=False)}
-    assert drawn == asked | set(results.conditions_for("fig6")), "a figure that prints no number needs its runs all the same"
+    assert (drawn == asked
+            | set(results.conditions_for("fig6"))), "a figure that prints no number needs its runs all the same"
 
 
 @pytest.mark.parametrize("page", ["9b_methods", "43_glu", "9c4_ablation", "30_setup"])

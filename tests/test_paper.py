@@ -63,8 +63,10 @@ def test_a_digit_is_the_last_place_that_was_printed_and_an_approximate_number_ha
         places = len(text.loc[i, "mean"].split(".")[1]) if "." in text.loc[i, "mean"] else 0
         want = paper.READ_OFF if picture else 0 if about else 10.0**-places / paper.SCALE[row["unit"]]
         assert row["digit"] == pytest.approx(want), i
-    assert printed.loc["tab1.009", "digit"] == pytest.approx(.001) and printed.loc["appA.001", "digit"] == 1      # 44.3 %, 1000
-    shares = printed[printed["item"].isin(MAIN_TEXT) & printed["unit"].isin(["fraction", "percent", "pp"]) & printed["mean"].notna()]
+    assert (printed.loc["tab1.009", "digit"] == pytest.approx(.001)
+            and printed.loc["appA.001", "digit"] == 1)  # 44.3 %, 1000
+    shares = printed[printed["item"].isin(MAIN_TEXT) & printed["unit"].isin(["fraction", "percent", "pp"])
+                     & printed["mean"].notna()]
     shares = shares[~shares["metric"].str.contains("ratio")]                    # 4 times the parameters is no share
     assert shares["digit"].max() < .05, "rounding must not swallow a whole verdict"
 
@@ -101,37 +103,47 @@ def test_every_item_of_the_paper_is_bridged_and_stands_on_one_page(bridge, print
 
 
 def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand(bridge):
-    "Every family: five points, the audit's stream (histogram's: the paper's five seeds), and one kind of question for each id, which no printed number has."
+    """Every family: five points, the audit's stream (histogram's: the paper's five seeds), and one kind of question for
+    each id, which no printed number has."""
     mine, count = bridge[own(bridge)], bridge[bridge["item"] == "contrast_count"]
-    assert (count["stream"] == "authors").all() and (count["rule"] == "best").all() and (count["n"] == 5).all() and (count["margin"] == .05).all()
+    assert ((count["stream"] == "authors").all() and (count["rule"] == "best").all() and (count["n"] == 5).all()
+            and (count["margin"] == .05).all())
     assert not count.duplicated(["condition", "versus", "metric"]).any()
     mine = mine.drop(count.index)
-    assert (mine["margin"] == .05).all() and set(mine["aggregate"]) == {"difference", "equivalence"} and mine["id"].is_unique
-    assert set(mine["stream"]) == {"paired"} and set(mine["protocol"]) == {"audited"} and set(mine["rule"]) <= {"first1000", "final"}
+    assert ((mine["margin"] == .05).all() and set(mine["aggregate"]) == {"difference", "equivalence"}
+            and mine["id"].is_unique)
+    assert (set(mine["stream"]) == {"paired"} and set(mine["protocol"]) == {"audited"}
+            and set(mine["rule"]) <= {"first1000", "final"})
     assert not mine["id"].isin(paper.paper_values()["id"]).any() and mine["id"].str.startswith("contrast.").all()
-    assert (mine["condition"] != mine["versus"]).all() and not mine.duplicated(["item", "condition", "versus", "edit"]).any()
+    assert ((mine["condition"] != mine["versus"]).all()
+            and not mine.duplicated(["item", "condition", "versus", "edit"]).any())
     assert set(mine["seeds"]) <= {"1-32", "1-64", "1-128", "33-128", "65-128", "129-160", "129-192"}
     assert (mine["n"] == mine["seeds"].map(lambda s: len(paper.seed_list(s)))).all()
 
 
 def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     measured = bridge[(bridge["protocol"] == "paper") & ~bridge["instrument"].isin(["none", "facts"])]
-    task, late = measured["condition"].str.partition("/")[0], measured["item"].isin(["tab7", "tab8", "fig23_caption", "fig23b", "fig24_right"])
-    late |= measured["id"] == "appD.2.010"                                                       # where the failed seed ends
-    structure = (task == "modadd") & measured["instrument"].isin(["fourier", "bilinear", "probes"])    # Figures 5, 21, 22, Tables 5, 6
+    task, late = (measured["condition"].str.partition("/")[0],
+                  measured["item"].isin(["tab7", "tab8", "fig23_caption", "fig23b", "fig24_right"]))
+    late |= measured["id"] == "appD.2.010"                                                  # where the failed seed ends
+    # Figures 5, 21, 22, Tables 5, 6
+    structure = (task == "modadd") & measured["instrument"].isin(["fourier", "bilinear", "probes"])
     rules = task.map({"add7": "first256", "modadd": "first99", "hist": "best"}).mask(structure, "best")
     assert structure.sum() > 50 and (measured["rule"] == rules)[~late].all()
-    assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99", "final"}  # "epoch of the best accuracy"
-    assert set(measured.loc[measured["item"] == "tab8", "rule"]) == {"final"}                    # as the authors' script reads it
+    # "epoch of the best accuracy"
+    assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99", "final"}
+    assert set(measured.loc[measured["item"] == "tab8", "rule"]) == {"final"}          # as the authors' script reads it
     seeds = measured["seeds"].map(paper.seed_list).map(set)
     twenty = {*SEEDS, *range(1, 16)}                                                             # of App. D.1
-    assert (measured["stream"] == "authors").all() and all(s == set(SEEDS) or s == twenty or len(s) == 1 and s < set(SEEDS) for s in seeds)
+    assert ((measured["stream"] == "authors").all()
+            and all(s == set(SEEDS) or s == twenty or len(s) == 1 and s < set(SEEDS) for s in seeds))
     facts = bridge[bridge["instrument"] == "facts"]
     assert set(zip(facts["stream"], facts["rule"], facts["seeds"], facts["n"])) == {("none", "none", "0", 1.0)}
 
 
 def test_a_margin_follows_from_the_quantity_and_from_what_is_printed(bridge, printed):
-    "A fifth of a printed share, five points at most; a fifth of printed epochs; nothing for counts and facts, or half a digit where they are rounded."
+    """A fifth of a printed share, five points at most; a fifth of printed epochs; nothing for counts and facts, or half
+    a digit where they are rounded."""
     for c in bridge[~own(bridge)].itertuples():
         p, share = printed.loc[c.id], printed.loc[c.id, "value"]
         rounded = p["unit"] in ("percent", "fraction") or c.metric == "train_pct"
@@ -139,12 +151,16 @@ def test_a_margin_follows_from_the_quantity_and_from_what_is_printed(bridge, pri
         elif c.aggregate == "ratio" or p["unit"] == "epochs": assert c.margin == pytest.approx(.2 * p["mean"]), c.id
         elif p["unit"] == "count": assert c.margin == 0 and c.aggregate in ("sum", "none"), c.id
         elif np.isnan(share): assert c.margin <= .05, c.id
-        else: assert c.margin <= .05 and c.margin <= max(.5 * abs(share), p["digit"], .01 * (p["unit"] == "pp")) + 1e-12, c.id
+        else:
+            assert c.margin <= .05 and c.margin <= max(.5 * abs(share), p["digit"],
+                                                       .01 * (p["unit"] == "pp")) + 1e-12, c.id
 
 
 def test_no_margin_swallows_a_small_quantity(bridge, printed):
-    "Within five points of 2.6 % lies nothing at all; so where less than a tenth is printed the margin is less than a half of it."
-    small = bridge[~own(bridge) & bridge["id"].map(printed["unit"]).isin(["percent", "fraction"]) & (bridge["instrument"] != "facts")]
+    """Within five points of 2.6 % lies nothing at all; so where less than a tenth is printed the margin is less than a
+    half of it."""
+    small = bridge[~own(bridge) & bridge["id"].map(printed["unit"]).isin(["percent", "fraction"])
+                   & (bridge["instrument"] != "facts")]
     value, digit = (small["id"].map(printed[c]).abs() for c in ("value", "digit"))
     tiny = (value > 0) & (value < .1)
     assert tiny.sum() > 30 and (small["margin"][tiny] <= np.maximum(.5 * value, digit)[tiny] + 1e-12).all()
@@ -158,24 +174,29 @@ def test_a_printed_number_has_no_margin_of_its_own_in_the_bridge():
 def test_every_claim_asks_for_something_that_can_exist(bridge):
     for c in bridge.itertuples():
         assert c.instrument in {*INSTRUMENTS, "runs", "facts", "none"}, c.id
-        assert (c.instrument == "none") == (c.aggregate == "none") and (c.note or c.aggregate not in ("none", "null")), c.id
+        assert ((c.instrument == "none") == (c.aggregate == "none")
+                and (c.note or c.aggregate not in ("none", "null"))), c.id
         if c.aggregate == "none": continue
         names = f"{c.condition} {c.versus}".split()
         task = get_task(condition(names[0]).task)
         assert {condition(n).name for n in names} == set(names), c.id
         assert c.instrument == "facts" or {condition(n).task for n in names} == {task.name}, c.id
-        assert set(c.position.split()) <= {*spans(task), "all", "o1-o2", "o1-o3"}, c.id      # the last two: groups of App. C.2.1
+        # the last two: groups of App. C.2.1
+        assert set(c.position.split()) <= {*spans(task), "all", "o1-o2", "o1-o3"}, c.id
         assert c.rule == "none" or c.rule in {*TASK_RULES[task.name], "final", "learned"}, c.id
-        assert c.rule != "learned" or (c.protocol, task.name) == ("audited", "modadd"), c.id     # as the ledger asks where structure is
+        # as the ledger asks where structure is
+        assert c.rule != "learned" or (c.protocol, task.name) == ("audited", "modadd"), c.id
         others = {"difference": 1, "ratio": 1, "welch_p": 1, "equivalence": 1, "share": 2}.get(c.aggregate, 0)
         assert len(c.versus.split()) == others, c.id
         cells = len(c.condition.split()) * len(c.position.split()) * max(1, len(c.unit.split()))
-        assert (cells > 1) if c.aggregate in ("lowest", "highest") else (cells == 1 or c.aggregate == "mean" or c.item.startswith("contrast")), c.id
+        assert ((cells > 1) if c.aggregate in ("lowest", "highest")
+                else (cells == 1 or c.aggregate == "mean" or c.item.startswith("contrast"))), c.id
         assert c.metric and c.metric == c.metric.strip() and c.site and c.edit, c.id
 
 
-@pytest.mark.parametrize("column, value", [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
-                                           ("protocol", "papers"), ("margin", ".05"), ("stream", "author"), ("seeds", "1-4")])
+@pytest.mark.parametrize("column, value",
+                         [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
+                          ("protocol", "papers"), ("margin", ".05"), ("stream", "author"), ("seeds", "1-4")])
 def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
     raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
     raw.loc[4, column] = value
@@ -200,23 +221,27 @@ def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
 
 
 def test_seeds_are_read_as_lists_and_as_ranges():
-    assert paper.seed_list("1-4") == [1, 2, 3, 4] and paper.seed_list("512 42") == [42, 512] and paper.seed_list("0") == [0]
+    assert (paper.seed_list("1-4") == [1, 2, 3, 4] and paper.seed_list("512 42") == [42, 512]
+            and paper.seed_list("0") == [0])
     assert len(paper.seed_list("1-128")) == 128
 
 
 def test_the_aggregates_are_explained_and_all_in_use(bridge):
-    assert set(bridge["aggregate"]) == set(paper.AGGREGATES) and all(len(text) > 10 for text in paper.AGGREGATES.values())
+    assert (set(bridge["aggregate"]) == set(paper.AGGREGATES)
+            and all(len(text) > 10 for text in paper.AGGREGATES.values()))
 
 
 def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
     row = bridge[(bridge["id"] == "tab1.009") & (bridge["protocol"] == "paper")].iloc[0]
-    assert (row["condition"], row["site"], row["edit"], row["metric"], row["position"]) == (TABLE1["MoE"], "ffn_out", "zero", "digits", "o0-o3")
+    assert (row["condition"], row["site"], row["edit"], row["metric"],
+            row["position"]) == (TABLE1["MoE"], "ffn_out", "zero", "digits", "o0-o3")
     assert row["unit_factor"] * .443 == pytest.approx(44.3) and np.isclose(row["margin"], .05)
 
 
 def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     "Copied elsewhere, as a wheel would be: what needs recorded data names the file and the fix, what does not works."
-    shutil.copytree(Path(paper.__file__).parent, tmp_path / "moe_redistribution", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(paper.__file__).parent, tmp_path / "moe_redistribution",
+                    ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 from moe_redistribution.evidence.dataset import checkpoint, recorded_runs
 from moe_redistribution.studies.sparsity_moves.reading import page_rows
@@ -224,12 +249,15 @@ from moe_redistribution.record.ledger import ledger_rows
 from moe_redistribution.evidence.printed import claims, paper_values
 from moe_redistribution.models.population import init, predict
 import torch
-for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: page_rows("41_redistribution"), ledger_rows):
+for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: \
+page_rows("41_redistribution"), ledger_rows):
     try: ask()
     except FileNotFoundError as e: print(e)
 print(len(predict(init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)]), "add7/ffn-h8-silu")))
 """
-    out = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+                         capture_output=True, text=True)
     *said, one = out.stdout.splitlines()
-    assert len(said) == 6 and all("expected beside the package" in s and "fix: clone the repository" in s for s in said), out
+    assert len(said) == 6 and all("expected beside the package" in s and "fix: clone the repository" in s
+                                  for s in said), out
     assert one == "1"

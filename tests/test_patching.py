@@ -225,5 +225,7 @@ def test_a_task_without_operations_has_no_pairs(task):
 
 def test_parameters_of_another_condition_and_answers_of_nobody_are_refused():
     chosen = random_pairs(TASK, 20)
-    with pytest.raises(ValueError, match="expected W_router .* got None; fix: give the condition"): patch(loud(C, 1), "add7/moe-e4k1-h16-silu", chosen)
-    with pytest.raises(ValueError, match="expected the site resid_post, .* got none, embed; fix: patch it too"): known(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)
+    with pytest.raises(ValueError, match="expected W_router .* got None; fix: give the condition"):
+        patch(loud(C, 1), "add7/moe-e4k1-h16-silu", chosen)
+    with pytest.raises(ValueError, match="expected the site resid_post, .* got none, embed; fix: patch it too"):
+        known(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)

@@ -46,7 +46,8 @@ def test_patterns_are_what_a_loop_over_queries_and_keys_finds(name):
                 for q in range(get_task(c.task).n_ctx):
                     share, brought = plain_row(p, c, s, get_task(c.task).tokens[n], h, q)
                     assert got[s, i, h, q].tolist() == pytest.approx(share, abs=1e-9)
-                    assert weighted[s, i, h, q].tolist() == pytest.approx([a * b for a, b in zip(share, brought)], abs=1e-9)
+                    assert weighted[s, i, h, q].tolist() == pytest.approx([a * b for a, b in zip(share, brought)],
+                                                                          abs=1e-9)
 
 
 @pytest.mark.parametrize("name, stratum", [("add7/ffn-h8-silu", "operation=+1"), ("add7/ffn-h8-silu", "carry=2"),
@@ -122,13 +123,15 @@ def test_heads_of_all_layers_stand_in_one_axis():
     assert heads(name) == [f"L{l}H{h}" for l in range(2) for h in range(4)] and got.shape == (2, 2, 8, 8, 8)
     torch.testing.assert_close(got, torch.cat([tr["L0.pattern"], tr["L1.pattern"]], 2), rtol=0, atol=1e-12)
     brought = torch.einsum("snjhk,shkd->snhjd", tr["L1.v"], p["W_O"][:, 1]).norm(dim=-1)
-    torch.testing.assert_close(patterns(p, name, [5, 6], weighted=True)[:, :, 4:], tr["L1.pattern"] * brought[:, :, :, None])
+    torch.testing.assert_close(patterns(p, name, [5, 6], weighted=True)[:, :, 4:],
+                               tr["L1.pattern"] * brought[:, :, :, None])
 
 
 def test_planted_heads_look_where_their_weights_say():
     c, task = "add7/ffn-h32-relu", get_task("add7")
     m, s = mean_pattern(carry_by_ffn(), c)[0], spread(carry_by_ffn(), c)["input_share"][0]
-    goes = {0: {"EOS": "EOS", "o0": "d1", "o1": "d2", "o2": "EOS"}, 1: {"EOS": "EOS", "o0": "EOS", "o1": "d1", "o2": "d2"},
+    goes = {0: {"EOS": "EOS", "o0": "d1", "o1": "d2", "o2": "EOS"},
+            1: {"EOS": "EOS", "o0": "EOS", "o1": "d1", "o2": "d2"},
             2: {"EOS": "d0", "o0": "EOS", "o1": "EOS", "o2": "EOS"}}
     for h, to in goes.items():
         for query, key in to.items():
@@ -159,7 +162,8 @@ def test_relation_sorts_keys_by_what_they_hold():
     got, x = relation(p, c), patterns(p, c)[0]
     assert sum(got.values()).flatten().tolist() == pytest.approx([1] * 40)
     for q in (7,):
-        same = [sum(x[n, 1, q, k].item() for k in range(10) if k != q and t.tokens[n, k] == t.tokens[n, q]) for n in range(len(t))]
+        same = [sum(x[n, 1, q, k].item() for k in range(10) if k != q and t.tokens[n, k] == t.tokens[n, q])
+                for n in range(len(t))]
         assert got["to_same"][0, 1, q].item() == pytest.approx(sum(same) / len(t))
         assert got["to_self"][0, 1, q].item() == pytest.approx(x[:, 1, q, q].mean().item())
 
@@ -170,15 +174,18 @@ def test_rows_are_the_means_with_their_labels_and_few(name):
     table = pattern_rows(p, name, [7, 8], stream="paired", rule="init")
     key = ["seed", "unit", "position", "metric"]
     assert not table.duplicated(key).any() and len(table) / 2 <= 160
-    assert set(table["stream"]) == {"paired"} and set(table["condition"]) == {name} and set(table["unit"]) == set(heads(name))
+    assert (set(table["stream"]) == {"paired"} and set(table["condition"]) == {name}
+            and set(table["unit"]) == set(heads(name)))
     at = table.set_index(key)["value"]
-    assert at[8].filter(like="to_").groupby(["unit", "position"]).sum().tolist() == pytest.approx([1] * len(set(zip(table["unit"], table["position"]))), rel=1e-4)
+    assert (at[8].filter(like="to_").groupby(["unit", "position"]).sum().tolist()
+            == pytest.approx([1] * len(set(zip(table["unit"], table["position"]))), rel=1e-4))
     if name.startswith("add7"):
         m = mean_pattern(p, name)
         assert at[8, "H2", "o1", "to_d1"] == pytest.approx(m[1, 2, 4, 1].item(), rel=1e-4)
         assert set(table["position"]) == {"o0", "o1", "o2", "o3"} and ("to_o1" not in set(at[8, "H2", "o1"].index))
         assert at[7, "H0", "o2", "entropy"] == pytest.approx(spread(p, name)["entropy"][0, 0, 5].item())
-    if t.name == "hist": assert at[7, "H3", "all", "to_self"] == pytest.approx(relation(p, name)["to_self"][0, 3].mean().item())
+    if t.name == "hist":
+        assert at[7, "H3", "all", "to_self"] == pytest.approx(relation(p, name)["to_self"][0, 3].mean().item())
 
 
 @pytest.mark.parametrize("call, says", [

@@ -22,7 +22,7 @@ def test_a_model_that_is_made_adds_seven(make, rest):
     (carry_by_experts, "add7/moe-e4k1-h64-relu+norm"), (carry_by_experts, "add7/moe-e2k1-h64-relu"),
     (carry_by_experts, "add7/moe-e8k1-h64-relu"), (carry_by_experts, "add7/moe_glu-e4k1-h64-relu"),
     (carry_by_attention, "add7/ffn-h32-relu"), (carry_by_attention, "add7/ffn-h32-relu+norm+d128"),
-    (copy_model, "add7/ffn-h32-relu+d32"), (copy_model, "modadd/ffn-h32-relu"),
-    (copy_model, "add7/ffn-h32-relu+norm"), (carry_by_experts, "add7/moe-e4k1-h64-relu+tokens"), (carry_by_experts, "add7/moe-e4k1-h64-relu+shuffled")])
+    (copy_model, "add7/ffn-h32-relu+d32"), (copy_model, "modadd/ffn-h32-relu"), (copy_model, "add7/ffn-h32-relu+norm"),
+    (carry_by_experts, "add7/moe-e4k1-h64-relu+tokens"), (carry_by_experts, "add7/moe-e4k1-h64-relu+shuffled")])
 def test_a_condition_that_has_no_place_for_the_weights_is_refused(make, name):
     with pytest.raises(ValueError, match="planted: expected an add7 condition with .*; fix: use add7/"): make(name)

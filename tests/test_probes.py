@@ -78,11 +78,13 @@ def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
 
 def test_balanced_and_each_class_have_their_controls():
     x, y = noisy(classes=3, population=1)
-    y = torch.where(y == 2, y, torch.minimum(y, torch.randint(0, 9, y.shape, generator=torch.Generator().manual_seed(1))))
+    y = torch.where(y == 2, y,
+                    torch.minimum(y, torch.randint(0, 9, y.shape, generator=torch.Generator().manual_seed(1))))
     found, fit = probe(x, y, by_class=True), part(torch.arange(len(y)))
     for name, labels in (("", y), ("_control", shuffle(y[None], torch.zeros(len(y)))[0])):
         model = by_sklearn(x[0], labels, fit)[1]
-        said = torch.from_numpy(model.predict(((x[0] - x[0][fit].mean(0)) / x[0][fit].std(0, correction=0)).double().numpy()))
+        said = torch.from_numpy(model.predict(
+            ((x[0] - x[0][fit].mean(0)) / x[0][fit].std(0, correction=0)).double().numpy()))
         each = [(said == labels)[~fit & (labels == v)].double().mean().item() for v in range(3)]
         assert found[f"by_class{name}"][0].tolist() == pytest.approx(each, abs=.03)
         assert found[f"balanced{name}"].item() == pytest.approx(np.mean(each), abs=.02)
@@ -153,5 +155,6 @@ def test_another_task_or_setting_is_refused():
 @pytest.mark.parametrize("measure, name", [(probe_rows, "add7/ffn-h8-silu"), (answer_rows, "modadd/ffn-h8-gelu+d32")])
 def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):
     p = init(name, [torch.Generator()])
-    for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"), ((), "one or more, got none")):
+    for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),
+                        ((), "one or more, got none")):
         with pytest.raises(ValueError, match=says): measure(p, name, [0], at_sites=asked)

@@ -1,4 +1,5 @@
-"""What a stranger sees: the processed pages say their answer first, their tables can be read, and every figure leads to its rows."""
+"""What a stranger sees: the processed pages say their answer first, their tables can be read, and every figure leads to
+its rows."""
 import json
 import os
 import re
@@ -17,9 +18,11 @@ FIRST = ["index.ipynb", "figures_tables.ipynb", "status.ipynb"]
 
 @pytest.fixture(scope="module")
 def processed(tmp_path_factory):
-    "Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made here."
+    """Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made
+    here."""
     made, notebooks = sorted(PROC.rglob("*.ipynb")), sorted(NBS.rglob("*.ipynb"))
-    if len(made) == len(notebooks) and min(p.stat().st_mtime for p in made) > max(p.stat().st_mtime for p in notebooks): return PROC
+    if len(made) == len(notebooks) and min(p.stat().st_mtime for p in made) > max(p.stat().st_mtime for p in notebooks):
+        return PROC
     folder = tmp_path_factory.mktemp("site")
     for name in ("settings.ini", "nbs", "moe_redistribution", "_quarto.yml"): (folder / name).symlink_to(ROOT / name)
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
@@ -61,9 +64,11 @@ def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines(processe
 @pytest.mark.parametrize("page", [*RESULTS, *FIRST])
 def test_sentences_of_a_first_screen_are_short(processed, page):
     cells = shown(processed, page)
-    own = [t for t, _ in cells[:1]] if page not in FIRST else [t for t, c in cells if not t.startswith(("|", "```", "import", "from", "#"))]
+    own = ([t for t, _ in cells[:1]] if page not in FIRST
+           else [t for t, c in cells if not t.startswith(("|", "```", "import", "from", "#"))])
     counts = [len(s.split()) for t in own for s in sentences(t) if "|---" not in s and "= " not in s]
-    assert counts and max(counts) <= 40 and sum(counts) / len(counts) <= 20, [s for t in own for s in sentences(t) if len(s.split()) > 40]
+    assert counts and max(counts) <= 40 and sum(counts) / len(counts) <= 20, [s for t in own
+        for s in sentences(t) if len(s.split()) > 40]
 
 
 class Table(HTMLParser):
@@ -87,7 +92,8 @@ def tables(folder, page):
     found = []
     for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
         for o in cell.get("outputs", []):
-            text = "".join(o.get("data", {}).get("text/html", "")) or "".join(o.get("data", {}).get("text/markdown", ""))
+            text = ("".join(o.get("data", {}).get("text/html", ""))
+                    or "".join(o.get("data", {}).get("text/markdown", "")))
             if 'class="shown' in text or "dataframe shown" in text: found.append(Table(text))
     return found
 
@@ -106,7 +112,8 @@ def test_comparisons_are_shown_in_this_form_all_over_the_site(processed):
 def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(processed):
     text = "\n".join(t for t, _ in shown(processed, "figures_tables.ipynb"))
     rows = re.findall(r"^\| \[(Figure|Table) (\d+)\]\(([^)#]+)(?:#([^)]*))?\) \|(.*)$", text, flags=re.M)
-    assert [(k, int(n)) for k, n, *_ in rows] == [("Figure", i) for i in range(1, 27)] + [("Table", i) for i in range(1, 14)]
+    assert ([(k, int(n)) for k, n, *_ in rows]
+            == [("Figure", i) for i in range(1, 27)] + [("Table", i) for i in range(1, 14)])
     for kind, n, page, anchor, rest in rows:
         assert (NBS / page).is_file() and anchor, f"{kind} {n}: {page}#{anchor}"
         files = re.findall(r"\(rows/([\w.]+)\.csv\)", rest)
@@ -117,7 +124,9 @@ def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(proce
 
 
 def test_links_to_a_claim_lead_to_its_line(processed):
-    there = set(re.findall(r"\[\]\{#([\w.-]+)\}", "\n".join(t for t, _ in shown(processed, "6_studies/sparsity_moves/9z_ledger.ipynb"))))
+    there = set(re.findall(r"\[\]\{#([\w.-]+)\}",
+                           "\n".join(t for t, _ in shown(processed, "6_studies/sparsity_moves/9z_ledger.ipynb"))))
     assert len(there) > 140
-    asked = {a for page in [*RESULTS, "index.ipynb"] for t, _ in shown(processed, page) for a in re.findall(r"9z_ledger\.ipynb#([A-Za-z0-9][\w.-]*\d)\)", t)}
+    asked = {a for page in [*RESULTS, "index.ipynb"] for t, _ in shown(processed, page)
+             for a in re.findall(r"9z_ledger\.ipynb#([A-Za-z0-9][\w.-]*\d)\)", t)}
     assert asked and asked <= there, asked - there

@@ -1,4 +1,5 @@
-"""Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is new."""
+"""Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is
+new."""
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     among = rows(params, name, [1, 2, 3], stream="authors", rule="final")
     by_itself = rows(alone, name, [2], stream="authors", rule="final")
     among = among[among["seed"] == 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)      # some processors sum in another order
+    # some processors sum in another order
+    pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS)
@@ -53,14 +55,17 @@ def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
 
 
-@pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32", "hist/moe-e2k1-h8-gelu+tokens"])
+@pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32",
+                                  "hist/moe-e2k1-h8-gelu+tokens"])
 def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
     "One that refused would end `record` in the middle of a condition."
     params = init(name, [torch.Generator().manual_seed(1)])
-    fit = [i for i, x in instruments_for(name).items() if not x.live and i not in ("ablation", "attribution")]       # slow, and refuse no router
+    # slow, and refuse no router
+    fit = [i for i, x in instruments_for(name).items() if not x.live and i not in ("ablation", "attribution")]
     assert all(len(INSTRUMENTS[i].rows(params, name, [1], stream="authors", rule="final")) for i in fit)
     learned = set(instruments_for(name.replace("+tokens", "")))
-    assert learned - set(instruments_for(name)) == {"add7": {"patching"}, "modadd": {"fourier"}, "hist": {"histogram"}}[name.split("/")[0]]
+    assert learned - set(instruments_for(name)) == {"add7": {"patching"}, "modadd": {"fourier"},
+                                                    "hist": {"histogram"}}[name.split("/")[0]]
 
 
 @pytest.mark.parametrize("instrument", [i for i, x in INSTRUMENTS.items() if not x.live])
@@ -68,11 +73,14 @@ def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_
     name = names_for(instrument)[0]
     params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
     measure = lambda p, seeds: INSTRUMENTS[instrument].rows(p, name, seeds, stream="authors", rule="final")
-    narrow = {n: v[..., :2, :] if n == "W_down" else v[..., :2] if n in ("W_gate", "W_up", "b_up") else v for n, v in params.items()}
-    for wrong, says in ((narrow, "expected W_"), (params | {"w_ln_final": torch.ones(2, 64)}, "expected w_ln_final None per seed"),
-                        ({n: v for n, v in params.items() if n != "b_O"}, "expected b_O .* got None; fix: give the condition")):
+    narrow = {n: v[..., :2, :] if n == "W_down" else v[..., :2] if n in ("W_gate", "W_up", "b_up") else v
+              for n, v in params.items()}
+    for wrong, says in (
+        (narrow, "expected W_"), (params | {"w_ln_final": torch.ones(2, 64)}, "expected w_ln_final None per seed"),
+        ({n: v for n, v in params.items() if n != "b_O"}, "expected b_O .* got None; fix: give the condition")):
         with pytest.raises(ValueError, match=says): measure(wrong, [1, 2])
-    with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"): measure(params, [1, 2, 3])
+    with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"):
+        measure(params, [1, 2, 3])
 
 
 def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(tmp_path, monkeypatch):
@@ -83,12 +91,15 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
     recording.write_frame(runs, tmp_path / f"results/runs/{name}.parquet")
     def rows(params, c, seeds, stream, rule):
         asked.append((stream, seeds, params))
-        return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training", step=10, metric="own_distance")])
+        return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
+                                    step=10, metric="own_distance")])
     only = {"speed": recording.Instrument(rows, lambda c: True, ("authors", "paired"), live=True)}
     monkeypatch.setattr(recording, "INSTRUMENTS", only)
-    stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None, weights={"first256": {"W_E": torch.ones(2)}}, history=pd.DataFrame(dict(step=[400], loss=1.)),
-                             condition=condition(name), manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
-                                                                      cpu_seconds=1., rules={}, machine={}))
+    stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None,
+                             weights={"first256": {"W_E": torch.ones(2)}},
+                             history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
+                             manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
+                                           cpu_seconds=1., rules={}, machine={}))
     monkeypatch.setattr(recording, "stored_runs", lambda store, name: [stored])
     for _ in range(2): recording.record_runs(Store(tmp_path / "empty"), tmp_path, name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
@@ -97,11 +108,13 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
 @pytest.mark.parametrize("instrument, name, wanted", [
     ("probes", "add7/ffn-h256-silu", {"first256": ("audited", "spec", "code"), "final": ("audited",)}),
     ("histogram", "hist/moe-e2k1-h16-gelu", {"best": ("audited", "paper"), "final": ("audited",)})])
-def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited_ones_at_all(instrument, name, wanted, monkeypatch):
+def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited_ones_at_all(instrument, name, wanted,
+    monkeypatch):
     asked = {}
     rows = {"probes": "probe_rows", "histogram": "histogram_rows"}[instrument]
     monkeypatch.setattr(recording, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
-    for rule in recording.rules_for(name, "authors", instrument): INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
+    for rule in recording.rules_for(name, "authors", instrument):
+        INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
     assert asked == wanted
 
 
@@ -126,7 +139,8 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
 
 
 def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
-    """A seed trained again where floats are added in another order can be another run: its weights must not fill the gaps of the first."""
+    """A seed trained again where floats are added in another order can be another run: its weights must not fill the
+    gaps of the first."""
     name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
     two = {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")}
     monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": two["ablation"]})
@@ -134,7 +148,9 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     record_runs(store, tmp_path, name)
     monkeypatch.setattr(recording, "INSTRUMENTS", two)
     run, heard = store.load(name, 42), []
-    for seed in (42, 137): other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed}, history=run.history.assign(loss=run.history["loss"] + 1e-3)))
+    for seed in (42, 137):
+        other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
+                           history=run.history.assign(loss=run.history["loss"] + 1e-3)))
     before = pd.read_parquet(tmp_path / f"results/rows/ablation/{name}.parquet").query("seed == 42")
     record_runs(other, tmp_path, name, heard.append)
     rows = {i: pd.read_parquet(tmp_path / f"results/rows/{i}/{name}.parquet") for i in two}
@@ -146,7 +162,8 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
     from moe_redistribution.record import cli
-    spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.], "hist/ffn-h8-gelu": [89., 0.]}, ["a", "b"])
+    spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.],
+                          "hist/ffn-h8-gelu": [89., 0.]}, ["a", "b"])
     costs = lambda names: spent[[n for n in spent if n.split("/")[0] in {m.split("/")[0] for m in names}]]
     monkeypatch.setattr(cli, "costs", lambda names: costs(names).assign(total=lambda f: f.sum(axis=1)))
     said = lambda task: cli.main(["bench", "--instruments", "--task", task]) or capsys.readouterr().out.splitlines()[3:]
@@ -181,13 +198,15 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     train(name, [1], root=store.root, steps=200, executor="here", quiet=True)
     (store.path(name, 1).parent / "backup.safetensors").write_bytes(b"not a run")
     [run] = stored_runs(store, name)
-    assert run.step == 200 and "final" in run.weights and not recording.has(run, "final") and any(recording.has(run, r) for r in run.weights)
+    assert (run.step == 200 and "final" in run.weights and not recording.has(run, "final")
+            and any(recording.has(run, r) for r in run.weights))
     record_runs(store, tmp_path, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
 
 
-# ------------------------------------------------------------------------------------------------------------- replaced runs
+# ------------------------------------------------------------------------------------------------------------- replaced
+# runs
 
 NAME = "add7/ffn-h8-silu"
 
@@ -195,7 +214,8 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
+    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={},
+               conditions_for=lambda item: [NAME], paper_items=lambda: [],
                ledger=lambda root: pd.DataFrame(dict(key=[])), recorded_checkpoints=lambda root: [(NAME, "first256")])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
@@ -239,7 +259,8 @@ def everything(root, seed):
     own = lambda f: f[f["seed"] == seed].reset_index(drop=True)
     frames = {p.relative_to(root).as_posix(): own(pd.read_parquet(p)) for p in sorted(root.rglob("*.parquet"))}
     tensors, info = unseal(root / f"checkpoints/{NAME}.first256.safetensors")
-    return {n: f.to_csv() for n, f in frames.items()} | {n: v[info["seeds"].index(seed)].tolist() for n, v in tensors.items()}
+    return {n: f.to_csv() for n, f in frames.items()} | {n: v[info["seeds"].index(seed)].tolist()
+                                                         for n, v in tensors.items()}
 
 
 def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study):
@@ -247,7 +268,8 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     study.another(42)
     heard = []
     recording.record(study.other, study.root, heard.append)
-    assert {s: everything(study.root, s) for s in (42, 137)} == before and f"fix: keep the recorded one, or moe-redistribution record --replace {NAME}" in heard[0]
+    assert ({s: everything(study.root, s) for s in (42, 137)} == before and "fix: keep the recorded one, "
+            f"or moe-redistribution record --replace {NAME}" in heard[0])
     written = recording.record(study.other, study.root, heard.append, replace=[NAME], reason="a test")
     now = {s: everything(study.root, s) for s in (42, 137)}
     assert now[137] == before[137] and study.root / "results/replaced.csv" in written
@@ -257,17 +279,21 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     recording.record(study.other, fresh, lambda text: None)
     assert everything(fresh, 42) == now[42], "what is recorded is what a bare place would have recorded"
     [line] = pd.read_csv(study.root / "results/replaced.csv").to_dict("records")
-    assert line == dict(condition=NAME, stream="authors", seed=42, old_first=200, new_first=200, old_step=400, new_step=400, date=line["date"], reason="a test")
-    assert not [p for p in recording.record(study.other, study.root, heard.append, replace=[NAME]) if p.suffix == ".parquet"] and "no other run" in heard[-1]
+    assert line == dict(condition=NAME, stream="authors", seed=42, old_first=200, new_first=200, old_step=400,
+                        new_step=400, date=line["date"], reason="a test")
+    assert not [p for p in recording.record(study.other, study.root, heard.append, replace=[NAME])
+                if p.suffix == ".parquet"] and "no other run" in heard[-1]
 
 
-@pytest.mark.parametrize("manifest, lacks", [(dict(settled=False), "all its rules settled"), (dict(failed=300), "a finite loss: it failed at step 300")])
+@pytest.mark.parametrize("manifest, lacks", [(dict(settled=False), "all its rules settled"),
+                                             (dict(failed=300), "a finite loss: it failed at step 300")])
 def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, manifest, lacks):
     study.another(42, **manifest)
     study.another(137)
     before, heard = everything(study.root, 42), []
     recording.record(study.other, study.root, heard.append, replace=[NAME])
-    assert any("authors 42 not replaced: expected a run that went as far" in h and lacks in h and "fix: moe-redistribution train" in h for h in heard)
+    assert any("authors 42 not replaced: expected a run that went as far" in h and lacks in h
+               and "fix: moe-redistribution train" in h for h in heard)
     assert everything(study.root, 42) == before, "and the other seed's replacement leaves it alone"
     assert pd.read_csv(study.root / "results/replaced.csv")["seed"].tolist() == [137]
 
@@ -283,8 +309,10 @@ def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study)
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
     before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
     go = lambda names: recording.record(study.other, study.root, say=lambda text: None, replace=names)
-    for names, says in ((["add7/ffn-h9-silu"], "condition to replace: expected one of add7/ffn-h8-silu; got 'add7/ffn-h9-silu'; nearest: 'add7/ffn-h8-silu'; fix:"),
-                        (["add7/fnn-h8-silu"], "nearest: 'ffn'"), ([NAME], f"expected stored runs of {NAME} .* got none; fix: moe-redistribution train")):
+    for names, says in ((["add7/ffn-h9-silu"], "condition to replace: expected one of add7/ffn-h8-silu; "
+                         "got 'add7/ffn-h9-silu'; nearest: 'add7/ffn-h8-silu'; fix:"),
+                        (["add7/fnn-h8-silu"], "nearest: 'ffn'"),
+                        ([NAME], f"expected stored runs of {NAME} .* got none; fix: moe-redistribution train")):
         with pytest.raises(ValueError, match=says): go(names)
     assert {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()} == before
 
@@ -315,9 +343,11 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
     assert runs.withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
 
 
-# ------------------------------------------------------------------------------------------------------------- unseen examples
+# ------------------------------------------------------------------------------------------------------------- unseen
+# examples
 
-@pytest.mark.parametrize("name, there", [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True), ("hist/moe-e2k1-h16-gelu", True)])
+@pytest.mark.parametrize("name, there", [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True),
+                                         ("hist/moe-e2k1-h16-gelu", True)])
 def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, there):
     params = init(name, [torch.Generator().manual_seed(1)])
     rows = recording.ablation_of(params, name, [1], "authors", ("zero",), rule="best")
@@ -334,7 +364,9 @@ def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypa
     params = init(name, [torch.Generator().manual_seed(1)])
     monkeypatch.setattr(recording, "PROTOCOLS", ())
     rows = INSTRUMENTS["histogram"].rows(params, name, [1], stream="authors", rule="best")
-    kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c] for c in ("metric", "site", "edit", "stratum"))))
+    kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c]
+                                    for c in ("metric", "site", "edit", "stratum"))))
     assert kinds("all") == kinds("test") and len(kinds("test")) == 5 * (9 + 5)
     nines = rows.query("split == 'test' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
-    assert 0 < nines < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
+    assert (0 < nines
+            < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item())

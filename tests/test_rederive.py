@@ -8,32 +8,38 @@ import pytest
 import rederive
 
 CLAIMS = rederive.claims()
-PRINTED = ("tab1.003", "fig3_caption.001", "fig11_bottom.014", "fig12.011", "fig14.010", "tab2.006", "mean.slow.o1", "nmi.frozen.min", "uncopied.fast.o1")
-DRAWN = (*PRINTED, *random.Random(7).sample(sorted(i for i in CLAIMS if i.startswith("ledger.")), 10))          # ten of the ledger's by lot
+PRINTED = ("tab1.003", "fig3_caption.001", "fig11_bottom.014", "fig12.011", "fig14.010", "tab2.006", "mean.slow.o1",
+           "nmi.frozen.min", "uncopied.fast.o1")
+# ten of the ledger's by lot
+DRAWN = (*PRINTED, *random.Random(7).sample(sorted(i for i in CLAIMS if i.startswith("ledger.")), 10))
 
 
 @pytest.mark.parametrize("id", DRAWN)
 def test_claim_comes_out_again(id):
     found = CLAIMS[id].check()
-    assert found["ok"], f"{found['what']}: recorded {found['recorded']}, derived {found['derived']}, off by {found['off']}"
+    assert found["ok"], (f"{found['what']}: recorded {found['recorded']}, derived {found['derived']}, "
+                         f"off by {found['off']}")
 
 
 def test_script_imports_nothing_of_the_package():
     tree = ast.parse(Path(rederive.__file__).read_text())
     named = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     named |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert {n.split(".")[0] for n in named} <= set(sys.stdlib_module_names) | {"numpy", "pandas", "torch", "safetensors", "scipy", "sklearn"}
+    assert {n.split(".")[0] for n in named} <= set(sys.stdlib_module_names) | {"numpy", "pandas", "torch",
+        "safetensors", "scipy", "sklearn"}
     assert not any(isinstance(n, ast.Name) and n.id in ("__import__", "exec", "eval") for n in ast.walk(tree))
 
 
 def test_claims_are_many_and_every_one_has_its_recorded_value():
-    assert len(CLAIMS) >= 30 and sum(i.startswith("ledger.") for i in CLAIMS) >= 12 and all(len(c.recorded()) for c in CLAIMS.values())
+    assert (len(CLAIMS) >= 30 and sum(i.startswith("ledger.") for i in CLAIMS) >= 12
+            and all(len(c.recorded()) for c in CLAIMS.values()))
 
 
 def test_a_weight_that_is_not_the_recorded_one_is_noticed(monkeypatch):
     name, real = rederive.FFN, rederive.models(rederive.FFN)
     first = rederive.Model(dict(real[0].w, W_E=real[0].w["W_E"].flip(0)), 1)
-    for f in (rederive.run, rederive.final, rederive.spoken): monkeypatch.setattr(rederive, f.__name__, f.__wrapped__)    # no memory of the real ones
+    # no memory of the real ones
+    for f in (rederive.run, rederive.final, rederive.spoken): monkeypatch.setattr(rederive, f.__name__, f.__wrapped__)
     monkeypatch.setattr(rederive, "models", lambda n: [first, *real[1:]] if n == name else real)
     assert not CLAIMS["copy.ffn"].check()["ok"] and CLAIMS["tab2.002"].check()["ok"]
 

@@ -1,4 +1,5 @@
-"""Registrations: a definition that changed without an amendment is refused, and nothing is ever taken out of the register."""
+"""Registrations: a definition that changed without an amendment is refused, and nothing is ever taken out of the
+register."""
 import importlib.util
 import os
 import shutil
@@ -14,9 +15,11 @@ from moe_redistribution.evidence.dataset import ROOT
 from moe_redistribution.instruments.rows import rows
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
-LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits", site="ffn_out", edit="mean",
-            rule="first1000", unit="", position="o0-o3", stratum="all", split="all", aggregate="difference", seeds="1-4", margin="0.05", note="")
-SAID, BRIDGE = dict(LINE, key="4.1-01", expects="+", statement="More is left.", quotes="", page="x"), dict(LINE, id="contrast.a", null="", item="c")
+LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits",
+            site="ffn_out", edit="mean", rule="first1000", unit="", position="o0-o3", stratum="all", split="all",
+            aggregate="difference", seeds="1-4", margin="0.05", note="")
+SAID, BRIDGE = dict(LINE, key="4.1-01", expects="+", statement="More is left.", quotes="",
+                    page="x"), dict(LINE, id="contrast.a", null="", item="c")
 WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64", item="d")
 
 
@@ -28,12 +31,14 @@ def write(folder, said=(SAID,), bridge=(BRIDGE,)):
 
 def register(folder, *lines):
     "A register of (table, key, protocol, hash), one second apart."
-    frame = pd.DataFrame([(*x, f"2020-01-01T00:00:{i:02}+00:00", "abc1234", "nothing run") for i, x in enumerate(lines)], columns=COLUMNS)
+    frame = pd.DataFrame([(*x, f"2020-01-01T00:00:{i:02}+00:00", "abc1234", "nothing run")
+                          for i, x in enumerate(lines)], columns=COLUMNS)
     frame.to_csv(folder / "registrations.csv", index=False)
     return folder / "registrations.csv"
 
 
-OWN = [("statements", "4.1-01", "audited", definition_hash(SAID)), ("claims", "contrast.a", "audited", definition_hash(BRIDGE))]
+OWN = [("statements", "4.1-01", "audited", definition_hash(SAID)),
+       ("claims", "contrast.a", "audited", definition_hash(BRIDGE))]
 
 
 # --- the hash ---------------------------------------------------------------------------------------
@@ -48,7 +53,8 @@ def test_everything_that_decides_an_answer_is_part_of_a_definition(column):
     assert definition_hash(SAID | {column: ".1"}) != definition_hash(SAID)
 
 
-@pytest.mark.parametrize("same", [{"margin": "0.050"}, {"margin": .05}, {"null": ""}, {"null": float("nan")}, {"later": "x"}])
+@pytest.mark.parametrize("same",
+                         [{"margin": "0.050"}, {"margin": .05}, {"null": ""}, {"null": float("nan")}, {"later": "x"}])
 def test_a_definition_is_its_values_however_they_are_written(same):
     assert definition_hash(SAID | same) == definition_hash(SAID)
     assert definition_hash(pd.Series(SAID | same)) == definition_hash(dict(reversed(SAID.items())))
@@ -56,7 +62,7 @@ def test_a_definition_is_its_values_however_they_are_written(same):
 
 def test_the_checked_tables_have_the_hashes_of_the_files():
     now = definitions().set_index(["table", "key", "protocol"])["hash"]
-    for c in paper.claims().head(50).to_dict("records"):          # a printed number's margin follows from data/margins.csv
+    for c in paper.claims().head(50).to_dict("records"):       # a printed number's margin follows from data/margins.csv
         own = {} if c["id"].startswith("contrast.") else {"margin": ""}
         assert now["claims", c["id"], c["protocol"]] == definition_hash(c | own)
 
@@ -68,7 +74,8 @@ def test_a_line_that_is_registered_as_it_stands_is_left_alone(tmp_path):
     assert unregistered(register(tmp_path, *OWN), tmp_path / "data").empty
 
 
-@pytest.mark.parametrize("column, to", [("margin", "0.02"), ("expects", "0"), ("seeds", "1-8"), ("edit", "zero"), ("versus", "")])
+@pytest.mark.parametrize("column, to",
+                         [("margin", "0.02"), ("expects", "0"), ("seeds", "1-8"), ("edit", "zero"), ("versus", "")])
 def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
     write(tmp_path, [SAID | {column: to}])
     left = unregistered(register(tmp_path, *OWN), tmp_path / "data")
@@ -87,7 +94,8 @@ def test_a_line_that_went_back_to_an_older_definition_needs_an_amendment_too(tmp
 
 def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration(tmp_path):
     write(tmp_path, bridge=[BRIDGE | {"id": "contrast.b"}])
-    assert unregistered(register(tmp_path, *OWN), tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
+    assert unregistered(register(tmp_path, *OWN),
+                        tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
     assert "contrast.a" in set(registrations(tmp_path / "registrations.csv")["key"])
 
 
@@ -96,7 +104,8 @@ def test_without_a_register_nothing_is_registered(tmp_path):
     assert len(unregistered(tmp_path / "none.csv", tmp_path / "data")) == 2
 
 
-@pytest.mark.parametrize("spoil", [lambda f: f.iloc[::-1], lambda f: f.assign(access="not looked"), lambda f: f.drop(columns="hash")])
+@pytest.mark.parametrize("spoil", [lambda f: f.iloc[::-1], lambda f: f.assign(access="not looked"),
+                                   lambda f: f.drop(columns="hash")])
 def test_a_register_that_somebody_wrote_by_hand_is_refused(tmp_path, spoil):
     path = register(tmp_path, *OWN)
     spoil(pd.read_csv(path)).to_csv(path, index=False)
@@ -113,14 +122,16 @@ def test_every_line_of_data_is_registered_as_it_stands():
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
     assert list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS) and set(lines["table"]) == set(TABLES)
-    assert lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all() and lines["hash"].str.fullmatch("[0-9a-f]{12}").all()
+    assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
+            and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()
     order = list(lines[["date", "key"]].itertuples(index=False, name=None))
     assert order == sorted(order)
 
 
 def test_nothing_is_taken_out_of_the_register():
-    head = subprocess.run(["git", "show", f"HEAD:{FILE}"], cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None
+    head = (subprocess.run(["git", "show", f"HEAD:{FILE}"], cwd=ROOT, capture_output=True, text=True)
+            if shutil.which("git") else None)
     if head is None or head.returncode: pytest.skip("no clone of the repository, or no register in it yet")
     before, now = head.stdout.splitlines(), iter((ROOT / FILE).read_text().splitlines())
     gone = [line for line in before if line not in now]               # an iterator: found in order, or not at all
@@ -143,7 +154,8 @@ def tool(tmp_path, monkeypatch):
 
 def commit(folder, hour):
     date = f"2020-01-01T{hour:02}:00:00+00:00"
-    who = {f"GIT_{w}_{k}": v for w in ("AUTHOR", "COMMITTER") for k, v in (("NAME", "a"), ("EMAIL", "a@b"), ("DATE", date))}
+    who = {f"GIT_{w}_{k}": v for w in ("AUTHOR", "COMMITTER")
+           for k, v in (("NAME", "a"), ("EMAIL", "a@b"), ("DATE", date))}
     subprocess.run("git add -A && git commit -qm x", shell=True, cwd=folder, check=True, env=os.environ | who)
     return date
 
@@ -151,7 +163,8 @@ def commit(folder, hour):
 def measure(folder, name, seeds=(1, 2), edit="mean"):
     path = folder / f"results/rows/ablation/{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows([.5] * len(seeds), list(seeds), condition=name, stream="paired", rule="first1000", metric="digits", site="ffn_out", edit=edit).to_parquet(path)
+    rows([.5] * len(seeds), list(seeds), condition=name, stream="paired", rule="first1000", metric="digits",
+         site="ffn_out", edit=edit).to_parquet(path)
 
 
 def found(folder): return {r.key: (r.date, r.access) for r in registrations(folder / FILE).itertuples(index=False)}
@@ -162,17 +175,19 @@ def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
     first = commit(tmp_path, 1)
     measure(tmp_path, FFN)
     commit(tmp_path, 2)
-    write(tmp_path)                                                 # another margin, when one of two conditions is there
+    write(tmp_path)                                                # another margin, when one of two conditions is there
     second = commit(tmp_path, 3)
     measure(tmp_path, MOE)
-    write(tmp_path, [SAID, SAID | {"key": "late"}, SAID | {"key": "none", "aggregate": "none"}, SAID | {"key": "other", "edit": "zero"}])
+    write(tmp_path, [SAID, SAID | {"key": "late"}, SAID | {"key": "none", "aggregate": "none"},
+                     SAID | {"key": "other", "edit": "zero"}])
     third = commit(tmp_path, 4)                                     # a line that came with the last of its rows
     write(tmp_path, [SAID | WORDS] + [SAID | {"key": k, **c} for k, c in (
         ("late", {}), ("none", {"aggregate": "none"}), ("other", {"edit": "zero"}))])
     commit(tmp_path, 5)
     assert tool.main([]) == 0
-    assert found(tmp_path) == {"contrast.a": (first, "nothing run"), "4.1-01": (second, "in part"), "late": (third, "results seen"),
-                               "none": (third, "no rows"), "other": (third, "nothing run")}
+    assert found(tmp_path) == {"contrast.a": (first, "nothing run"), "4.1-01": (second, "in part"),
+                               "late": (third, "results seen"), "none": (third, "no rows"),
+                               "other": (third, "nothing run")}
 
 
 def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):
@@ -200,8 +215,10 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     after = (tmp_path / FILE).read_text()
     assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 2
     got = found(tmp_path)
-    assert got["contrast.a"] == old["contrast.a"] and got["4.1-01"][1] == "results seen" and got["contrast.b"][1] == "nothing run"
-    assert got["4.1-01"][0] > old["contrast.a"][0] and registrations(tmp_path / FILE)["commit"].str.endswith("+").sum() == 2
+    assert (got["contrast.a"] == old["contrast.a"] and got["4.1-01"][1] == "results seen"
+            and got["contrast.b"][1] == "nothing run")
+    assert (got["4.1-01"][0] > old["contrast.a"][0]
+            and registrations(tmp_path / FILE)["commit"].str.endswith("+").sum() == 2)
     assert tool.main(["--check"]) == 0
     tool.main([])
     assert (tmp_path / FILE).read_text() == after

@@ -80,8 +80,8 @@ def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
     assert {e.seeds for k, e in EXPERIMENTS.items() if k != "modadd-seeds"} == {SEEDS}
     assert {k: e.seeds for k, e in AUDIT.items() if e.seeds != tuple(range(1, 129))} == {
-        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-top2": SEEDS, "audit-fixed-rates": (*range(1, 65), *range(129, 161)),
-        "audit-fixed": (*range(1, 65), *range(129, 193))}
+        "audit-no_ffn-modadd": SEEDS, "audit-no_ffn-hist": SEEDS, "audit-rate-hist": SEEDS, "audit-top2": SEEDS,
+        "audit-fixed-rates": (*range(1, 65), *range(129, 161)), "audit-fixed": (*range(1, 65), *range(129, 193))}
 
 
 def test_gated_experts_have_the_width_that_parity_asks_for():
@@ -137,7 +137,8 @@ def test_an_item_has_the_conditions_that_the_claims_name_in_their_order():
 
 def test_an_item_s_claims_name_no_condition_that_the_item_does_not_train():
     bridge = claims().query("protocol == 'paper' and instrument not in ['facts', 'none']")
-    other = bridge["note"].str.contains("matched width, where Figure 19|for add-7, but the script")     # the note says where it comes from
+    # the note says where it comes from
+    other = bridge["note"].str.contains("matched width, where Figure 19|for add-7, but the script")
     bridge = bridge[~other]
     for item in [i for i in bridge["item"].unique() if i in ITEMS]:
         named = {n for c in bridge[bridge["item"] == item].itertuples() for n in f"{c.condition} {c.versus}".split()}
@@ -160,7 +161,7 @@ def test_an_item_of_another_name_that_ends_alike_is_another_item():
     assert conditions_for("fig1") != conditions_for("fig15") and "fig15" in R.items_of("modadd/moe-e8k1-h512-gelu")
     assert "fig1" not in R.items_of("add7/glu-h128-silu") and "fig10" in R.items_of("add7/glu-h128-silu")
     both = set(R.items_of("add7/ffn-h256-silu"))
-    assert {"fig1", "fig10", "fig3"} <= both and "fig3a" not in both                     # the figure stands for its panel
+    assert {"fig1", "fig10", "fig3"} <= both and "fig3a" not in both                   # the figure stands for its panel
 
 
 # ------------------------------------------------------------------------------------------------------------- orders
@@ -172,9 +173,12 @@ def test_no_run_is_ordered_twice():
 
 def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
-    ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25", "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in RECIPES))    # at the paper's seeds, too
+    # at the paper's seeds, too
+    ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25",
+            "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in RECIPES))
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
-                   | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names for s in e.seeds if len(e.seeds) > 5}
+                   | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names
+                      for s in e.seeds if len(e.seeds) > 5}
                    | {(n, "crossed", s) for e in (R.REPLICATES, R.TWINS) for n in e.names for s in e.seeds}
                    | {(n, "authors", s) for n in ours for s in SEEDS})
 
@@ -186,11 +190,13 @@ def test_priorities_never_fall_and_tasks_take_their_turn():
     assert tasks == {1: {"add7"}, 2: {"modadd"}, 3: {"hist"}, 4: {"modadd"}, 5: {"modadd", "hist"}}
 
 
-def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128_and_last_the_ends_of_every_rate():
+def test_of_add7_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128_and_last_the_ends_of_every_rate():
     kind = {("paired", "full"): 0, ("authors", "full"): 1, ("authors", "selected"): 1, ("paired", "selected"): 2,
             ("crossed", "selected"): 3}
-    first, ends = ([o for o in orders() if (o.experiment in ("audit-ends", "audit-after")) is last] for last in (False, True))
-    assert [o for o in orders() if o.priority == 1][-len(ends):] == ends and {o.seeds for o in ends} == {tuple(range(129, 161))}
+    first, ends = ([o for o in orders() if (o.experiment in ("audit-ends", "audit-after")) is last]
+                   for last in (False, True))
+    assert ([o for o in orders() if o.priority == 1][-len(ends):] == ends
+            and {o.seeds for o in ends} == {tuple(range(129, 161))})
     turns = [kind[o.stream, o.until] for o in first if o.priority == 1]
     assert turns == sorted(turns) and turns.count(0) == 7
     long = [o for o in first if (o.stream, o.until) == ("paired", "full")]
@@ -200,19 +206,23 @@ def test_of_add7_the_32_whole_trajectories_come_first_then_the_five_seeds_then_t
         "add7/moe-e4k1-h256-silu+frozen", "add7/moe-e4k1-h256-silu+switch"}
     rest = {o.condition: o.seeds for o in first if (o.stream, o.until) == ("paired", "selected")}
     fixed = {n: rest.pop(n) for n in list(rest) if condition(n).router in ("tokens", "inputs", "shuffled", "redrawn")}
-    assert {s for n, s in fixed.items() if condition(n).ffn_lr == 1} == {(*range(1, 65), *range(129, 193))}      # and where the arms beside them are held out
-    assert {s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {(*range(1, 65), *ends[0].seeds)} and len(fixed) == 16
+    # and where the arms beside them are held out
+    assert {s for n, s in fixed.items() if condition(n).ffn_lr == 1} == {(*range(1, 65), *range(129, 193))}
+    assert ({s for n, s in fixed.items() if condition(n).ffn_lr != 1} == {(*range(1, 65), *ends[0].seeds)}
+            and len(fixed) == 16)
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
 
 def test_second_and_third_are_the_headline_models_in_their_order():
     shapes = ["ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu"]
     at = {p: [o.condition for o in orders() if o.priority == p] for p in range(2, 6)}
-    assert at[2] == [f"modadd/{s}" for s in [*shapes, "moe-e4k1-h512-gelu+frozen", "no_ffn", "moe-e4k2-h512-gelu+frozen"]]
+    assert at[2] == [f"modadd/{s}"
+                     for s in [*shapes, "moe-e4k1-h512-gelu+frozen", "no_ffn", "moe-e4k2-h512-gelu+frozen"]]
     assert at[3] == [f"hist/{s}" for s in [*shapes, "no_ffn", "ffn-h512-gelu+ffnlr0.25"]]
     assert at[4][:2] == at[2][:2] and at[4][2:4] == ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
     fourth = list(dict.fromkeys(o.experiment for o in orders() if o.priority == 4))
-    assert fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()] + ["replicates-modadd"]
+    assert (fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()]
+            + ["replicates-modadd"])
 
 
 def test_a_task_goes_as_far_and_in_such_groups_as_its_figures_and_its_batch_ask_for():
@@ -289,5 +299,6 @@ def test_the_registry_adds_up():
 @pytest.mark.parametrize("item", [*ITEMS, *ALL, "arms", "gelu", "audit"])
 def test_the_registry_lists_an_items_conditions_with_their_runs(item):
     frame = R.registry(item)
-    assert frame["condition"].tolist() == conditions_for(item) and (frame[["authors", "paired", "crossed"]].sum(axis=1) > 0).all()
+    assert (frame["condition"].tolist() == conditions_for(item)
+            and (frame[["authors", "paired", "crossed"]].sum(axis=1) > 0).all())
     assert (frame["cpu_hours"] > 0).all() and set(frame["task"]) <= set(RECIPES)

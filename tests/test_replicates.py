@@ -1,4 +1,5 @@
-"""A seed taken apart: the variance split against planted parts and another derivation, and the rows its page stands on."""
+"""A seed taken apart: the variance split against planted parts and another derivation, and the rows its page stands
+on."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ def planted(rng, sds, I, J, R):
 def raw(y): return ev.variance_split(y, n_resamples=2)["raw"][:4].to_numpy()
 
 
-# ----------------------------------------------------------------------------------------------------------------- the split
+# ----------------------------------------------------------------------------------------------------------------- the
+# split
 
 def test_planted_parts_are_recovered():
     sds = np.array([6., 3, 2, 4])
@@ -34,12 +36,15 @@ def test_planted_parts_are_recovered():
 def test_what_is_planted_in_one_source_is_found_there_and_nowhere_else(k):
     y = planted(np.random.default_rng(k), np.eye(4)[k], 60, 60, 2)
     got = raw(y)
-    if k < 2: assert np.delete(got, k) == pytest.approx(0, abs=1e-12) and got[k] == pytest.approx(y[:, :, 0].mean(1 - k).var(ddof=1))
+    if k < 2:
+        assert (np.delete(got, k) == pytest.approx(0, abs=1e-12)
+                and got[k] == pytest.approx(y[:, :, 0].mean(1 - k).var(ddof=1)))
     else: assert got == pytest.approx(np.eye(4)[k], abs=.1)
 
 
 def by_regression(y):
-    "Mean squares as differences between residual sums of squares of nested regressions, then their expectations solved."
+    """Mean squares as differences between residual sums of squares of nested regressions, then their expectations
+    solved."""
     I, J, R = y.shape
     i, j, _ = (x.ravel() for x in np.indices(y.shape))
     one, rows, columns, all_cells = np.ones((y.size, 1)), np.eye(I)[i], np.eye(J)[j], np.eye(I * J)[i * J + j]
@@ -59,7 +64,8 @@ def test_the_split_is_what_nested_regressions_give(shape, seed):
 
 @given(shapes, st.integers(0, 99), st.floats(.1, 9), st.floats(-50, 50))
 @settings(max_examples=25)
-def test_order_and_origin_do_not_matter_the_unit_does_and_turning_the_design_turns_the_answer(shape, seed, scale, shift):
+def test_order_and_origin_do_not_matter_the_unit_does_and_turning_the_design_turns_the_answer(shape, seed,
+    scale, shift):
     rng = np.random.default_rng(seed)
     y = planted(rng, [3, 1, 2, 1], *shape)
     mixed = y[rng.permutation(shape[0])][:, rng.permutation(shape[1])][..., rng.permutation(shape[2])]
@@ -71,8 +77,10 @@ def test_below_zero_is_shown_as_zero_kept_as_raw_and_shares_add_up():
     y = planted(np.random.default_rng(3), [0, 0, 0, 5], 8, 8, 2)
     t = ev.variance_split(y)
     assert list(t.index) == [*SOURCES, "total"] and (t["raw"][:4] < 0).any()
-    assert t["variance"][:4].tolist() == pytest.approx(np.maximum(t["raw"][:4], 0)) and t["share"][:4].sum() == pytest.approx(1)
-    assert t.loc["total", "raw"] == pytest.approx(t["raw"][:4].sum()) and (t["lo"] <= t["hi"]).all() and (t["lo"] >= 0).all()
+    assert (t["variance"][:4].tolist() == pytest.approx(np.maximum(t["raw"][:4], 0))
+            and t["share"][:4].sum() == pytest.approx(1))
+    assert (t.loc["total", "raw"] == pytest.approx(t["raw"][:4].sum()) and (t["lo"] <= t["hi"]).all()
+            and (t["lo"] >= 0).all())
     assert ev.variance_split(y).equals(t)
 
 
@@ -94,7 +102,8 @@ def test_what_cannot_be_split_is_refused(y):
     with pytest.raises(ValueError, match="expected finite .* got shape .* fix: "): ev.variance_split(y)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the rows
+# ------------------------------------------------------------------------------------------------------------------ the
+# rows
 
 @pytest.fixture(scope="module")
 def rows(): return results.page_rows(PAGE).query("condition.str.startswith('add7')")
@@ -110,7 +119,8 @@ def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("edit", ["zero", "mean"])
 def test_the_design_is_complete_and_selected_models_are_right_on_every_input(rows, name, edit):
-    whole = pick(rows, condition=name, rule="first1000", site="none", metric="exact", position="all").set_index("seed")["value"]
+    whole = pick(rows, condition=name, rule="first1000", site="none", metric="exact",
+                 position="all").set_index("seed")["value"]
     got = pick(rows, condition=name, rule="first1000", site="ffn_out", edit=edit).set_index("seed")["value"]
     for r in (0, 2): assert {10_000 * r + c for c in CELLS} <= set(got.index) == set(whole.index)
     assert (whole == 1).all() and got.index.is_unique
@@ -118,7 +128,8 @@ def test_the_design_is_complete_and_selected_models_are_right_on_every_input(row
 
 def test_company_and_process_change_nothing_and_other_products_change_the_mixture_of_experts(rows):
     def repeated(name, r):
-        values = pick(rows, condition=name, rule="first1000", site="ffn_out", edit="mean").set_index("seed")[["value", "step"]]
+        values = pick(rows, condition=name, rule="first1000", site="ffn_out",
+                      edit="mean").set_index("seed")[["value", "step"]]
         pairs = [(c, 10_000 * r + c) for c in CELLS if 10_000 * r + c in values.index]
         return sum((values.loc[a] == values.loc[b]).all() for a, b in pairs), len(pairs)
     regrouped = [repeated(n, 1) for n in CONDITIONS]
@@ -128,7 +139,8 @@ def test_company_and_process_change_nothing_and_other_products_change_the_mixtur
 
 @pytest.mark.parametrize("name, most", [(CONDITIONS[0], .01), (CONDITIONS[2], .06)])
 def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name, most):
-    paired = pick(results.recorded(name), stream="paired", rule="first1000", site="ffn_out", edit="mean").set_index("seed")["value"]
+    paired = pick(results.recorded(name), stream="paired", rule="first1000", site="ffn_out",
+                  edit="mean").set_index("seed")["value"]
     crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
     gap = lambda i, j: np.sqrt(np.mean([(crossed[100 * i(k) + j(k)] - paired[k])**2 for k in range(1, 9)]))
     assert gap(lambda k: k, lambda k: k) < most < gap(lambda k: k % 8 + 1, lambda k: k)
@@ -141,4 +153,5 @@ def test_twins_of_modular_addition_differ_in_their_products_and_begin_alike(name
     assert set(runs["kernels"][runs.index < 10_000]) <= {""} and set(runs["kernels"][runs.index >= 30_000]) <= {"AVX2"}
     loss = results.recorded_history(name, "crossed").pivot(index="step", columns="seed", values="loss")
     twins = [(s, s + 30_000) for s in TWINS.seeds if {s, s + 30_000} <= set(loss)]
-    assert twins and all(abs(loss[b] / loss[a] - 1).iloc[0] < 1e-3 and not loss[a].dropna().equals(loss[b].dropna()) for a, b in twins)
+    assert twins and all(abs(loss[b] / loss[a] - 1).iloc[0] < 1e-3 and not loss[a].dropna().equals(loss[b].dropna())
+                         for a, b in twins)

@@ -1,4 +1,5 @@
-"""What is committed under results/ and checkpoints/ is what the code makes of the runs, and what the pages say of it."""
+"""What is committed under results/ and checkpoints/ is what the code makes of the runs, and what the pages say of
+it."""
 import json
 import re
 
@@ -37,8 +38,10 @@ def no_ffn(rows, name, edit="zero"):
 @pytest.mark.parametrize("page", results.PAGES)
 def test_a_page_prints_the_hash_of_the_rows_it_stands_on(page):
     path = next((results.ROOT / "nbs").rglob(f"{page}.ipynb"))
-    text, rows = json.dumps([c.get("outputs") for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]), results.page_rows(page)
-    assert re.findall(r"with hash `([0-9a-f]{12})`", text) == [results.fingerprint(rows)] * bool(len(rows)), "make pages"
+    text, rows = (json.dumps([c.get("outputs") for c in json.loads(path.read_text(encoding="utf-8"))["cells"]]),
+                  results.page_rows(page))
+    assert (re.findall(r"with hash `([0-9a-f]{12})`", text)
+            == [results.fingerprint(rows)] * bool(len(rows))), "make pages"
 
 
 @pytest.mark.parametrize("page", [p for p, x in results.PAGES.items() if x.items])
@@ -46,11 +49,13 @@ def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
     rows = results.page_rows(page)
     for item in results.PAGES[page].items.split():
         recording.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
-        assert (tmp_path / "again.csv").read_bytes() == (results.ROOT / f"results/paper/{item}.csv").read_bytes(), "make record"
+        assert ((tmp_path / "again.csv").read_bytes()
+                == (results.ROOT / f"results/paper/{item}.csv").read_bytes()), "make record"
 
 
 def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_never_learned():
-    rows, runs = results.item_rows("fig5_caption"), results.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"]
+    rows, runs = (results.item_rows("fig5_caption"),
+                  results.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"])
     audited = results.comparison(rows, "fig5_caption").query("protocol == 'audited'").set_index("id")
     for line in audited.dropna(subset="ours_n").itertuples():
         assert line.ours_n == (runs.loc[line.condition, "authors"].loc[list(SEEDS)] > .5).sum(), line.Index
@@ -58,13 +63,15 @@ def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_neve
 
 
 def test_a_rule_that_no_run_answers_has_no_rows_and_leaves_seeds_whole_numbers():
-    early = results.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 and not settled")
+    early = results.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 "
+                                          "and not settled")
     got = results.run_rows(early)
     assert len(early) and set(got["rule"]) == {"first99"} and pd.api.types.is_integer_dtype(got["seed"])
 
 
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
-    tab1, fig1 = (pd.read_csv(results.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'") for i in ("tab1", "fig1"))
+    tab1, fig1 = (pd.read_csv(results.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'")
+                  for i in ("tab1", "fig1"))
     assert list(tab1.columns) == COMPARE_COLUMNS and len(tab1) == 18
     bars = fig1[fig1["metric"] == "no_ffn_acc"]
     assert len(bars) == 6 and tab1["ours_n"].eq(5).all() and bars["ours_n"].eq(5).all()
@@ -73,8 +80,10 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
 
 @pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
-    "Within two predictions of the count on the stored weights, half precision or not; and near the row of the run itself."
-    t, params, seeds = get_task(name.split("/")[0]), results.checkpoint(name, rule), results.checkpoint_seeds(name, rule)
+    """Within two predictions of the count on the stored weights, half precision or not; and near the row of the run
+    itself."""
+    t, params, seeds = (get_task(name.split("/")[0]), results.checkpoint(name, rule),
+                        results.checkpoint_seeds(name, rule))
     assert seeds == [s for s in SEEDS if s in seeds] and (seeds == list(SEEDS) or t.name != "add7")
     assert len(params["W_E"]) == len(seeds) and {v.dtype for v in params.values()} == {torch.float32}
     said = pd.read_csv(results.ROOT / "checkpoints/right.csv").query("condition == @name and rule == @rule")
@@ -83,19 +92,23 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")][:1 if "no_ffn" in name else 2]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
-        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t), split="all")
+        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t),
+                    split="all")
         row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
-        assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7" else .005), (site, "fp16 costs little")
+        assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7"
+                                           else .005), (site, "fp16 costs little")
 
 
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
-    there = {p.relative_to(results.ROOT / "checkpoints").as_posix() for p in (results.ROOT / "checkpoints").rglob("*.safetensors")}
+    there = {p.relative_to(results.ROOT / "checkpoints").as_posix()
+             for p in (results.ROOT / "checkpoints").rglob("*.safetensors")}
     assert there == {f"{n}.{r}.safetensors" for n, r in results.recorded_checkpoints()} and len(there) >= 10
     assert sum((results.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
 
 def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
-    """Trials with 8 other seeds, before this code existed: zero-ablated FFN and attention in percent, and the two arms."""
+    """Trials with 8 other seeds, before this code existed: zero-ablated FFN and attention in percent, and the two
+    arms."""
     trials = {TABLE1["FFN"]: (9.8, 32.1), TABLE1["Narrow FFN"]: (26.2, 23.2), TABLE1["MoE"]: (48.0, 17.3),
               TABLE1["MoE, frozen router"]: (43.8, 17.9)}
     checks = [(n, site, "zero", v) for n, pair in trials.items() for site, v in zip(("ffn_out", "attn_out"), pair)]
@@ -108,7 +121,9 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
 
 
 def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch):
-    "All five at once in one place; the second two and then all in another. A second recording of the same store writes no run again."
+    """All five at once in one place; the second two and then all in another.
+
+    A second recording of the same store writes no run again."""
     name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))
@@ -141,27 +156,31 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
 
 
 def test_no_recorded_condition_is_missing_from_the_registry():
-    there = {p.relative_to(results.ROOT / "results/runs").with_suffix("").as_posix() for p in (results.ROOT / "results/runs").rglob("*.parquet")}
+    there = {p.relative_to(results.ROOT / "results/runs").with_suffix("").as_posix()
+             for p in (results.ROOT / "results/runs").rglob("*.parquet")}
     assert there <= set(conditions_for("all"))
     assert all((results.ROOT / f"results/history/{n}.parquet").exists() for n in there)
 
 
-# Recorded before these instruments were, and their weights are gone. Trained again under a later engine they became other runs, which are passed over.
-LOST = {("modadd/ffn-h512-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "routing", 42)}
+# Recorded before these instruments were, and their weights are gone. Trained again under a later engine they became
+# other runs, which are passed over.
+LOST = {("modadd/ffn-h512-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "probes", 42),
+        ("modadd/moe_glu-e4k1-h340-gelu", "routing", 42)}
 
 
 def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper_s_seeds():
     runs = results.recorded_runs()
     for name, own in runs.groupby("condition"):
         for i, instrument in recording.instruments_for(name).items():
-            streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]     # stopped at first99, where only the authors' are opened
+            # stopped at first99, where only the authors' are opened
+            streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]
             mine = own[own["stream"].isin(streams)].set_index(["stream", "seed"])
             lost = {("authors", seed) for n, lacks, seed in LOST if (n, lacks) == (name, i)}
             mine = mine[~mine.index.isin(lost)]
             if mine.empty: continue
             rows = results.recorded(name, i)
             assert set(zip(rows["stream"], rows["seed"])) == set(mine.index), (name, i)
-            ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]              # has weights at its end
+            ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]          # has weights at its end
             if "final" not in recording.rules_for(name, "authors", i) or ended.empty: continue
             got = rows.groupby(["stream", "seed"])["step"].max()
             assert got[ended.index].equals(ended), (name, i)
@@ -207,7 +226,8 @@ def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, tmp_pa
 
 def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
-    words = ["train", "add7/ffn-h8-silu+d16", "--seeds", "1,2", "--until", "full", "--group-size", "1", "--executor", "here"]
+    words = ["train", "add7/ffn-h8-silu+d16", "--seeds", "1,2", "--until", "full", "--group-size", "1",
+             "--executor", "here"]
     assert main([*words, "--dry-run"]) == 0 and not list((tmp_path / "home").rglob("*.safetensors"))
     assert "Missing: up to 2 runs in 2 groups" in capsys.readouterr().out
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)
@@ -219,7 +239,7 @@ def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_i
 
 def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
-    for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                       # matched GLUs, two activations, five seeds
+    for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                  # matched GLUs, two activations, five seeds
         assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
         assert f"Missing: up to {runs} runs in 4 groups" in capsys.readouterr().out
 

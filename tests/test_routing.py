@@ -214,7 +214,8 @@ def test_exchanged_gates_are_exchanged_experts(name):
 
 @each_variant
 def test_held_routes_are_those_of_the_run_as_it_is_whatever_attention_says(name):
-    "Gates of each seed written in by hand; without an edit nothing changes, and with one the free router would choose others."
+    """Gates of each seed written in by hand; without an edit nothing changes, and with one the free router would choose
+    others."""
     params = {n: 3 * v if n == "W_router" else v for n, v in population(name).items()}
     blind = {"attn_out": lambda x: 8 * x.roll(1, 1)}
     for i in range(len(params["W_E"])):
@@ -294,9 +295,11 @@ def test_rows_are_lean_and_each_is_there_once(name):
 def test_another_task_is_split_by_its_own_label():
     name = "modadd/moe-e2k1-h8-gelu"
     table = routing.routing_rows(population(name, 1), name, [1], draws=5)
-    assert {"all", "wraps=True", "wraps=False"} == set(table["stratum"]) and {"sum", "context"} == set(table["position"])
+    assert ({"all", "wraps=True", "wraps=False"} == set(table["stratum"])
+            and {"sum", "context"} == set(table["position"]))
     n = table[table["position"] == "sum"].groupby("stratum")["n_examples"].unique().map(list).to_dict()
-    assert n == {"all": [113 * 113], "wraps=True": [113 * 112 // 2], "wraps=False": [113 * 114 // 2]}     # a + b ≥ 113 or not
+    # a + b ≥ 113 or not
+    assert n == {"all": [113 * 113], "wraps=True": [113 * 112 // 2], "wraps=False": [113 * 114 // 2]}
 
 
 def test_every_normalisation_has_its_floor():
@@ -314,7 +317,8 @@ def test_rows_say_over_how_many_places_they_count():
         assert n(f"metric == '{metric}' and position == 'o0-o3'") == {4 * 1000}
     of = {op: n(f"metric == 'routing_fraction' and stratum == 'operation={op}'") for op in ("+7", "+1", "+0")}
     assert of == {"+7": {1000}, "+1": {700 + 70 + 7}, "+0": {300 + 930 + 993}}
-    moved = rerouting.rerouting_rows(population(name, 1), name, [1]).query("metric == 'drop'").groupby("stratum")["n_examples"].unique().map(list)
+    moved = (rerouting.rerouting_rows(population(name, 1), name, [1]).query("metric == 'drop'")
+             .groupby("stratum")["n_examples"].unique().map(list))
     assert moved.to_dict() == {"all": [4000]} | {f"operation={op}": list(count) for op, count in of.items()}
 
 
@@ -357,7 +361,8 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: answers(PLANTED, BY_EXPERTS, []), "one set of edits or more, got none"),
     (lambda: answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]), "expected one of gates, expert_out.*`predict`"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, permuted([1, 0, 2, 3])), "leave the gates alone"),
-    (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}), "leave the gates alone, got one of router_probs"),
+    (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
+     "leave the gates alone, got one of router_probs"),
     (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\), got \(2, 1, 64, 2"),
     (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7))), r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):

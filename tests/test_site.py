@@ -91,7 +91,8 @@ def site():
 
 def test_the_sidebar_has_five_groups_that_open_one_at_a_time_and_no_numbers():
     shown = site()["website"]["sidebar"]
-    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "How we measure", "Reference"]
+    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "How we measure",
+                                                                 "Reference"]
     assert shown["collapse-level"] == 1 and shown["contents"][0]["contents"][0] == "index.ipynb"
 
 
@@ -103,7 +104,8 @@ def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
     html, style = site()["format"]["html"], (NBS / "styles.css").read_text()
     assert html["lightbox"] is True and html["html-math-method"] == "mathml"
     assert re.search(r"img[^{}]*\{[^}]*max-width: 100%; height: auto", style)
-    assert all((NBS / t).is_file() for t in html["theme"][1:]) and "$web-font-path: false" in (NBS / html["theme"][1]).read_text()
+    assert (all((NBS / t).is_file() for t in html["theme"][1:])
+            and "$web-font-path: false" in (NBS / html["theme"][1]).read_text())
 
 
 @each_page
@@ -182,7 +184,8 @@ def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_i
     assert not bare, f"{page}: cell, and what it lacks: {bare}"
 
 
-# --------------------------------------------------------------------------------- what the frame adds to processed pages
+# --------------------------------------------------------------------------------- what the frame adds to processed
+# pages
 
 sys.path.append(str(ROOT / "tools"))
 import frame  # noqa: E402  a script, and so no module of the package
@@ -204,7 +207,8 @@ def code(source, *outputs):
 def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
     assert frame.fold(code(source), page) == word
     made, = frame.framed({"cells": [code(source)]}, page)["cells"]
-    assert ("".join(made["source"]).count("code-fold: true"), "code-fold: show" in "".join(made["source"])) == (bool(word), False)
+    assert ("".join(made["source"]).count("code-fold: true"),
+            "code-fold: show" in "".join(made["source"])) == (bool(word), False)
 
 
 def test_what_a_cell_shows_keeps_its_code_in_view():
@@ -214,20 +218,23 @@ def test_what_a_cell_shows_keeps_its_code_in_view():
 def test_a_figure_shows_one_number_and_keeps_its_anchor():
     cell = code('#| label: fig-4\n#| fig-cap: "Figure 4. It holds."\nplot()', {"image/png": ""})
     anchor, made = frame.framed({"cells": [cell]}, "6_studies/sparsity_moves/x.ipynb")["cells"]
-    assert 'id="fig-4"' in "".join(anchor["source"]) and options({"source": "".join(made["source"])})["label"] == "picture-4"
-    assert all(isinstance(c["source"], list) for c in (anchor, made))         # of a string Quarto drops the ends of lines
+    assert ('id="fig-4"' in "".join(anchor["source"])
+            and options({"source": "".join(made["source"])})["label"] == "picture-4")
+    assert all(isinstance(c["source"], list) for c in (anchor, made))       # of a string Quarto drops the ends of lines
 
 
 @pytest.mark.parametrize("git_url", ["", "https://forge/a/b"])
 def test_no_link_into_a_repository_that_is_not_there(git_url):
     link = f'[source]({git_url and git_url + "/"}blob/main/m.py#L1){{target="_blank" style="float:right"}}\n\n### f\n'
     made, = frame.framed({"cells": [code("show_doc(f)", {"text/markdown": link})]}, "x.ipynb")["cells"]
-    assert ("[source]" in "".join(made["outputs"][0]["data"]["text/markdown"]), "### f" in str(made)) == (bool(git_url), True)
+    assert ("[source]" in "".join(made["outputs"][0]["data"]["text/markdown"]),
+            "### f" in str(made)) == (bool(git_url), True)
     assert git_url in str(frame.navbar(git_url)) and bool(frame.navbar(git_url)) == bool(git_url)
 
 
 def test_a_table_asks_nobody_for_scripts():
-    made, = frame.framed({"cells": [code("t", {"text/html": "<table></table>", "text/plain": "t"})]}, "x.ipynb")["cells"]
+    made, = frame.framed({"cells": [code("t", {"text/html": "<table></table>", "text/plain": "t"})]},
+                         "x.ipynb")["cells"]
     data = made["outputs"][0]["data"]
     assert "text/html" not in data and data["text/markdown"] == ["```{=html}\n", "<table></table>\n", "```\n"]
 
@@ -238,9 +245,12 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_short_sentences():
     heads = [re.findall(r"^### (.+?) \{#([a-z0-9-]+)\}$", c["source"], flags=re.M) for c in cells("glossary.ipynb")[1:]]
     anchors_ = [a for found in heads for _, a in found]
     assert len(anchors_) > 40 and not [a for a, n in Counter(anchors_).items() if n > 1]
-    assert not [c["source"] for c in cells("glossary.ipynb") if c["source"].startswith("### ") and "{#" not in c["source"]]
-    plain = re.sub(r"\]\([^)]*\)", "]", "\n".join(c["source"] for c in cells("glossary.ipynb") if c["source"].startswith("###")))
-    sentences = [s for line in plain.split("\n") if not line.startswith("#") for s in re.split(r"(?<=\.)\s+(?=[A-Z])", line)]
+    assert not [c["source"]
+                for c in cells("glossary.ipynb") if c["source"].startswith("### ") and "{#" not in c["source"]]
+    plain = re.sub(r"\]\([^)]*\)", "]",
+                   "\n".join(c["source"] for c in cells("glossary.ipynb") if c["source"].startswith("###")))
+    sentences = [s for line in plain.split("\n") if not line.startswith("#")
+                 for s in re.split(r"(?<=\.)\s+(?=[A-Z])", line)]
     assert not [s for s in sentences if len(s.split()) > 30]
 
 
@@ -263,7 +273,8 @@ def test_a_workflow_runs_no_text_from_outside_and_no_action_that_can_move(path):
     # what GitHub puts in place of ${{ … }} is text to a shell, and a branch may be called anything: pass it through env
     assert not [s["run"] for s in steps if "${{" in s.get("run", "")]
     assert not [s["uses"] for s in steps if "uses" in s and not re.search(r"@[0-9a-f]{40}$", s["uses"])]
-    assert len(re.findall(r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", path.read_text(), flags=re.M)) == sum("uses" in s for s in steps)
+    assert (len(re.findall(r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", path.read_text(), flags=re.M))
+            == sum("uses" in s for s in steps))
     assert "write" not in str(flow["permissions"]), "rights to write belong to the one job that needs them"
 
 
@@ -283,7 +294,8 @@ def test_a_branch_of_any_name_reaches_the_settings_as_an_address():
 # ------------------------------------------------------------------------------------------------- cells and outputs
 
 def test_the_sidebar_names_every_section_of_the_main_text():
-    titles = "\n".join(cells(page, "markdown")[0]["source"].split("\n")[0] for page in PAGES if page.startswith("6_studies/sparsity_moves/"))
+    titles = "\n".join(cells(page, "markdown")[0]["source"].split("\n")[0]
+                       for page in PAGES if page.startswith("6_studies/sparsity_moves/"))
     for section in ("§3", "App. A", "§4.1", "§4.2", "§4.3", "App. B", *(f"App. C.{i}" for i in range(1, 6))):
         assert re.search(rf"{re.escape(section)}(?![\d.]*\d)", titles), section
 
@@ -291,10 +303,11 @@ def test_the_sidebar_names_every_section_of_the_main_text():
 @pytest.mark.parametrize("item", [*(f"Figure {i}" for i in range(1, 15)), *(f"Table {i}" for i in range(1, 5))])
 def test_every_figure_and_table_of_the_main_text_is_on_a_page(item):
     "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
-    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("6_studies/sparsity_moves/") for c in cells(page, "code")]
+    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("6_studies/sparsity_moves/")
+             for c in cells(page, "code")]
     if item.startswith("Table"):
-        shown += [line for page in PAGES if page.startswith("6_studies/sparsity_moves/") for c in cells(page, "markdown")
-                  for line in c["source"].split("\n") if line.startswith("#")]
+        shown += [line for page in PAGES if page.startswith("6_studies/sparsity_moves/")
+                  for c in cells(page, "markdown") for line in c["source"].split("\n") if line.startswith("#")]
     kind, number = item.split()
     assert any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
 
@@ -352,7 +365,8 @@ def test_modules_are_what_the_notebooks_export(copy):
         if module.name != "__init__.py":
             module.unlink()
     nbdev("from nbdev.doclinks import nbdev_export; nbdev_export.__wrapped__()", copy)
-    made, held = ({p.relative_to(at).as_posix(): p.read_text(encoding="utf-8") for p in at.rglob("*.py")} for at in (copy / LIB.name, LIB))
+    made, held = ({p.relative_to(at).as_posix(): p.read_text(encoding="utf-8") for p in at.rglob("*.py")}
+                  for at in (copy / LIB.name, LIB))
     assert not held.keys() - made.keys(), f"no notebook exports {sorted(held.keys() - made.keys())}: remove them"
     differing = sorted(name for name in made if made[name] != held.get(name))
     assert not differing, f"run `nbdev_export`: {differing} differ from their notebooks"
@@ -374,14 +388,16 @@ def test_package_citation_and_settings_name_one_version():
 
 def exported():
     "Module (as in `tasks.data`) → the notebook that exports it; notebooks in the order of their folders and numbers."
-    found = {page: re.findall(r"^#\s*\|\s*default_exp\s+(\S+)", "\n".join(c["source"] for c in cells(page, "code")), flags=re.M) for page in PAGES}
+    found = {page: re.findall(r"^#\s*\|\s*default_exp\s+(\S+)", "\n".join(c["source"] for c in cells(page, "code")),
+                              flags=re.M) for page in PAGES}
     return {names[0]: page for page, names in found.items() if names}
 
 
 def test_a_folder_of_notebooks_is_a_subpackage():
     there = {m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".") for m in MODULES}
     assert there == set(exported())
-    apart = {m: page for m, page in exported().items() if Path(page).parent.as_posix().partition("_")[2] != m.rpartition(".")[0].replace(".", "/")}
+    apart = {m: page for m, page in exported().items()
+             if Path(page).parent.as_posix().partition("_")[2] != m.rpartition(".")[0].replace(".", "/")}
     assert not apart, f"a notebook in nbs/2_models/ exports models.something: {apart}"
 
 
@@ -399,10 +415,12 @@ def imports(module):
 
 
 def test_nothing_flows_backwards():
-    "A room imports rooms of earlier parts, and earlier rooms of its own; folders and numbers of notebooks are the order."
+    """A room imports rooms of earlier parts, and earlier rooms of its own; folders and numbers of notebooks are the
+    order."""
     known = exported()
     order = {m: i for i, m in enumerate(known)}
-    backwards = [(name, other) for m in MODULES for name in [m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".")]
+    backwards = [(name, other) for m in MODULES
+                 for name in [m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".")]
                  for other in imports(m) if order[other] >= order[name]]
     assert not backwards, backwards
 
@@ -419,19 +437,24 @@ def test_readme_is_what_the_front_page_says():
 
 @each_page
 def test_imports_stand_in_cells_of_their_own(page):
-    """The site's build runs every cell that imports something, and no other, so it may not need names from elsewhere."""
+    """The site's build runs every cell that imports something, and no other, so it may not need names from
+    elsewhere."""
     def kinds(source): return {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
-    mixed = [c["source"][:80] for c in cells(page, "code") if len(kinds(c["source"])) == 2 and "nbdev_export" not in c["source"]]
+    mixed = [c["source"][:80]
+             for c in cells(page, "code") if len(kinds(c["source"])) == 2 and "nbdev_export" not in c["source"]]
     assert not mixed, f"split these cells: {mixed}"
 
 
 @each_page
 def test_code_shown_in_the_text_imports_what_is_there(page):
-    shown = [block for c in cells(page, "markdown") for block in re.findall(r"^```python\n(.*?)^```", c["source"], flags=re.M | re.S)]
+    shown = [block for c in cells(page, "markdown")
+             for block in re.findall(r"^```python\n(.*?)^```", c["source"], flags=re.M | re.S)]
     for block in shown:
         tree = ast.parse(block)
-        ours = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
+        ours = [n
+                for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
         for n in ours: exec(ast.unparse(n), {})
-        named = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+        named = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))
+                 for a in n.names}
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not ours or not ({"train", "conditions_for"} & called) - named, block

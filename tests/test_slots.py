@@ -19,8 +19,8 @@ def majority_task(place=4):
     tokens = np.insert(bits, place, 2, axis=1)
     target = (bits.sum(1) > 1).astype(int)[:, None] + 1
     return tasks.Task("majority", d_vocab=3, d_vocab_out=4, causal=False, tied=False, read=(place,), scored=(0,),
-                      positions=("answer",), vocab=("0", "1", "?"), tokens=torch.tensor(tokens), targets=torch.tensor(target),
-                      strata=pd.DataFrame({"ones": bits.sum(1)}))
+                      positions=("answer",), vocab=("0", "1", "?"), tokens=torch.tensor(tokens),
+                      targets=torch.tensor(target), strata=pd.DataFrame({"ones": bits.sum(1)}))
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,8 @@ def another_task(monkeypatch):
     tasks._made.pop("majority", None)
 
 
-@pytest.mark.parametrize("name", ["majority/ffn-h32-gelu", "majority/moe-e4k1-h32-silu", "majority/moe_glu-e4k2-h32-silu+switch+norm",
+@pytest.mark.parametrize("name", ["majority/ffn-h32-gelu", "majority/moe-e4k1-h32-silu",
+                                  "majority/moe_glu-e4k2-h32-silu+switch+norm",
                                   "majority/glu-h8-relu+norm", "majority/no_ffn", "majority/moe-e2k1-h8-silu+L2"])
 @pytest.mark.parametrize("place", [4, 2], ids=["read last", "read in the middle"])
 def test_the_engine_is_the_plain_model_on_any_task(name, place, monkeypatch):
@@ -47,7 +48,8 @@ def test_the_engine_is_the_plain_model_on_any_task(name, place, monkeypatch):
     out = []
     for f in (fast_loss, loss):
         task_loss, aux = f(params, t.tokens[at], t.targets[at], c)
-        out.append([task_loss, aux, *torch.autograd.grad((task_loss + .3 * aux).sum(), list(params.values()), allow_unused=True)])
+        out.append([task_loss, aux,
+                    *torch.autograd.grad((task_loss + .3 * aux).sum(), list(params.values()), allow_unused=True)])
     assert max((a - b).abs().max().item() for a, b in zip(*out) if a is not None) < 1e-10
 
 

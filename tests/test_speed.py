@@ -12,8 +12,9 @@ from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from plain import load_member
 
 VARIANTS = {"ffn": "add7/ffn-h24-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h24-silu",
-            "top-2": "add7/moe-e4k2-h24-silu", "switch": "add7/moe_glu-e4k1-h24-silu+switch", "norm": "add7/moe-e4k1-h24-silu+norm",
-            "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e2k1-h24-silu+L2", "modadd": "modadd/ffn-h8-gelu", "hist": "hist/glu-h8-gelu"}
+            "top-2": "add7/moe-e4k2-h24-silu", "switch": "add7/moe_glu-e4k1-h24-silu+switch",
+            "norm": "add7/moe-e4k1-h24-silu+norm", "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e2k1-h24-silu+L2",
+            "modadd": "modadd/ffn-h8-gelu", "hist": "hist/glu-h8-gelu"}
 each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -65,7 +66,8 @@ def test_own_and_total_are_what_plain_modules_give_when_fed_by_hand(name):
                 if f is not None: deltas["ffn_out"] = (plain_ffn(block, mid) - f, f1 - f, f)
                 for site, (own, total, was_there) in deltas.items():
                     v = {form: x[s].item() for form, x in got[prefix + site].items()}
-                    assert v["own"] == pytest.approx(rms(own, t.read)) and v["total"] == pytest.approx(rms(total, t.read))
+                    assert (v["own"] == pytest.approx(rms(own, t.read))
+                            and v["total"] == pytest.approx(rms(total, t.read)))
                     assert v["size"] == pytest.approx(rms(was_there, t.read))
                     assert v["own_centred"] == pytest.approx(rms(own - own.mean(0), t.read))
                     assert v["total_centred"] == pytest.approx(rms(total - total.mean(0), t.read))
@@ -103,7 +105,8 @@ def test_a_seed_in_a_population_is_the_seed_alone_and_nothing_moves_without_chan
     before, after = pair(name, 3)
     tokens = get_task(condition(name).task).tokens[:50]
     one = lambda p: {n: v[1:2] for n, v in p.items()}
-    many, alone, still = (speed(*p, name, tokens=tokens) for p in ((before, after), (one(before), one(after)), (before, before)))
+    many, alone, still = (speed(*p, name, tokens=tokens)
+                          for p in ((before, after), (one(before), one(after)), (before, before)))
     assert set(many) == set(components(name))
     for n in many:
         for f, x in many[n].items():
@@ -130,7 +133,8 @@ def test_a_moved_router_is_own_movement_but_not_with_routes_kept():
     before, _ = pair(VARIANTS["moe"])
     after = before | {"W_router": -before["W_router"]}
     v = speed(before, after, VARIANTS["moe"])
-    assert (v["ffn_out"]["own"] > .1).all() and (v["ffn_out"]["kept"] == 0).all() and (v["E0"]["own"].nan_to_num() == 0).all()
+    assert ((v["ffn_out"]["own"] > .1).all() and (v["ffn_out"]["kept"] == 0).all()
+            and (v["E0"]["own"].nan_to_num() == 0).all())
 
 
 def test_a_constant_shift_has_no_centred_speed():
@@ -143,7 +147,7 @@ def test_a_constant_shift_has_no_centred_speed():
 
 def test_an_expert_without_tokens_has_no_speed():
     before, after = pair(VARIANTS["moe"])
-    before["W_router"].zero_()                                               # all are tied, so one expert gets everything
+    before["W_router"].zero_()                                             # all are tied, so one expert gets everything
     v = speed(before, after, VARIANTS["moe"])
     idle = [v[f"E{e}"]["own"].isnan() for e in range(4)]
     assert torch.stack(idle).sum(0).tolist() == [3, 3]
@@ -162,7 +166,8 @@ def test_the_runs_measured_are_the_runs_stored(stream, tmp_path, monkeypatch):
     got = advance(members, 36)
     for i, s in enumerate(seeds):
         stored = Store(tmp_path).load(name, s, stream).weights["final"]
-        for n, v in stored.items(): torch.testing.assert_close(got[n][i], v, rtol=0, atol=2e-5, msg=lambda m: f"{n}: {m}")
+        for n, v in stored.items():
+            torch.testing.assert_close(got[n][i], v, rtol=0, atol=2e-5, msg=lambda m: f"{n}: {m}")
 
 
 def test_which_steps_are_measured_changes_none_of_them():
@@ -184,8 +189,9 @@ def test_gaps_and_starts_are_the_differences_they_say():
             for f in want[n]: torch.testing.assert_close(got[n][f], want[n][f], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name, site, factor", [("add7/glu-h24-silu", "ffn_out", .25), ("add7/moe-e4k1-h24-silu", "ffn_out", .5),
-                                                ("add7/ffn-h24-silu", "attn_out", .25)])
+@pytest.mark.parametrize("name, site, factor",
+                         [("add7/glu-h24-silu", "ffn_out", .25), ("add7/moe-e4k1-h24-silu", "ffn_out", .5),
+                          ("add7/ffn-h24-silu", "attn_out", .25)])
 def test_the_first_step_scales_with_the_learning_rate_of_the_component_alone(name, site, factor):
     slow = f"{name}+{site.removesuffix('_out')}lr{factor}"
     a, b = (speeds(n, [1, 2], "paired", [0])[0] for n in (name, slow))
@@ -196,7 +202,8 @@ def test_the_first_step_scales_with_the_learning_rate_of_the_component_alone(nam
     torch.testing.assert_close(a[other]["own"], b[other]["own"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name, site", [("add7/moe-e2k1-h8-silu+freeze_ffn", "ffn_out"), ("add7/moe-e2k1-h8-silu+freeze_attn", "attn_out")])
+@pytest.mark.parametrize("name, site", [("add7/moe-e2k1-h8-silu+freeze_ffn", "ffn_out"),
+                                        ("add7/moe-e2k1-h8-silu+freeze_attn", "attn_out")])
 def test_what_is_frozen_has_no_speed_of_its_own_and_yet_moves(name, site):
     for v in speeds(name, [1], at=[0, 8], gap=5).values():
         assert v[site]["own"].item() == 0 and v[site]["total"].item() > 0
@@ -212,7 +219,8 @@ def test_rows_name_step_form_and_unit():
     table, v = speed_rows(name, [4, 5], "paired", (0, 2)), speeds(name, [4, 5], "paired", (0, 2))
     assert not table.duplicated(["seed", "step", "site", "unit", "metric"]).any()
     at = table.set_index(["step", "site", "unit", "metric", "seed"])["value"]
-    assert at[2, "ffn_out", "", "kept_centred_step", 5] == pytest.approx(v[2]["ffn_out"]["kept_centred"][1].item(), rel=1e-3)
+    assert at[2, "ffn_out", "", "kept_centred_step", 5] == pytest.approx(v[2]["ffn_out"]["kept_centred"][1].item(),
+                                                                         rel=1e-3)
     assert at[0, "expert_out", "E1", "own_step", 4] == pytest.approx(v[0]["E1"]["own"][0].item(), rel=1e-3)
     assert set(table["stream"]) == {"paired"} and set(table["rule"]) == {"training"}
     metrics = set(speed_rows("add7/ffn-h8-silu", [4], at=[3], gap="start")["metric"])

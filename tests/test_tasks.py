@@ -122,7 +122,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_valid_one(ask, near):
     with pytest.raises(ValueError, match=f"expected one of .*; got .*; nearest: '{near}'; fix: "): ask()
 
 
-@pytest.mark.parametrize("read, index", [((3, 4, 5, 6, 7), slice(3, 8)), ((2,), slice(2, 3)), ((3, 5), [3, 5]), ((5, 4), [5, 4]), ((4, 6, 5), [4, 6, 5])])
+@pytest.mark.parametrize("read, index", [((3, 4, 5, 6, 7), slice(3, 8)), ((2,), slice(2, 3)), ((3, 5), [3, 5]),
+                                         ((5, 4), [5, 4]), ((4, 6, 5), [4, 6, 5])])
 def test_positions_read_in_a_row_are_a_view_and_others_a_list_that_takes_the_same(read, index):
     task, x = replace(ADD7, read=read), torch.arange(8)
     assert read_at(task) == index and x[read_at(task)].tolist() == list(read)

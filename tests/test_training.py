@@ -76,13 +76,14 @@ def test_the_same_group_gives_the_same_bits():
 RECIPES_TO_CHECK = ["add7/ffn-h64-silu", "add7/glu-h42-silu", "add7/moe-e4k1-h64-silu", "add7/moe_glu-e4k1-h44-silu",
                     "add7/moe-e4k2-h64-silu", "add7/moe-e4k1-h64-silu+frozen", "add7/moe_glu-e4k1-h44-silu+ffnlr4",
                     "add7/moe-e4k1-h64-silu+switch+lambda0.5", "add7/ffn-h64-silu+ffnlr0.25+attnlr4+wd0.5",
-                    "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn", "add7/moe-e4k1-h64-silu+freeze_ffn",
-                    "add7/ffn-h64-silu+norm+clip0.1+hold_ones3"]
+                    "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn",
+                    "add7/moe-e4k1-h64-silu+freeze_ffn", "add7/ffn-h64-silu+norm+clip0.1+hold_ones3"]
 
 
 @pytest.mark.parametrize("name", RECIPES_TO_CHECK)
 def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
-    "Clipping, decoupled decay, own learning rates, frozen parts and their balance loss, held-out inputs; in double precision."
+    """Clipping, decoupled decay, own learning rates, frozen parts and their balance loss, held-out inputs; in double
+    precision."""
     c = condition(name)
     balance = 0 if c.freeze == "ffn" else c.balance                    # protocol: none where the FFN is frozen
     members = fresh(c, [1, 2], "authors")
@@ -192,7 +193,8 @@ def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(c
     expected = dict.fromkeys(METRIC, (0., 0))
     enough = lambda rule, value: value > .99 if rule == "first99" else value == 1
     for step, values in enumerate(curve, 1):
-        members.step[:], members.w[:], scores = step, step, dict(zip(("exact256", "exact", "test"), (*values, values[1])))
+        members.step[:], members.w[:], scores = (step, step,
+                                                 dict(zip(("exact256", "exact", "test"), (*values, values[1]))))
         update_rules(members, {metric: torch.tensor([v]) for metric, v in scores.items()})
         for rule, (best, _) in expected.items():
             if scores[METRIC[rule]] > best and not enough(rule, best): expected[rule] = (scores[METRIC[rule]], step)
@@ -239,7 +241,8 @@ def poisoned(name, sick, n):
 
 
 @pytest.mark.parametrize("sick", range(3))
-@pytest.mark.parametrize("name", [DENSE, "add7/glu-h42-silu", MOE, "add7/moe-e4k2-h64-silu", "add7/moe_glu-e4k1-h44-silu+norm"])
+@pytest.mark.parametrize("name",
+                         [DENSE, "add7/glu-h42-silu", MOE, "add7/moe-e4k2-h64-silu", "add7/moe_glu-e4k1-h44-silu+norm"])
 def test_nan_in_one_seed_leaves_the_others_alone(name, sick):
     "To the bit, in the same group: neither clipping nor the experts' common product lets it through."
     well = [i for i in range(3) if i != sick]
@@ -255,7 +258,8 @@ def subnormal(x): return ((x != 0) & (x.abs() < 1.2e-38)).any().item()
 
 
 def test_training_with_numbers_too_small_to_matter_ends_with_the_weights_it_would_have_had(monkeypatch):
-    "Half of a dense FFN has been idle so long that Adam's squares are subnormal: they become 0, the weights stay what they would be."
+    """Half of a dense FFN has been idle so long that Adam's squares are subnormal: they become 0, the weights stay what
+    they would be."""
     def aged():
         members = fresh(condition("add7/ffn-h16-silu"), [1], "authors")
         train_interval(members, 3)
@@ -279,11 +283,15 @@ def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
     assert (tiny * 1 > 0).all()
 
 
-@pytest.mark.parametrize("name, part, n", [("add7/ffn-h64-silu", "", 16), ("add7/ffn-h64-silu", "+part1", 64), ("add7/moe-e4k1-h64-silu", "", 16),
+@pytest.mark.parametrize("name, part, n", [("add7/ffn-h64-silu", "", 16),
+                                           ("add7/ffn-h64-silu", "+part1", 64), ("add7/moe-e4k1-h64-silu", "", 16),
                                            ("add7/moe_glu-e8k2-h64-silu", "+part0.5", 32)])
-def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_step_and_changes_nothing_else(name, part, n):
-    "Up to that step it is the same run to the bit; the optimiser keeps its memory; members at other steps are left alone."
-    c, (plain, kicked) = condition(f"{name}+reset3{part}"), (fresh(condition(m), [5, 6], "paired") for m in (name, f"{name}+reset3{part}"))
+def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_step_and_changes_nothing_else(name, part,
+    n):
+    """Up to that step it is the same run to the bit; the optimiser keeps its memory; members at other steps are left
+    alone."""
+    c, (plain, kicked) = condition(f"{name}+reset3{part}"), (fresh(condition(m), [5, 6], "paired")
+                                                             for m in (name, f"{name}+reset3{part}"))
     began = unflatten(kicked.w.clone(), c)
     for m in (plain, kicked): train_interval(m, 2)
     assert torch.equal(plain.w, kicked.w)
@@ -293,7 +301,7 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     changed = {k for k in before if not torch.equal(before[k], after[k])}
     assert changed == {"W_up", "W_down"} | ({"W_gate"} if c.gated else {"b_up"})
     for k in changed:
-        unit = 3 if k in ("b_up", "W_down") else 4                                  # (seed, layer, expert, …): the axis of the units
+        unit = 3 if k in ("b_up", "W_down") else 4                     # (seed, layer, expert, …): the axis of the units
         old, new, first = (p[k].movedim(unit, -1).movedim(2, -2).flatten(-2) for p in (before, after, began))
         assert torch.equal(new[..., :n], first[..., :n]) and torch.equal(new[..., n:], old[..., n:])
         assert not torch.equal(new[..., :n], old[..., :n])
@@ -301,9 +309,11 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
 
 
-@pytest.mark.parametrize("name, also, back", [("add7/ffn-h8-silu", "attn", set(ATTENTION)), ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
+@pytest.mark.parametrize("name, also, back", [("add7/ffn-h8-silu", "attn", set(ATTENTION)),
+                                              ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
 def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
-    c, (only, both) = condition(f"{name}+reset2+also_{also}"), (fresh(condition(n), [5, 6], "paired") for n in (f"{name}+reset2", f"{name}+reset2+also_{also}"))
+    c, (only, both) = condition(f"{name}+reset2+also_{also}"), (fresh(condition(n), [5, 6], "paired")
+        for n in (f"{name}+reset2", f"{name}+reset2+also_{also}"))
     began = unflatten(both.w.clone(), c)
     for m in (only, both): train_interval(m, 2)
     without, now = unflatten(only.w, c), unflatten(both.w, c)
@@ -312,23 +322,29 @@ def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
 
 
 def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
-    "The first step of Adam is as long as the learning rate, wherever there is a gradient, and so it is here after the reset; without +forget it is not."
+    """The first step of Adam is as long as the learning rate, wherever there is a gradient, and so it is here after the
+    reset; without +forget it is not."""
     name = "add7/ffn-h8-silu+wd0+clip0+reset30"
-    c, (remembers, forgets) = condition(name + "+forget"), (fresh(condition(n), [5, 6], "paired") for n in (name, name + "+forget"))
+    c, (remembers, forgets) = condition(name + "+forget"), (fresh(condition(n), [5, 6], "paired")
+                                                            for n in (name, name + "+forget"))
     for m in (remembers, forgets): train_interval(m, 30)
-    assert torch.equal(remembers.w, forgets.w) and not forgets.m.any() and not forgets.v.any() and remembers.v.any() and forgets.step.tolist() == [30, 30]
+    assert (torch.equal(remembers.w, forgets.w) and not forgets.m.any() and not forgets.v.any() and remembers.v.any()
+            and forgets.step.tolist() == [30, 30])
     start = forgets.w.clone()
     for m in (remembers, forgets): train_interval(m, 1)
     long = (forgets.w - start).abs()
-    assert (long[long > 0] / c.lr - 1).abs().median() < 1e-3 < ((remembers.w - start).abs()[long > 0] / c.lr - 1).abs().median()
+    assert ((long[long > 0] / c.lr - 1).abs().median() < 1e-3
+            < ((remembers.w - start).abs()[long > 0] / c.lr - 1).abs().median())
     train_interval(forgets, 1)
     assert forgets.step.tolist() == [32, 32]
 
 
 def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
-    "Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's multiple, and no others."
+    """Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's
+    multiple, and no others."""
     name = "add7/ffn-h8-silu+ffnlr2+reset3"
-    c, (as_before, later) = condition(name + "+then0.5"), (fresh(condition(n), [5, 6], "paired") for n in (name, name + "+then0.5"))
+    c, (as_before, later) = condition(name + "+then0.5"), (fresh(condition(n), [5, 6], "paired")
+                                                           for n in (name, name + "+then0.5"))
     for m in (as_before, later): train_interval(m, 3)
     assert torch.equal(as_before.w, later.w)
     start = later.w.clone()
@@ -343,11 +359,14 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/ffn-h8-silu+reset400+then4+forget", "add7/moe-e2k1-h8-silu+redrawn"])
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset400", "add7/ffn-h8-silu+reset400+then4+forget",
+                                  "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
-    "Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they would have been."
+    """Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they
+    would have been."""
     seeds = [1, 2]
-    whole = train_group(name, seeds, "paired", "full", tmp_path / "a", steps=600) and Store(tmp_path / "a").load(name, 1, "paired")
+    whole = (train_group(name, seeds, "paired", "full", tmp_path / "a", steps=600)
+             and Store(tmp_path / "a").load(name, 1, "paired"))
     for steps in (200, 400, 600): train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
     parts = Store(tmp_path / "b").load(name, 1, "paired")
     assert all(torch.equal(whole.weights["final"][n], w) for n, w in parts.weights["final"].items())

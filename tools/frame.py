@@ -5,17 +5,22 @@
 
 The notebooks stay as an author wants to read them, and no cell has to repeat what follows from what it holds:
 
-- **Folds.** Exported source, set-up and assertions come folded behind a word that says what is inside, "source", "set-up",
-  "3 assertions, all hold". A cell is set-up if it only imports, or, on a page of results, if it shows nothing or opens the
-  page's rows. They do hold: a notebook whose assertion fails has no outputs stored and does not pass `make test`.
-- **One number a figure.** Captions carry the paper's numbers, so Quarto may not count as well. It counts what has a label that
+- **Folds.** Exported source, set-up and assertions come folded behind a word that says what is inside, "source",
+"set-up",
+  "3 assertions, all hold". A cell is set-up if it only imports, or, on a page of results, if it shows nothing or opens
+  the page's rows. They do hold: a notebook whose assertion fails has no outputs stored and does not pass `make test`.
+- **One number a figure.** Captions carry the paper's numbers, so Quarto may not count as well. It counts what has a
+label that
   starts with `fig-`; the label is kept as an anchor, and the cell gets one that is not counted.
-- **Nothing from elsewhere.** Quarto loads two scripts from a CDN for every page with an HTML output, in case it is a widget.
+- **Nothing from elsewhere.** Quarto loads two scripts from a CDN for every page with an HTML output, in case it is a
+widget.
   Ours are tables: handed over as raw HTML in Markdown, they need none.
-- **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository and to
+- **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository
+and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
 - **Claims.** The ledger's page lists them with Quarto's own sorting and filtering, from a file made here.
-- **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a table's numbers
+- **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a
+table's numbers
   are two clicks away.
 """
 import ast
@@ -32,7 +37,8 @@ from urllib.parse import quote
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = r"6_studies/\w+/(?!0)"  # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
+# pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
+RESULTS = r"6_studies/\w+/(?!0)"
 DIRECTIVE = r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$"
 
 
@@ -90,7 +96,8 @@ def output(out):
     data = out.get("data", {})
     if "text/html" in data and "text/markdown" not in data:
         data["text/markdown"] = lines(raw("".join(data.pop("text/html"))))
-    if "text/markdown" in data:  # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere
+    # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere
+    if "text/markdown" in data:
         text = "".join(data["text/markdown"])
         data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
@@ -107,8 +114,10 @@ def framed(notebook, page):
             label = options(cell["source"]).get("label", "")
             if label.startswith("fig-"):
                 anchor = raw(f'<a id="{label}" class="figure-anchor"></a>')
-                out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {}, "source": lines(anchor)})
-                cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-", cell["source"], flags=re.M)
+                out.append({"cell_type": "markdown", "id": f"anchor-{label}"[:64], "metadata": {},
+                            "source": lines(anchor)})
+                cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-",
+                                        cell["source"], flags=re.M)
             for o in cell["outputs"]:
                 output(o)
         out.append({**cell, "source": lines(cell["source"])})
@@ -125,8 +134,10 @@ def navbar(git_url):
 
 
 def pointed(text, git_url, branch):
-    """The text of settings.ini with these values. A branch may be called anything: what has a meaning in an address is quoted,
-    and so is the percent sign that this makes, which has one in such a file."""
+    """The text of settings.ini with these values.
+
+    A branch may be called anything: what has a meaning in an address is quoted, and so is the percent sign that this
+    makes, which has one in such a file."""
     for name, value in (("git_url", git_url), ("branch", quote(branch, safe="/"))):
         value = value.replace("%", "%%")
         text = re.sub(rf"^{name} =.*$", lambda _: f"{name} = {value}", text, flags=re.M)
@@ -136,14 +147,16 @@ def pointed(text, git_url, branch):
 def rows(root, proc):
     "Copy the tables that pages link to as `rows/NAME.csv` to where Quarto finds them."
     (proc / "rows").mkdir(exist_ok=True)
-    tables = [*sorted((root / "results/paper").glob("*.csv")), *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
+    tables = [*sorted((root / "results/paper").glob("*.csv")),
+              *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
     for path in tables:
         shutil.copy(path, proc / "rows" / path.name)
     return len(tables)
 
 
 def claims(root, proc):
-    "Write what the ledger's page lists, so that a reader can sort and filter it: a claim a line, with its most telling answer."
+    """Write what the ledger's page lists, so that a reader can sort and filter it: a claim a line, with its most
+    telling answer."""
     def ours(line):
         k = next((k for k in ("uncopied", "audited", "paper") if line[f"{k}_n"] not in ("", "0")), None)
         if not k:
@@ -156,7 +169,8 @@ def claims(root, proc):
         lines = [dict(key=x["key"], claim=x["statement"], verdict=x["verdict"], ours=ours(x), section=x["section"],
                       path=f"ledger.html#{x['key']}") for x in csv.DictReader(file)]
     (proc / "3_paper").mkdir(exist_ok=True)
-    (proc / "6_studies/sparsity_moves/claims.yml").write_text(yaml.safe_dump(lines, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    (proc / "6_studies/sparsity_moves/claims.yml").write_text(
+        yaml.safe_dump(lines, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return len(lines)
 
 
@@ -175,7 +189,8 @@ def main(args=(), root=ROOT):
         path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     site = yaml.safe_load((root / "nbs" / "_quarto.yml").read_text()) | navbar(git_url)
     (proc / "_quarto.yml").write_text(yaml.safe_dump(site, sort_keys=False))
-    print(f"framed {len(pages)} pages, {rows(root, proc)} tables of rows and {claims(root, proc)} claims beside them" + (f", with links to {git_url}" if git_url else ""))
+    print(f"framed {len(pages)} pages, {rows(root, proc)} tables of rows and {claims(root, proc)} claims beside "
+          "them" + (f", with links to {git_url}" if git_url else ""))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from moe_redistribution.studies.sparsity_moves.reading import PAGES, page_rows
 from moe_redistribution.evidence.dataset import fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
-ALWAYS = ("status.ipynb", "figures_tables.ipynb", "index.ipynb", "5_evidence/04_dataset.ipynb")  # they count what is recorded, and print no hash
+# they count what is recorded, and print no hash
+ALWAYS = ("status.ipynb", "figures_tables.ipynb", "index.ipynb", "5_evidence/04_dataset.ipynb")
 
 
 def printed(path):
@@ -30,8 +31,10 @@ def stale():
     found = {next((ROOT / "nbs").rglob(f"{page}.ipynb")): page for page in PAGES}
     rows = {path: page_rows(page) for path, page in found.items()}
     old = [path for path, got in rows.items() if printed(path) != [fingerprint(got)] * bool(len(got))]
-    method, claims = (ROOT / "nbs" / page for page in ("7_record/02_ledger.ipynb", "6_studies/sparsity_moves/9z_ledger.ipynb"))
-    old += [method, claims] * (printed(method) != [fingerprint(ledger_rows())])      # the first prints the hash, both show the table
+    method, claims = (ROOT / "nbs" / page
+                      for page in ("7_record/02_ledger.ipynb", "6_studies/sparsity_moves/9z_ledger.ipynb"))
+    # the first prints the hash, both show the table
+    old += [method, claims] * (printed(method) != [fingerprint(ledger_rows())])
     register = ROOT / "nbs" / "2_instruments" / "182_registrations.ipynb"
     own = hashlib.sha256((ROOT / FILE).read_bytes()).hexdigest()[:12]
     return old + [register] * (printed(register) != [own])

@@ -17,7 +17,8 @@ def smaller(png):
         return png
     white = Image.new("RGBA", picture.size, "white")
     flat = Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
-    flat.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(out := io.BytesIO(), "PNG", optimize=True)
+    flat.quantize(256, Image.Quantize.MEDIANCUT,
+                  dither=Image.Dither.NONE).save(out := io.BytesIO(), "PNG", optimize=True)
     new = base64.b64encode(out.getvalue()).decode()
     return new if len(new) < .8 * len(png) else png
 

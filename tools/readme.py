@@ -23,7 +23,8 @@ def directives(source):
 
 
 def from_root(text):
-    "Links of a page are relative to nbs/, those of the README to the root; a forge shows notebooks, so they keep their names."
+    """Links of a page are relative to nbs/, those of the README to the root; a forge shows notebooks, so they keep
+    their names."""
     return re.sub(r"\]\((?!\w+:|#|/)(\.\./)?", lambda m: "](" if m[1] else "](nbs/", text)
 
 

@@ -1,9 +1,11 @@
-"""Writes down when every definition in data/ was made and which of its rows existed by then: appends to results/registrations.csv.
+"""Writes down when every definition in data/ was made and which of its rows existed by then: appends to
+results/registrations.csv.
 
     python tools/registrations.py            append what is new or changed
     python tools/registrations.py --check    append nothing; name what is not registered, exit status 1
 
-The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that registers it.
+The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that
+registers it.
 """
 import csv
 import io
@@ -26,8 +28,8 @@ DATA, ROWS = [f"data/{t}.csv" for t in TABLES], ["results/rows", "results/runs"]
 # what claims.csv left unsaid before it had the column: ablation was the only instrument
 UNSAID = {"instrument": "ablation"}
 SPOT = "stream rule metric site edit".split()
-# Rows of ablation lay elsewhere in the first hours: all conditions in the file of the one page that there was, then one file
-# a condition without a folder for its instrument.
+# Rows of ablation lay elsewhere in the first hours: all conditions in the file of the one page that there was, then one
+# file a condition without a folder for its instrument.
 BEFORE = ("results/rows/42_partitioning.parquet", "results/rows/{}.parquet")
 
 
@@ -38,12 +40,14 @@ def git(*args):
 
 
 class History:
-    "Every commit behind HEAD with its parents, its date (UTC, that of the committer) and the files of data/ and results/."
+    """Every commit behind HEAD with its parents, its date (UTC, that of the committer) and the files of data/ and
+    results/."""
 
     def __init__(self):
         if git("rev-parse", "--is-shallow-repository").strip() == b"true":
             sys.exit("dates need the whole history; got a shallow clone; fix: git fetch --unshallow")
-        lines = [line.split() for line in git("log", "--topo-order", "--reverse", "--format=%H %h %ct %P").decode().splitlines()]
+        lines = [line.split()
+                 for line in git("log", "--topo-order", "--reverse", "--format=%H %h %ct %P").decode().splitlines()]
         self.parents = {sha: parents for sha, _, _, *parents in lines}       # oldest first
         self.short = {sha: short for sha, short, *_ in lines}
         self.date = {sha: utc(datetime.fromtimestamp(int(date), timezone.utc)) for sha, _, date, *_ in lines}
@@ -52,7 +56,8 @@ class History:
         self.versions = defaultdict(dict)                                    # path -> blob -> date, oldest first
         for sha in sorted(self.parents, key=self.date.get):
             for path, blob in self.files[sha].items(): self.versions[path].setdefault(blob, self.date[sha])
-        self._cat = subprocess.Popen(["git", "cat-file", "--batch"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._cat = subprocess.Popen(["git", "cat-file", "--batch"], cwd=ROOT, stdin=subprocess.PIPE,
+                                     stdout=subprocess.PIPE)
 
     def _files(self, sha):
         lines = git("ls-tree", "-r", "-z", sha, "--", *DATA, *ROWS).decode().split("\0")[:-1]
@@ -111,7 +116,8 @@ class Rows:
             paths = [f"{folder}/{name}.parquet", *(p.format(name) for p in BEFORE if instrument == "ablation")]
             found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)
-            first = pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"]) if found else []
+            first = (pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"])
+                     if found else [])
             for *spot, seed, date in first.itertuples(index=False) if len(first) else (): own[tuple(spot)][seed] = date
         return self.known[instrument, name]
 
@@ -123,12 +129,15 @@ class Rows:
 
 
 def cells(line, quoted):
-    "What a line reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each. Nothing for facts and reasons."
+    """What a line reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each.
+
+    Nothing for facts and reasons."""
     if line.aggregate == "quotes":                            # it reads what the numbers it quotes read
         return list(dict.fromkeys(c for i in line.quotes.split() if i in quoted for c in cells(quoted[i], {})))
     if line.aggregate in ("none", "null"): return []
     reads = [line, *(x for w in line.versus.split() if not isinstance(x := changed(line, w), float))]
-    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix("1 - "), r.site, r.edit, r.seeds)
+    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix("1 - "), r.site,
+              r.edit, r.seeds)
              for r in reads if r.instrument not in ("facts", "none") for name in r.condition.split()]
     return list(dict.fromkeys(found))
 
@@ -171,25 +180,30 @@ def new_lines(now):
 def counts():
     "Lines with an answer of their own by protocol and access, contrasts apart from other claims."
     kind = lambda r: "contrasts" if r.table == "claims" and r.key.startswith("contrast.") else r.table
-    asks = {(t, k, p) for t in TABLES for k, p, a in present(t)[[TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
+    asks = {(t, k, p) for t in TABLES
+            for k, p, a in present(t)[[TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
             if a not in ("none", "quotes")}
     last = [r for r in registrations(ROOT / FILE).itertuples(index=False) if (r.table, r.key, r.protocol) in asks]
     frame = pd.DataFrame([(kind(r), r.protocol, r.access) for r in last], columns=["lines", "protocol", "access"])
-    table = pd.crosstab([frame["lines"], frame["protocol"]], frame["access"]).reindex(columns=list(ACCESS), fill_value=0)
+    table = pd.crosstab([frame["lines"], frame["protocol"]],
+                        frame["access"]).reindex(columns=list(ACCESS), fill_value=0)
     return table.assign(all=table.sum(axis=1))
 
 
 def main(args):
     todo = left()
     if "--check" in args:
-        print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy()) or "Every line is registered as it stands.")
+        print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy())
+              or "Every line is registered as it stands.")
         return int(len(todo) > 0)
     now, path, last = utc(datetime.now(timezone.utc)), ROOT / FILE, registrations(ROOT / FILE)["date"].max()
-    if now < str(last) and path.exists(): sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")
+    if now < str(last) and path.exists():
+        sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")
     lines = new_lines(now) if len(todo) else []
     heading = [] if path.exists() else [COLUMNS]
     with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
-    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they stand; those with an answer:\n")
+    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they "
+          "stand; those with an answer:\n")
     print(counts().to_string())
     if lines: print("\nThe page shows them after: make outputs NB=nbs/5_evidence/03_registrations.ipynb")
     return 0

@@ -1,10 +1,13 @@
-"""Do two states of the repository record the same? Rows, runs, histories, comparisons, claims and checkpoints, whatever file holds them.
+"""Do two states of the repository record the same?
+
+Rows, runs, histories, comparisons, claims and checkpoints, whatever file holds them.
 
     python tools/same_results.py 8f80c79             that commit against the files as they lie here
     python tools/same_results.py 8f80c79 HEAD        two commits
     python tools/same_results.py ../other-clone .    two folders
 
-Frames are compared sorted, conditions by what they resolve to. Exit status 1 names each difference. A claim's page is not compared."""
+Frames are compared sorted, conditions by what they resolve to. Exit status 1 names each difference. A claim's page is
+not compared."""
 import io
 import subprocess
 import sys
@@ -47,7 +50,8 @@ def frames(root):
         yield key, whole.astype(dict.fromkeys(texts, str)).assign(condition=lambda f: names(f["condition"].astype(str)))
     for path in sorted((root / "results").rglob("*.csv")):
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        yield (path.relative_to(root).as_posix(),), frame.drop(columns=[c for c in LINKS if c in frame and "verdict" in frame])
+        yield (path.relative_to(root).as_posix(),), frame.drop(columns=[c for c in LINKS
+                                                                        if c in frame and "verdict" in frame])
 
 
 def differences(a, b):
@@ -61,7 +65,8 @@ def differences(a, b):
     except AssertionError as e: return str(e).splitlines()[0]
 
 
-def tensors(root): return {p.relative_to(root).as_posix(): p for p in sorted((root / "checkpoints").rglob("*.safetensors"))}
+def tensors(root):
+    return {p.relative_to(root).as_posix(): p for p in sorted((root / "checkpoints").rglob("*.safetensors"))}
 
 
 def compared(before, after):
@@ -76,7 +81,8 @@ def compared(before, after):
     for name in sorted(set(old) ^ set(new)): yield f"{name}: only {'before' if name in old else 'after'}"
     for name in sorted(set(old) & set(new)):
         a, b = load_file(old[name]), load_file(new[name])
-        if set(a) != set(b) or any(a[n].dtype != b[n].dtype or not a[n].equal(b[n]) for n in a): yield f"{name}: other weights"
+        if set(a) != set(b) or any(a[n].dtype != b[n].dtype or not a[n].equal(b[n]) for n in a):
+            yield f"{name}: other weights"
 
 
 def main(before, after=str(ROOT)):

@@ -28,8 +28,10 @@ _KEYS = "metric site edit stratum split".split()
 REST = "1 - "                     # a metric of `1 - attn_share` is what the measured share leaves
 _WHOLE = {"", "all", "none"}      # `unit` of a row that is not about one head, expert or neuron
 def _take(rows, c, cell, rule, seeds, stream):
-    "The claim's value of every wanted seed in one cell (condition, position, unit), indexed by seed; nan for a failed seed."
-    want = dict(zip(("condition", "position"), cell), stream=stream or c.stream, rule=rule) | {k: getattr(c, k) for k in _KEYS}
+    """The claim's value of every wanted seed in one cell (condition, position, unit), indexed by seed; nan for a failed
+    seed."""
+    want = dict(zip(("condition", "position"), cell), stream=stream or c.stream,
+                rule=rule) | {k: getattr(c, k) for k in _KEYS}
     want["metric"] = c.metric.removeprefix(REST)
     if "instrument" in rows: want["instrument"] = c.instrument
     if missing := [k for k in (*want, "seed", "value") if k not in rows]:
@@ -55,9 +57,11 @@ def _absent(rows, c, name, rule, seeds, stream):
     "Why the rows of `seeds` of a condition are not there, in a sentence."
     known = set(rows.loc[(rows["condition"] == name) & (rows["stream"] == (stream or c.stream)), "seed"])
     unmeasured, untrained = [s for s in seeds if s in known], [s for s in seeds if s not in known]
-    hours = expected_seconds(name, len(untrained) * expected_steps(name, "full" if rule == "final" else "selected")) / 3600
+    hours = expected_seconds(name,
+                             len(untrained) * expected_steps(name, "full" if rule == "final" else "selected")) / 3600
     parts = [f"missing run: {name}, seeds {_who(untrained)}, about {hours:.2g} core-hours"] * bool(untrained)
-    return parts + [f"not measured: {c.metric} of {name} at {rule}, {c.site} {c.edit}, seeds {_who(unmeasured)}"] * bool(unmeasured)
+    return parts + [f"not measured: {c.metric} of {name} at {rule}, {c.site} {c.edit}, "
+                    f"seeds {_who(unmeasured)}"] * bool(unmeasured)
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #8d1f2157
 def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
@@ -71,8 +75,10 @@ def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
         got = cells[cell] = _take(own, c, cell, rule, seeds, stream)
         absent, failed = [s for s in seeds if s not in got.index], got.index[got.isna()].tolist()
         if absent: notes += _absent(own, c, cell[0], rule, absent, stream)
-        how = "never got there" if c.instrument == "runs" else "never learned the task" if rule == "learned" else "failed"
-        if failed: notes.append(f"{len(failed)} of {len(seeds)} seeds {how} and left out: {cell[0]}, seeds {_who(failed)}")
+        how = ("never got there" if c.instrument == "runs" else "never learned the task" if rule == "learned"
+               else "failed")
+        if failed:
+            notes.append(f"{len(failed)} of {len(seeds)} seeds {how} and left out: {cell[0]}, seeds {_who(failed)}")
     return pd.DataFrame(cells, index=seeds), list(dict.fromkeys(notes))
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #6c2482d3
@@ -104,8 +110,10 @@ def baselines(task="add7") -> dict:
     return {n: round(hit[:, list(t.scored)].double().mean().item(), 6) for n, hit in nulls(t).items()}
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #67064fa6
-WHOLE_ONLY = {"sum", "lowest", "highest"}      # a count or share of seeds or an extreme says nothing while cells are missing
-ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}     # and their spread in sd
+# a count or share of seeds or an extreme says nothing while cells are missing
+WHOLE_ONLY = {"sum", "lowest", "highest"}
+# and their spread in sd
+ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #0af0e66f
 def _ours(rows, c, null, rule, seeds, stream):
@@ -130,24 +138,27 @@ def _ours(rows, c, null, rule, seeds, stream):
     i = interval(x)
     if c.aggregate in ORDERED:
         at, wide = ORDERED[c.aggregate]
-        return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo), t + wide * (i.hi - i.mean), i.n), notes
+        return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo),
+                t + wide * (i.hi - i.mean), i.n), notes
     return (i.mean, float(x.std()), i.lo, i.hi, i.n), notes
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #ac8d625d
 _CELL = """instrument stream condition versus metric site edit rule unit position stratum split aggregate null seeds
            corrected""".split()
 def finest(paper, bridge) -> dict:
-    """id → (print, margin): of all prints of the same number of the same cell the one with a spread, or with most digits.
+    """id → (print, margin): of all prints of the same number of the same cell the one with a spread, or with most
+    digits.
 
-    `paper`, `bridge`: as `paper_values` and one protocol of `claims` give them. Two prints are the same number where the
-    coarser one is the finer one rounded."""
+    `paper`, `bridge`: as `paper_values` and one protocol of `claims` give them. Two prints are the same number where
+    the coarser one is the finer one rounded."""
     printed, out = {p.id: p for p in paper.itertuples(index=False)}, {}
     asked = bridge[bridge["id"].isin(list(printed)) & (bridge["aggregate"] != "none")]
     for _, group in asked.groupby(_CELL, sort=False):
         each = [(printed[c.id], c.margin) for c in group.itertuples(index=False)]
         for p, margin in each:
             same = [q for q in each if abs(q[0].value - p.value) <= max(q[0].digit, p.digit) / 2 + TINY]
-            out[p.id] = min(same or [(p, margin)], key=lambda q: (np.isnan(q[0].value_std), q[0].digit or 1, q[0].id != p.id))
+            out[p.id] = min(same or [(p, margin)],
+                            key=lambda q: (np.isnan(q[0].value_std), q[0].digit or 1, q[0].id != p.id))
     return out
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #8f4543a0
@@ -161,7 +172,7 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     paper, bridge = paper_values(), claims()
     choose("item", item, paper_items(bridge), "add its ids to data/claims.csv")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
-    near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]      # a cell has one condition
+    near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]  # a cell has one condition
     mine, fine = {c.id: c for c in bridge.itertuples(index=False)}, finest(paper, near)
     rows = _by_condition(rows)
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
@@ -172,7 +183,8 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
 # %% ../../nbs/5_evidence/05_answers.ipynb #0d44d8cb
 OTHER = "another checkpoint"
 def _read_at(rows, c, null, rule, seeds, stream):
-    "`_ours`, or where the paper reads the best epoch and ours stopped before it, ours at the task's first rule, with a note."
+    """`_ours`, or where the paper reads the best epoch and ours stopped before it, ours at the task's first rule, with
+    a note."""
     ours, notes = _ours(rows, c, null, rule, seeds, stream)
     first = TASK_RULES[c.condition.split("/")[0]][0] if "/" in c.condition else ""
     short = any(n.startswith(("missing run", "not measured")) for n in notes)
@@ -183,7 +195,8 @@ def _read_at(rows, c, null, rule, seeds, stream):
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #917ebaee
 def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
-    "One row of `compare`: printed value `p`, its claim `c` (None if unknown), and the finest print of its cell, `fine`."
+    """One row of `compare`: printed value `p`, its claim `c` (None if unknown), and the finest print of its cell,
+    `fine`."""
     line = dict(id=p.id, item=p.item, task=p.task, variant=p.variant, metric=p.metric, paper_mean=p.value,
                 paper_std=p.value_std, paper_n=p.n_seeds, protocol=protocol)
     if c is None: return line | dict(verdict="not attempted", reason="no row in data/claims.csv")
@@ -196,17 +209,21 @@ def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     bar = "read-off" in p.note
     said = v.reason.replace("the printed digits themselves", "the bar as it was read off") if bar else v.reason
     early = (stream or c.stream) == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)
-    word = word or ("inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict)   # two of five decide nothing
+    # two of five decide nothing
+    word = word or ("inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict)
     interim = f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early)
     finer = f"compared with the finer print at {p.id}" * (p.id != own.id)
-    needed = seeds_beside(*ours[:2], p.value, p.value_std, n, margin) if word == "inconclusive" and ours[4] > 1 else np.nan
-    return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null, n_decides=needed,
-                       verdict=word, reason="; ".join(filter(None, [interim, said, finer, *notes, c.note])))
+    needed = (seeds_beside(*ours[:2], p.value, p.value_std, n, margin) if word == "inconclusive" and ours[4] > 1
+              else np.nan)
+    return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition,
+                       baseline=null, n_decides=needed, verdict=word,
+                       reason="; ".join(filter(None, [interim, said, finer, *notes, c.note])))
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #e597ea44
 def _judged(ours, p, c, margin, protocol, stream):
     "The `verdict` on our answer to claim `c` beside the print `p`, and the seeds behind `p`."
-    routed = any(condition(n).routed for n in f"{c.condition} {c.versus}".split())   # rounding sends these down other paths
+    # rounding sends these down other paths
+    routed = any(condition(n).routed for n in f"{c.condition} {c.versus}".split())
     digit = p.digit if protocol == "paper" and (stream or c.stream) == "authors" and not routed else 0.0
     n = p.n_seeds if p.n_seeds == p.n_seeds or c.aggregate == "null" else c.n      # a sentence has the table's seeds
     return verdict(*ours[:2], ours[4], p.value, p.value_std, n, margin, c.corrected, digit), n
@@ -216,7 +233,8 @@ CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference l
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
 def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
-    """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed; CONTRAST_COLUMNS.
+    """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed;
+    CONTRAST_COLUMNS.
 
     `n` seeds so far of `n_fixed`; lo and hi bound the difference; `rule` and `seeds` override the claim's."""
     choose("edit", edit, ["mean", "zero"])
@@ -229,7 +247,8 @@ def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)
     same = out.groupby("asks")["p_equivalence"].transform(lambda p: holm(p.astype(float).fillna(1)))
     out["p_equivalence_holm"] = same.where(out["n"] > 0)
-    decided = [BOTH if max(same, p) < .05 else outcome(same, p) for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
+    decided = [BOTH if max(same, p) < .05 else outcome(same, p)
+               for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
     return out.assign(outcome=np.where(out["n"] > 0, decided, "not attempted"))
 
 # %% ../../nbs/5_evidence/05_answers.ipynb #0c5fb3d8
@@ -257,6 +276,7 @@ def contrast(rows, a, b, edit="mean", rule=None, seeds=None):
 # %% ../../nbs/5_evidence/05_answers.ipynb #d8346418
 def comparison(rows, item, root=None) -> pd.DataFrame:
     "One item of the paper under both protocols, one above the other: the content of `results/paper/<item>.csv`."
-    if "learned" in set(claims().query("item == @item")["rule"]): rows = pd.concat([rows, learned(rows, root)], ignore_index=True)
+    if "learned" in set(claims().query("item == @item")["rule"]):
+        rows = pd.concat([rows, learned(rows, root)], ignore_index=True)
     parts = [compare(rows, item, p) for p in ("paper", "audited")]
     return pd.concat([p for p in parts if len(p)], ignore_index=True)

@@ -39,7 +39,8 @@ def recorded(name, instrument="ablation", root=None) -> pd.DataFrame:
 
     FileNotFoundError says what is missing and which command makes it."""
     path = Path(root or ROOT) / "results" / "rows" / instrument / f"{condition(name)}.parquet"
-    if not path.exists(): raise FileNotFoundError(f"no recorded {instrument} of {name}; fix: make paper, then make record")
+    if not path.exists():
+        raise FileNotFoundError(f"no recorded {instrument} of {name}; fix: make paper, then make record")
     return tidy([pd.read_parquet(path)])
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #e741ff25
@@ -47,12 +48,15 @@ def checkpoint_path(c, rule, root=None) -> Path:
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
 def checkpoint(c, rule="first256", root=None) -> dict:
-    "Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete). ValueError says what exists."
+    """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete).
+
+    ValueError says what exists."""
     path = checkpoint_path(c, rule, root)
     if not path.exists():
         of_clone(Path(root or ROOT) / "checkpoints")
         there = Path(root or ROOT) / "checkpoints"
-        known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors") for p in there.rglob("*.safetensors"))
+        known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
+                       for p in there.rglob("*.safetensors"))
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
     return {n: v.float() for n, v in unseal(path)[0].items()}
 
@@ -63,12 +67,14 @@ def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
     "Of a population's scored predictions on all inputs, how many are `right`, `of` how many; one row a seed."
     t = get_task(condition(c).task)
     hit = (predict(params, c) == t.targets)[:, :, list(t.scored)]
-    return pd.DataFrame(dict(condition=condition(c).name, seed=seeds, right=hit.sum((1, 2)).tolist(), of=hit[0].numel()))
+    return pd.DataFrame(dict(condition=condition(c).name, seed=seeds, right=hit.sum((1, 2)).tolist(),
+                             of=hit[0].numel()))
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #2357c55a
 def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `recording.run_frame` gives them."
-    return _runs(*((p, p.stat().st_mtime_ns) for p in sorted(of_clone(Path(root or ROOT) / "results/runs").rglob("*.parquet")))).copy()
+    return _runs(*((p, p.stat().st_mtime_ns)
+                   for p in sorted(of_clone(Path(root or ROOT) / "results/runs").rglob("*.parquet")))).copy()
 
 @lru_cache(maxsize=2)
 def _runs(*files):
@@ -80,17 +86,20 @@ def by_condition(runs, of) -> pd.Series:
     return runs["condition"].map({n: of(condition(n)) for n in runs["condition"].unique()})
 
 def weightless(name, root=None, but=()) -> list:
-    "Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains its own."
+    """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
+    its own."""
     path, first = Path(root or ROOT) / f"results/runs/{name}.parquet", TASK_RULES[condition(name).task][0]
     runs = pd.read_parquet(path).query("failed.isna()") if path.exists() else pd.DataFrame()
-    return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}}) for r in runs.itertuples()
-            if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
+    return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}})
+            for r in runs.itertuples() if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #198ac62e
 def unlearned(root=None) -> pd.DataFrame:
-    "Recorded runs of modular addition that never got more than half of their test pairs right, the limit of the authors' script for Figure 15b."
+    """Recorded runs of modular addition that never got more than half of their test pairs right, the limit of the
+    authors' script for Figure 15b."""
     runs = recorded_runs(root)
-    return runs.query("condition.str.startswith('modadd/') and first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
+    return (runs.query("condition.str.startswith('modadd/') and first99_value <= .5") if "first99_value" in runs
+            else runs.iloc[:0])
 
 def generalised(rows, root=None) -> pd.DataFrame:
     "Rows but those of `unlearned` runs: in a model that has no rule, nothing can be said of where it is."
@@ -106,10 +115,12 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     """The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies.
 
     FileNotFoundError says what is missing and which command makes it."""
-    at, names = Path(root or ROOT) / "results/history", [str(condition(n)) for n in ([names] if isinstance(names, str) else names)]
+    at, names = Path(root or ROOT) / "results/history", [str(condition(n))
+                                                         for n in ([names] if isinstance(names, str) else names)]
     choose("stream", stream, STREAMS)
     for n in names:
-        if not (at / f"{n}.parquet").exists(): raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
+        if not (at / f"{n}.parquet").exists():
+            raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
     whole = pd.concat([pd.read_parquet(at / f"{n}.parquet") for n in names], ignore_index=True)
     return whole[whole["stream"] == stream].reset_index(drop=True)
 
@@ -117,7 +128,8 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 def far_enough(runs=None) -> dict:
     "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
-    ended, at = runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: RECIPES[c.task]["steps"])), ["condition", "stream"]
+    ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: RECIPES[c.task]["steps"])),
+                 ["condition", "stream"])
     own_rule = by_condition(runs, lambda c: f"{TASK_RULES[c.task][0]}_reached")
     first = np.logical_or.reduce([(own_rule == rule) & runs[rule].eq(True) for rule in own_rule.unique()])
     masks = dict(full=ended, selected=ended | runs["settled"], first=ended | first)
@@ -127,17 +139,20 @@ def far_enough(runs=None) -> dict:
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 
 def run_rows(runs) -> pd.DataFrame:
-    """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the `epoch` if so, and
-    `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of survival analysis."""
+    """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the
+    `epoch` if so, and `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of
+    survival analysis."""
     end, out = by_condition(runs, lambda c: RECIPES[c.task]["steps"]), []
     whole = runs["step"] >= end
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:
             mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
             if mine.empty: continue
-            where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule, step=mine[f"{rule}_step"].to_numpy())
+            where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule,
+                         step=mine[f"{rule}_step"].to_numpy())
             hit = mine[f"{rule}_reached"].astype(float)
-            out += [make_rows(v, mine["seed"], metric=m, **where) for m, v in (("score", mine[f"{rule}_value"]), ("reached", hit))]
+            out += [make_rows(v, mine["seed"], metric=m, **where)
+                    for m, v in (("score", mine[f"{rule}_value"]), ("reached", hit))]
             for metric, other in (("epoch", float("nan")), ("epoch_restricted", end[mine.index])):
                 out.append(make_rows(mine[f"{rule}_step"].where(hit > 0, other), mine["seed"], metric=metric, **where))
     return tidy(out or [NO_ROWS])
@@ -153,7 +168,8 @@ COMPUTED = {}          # instrument → the rows of a condition that need no run
 
 def rows_of(instrument, name, root=None):
     "Rows of one instrument for one condition, facts and runs among them; None where nothing is recorded."
-    path = Path(root or ROOT) / "results" / ("runs" if instrument == "runs" else f"rows/{instrument}") / f"{name}.parquet"
+    path = Path(root or ROOT) / "results" / ("runs" if instrument == "runs"
+                                             else f"rows/{instrument}") / f"{name}.parquet"
     if instrument in COMPUTED: return COMPUTED[instrument](name)
     if not path.exists(): return None
     return run_rows(pd.read_parquet(path)) if instrument == "runs" else pd.read_parquet(path)
@@ -161,7 +177,8 @@ def rows_of(instrument, name, root=None):
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
 def gather(pairs, streams=READ, root=None) -> pd.DataFrame:
-    "Rows of (instrument, condition) pairs in some streams, with the instrument that measured them; what is not recorded is left out."
+    """Rows of (instrument, condition) pairs in some streams, with the instrument that measured them; what is not
+    recorded is left out."""
     got = {pair: rows_of(*pair, root) for pair in pairs}
     found = [tidy([r[r["stream"].isin(streams)]]).assign(instrument=i) for (i, _), r in got.items() if r is not None]
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")

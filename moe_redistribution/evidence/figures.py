@@ -47,12 +47,15 @@ def named(labels) -> dict:
     return labels
 
 def label(name) -> str:
-    "What a figure calls a condition: its variant, then width, experts, k and activation where they are not the usual ones, and its options."
-    if str(name) in NAMED or "/" not in str(name): return NAMED.get(str(name), str(name))       # a planted model has no width
+    """What a figure calls a condition: its variant, then width, experts, k and activation where they are not the usual
+    ones, and its options."""
+    # a planted model has no width
+    if str(name) in NAMED or "/" not in str(name): return NAMED.get(str(name), str(name))
     c, (body, *options) = condition(name), str(name).split("+")
     if body in NAMED: return ", ".join([NAMED[body], *options])
     usual = PLAIN.get(c.task, WIDE).get(c.ffn) == c.d_mlp or c.ffn == "no_ffn"
-    unusual = [(c.routed and c.n_experts != 4, f"{c.n_experts} expert{'s' * (c.n_experts > 1)}"), (c.top_k > 1, f"top-{c.top_k}"),
+    unusual = [(c.routed and c.n_experts != 4, f"{c.n_experts} expert{'s' * (c.n_experts > 1)}"),
+               (c.top_k > 1, f"top-{c.top_k}"),
                (c.activation not in (RECIPES[c.task]["activation"], "none"), WRITTEN.get(c.activation, c.activation))]
     return ", ".join([SHORT[c.ffn] + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
@@ -61,7 +64,8 @@ def is_arm(name) -> bool: return condition(name).ffn_lr != 1 or condition(name).
 # %% ../../nbs/5_evidence/07_figures.ipynb #01000124
 def pick(rows, **where) -> pd.DataFrame:
     "Rows where every named column has the given value; the position defaults to all scored digits, the stratum to all."
-    return select(rows, **(where | dict(metric="digits", position="o0-o3", stratum="all") | where))     # the caller's columns first
+    # the caller's columns first
+    return select(rows, **(where | dict(metric="digits", position="o0-o3", stratum="all") | where))
 
 def dots(ax, x, values, name, width=.22):
     "Seeds as dots around `x`, their mean as a bar and its 95 % interval as a line."
@@ -83,7 +87,8 @@ def printed(ax, x, mean, std=np.nan):
 NULLS = ("copy", "uniform", "most frequent", "pass-through")
 
 def null_lines(ax, task="add7", names=None, text=True):
-    "Horizontal lines, named if `text`, at the digit accuracies of predictors that do not compute: `names`, or those of `NULLS` that the task has."
+    """Horizontal lines, named if `text`, at the digit accuracies of predictors that do not compute: `names`, or those
+    of `NULLS` that the task has."""
     t = get_task(task)
     known = nulls(t)
     for name in [n for n in NULLS if n in known] if names is None else names:
@@ -95,7 +100,9 @@ def null_lines(ax, task="add7", names=None, text=True):
 def one_task(names):
     "The task of some conditions; ValueError for several, which have no nulls and no position in common."
     tasks = list(dict.fromkeys(condition(n).task for n in names))
-    if len(tasks) != 1: raise ValueError(f"one figure: expected conditions of one task, got {', '.join(tasks) or 'none'}; fix: a figure for each")
+    if len(tasks) != 1:
+        raise ValueError(f"one figure: expected conditions of one task, got {', '.join(tasks) or 'none'}; fix: "
+                         "a figure for each")
     return get_task(tasks[0])
 
 def tidy_axes(ax, ylabel="digits right", top=1.0):
@@ -134,7 +141,8 @@ def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero",
     ticks = [label(n) if crowded else label(n).replace(", ", ",\n") for n in names]
     for ax, edit in zip(axes, edits):
         for x, name in enumerate(names):
-            got = pick(rows, condition=name, rule=rule, stream=stream, site=site, edit=edit, position=whole_answer(t))["value"]
+            got = pick(rows, condition=name, rule=rule, stream=stream, site=site, edit=edit,
+                       position=whole_answer(t))["value"]
             if len(got): dots(ax, x, got, name)
         ax.set_title(f"{'FFN' if site == 'ffn_out' else 'attention'} replaced by {edit}", fontsize=9.5)
         ax.set_xticks(range(len(names)), ticks, fontsize=8, rotation=40 * crowded, rotation_mode="anchor",
@@ -158,7 +166,9 @@ def trajectories(history, names, metrics, titles):
             table = history[history["condition"] == name].pivot(index="step", columns="seed", values=metric)
             style = dict(color=colour(name), ls="--" if is_arm(name) else "-")
             if table.shape[1] <= 12: ax.plot(table.index, table, lw=.5, alpha=.35, **style)
-            else: ax.fill_between(table.index, *table.quantile([.1, .9], axis=1).to_numpy(), color=colour(name), alpha=.15, lw=0)
+            else:
+                ax.fill_between(table.index, *table.quantile([.1, .9], axis=1).to_numpy(), color=colour(name),
+                                alpha=.15, lw=0)
             ax.plot(table.index, table.mean(axis=1), lw=2, label=label(name), **style)
         ax.set_title(title, fontsize=9.5); ax.set(xscale="log", xlabel="step")
         tidy_axes(ax, "", 1)
@@ -169,7 +179,9 @@ def trajectories(history, names, metrics, titles):
 
 # %% ../../nbs/5_evidence/07_figures.ipynb #89117d9e
 def printed_at(compared, name, where):
-    "(mean, std) that the paper prints for a condition at a selection of rows, nan without one. `compared`: from `compare`."
+    """(mean, std) that the paper prints for a condition at a selection of rows, nan without one.
+
+    `compared`: from `compare`."""
     if compared is None: return np.nan, np.nan
     bridge = claims().query("aggregate == 'mean'").set_index(["id", "protocol"])
     for r in compared[compared["condition"] == name].itertuples():
@@ -183,10 +195,12 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=1.0, y
     """One panel for each entry of `panels` (title → selection of rows), one column for each condition: seeds as dots,
     mean, 95 % interval and the paper's value as a diamond. `nulls`: names of predictors to draw. Returns the figure.
 
-    `where`: selection common to all panels, as for `pick`; `compared`: `compare` frames that hold the paper's values."""
+    `where`: selection common to all panels, as for `pick`; `compared`: `compare` frames that hold the paper's
+    values."""
     where, height = dict(rule="first256", stream="authors") | where, -(-len(panels) // columns)
-    fig, axes = plt.subplots(height, min(columns, len(panels)), figsize=(3.5 * min(columns, len(panels)) + .4, 2.7 * height + .3),
-                             sharey=True, sharex=True, squeeze=False, layout="constrained")
+    fig, axes = plt.subplots(height, min(columns, len(panels)),
+                             figsize=(3.5 * min(columns, len(panels)) + .4, 2.7 * height + .3), sharey=True,
+                             sharex=True, squeeze=False, layout="constrained")
     for ax in axes.flat[len(panels):]: ax.axis("off")
     for k, (ax, (title, own)) in enumerate(zip(axes.flat, panels.items())):
         for x, name in enumerate(names):
@@ -204,21 +218,24 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=1.0, y
 RATES = {.125: "⅛", .25: "¼", .5: "½", 1: "1", 2: "2", 4: "4", 8: "8"}       # of the FFN, relative to everything else
 def at_rate(name, rate) -> str: return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
-def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000", stream="paired", metric="digits_no_copy") -> pd.Series:
+def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000", stream="paired",
+                metric="digits_no_copy") -> pd.Series:
     "What is right without the FFN by seed, mean over `positions`: at tens and hundreds, the current token ruled out."
     where = dict(condition=name, stream=stream, rule=rule, site="ffn_out", edit=edit, metric=metric)
     at = [pick(rows, position=p, **where).set_index("seed")["value"] for p in positions]
     return (sum(at) / len(at)).dropna()
 
 def by_rate(ax, rows, names, **how):
-    "A line and its 95 % band over `RATES` for each architecture that has two rates or more; `how` as for `without_ffn`."
+    """A line and its 95 % band over `RATES` for each architecture that has two rates or more; `how` as for
+    `without_ffn`."""
     for n in names:
         got = {r: interval(v) for r in RATES if len(v := without_ffn(rows, at_rate(n, r), **how)) > 1}
         i = pd.DataFrame(got.values(), index=got.keys())
         if i.empty: continue
         ax.fill_between(i.index, i["lo"], i["hi"], color=colour(n), alpha=.18, lw=0)
         ax.plot(i.index, i["mean"], "o-", ms=4, color=colour(n), label=label(n))
-    ax.set(xscale="log", xlabel="learning rate of the FFN, relative"); ax.set_xticks(list(RATES), RATES.values()); ax.minorticks_off()
+    ax.set(xscale="log", xlabel="learning rate of the FFN, relative")
+    ax.set_xticks(list(RATES), RATES.values()); ax.minorticks_off()
     tidy_axes(ax, "", .9)
 
 # %% ../../nbs/5_evidence/07_figures.ipynb #65fc9c38
@@ -243,7 +260,8 @@ def table_text(compared, metrics=COLUMNS1) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/07_figures.ipynb #82b7bd3c
 def _labels(text):
     "Labels for the conditions in a `condition` cell, which may list several and set them against others."
-    return " vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs ")) if "/" in str(text) else text
+    return (" vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs "))
+            if "/" in str(text) else text)
 
 def verdicts(compared, columns=("variant", "condition", "metric"), caption="") -> Shown:
     "A `compare` frame as a table to read (`tables.beside`), its rows named by the given columns."
@@ -285,7 +303,8 @@ def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -
     mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
     number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
     unit = unit.removesuffix("s") if number(mean).strip("+-") == "1" else unit
-    return f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over {getattr(c, f'{reading}_n')} seeds"
+    return (f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over "
+            f"{getattr(c, f'{reading}_n')} seeds")
 
 def ruled(c, ledger="9z_ledger.ipynb") -> str:
     "A claim's verdict, as a link from a page to its line in the ledger."

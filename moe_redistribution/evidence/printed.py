@@ -24,10 +24,12 @@ SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_v
 READ_OFF = .01                            # how finely a bar of a printed picture can be read, in fractions
 
 def of_clone(path) -> Path:
-    "`path` as it is. FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to."
+    """`path` as it is.
+
+    FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to."""
     if path.exists(): return path
-    raise FileNotFoundError(f"{path.parent.name}/{path.name}: expected beside the package, as in a clone of its repository; got a package without it; "
-                            "fix: clone the repository, then pip install -e .")
+    raise FileNotFoundError(f"{path.parent.name}/{path.name}: expected beside the package, as in a clone of its "
+                            "repository; got a package without it; fix: clone the repository, then pip install -e .")
 
 def _read(path, columns, key, numbers):
     "A checked CSV: exactly `columns`, at least one row, `key` unique; text stays text, `numbers` become floats."
@@ -41,7 +43,8 @@ def _read(path, columns, key, numbers):
 # %% ../../nbs/5_evidence/02_printed.ipynb #39274bea
 def sealed(path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
-    want = dict(line.split()[::-1] for line in (of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
+    want = dict(line.split()[::-1]
+                for line in (of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
     if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want: return path
     refuse(path.name, f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- data/{path.name}")
@@ -61,10 +64,11 @@ def paper_values(path=None):
 # %% ../../nbs/5_evidence/02_printed.ipynb #04562cd8
 CLAIM_COLUMNS = """id protocol item instrument stream condition versus metric site edit rule unit position stratum split
                    aggregate null seeds n unit_factor margin corrected note""".split()
-AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed", "difference": "condition less versus, by seed",
-              "ratio": "condition over versus, of their means", "share": "(condition - base) / (whole - base)",
-              "lowest": "the cell with the lowest mean", "highest": "the cell with the highest", "sum": "sum over seeds",
-              "median": "median over seeds", "least": "the seed with the least", "most": "the seed with the most",
+AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed",
+              "difference": "condition less versus, by seed", "ratio": "condition over versus, of their means",
+              "share": "(condition - base) / (whole - base)", "lowest": "the cell with the lowest mean",
+              "highest": "the cell with the highest", "sum": "sum over seeds", "median": "median over seeds",
+              "least": "the seed with the least", "most": "the seed with the most",
               "welch_p": "Welch's p between the two", "equivalence": "a registered contrast, by TOST",
               "null": "a predictor that computes nothing", "none": "no number: the note says why"}
 

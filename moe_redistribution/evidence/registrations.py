@@ -16,17 +16,19 @@ from .printed import DATA, of_clone
 from ..tasks.errors import refuse, choose
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #f5ee1b63
-TABLES = {"statements": "key", "claims": "id"}            # table of data/ -> the column that names a line; protocol is the other
+TABLES = {"statements": "key", "claims": "id"}   # table of data/ -> the column that names a line; protocol is the other
 DEFINES = """expects instrument stream condition versus metric site edit rule unit position stratum split aggregate null
              seeds margin""".split()
 
 def definition_hash(row) -> str:
-    """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its columns.
+    """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its
+    columns.
 
     Empty and absent columns count the same, and `margin` is a number: `0.05` is `0.050`. ValueError without seeds."""
     row = dict(row)
     said = {c: row[c] for c in DEFINES if c in row and not pd.isna(row[c]) and row[c] != ""}
-    if "seeds" not in said: refuse("definition", "a row with seeds", sorted(said), "a line of data/claims.csv", "name its seeds")
+    if "seeds" not in said:
+        refuse("definition", "a row with seeds", sorted(said), "a line of data/claims.csv", "name its seeds")
     if "margin" in said: said["margin"] = float(said["margin"])
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
@@ -50,25 +52,32 @@ FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commi
 def registrations(path=None) -> pd.DataFrame:
     """The last registration of every (table, key, protocol): COLUMNS, and `amended`, how many went before it.
 
-    `date` is UTC; a `commit` that ends in `+` was not committed yet. ValueError if dates do not ascend or a word is unknown."""
+    `date` is UTC; a `commit` that ends in `+` was not committed yet. ValueError if dates do not ascend or a word is
+    unknown."""
     path = Path(path or DATA.parent / FILE)
-    lines = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame(columns=COLUMNS, dtype=str)
+    lines = (pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists()
+             else pd.DataFrame(columns=COLUMNS, dtype=str))
     wrong = list(lines) != COLUMNS or not lines["date"].is_monotonic_increasing or set(lines["access"]) - set(ACCESS)
-    if wrong: refuse(path.name, f"{COLUMNS}, dates that ascend, access of {list(ACCESS)}", f"{len(lines)} other lines of {list(lines)}",
-                     "the committed file", f"git checkout -- {FILE}, then make registrations")
+    if wrong:
+        refuse(path.name, f"{COLUMNS}, dates that ascend, access of {list(ACCESS)}",
+               f"{len(lines)} other lines of {list(lines)}", "the committed file",
+               f"git checkout -- {FILE}, then make registrations")
     key = ["table", "key", "protocol"]
     return lines.assign(amended=lines.groupby(key).cumcount()).drop_duplicates(key, keep="last").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #cef5f6ef
 def unregistered(path=None, data=None) -> pd.DataFrame:
-    "Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its hash, or empty)."
+    """Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its
+    hash, or empty)."""
     last = registrations(path).rename(columns={"hash": "registered"})[["table", "key", "protocol", "registered"]]
     now = definitions(data).merge(last, how="left", on=["table", "key", "protocol"]).fillna({"registered": ""})
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d1a11bb6
 def when(table, path=None) -> pd.DataFrame:
-    "Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol). ValueError names the nearest table."
+    """Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol).
+
+    ValueError names the nearest table."""
     choose("table", table, list(TABLES))
     own = registrations(path).query("table == @table")
     return own.set_index(["key", "protocol"])[["date", "commit", "access"]]

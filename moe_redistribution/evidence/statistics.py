@@ -125,7 +125,8 @@ def variance_split(y, names=SOURCES, n_resamples=2_000, level=0.95) -> pd.DataFr
 
     Unit: that of y, squared. Two-way crossed random effects, balanced, by the method of moments (Searle, Casella and
     McCulloch 1992, Variance Components, ch. 4). Percentile bootstrap over rows and columns; its means are unbiased, and
-    with 8 x 8 normal effects it holds the truth 80 to 100 times in 100. ValueError: not finite, or less than 2 x 2 x 2."""
+    with 8 x 8 normal effects it holds the truth 80 to 100 times in 100. ValueError: not finite, or less than 2 x 2 x
+    2."""
     y = np.asarray(y, dtype=float)
     if y.ndim != 3 or min(y.shape) < 2 or not np.isfinite(y).all():
         refuse("variance_split", "finite (init, data, repetition), 2 or more of each",
@@ -164,7 +165,9 @@ def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.
     "Ours - paper: (Δ, lo, hi). `ours_std` is ddof 1, `paper_std` ddof 0 as printed; nan bounds if no spread is known."
     d, n = ours_mean - paper_mean, ours_n if np.isnan(paper_n) else paper_n
     for of, std, k in (("ours", ours_std, ours_n), ("the paper's", paper_std, n)):
-        if std > 0 and k < 2: refuse("delta", f"two seeds or more behind a spread ({of})", k, "n = 2", "give a spread of nan where there is one seed")
+        if std > 0 and k < 2:
+            refuse("delta", f"two seeds or more behind a spread ({of})", k, "n = 2",
+                   "give a spread of nan where there is one seed")
     ours, borrowed = (ours_std**2 / k if ours_std else 0.0 for k in (ours_n, n))       # a constant has no n
     theirs = paper_std**2 / (n - 1) if paper_std > 0 else 0.0
     parts = [(ours + borrowed, ours_n - 1)] if np.isnan(paper_std) else [(ours, ours_n - 1), (theirs, n - 1)]

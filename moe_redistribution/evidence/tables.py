@@ -24,25 +24,30 @@ class Shown(pd.DataFrame):
     def _constructor(self): return Shown
     def _repr_html_(self):
         caption = html.escape(getattr(self, "caption", "") or "", quote=False)
-        head, body = f"<caption>{caption}</caption>" * bool(caption), self.to_html(border=0, index=False, classes="shown")
+        head, body = (f"<caption>{caption}</caption>" * bool(caption),
+                      self.to_html(border=0, index=False, classes="shown"))
         body = body.replace("<thead>", head + "<thead>", 1)
         if len(self) <= LONG: return body
         return f"<details><summary>{caption} ({len(self)} rows)</summary>\n{body.replace(head, '', 1)}\n</details>"
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #61f66c6d
 def to_read(frame, caption, key=None) -> Shown:
-    """`frame` as `Shown`. ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart."""
+    """`frame` as `Shown`.
+
+    ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart."""
     key = key or frame.columns[0]
     if frame.duplicated(key).any():
         twice = frame.loc[frame.duplicated(key), key].iloc[0]
-        refuse("table", "rows that can be told apart", f"two with {key} {twice!r}", "a column more", "name what differs")
+        refuse("table", "rows that can be told apart", f"two with {key} {twice!r}", "a column more",
+               "name what differs")
     out = Shown(frame.reset_index(drop=True))
     out.caption = caption
     return out
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #0d31886e
 def as_printed(value, unit="fraction", digits=None) -> str:
-    "A value of ours as text in the unit of the printed number (`percent`, `pp`, `fraction`, `epochs`, `count`, `p_value`)."
+    """A value of ours as text in the unit of the printed number (`percent`, `pp`, `fraction`, `epochs`, `count`,
+    `p_value`)."""
     if value != value: return "–"
     if unit in ("percent", "pp"): return f"{SCALE[unit] * value:.{1 if digits is None else digits}f}"
     if abs(value) >= 100 or value == round(value): return f"{value:,.0f}"
@@ -55,43 +60,55 @@ def with_interval(mean, lo, hi, unit="fraction") -> str:
     return as_printed(mean, unit) + span + mark * bool(mean == mean)
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #945b4017
-VARIANT = {"ffn": "FFN", "glu": "GLU", "moe": "MoE", "moe_glu": "MoE-GLU", "ffn_narrow": "narrow FFN", "all": "all variants",
-           "moe_random": "MoE, random routing", "moe_glu_random": "MoE-GLU, random routing", "moe_top2": "MoE, top-2"}
+VARIANT = {"ffn": "FFN", "glu": "GLU", "moe": "MoE", "moe_glu": "MoE-GLU", "ffn_narrow": "narrow FFN",
+           "all": "all variants", "moe_random": "MoE, random routing", "moe_glu_random": "MoE-GLU, random routing",
+           "moe_top2": "MoE, top-2"}
 TASK = {"add7": "add-7", "modadd": "modular addition", "hist": "histogram"}
-METRIC = {"no_ffn_acc": "right without FFN", "no_attn_acc": "right without attention", "normal_acc": "right, nothing removed",
-          "routing_fraction": "share of tokens", "per_neuron_conc": "Fourier concentration per neuron", "ffn_params": "FFN parameters",
+METRIC = {"no_ffn_acc": "right without FFN", "no_attn_acc": "right without attention",
+          "normal_acc": "right, nothing removed", "routing_fraction": "share of tokens",
+          "per_neuron_conc": "Fourier concentration per neuron", "ffn_params": "FFN parameters",
           "hidden_width": "hidden width", "rank1_share": "share of the top head", "flip_rate": "predictions flipped",
-          "best_acc": "best accuracy", "exact_match_acc": "exact match", "routing_nmi": "mutual information, normalised",
-          "acc_drop": "accuracy lost", "no_ffn_gap": "gap without FFN", "n_grokked": "seeds that grok", "grok_epoch": "epoch of best accuracy",
+          "best_acc": "best accuracy", "exact_match_acc": "exact match",
+          "routing_nmi": "mutual information, normalised", "acc_drop": "accuracy lost", "no_ffn_gap": "gap without FFN",
+          "n_grokked": "seeds that grok", "grok_epoch": "epoch of best accuracy",
           "param_ratio_vs_dense": "parameters over dense", "test_acc": "test accuracy", "epoch_to_99": "epoch to 99 %",
-          "mean_epoch_to_99": "mean epoch to 99 %", "median_epoch_to_99": "median epoch to 99 %", "top1_pc_conc": "concentration, first component",
-          "top_pc_conc": "concentration, best component", "mean_top6_pc_conc": "concentration, six components",
-          "top10_expl_var": "variance in ten components", "expl_var": "variance explained", "attn_lift": "lift by attention",
-          "ffn_lift": "lift by the FFN", "post_attn_probe_acc": "probe after attention", "frac_sel_gt5": "selective neurons",
+          "mean_epoch_to_99": "mean epoch to 99 %", "median_epoch_to_99": "median epoch to 99 %",
+          "top1_pc_conc": "concentration, first component", "top_pc_conc": "concentration, best component",
+          "mean_top6_pc_conc": "concentration, six components", "top10_expl_var": "variance in ten components",
+          "expl_var": "variance explained", "attn_lift": "lift by attention", "ffn_lift": "lift by the FFN",
+          "post_attn_probe_acc": "probe after attention", "frac_sel_gt5": "selective neurons",
           "dla_attn_fraction": "attention's share of the logit", "dla_ffn_fraction": "the FFN's share of the logit",
-          "weight_fourier_conc": "Fourier concentration of weights", "welch_p": "Welch's p", "n_failed": "seeds that fail"}
+          "weight_fourier_conc": "Fourier concentration of weights", "welch_p": "Welch's p",
+          "n_failed": "seeds that fail"}
 
+# %% ../../nbs/5_evidence/06_tables.ipynb #dfb67efa
 def said_of(p) -> list:
-    "What a printed number is about, from a row of `paper_values`: variant, quantity, then the parts of its setting and its task."
+    """What a printed number is about, from a row of `paper_values`: variant, quantity, then the parts of its setting
+    and its task."""
     parts = [re.sub(r"_", " ", x.strip()) for x in re.split(r"[;,](?![^(]*\))", p.condition) if x.strip()]
     model = ", ".join(VARIANT.get(v, v.replace("_", " ")) for v in str(p.variant).split(",") if v)
     return [x for x in (model, METRIC.get(p.metric, p.metric.replace("_", " ")), *parts, TASK.get(p.task, p.task)) if x]
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #1d472156
 def item_title(item) -> str:
-    "`tab8` → Table 8, `fig12` → Figure 12, `fig3a_caption` → Figure 3a, caption, `appC.2.1` → App. C.2.1, `sec4.2` → §4.2."
+    """`tab8` → Table 8, `fig12` → Figure 12, `fig3a_caption` → Figure 3a, caption, `appC.2.1` → App. C.2.1, `sec4.2` →
+    §4.2."""
     kind, number, rest = re.fullmatch(r"(tab|fig|app|sec)([A-Z]?[\d.]*[a-z]?)(?:_(.*))?", item).groups()
-    return {"tab": "Table ", "fig": "Figure ", "app": "App. ", "sec": "§"}[kind] + number + (f", {rest}" if rest else "")
+    return {"tab": "Table ", "fig": "Figure ", "app": "App. ",
+            "sec": "§"}[kind] + number + (f", {rest}" if rest else "")
 
+# %% ../../nbs/5_evidence/06_tables.ipynb #17845fe6
 def beside(compared, caption="", names=None) -> Shown:
     """A `compare` frame to be read: what, verdict, paper, ours with its 95 % interval, seeds.
 
-    `names`: what each row is about, as text, where the paper's own words do not do; rows that they do not tell apart get more words."""
+    `names`: what each row is about, as text, where the paper's own words do not do; rows that they do not tell apart
+    get more words."""
     known = {p.id: p for p in paper_values().itertuples(index=False)}
     parts = [said_of(known[i]) for i in compared["id"]]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     what = list(names) if names is not None else [" · ".join(x for x in p if x not in shared) or p[0] for p in parts]
-    for more in ([" · ".join(p) for p in parts], list(compared.get("protocol", [""] * len(parts))), list(compared["id"])):
+    for more in ([" · ".join(p) for p in parts], list(compared.get("protocol", [""] * len(parts))),
+                 list(compared["id"])):
         twice = pd.Series(what).duplicated(keep=False)
         what = [f"{w} · {m}" if again else w for w, m, again in zip(what, more, twice)]
     unit = [known[i].unit for i in compared["id"]]
@@ -102,22 +119,27 @@ def beside(compared, caption="", names=None) -> Shown:
     common = ", ".join(x for x in parts[0] if x in shared) if shared and names is None else ""
     title = caption or f"{'; '.join(items)}: the paper's numbers beside ours" + f" ({common})" * bool(common) + "."
     seeds = ["" if n != n else f"{n:.0f}" for n in compared["ours_n"].astype(float)]
-    return to_read(pd.DataFrame({"what": what, "verdict": list(compared["verdict"]), "paper": theirs, "ours": ours, "seeds": seeds}), title)
+    return to_read(pd.DataFrame({"what": what, "verdict": list(compared["verdict"]), "paper": theirs, "ours": ours,
+                                 "seeds": seeds}), title)
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #2930496b
-MARKS = {"agrees": "✓", "differs": "✗", "inconclusive": "?", "not attempted": "…", "corrected": "!", "another checkpoint": "↷"}
+MARKS = {"agrees": "✓", "differs": "✗", "inconclusive": "?", "not attempted": "…", "corrected": "!",
+         "another checkpoint": "↷"}
 LEGEND = " · ".join(f"{m} {w}" for w, m in MARKS.items())
 
 def laid_out(compared, row, column, caption="") -> Shown:
-    """A `compare` frame in the paper's layout: `printed → ours mark`; `row`, `column`: functions from a row of `paper_values` to text.
+    """A `compare` frame in the paper's layout: `printed → ours mark`; `row`, `column`: functions from a row of
+    `paper_values` to text.
 
     ValueError if two numbers fall into one cell."""
     known, grid = {p.id: p for p in paper_values().itertuples(index=False)}, {}
     for r in compared.itertuples():
         p = known[r.id]
         line = grid.setdefault(row(p), {"": row(p)})
-        if column(p) in line: refuse("layout", "one number a cell", f"two at {row(p)}, {column(p)}", "finer rows", "split the row")
-        theirs = as_printed(r.paper_mean, p.unit) + (f" ± {as_printed(r.paper_std, p.unit)}" if r.paper_std == r.paper_std else "")
+        if column(p) in line:
+            refuse("layout", "one number a cell", f"two at {row(p)}, {column(p)}", "finer rows", "split the row")
+        theirs = as_printed(r.paper_mean, p.unit) + (f" ± {as_printed(r.paper_std, p.unit)}"
+                                                     if r.paper_std == r.paper_std else "")
         line[column(p)] = f"{theirs} → {with_interval(r.ours_mean, r.ours_lo, r.ours_hi, p.unit)} {MARKS[r.verdict]}"
     items = dict.fromkeys(item_title(i) for i in compared["item"])
     title = caption or f"{'; '.join(items)}, as the paper lays it out: printed → ours."
@@ -125,14 +147,17 @@ def laid_out(compared, row, column, caption="") -> Shown:
 
 # %% ../../nbs/5_evidence/06_tables.ipynb #168c002a
 def differences(table, names=None, caption="", unit="pp") -> Shown:
-    """A `contrasts` frame to be read: what, outcome, difference with its interval, seeds of those fixed, Holm's p of both tests.
+    """A `contrasts` frame to be read: what, outcome, difference with its interval, seeds of those fixed, Holm's p of
+    both tests.
 
     `names`: what each row compares, as text (default: its index, joined; two arms `a` and `b` as their difference)."""
     between = " − " if list(table.index.names) == ["a", "b"] else " · "
     joined = lambda i: between.join(map(str, i)) if isinstance(i, tuple) else str(i)
     what = list(names) if names is not None else [joined(i) for i in table.index]
     p = lambda v: "–" if v != v else f"{v:.3f}" if v >= .001 else "< .001"
-    lines = [(w, r.outcome, with_interval(r.difference, r.lo, r.hi, unit), f"{r.n} of {r.n_fixed}", p(r.p_holm), p(r.p_equivalence_holm))
+    lines = [(w, r.outcome, with_interval(r.difference, r.lo, r.hi, unit), f"{r.n} of {r.n_fixed}", p(r.p_holm),
+              p(r.p_equivalence_holm))
              for w, r in zip(what, table.itertuples())]
     columns = ["contrast", "outcome", "difference", "seeds", "p, sign flips", "p, equivalence"]
-    return to_read(pd.DataFrame(lines, columns=columns), caption or "Contrasts, 95 % intervals; both p adjusted by Holm within the family.")
+    return to_read(pd.DataFrame(lines, columns=columns),
+                   caption or "Contrasts, 95 % intervals; both p adjusted by Holm within the family.")

@@ -43,13 +43,15 @@ def replacing(c, unit, how) -> dict:
     c, found = condition(c), re.fullmatch(r"(?:L(\d+))?([HE])(\d+)", unit)
     new = how if callable(how) else REPLACE[choose("replacement", how, list(REPLACE))]
     if not found: return {choose("site", unit, sites(c), "use one of these; a model without FFN has no ffn_out"): new}
-    choose("unit", unit, units(c), None if c.routed else "use a head or a site; a dense FFN has no experts to take apart")
+    choose("unit", unit, units(c),
+           None if c.routed else "use a head or a site; a dense FFN has no experts to take apart")
     prefix = "" if found[1] is None else f"L{found[1]}."
     return _head(prefix, int(found[3]), new) if found[2] == "H" else _expert(prefix, int(found[3]), how, new)
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #3f78ef38
 def _partner(on):
-    "`shuffled` among those in `on` (s, n, …) alone, for each seed and position: indices along n; the rest keep their own."
+    """`shuffled` among those in `on` (s, n, …) alone, for each seed and position: indices along n; the rest keep their
+    own."""
     here, n_on = torch.arange(on.shape[1], device=on.device).view(-1, *[1] * (on.ndim - 2)), on.sum(1, keepdim=True)
     rank = _order(len(here)).argsort().to(on.device).view_as(here)
     first = (rank + len(here) * ~on).argsort(1)                                  # those in `on`, then the others
@@ -81,7 +83,8 @@ def _expert(prefix, e, how, new):
 def together(c, edits) -> dict:
     """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
 
-    A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send it."""
+    A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
+    it."""
     out, own = {}, units(c)
     for unit, how in sorted(edits.items(), key=lambda edit: edit[0] in own):
         for site, f in replacing(c, unit, how).items():
@@ -92,11 +95,13 @@ def ablate(params, c, edits):
     """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → replacement, or a function.
 
     Raises ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
-    return predict(params, checked(params, c), together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
+    return predict(params, checked(params, c),
+                   together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
 
 def ablate_each(params, c, each):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
-    if not each: raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
+    if not each:
+        raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     made, t = [together(c, edits) for edits in each], get_task(condition(c).task)
     size = len(made) if params["W_E"].is_cuda else 1
     return torch.cat([_side_by_side(params, c, made[i:i + size], t) for i in range(0, len(made), size)])
@@ -112,19 +117,23 @@ def _side_by_side(params, c, made, t):
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ddfabcbf
 def decode(params, c, edits=None):
-    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by zero.
+    """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by
+    zero.
 
-    What a name puts in comes from the right prefix; a function is given what the model's own prefix makes. On its own prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
-    ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token by token."""
+    What a name puts in comes from the right prefix; a function is given what the model's own prefix makes. On its own
+    prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
+    ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token
+    by token."""
     c, edits = condition(c), edits or {}
     t = get_task(c.task)
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
-        raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: use ablate")
+        raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: "
+                         "use ablate")
     together(c, edits)                                                           # refuses before any work
     for unit, how in edits.items():
         if unit in units(c) and "E" in unit and how != "zero":
-            raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's own "
-                             "prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
+            raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's "
+                             "own prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
     one = lambda i: _decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits)
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
@@ -160,10 +169,12 @@ def split_rows(right, t, splits, seeds, **labels) -> list:
 
 def share_rows(hit, t, seeds, only=None, **labels) -> pd.DataFrame:
     "Rows of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
-    hit, here = hit.cpu().flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0]) for *names, mask in slices(t) if only is None or names[1] in only]
+    hit, here = hit.cpu().flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0])
+                                                for *names, mask in slices(t) if only is None or names[1] in only]
     places = [(where, stratum, len(at)) for where, stratum, at in here for _ in seeds]
     values = torch.cat([hit[:, at].mean(1) for *_, at in here])
-    return rows(values, list(seeds) * len(here), **labels, **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
+    return rows(values, list(seeds) * len(here), **labels,
+                **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
 
 def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
@@ -217,7 +228,8 @@ def _fine(params, c, t, seeds, here, edits, labels):
 # %% ../../nbs/4_instruments/03_ablation.ipynb #465ec4fe
 def null_rows(t) -> pd.DataFrame:
     "Digits of every predictor of `tasks.nulls`, by span and stratum; its name is the unit, its seed -1."
-    return tidy([share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name) for name, hit in nulls(t).items()])
+    return tidy([share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name)
+                 for name, hit in nulls(t).items()])
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #a50f6d12
 @torch.no_grad()

@@ -20,13 +20,13 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
 
     `by`: one of `trace.SPLITS`; the terms sum to the logit, or if `centred` to the logit minus its mean over the
-    vocabulary. Raises ValueError for parameters of another condition, for several layers, and for a model with RMSNorm unless `freeze_norm`: its logits are
-    no sum, but become one with each token's own scale held fixed."""
+    vocabulary. Raises ValueError for parameters of another condition, for several layers, and for a model with RMSNorm
+    unless `freeze_norm`: its logits are no sum, but become one with each token's own scale held fixed."""
     c = condition(c)
     choose("split", by, SPLITS)
     if c.norm and not freeze_norm:
-        raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts together, "
-                         "so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
+        raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts "
+                         "together, so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
     checked(params, c)
     t = get_task(c.task)
     one = lambda i: _one({n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
@@ -48,26 +48,32 @@ def _one(params, c, t, by, centred):
 # %% ../../nbs/4_instruments/05_attribution.ipynb #aa40779c
 def _of_split(terms, ok, what, by):
     "ValueError unless `ok`: a sum over other terms is another number, and has no name."
-    if not ok: raise ValueError(f"{what}: expected terms of the split {by}, got {', '.join(terms)}; fix: attribution(params, c, {by})")
+    if not ok:
+        raise ValueError(f"{what}: expected terms of the split {by}, got {', '.join(terms)}; fix: attribution(params, "
+                         f"c, {by})")
 
 def coarse(terms) -> dict:
-    """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for another split's."""
+    """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for
+    another split's."""
     _of_split(terms, "tok" in terms, "coarse", '"all"')
     home = lambda n: "embed" if n in ("tok", "pos") else "attn_out" if n[0] == "H" or n == "b_O" else "ffn_out"
     return {part: sum(x for n, x in terms.items() if home(n) == part) for part in dict.fromkeys(map(home, terms))}
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #28eee28c
 def attention_share(terms) -> torch.Tensor:
-    """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left out.
+    """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left
+    out.
 
     `terms`: of the split "component", or `coarse`; ValueError for others."""
-    _of_split(terms, "attn_out" in terms and {*terms} <= {"embed", "attn_out", "ffn_out"}, "attention_share", '"component"')
+    _of_split(terms, "attn_out" in terms and {*terms} <= {"embed", "attn_out", "ffn_out"}, "attention_share",
+              '"component"')
     attn, ffn = terms["attn_out"].abs(), terms["ffn_out"].abs() if "ffn_out" in terms else 0.0
     return attn / (attn + ffn + 1e-10)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #d9ac8ebd
 def ranked(terms, t) -> torch.Tensor:
-    """Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions (C.2.1).
+    """Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions
+    (C.2.1).
 
     `terms`: of the split "head" or "all"; ValueError without heads."""
     _of_split(terms, "H0" in terms, "ranked", '"head"')
@@ -81,8 +87,8 @@ def rank1_share(by_rank):
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #c26fcea2
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
-    """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred, and
-    rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
+    """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,
+    and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
     c, out = checked(params, c, seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     for tail in ("", "_centred"):
@@ -110,7 +116,8 @@ def _rank_rows(by_rank, t, seeds, tail, labels):
     labels = labels | dict(site="z", n_examples=len(t))
     for j, where in enumerate(names):
         for r in range(by_rank.shape[1]):
-            out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail, unit=f"R{r + 1}", **labels))
+            out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail,
+                            unit=f"R{r + 1}", **labels))
         out.append(rows(share[:, j].cpu(), seeds, position=where, metric="rank1_share" + tail, **labels))
     for last in range(2, len(names)):
         out.append(rows(share[:, 1:last + 1].mean(1).cpu(), seeds, position=f"{names[1]}-{names[last]}",

@@ -26,7 +26,8 @@ def _asked(t):
 # %% ../../nbs/4_instruments/04_copying.ipynb #bb5dc78a
 @torch.no_grad()
 def without_copy(params, c, edits=None):
-    """Predictions (s, n, read) with the current token ruled out, and the inputs (n, read) on which it is not the answer.
+    """Predictions (s, n, read) with the current token ruled out, and the inputs (n, read) on which it is not the
+    answer.
 
     `edits` as for `ablation.ablate`. ValueError for tasks that do not answer in the tokens that they read."""
     c, t = condition(c), get_task(condition(c).task)
@@ -39,8 +40,9 @@ def without_copy(params, c, edits=None):
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
 def copying_nulls(t) -> pd.DataFrame:
-    """Share right, of the inputs that `without_copy` counts at tens and hundreds (rows), of predictors that do not compute:
-    a guess among the nine other digits; the digit of the question passed through; that digit plus one, always."""
+    """Share right, of the inputs that `without_copy` counts at tens and hundreds (rows), of predictors that do not
+    compute: a guess among the nine other digits; the digit of the question passed through; that digit plus one,
+    always."""
     digit, asked = t.tokens[:, 1:3], _asked(t)[1][:, 1:3]
     hits = {"uniform": torch.full(digit.shape, 1 / 9), "pass-through": nulls(t)["pass-through"][:, 1:3],
             "always carry": ((digit + 1) % 10 == t.targets[:, 1:3]).float()}
@@ -61,6 +63,6 @@ def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataF
         right = said == t.targets.to(said.device)
         for j in t.scored:
             at = asked[:, j]
-            out.append(rows(right[:, at, j].double().mean(1).cpu(), seeds, condition=c.name, site=site, edit=edit, position=t.positions[j],
-                            metric="digits_no_copy", n_examples=int(at.sum()), **labels))
+            out.append(rows(right[:, at, j].double().mean(1).cpu(), seeds, condition=c.name, site=site, edit=edit,
+                            position=t.positions[j], metric="digits_no_copy", n_examples=int(at.sum()), **labels))
     return tidy(out)

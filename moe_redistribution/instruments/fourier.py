@@ -33,7 +33,8 @@ def group_mean(h, groups, weight=None):
 def spectrum(means, folded=True):
     "Power by frequency 1, 2, …: group means (s, groups, n) → (s, groups // 2, n), or (s, groups − 1, n) unfolded."
     means = means.double()
-    power = torch.fft.fft(means - means.mean(1, keepdim=True), dim=1).abs().square()[:, 1:]   # a constant has exactly none
+    # a constant has exactly none
+    power = torch.fft.fft(means - means.mean(1, keepdim=True), dim=1).abs().square()[:, 1:]
     if not folded: return power
     half = means.shape[1] // 2
     mirror = power.flip(1)[:, :half].clone()
@@ -53,7 +54,8 @@ def concentration(means, protocol="audited"):
     share = power.amax(1) / total
     return torch.where(total < FLOOR, 0., share) if protocol == "paper" else share
 
-def dead_share(means): return (spectrum(means).sum(1) < FLOOR).double().mean(1)     # of neurons that `paper` scores 0 as silent
+# of neurons that `paper` scores 0 as silent
+def dead_share(means): return (spectrum(means).sum(1) < FLOOR).double().mean(1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #0f3cfa12
 def _check(c):
@@ -98,7 +100,8 @@ def live(values, weight, threshold):
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #1534e822
 def wave_share(h):
-    """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s, n).
+    """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s,
+    n).
 
     A constant has no variance and a share of NaN. Raises ValueError for activations on anything but modadd's pairs."""
     if h.shape[1] != P * P: raise ValueError(f"wave_share: expected activations on all {P * P:,} pairs of modadd, got "
@@ -125,7 +128,8 @@ def key_frequencies(share, keep=.9) -> list:
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2c62638a
 def kept_accuracy(params, c, n, weight, ms):
-    """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s, len(ms)).
+    """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s,
+    len(ms)).
 
     Raises ValueError for other tasks than modadd."""
     accuracy = _keeping(params, c, n, weight)
@@ -148,15 +152,16 @@ def enough(params, c, n, weight, goal=.99) -> float:
 def _keeping(params, c, n, weight):
     "The function m → accuracy (s,) with only the m heaviest neurons."
     if (c := condition(c)).task != "modadd":
-        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: it has several answers; "
-                         "fix: use ablation_rows")
+        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: "
+                         "it has several answers; fix: use ablation_rows")
     right = get_task("modadd").targets[:, 0].to(weight.device)
     order = weight.argsort(-1, descending=True)
     x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
     x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
     down = params["W_down"][:, 0].flatten(1, 2)
     down = down.gather(1, order[..., None].expand_as(down))
-    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down                  # the FFN at its mean (experts' output biases go where a token goes), and what went in
+    # the FFN at its mean (experts' output biases go where a token goes), and what went in
+    base = (n["resid_mid"] + n["ffn_out"])[:, :, 0] - x @ down
     said = lambda m: unembed(params, (base + x[..., :m] @ down[:, :m])[:, :, None], c)[:, :, 0].argmax(-1)
     return lambda m: (said(m) == right).double().mean(1)
 
@@ -170,12 +175,14 @@ def principal(h, groups, k=10):
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #981e1537
 def random_neurons(params, seeds) -> dict:
-    """The same model with every neuron's input weights turned to a random direction of the same length, one draw a seed.
+    """The same model with every neuron's input weights turned to a random direction of the same length, one draw a
+    seed.
 
     ValueError unless each member of the population has a seed: several would share one draw."""
     out, seeds = dict(params), list(seeds)
     if len(seeds) != (n := len(params["W_up"])):
-        raise ValueError(f"random_neurons: expected {n} seeds, one a member of the population, got {len(seeds)}; fix: name them all")
+        raise ValueError(f"random_neurons: expected {n} seeds, one a member of the population, got {len(seeds)}; fix: "
+                         "name them all")
     for k, name in enumerate(("W_up", "W_gate")):
         if name not in params: continue
         v, g = params[name], [torch.Generator().manual_seed(2 * int(s) + k) for s in seeds]
@@ -251,8 +258,8 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 
-    Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for histogram
-    models, no FFN, several layers."""
+    Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for
+    histogram models, no FFN, several layers."""
     c, out = checked(params, _check(c), seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     whole = t.name == "modadd"

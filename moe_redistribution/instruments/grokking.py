@@ -65,11 +65,13 @@ def kaplan_meier(time, reached):
                          f"{time.shape} and {reached.shape}; fix: use the columns of `time_to`")
     return ecdf(CensoredData(uncensored=time[reached], right=time[~reached])).sf
 
+# %% ../../nbs/4_instruments/16_grokking.ipynb #d4393f01
 def survival(time, reached, until=None, level=0.95) -> dict:
     """runs, events, median with interval (inf: beyond the end), restricted mean up to `until` (default: last time).
 
-    Of few runs the interval has no upper end (inf), even if all are there. It begins at the first at the earliest, so that with n < 5 it
-    holds the median less often than `level` says. ValueError if `until` lies beyond the last time of runs that are still waiting."""
+    Of few runs the interval has no upper end (inf), even if all are there. It begins at the first at the earliest, so
+    that with n < 5 it holds the median less often than `level` says. ValueError if `until` lies beyond the last time of
+    runs that are still waiting."""
     sf, time = kaplan_meier(time, reached), np.asarray(time, float)
     t, s, until = sf.quantiles, sf.probabilities, time.max() if until is None else until
     if s[-1] > 0 and until > t[-1]:
@@ -79,8 +81,9 @@ def survival(time, reached, until=None, level=0.95) -> dict:
         warnings.simplefilter("ignore")                                    # the band is undefined where S is 0 or 1
         band = sf.confidence_interval(level, method="log-log")
     low, high = (np.where((s > 0) & (s < 1), b.probabilities, s) for b in (band.low, band.high))
-    high = np.where(s > 0, high, np.r_[1, high[s > 0]][-1])                # that all who ran are there is no bound on others
-    first = lambda curve: t[curve <= .5 + 1e-9][0] if (curve <= .5 + 1e-9).any() else math.inf      # one half is a product of roundings
+    high = np.where(s > 0, high, np.r_[1, high[s > 0]][-1])           # that all who ran are there is no bound on others
+    # one half is a product of roundings
+    first = lambda curve: t[curve <= .5 + 1e-9][0] if (curve <= .5 + 1e-9).any() else math.inf
     edges = np.clip(np.r_[0, t, max(until, t[-1])], 0, until)
     return dict(runs=len(time), events=int(np.sum(reached)), median=first(s), median_lo=first(low),
                 median_hi=first(high), restricted_mean=float((np.diff(edges) * np.r_[1, s]).sum()), until=float(until))
@@ -90,7 +93,8 @@ def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     "The authors' test (App. D.1): one-sided, runs that never got there (nan) tied at `cutoff`; asymptotic, corrected."
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
     if not len(slow) or not len(fast):
-        raise ValueError(f"mann_whitney: expected runs on both sides, got {len(slow)} and {len(fast)}; fix: train the other side")
+        raise ValueError(f"mann_whitney: expected runs on both sides, got {len(slow)} and {len(fast)}; fix: "
+                         "train the other side")
     late = np.nanmax(np.r_[slow, fast, 0])
     if late > cutoff: raise ValueError(f"mann_whitney: expected a cutoff that nobody grokked after, got {cutoff} and a "
                                        f"run at {late:g}; fix: cutoff={late:g} or later")
@@ -231,7 +235,8 @@ def sum_share(logits):
 def count_keys(logits): return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
 
 def neuron_waves(params, c) -> dict:
-    "How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and dead_share_paper."
+    """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and
+    dead_share_paper."""
     def one(i):
         n = neurons({k: v[i:i + 1] for k, v in params.items()}, c)
         means = group_mean(n["hidden"][:, :, 0], get_task("modadd").targets[:, 0])
@@ -245,8 +250,8 @@ def neuron_waves(params, c) -> dict:
 def progress(params, c, keys=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
 
-    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with one
-    layer that has an FFN what `neuron_waves` says of its neurons."""
+    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with
+    one layer that has an FFN what `neuron_waves` says of its neurons."""
     c = modular(c, "progress")
     logits = answers(params, c)
     parts = split_losses(logits, keys)
@@ -282,5 +287,6 @@ def _modular_rows(params, c, seeds, stream, base):
             own = dict(site="logits", split=where, position="sum", n_examples=len(index[0]))
             out.append(rows(mean, seeds, metric=f"{name}_loss", **(base | own)))
     of_pairs, of_weights = base | dict(site="logits", n_examples=len(t)), base | {"site": "weights"}
-    out += [rows(f(logits).cpu(), seeds, metric=n, **of_pairs) for n, f in (("n_keys", count_keys), ("sum_share", sum_share))]
+    out += [rows(f(logits).cpu(), seeds, metric=n, **of_pairs)
+            for n, f in (("n_keys", count_keys), ("sum_share", sum_share))]
     return out + [rows(v.cpu(), seeds, metric=n, **of_weights) for n, v in embedding_gini(params, c).items()]

@@ -40,9 +40,9 @@ def _with_rule(c):
     raise ValueError(f"heldout: expected a condition with a held-out rule; got {c.name}; fix: add +hold_tens9")
 
 def generalisation(params, c, edits=None) -> pd.DataFrame:
-    """Exact match of each seed on each part of the examples: one column a part, one row a seed. ValueError without a rule.
+    """Exact match of each seed on each part of the examples: one column a part, one row a seed.
 
-    `edits` as for `ablation.ablate`."""
+    ValueError without a rule. `edits` as for `ablation.ablate`."""
     c, t = _with_rule(c)
     right = predict(params, c, together(c, edits or {})).cpu() == t.targets
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})

@@ -29,8 +29,9 @@ D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: toke
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
 def count_by_attention(c="hist/ffn-h40-relu") -> dict:
-    """Exact on counts 1–9: two heads with position 0 as sink hold the count. Raises ValueError for any other layer than a
-    dense ReLU FFN of width 33 or more."""
+    """Exact on counts 1–9: two heads with position 0 as sink hold the count.
+
+    Raises ValueError for any other layer than a dense ReLU FFN of width 33 or more."""
     p, tokens, root = _blank(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
     for h, sink in enumerate([STRONG + math.log(10), math.log(11)]):
         p["W_Q"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET)
@@ -48,12 +49,13 @@ def count_by_attention(c="hist/ffn-h40-relu") -> dict:
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #b2ba3612
 def _blank(c, width):
-    "Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other layers."
+    """Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other
+    layers."""
     c = condition(c)
     plain = c.task == "hist" and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
     if not plain or c.d_model != 128 or c.d_mlp < width:
-        raise ValueError(f"counter: expected a dense one-layer hist condition with relu, without norm, of d_model 128 and "
-                         f"width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
+        raise ValueError("counter: expected a dense one-layer hist condition with relu, without norm, "
+                         f"of d_model 128 and width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
     p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
     for i in range(ALPHABET): p["W_E"][0, i, D["T"] + i] = 1
     for i in range(LENGTH): p["W_pos"][0, i, D["P"] + i] = p["W_U"][0, D["SAYS"] + i, i] = 1
@@ -72,8 +74,9 @@ def _step(p, at, dim, scale, low, high, adds):
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #378f83f0
 def count_by_inventory(c="hist/ffn-h40-relu") -> dict:
-    """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up. Raises ValueError for any
-    other layer than a dense ReLU FFN of width 32 or more."""
+    """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up.
+
+    Raises ValueError for any other layer than a dense ReLU FFN of width 32 or more."""
     p, tokens = _blank(c, ALPHABET), torch.arange(ALPHABET)
     p["W_V"][0, 0, 0, tokens, tokens] = 1
     p["W_O"][0, 0, 0, tokens, D["BAG"] + tokens] = LENGTH
@@ -168,7 +171,8 @@ def selective_shares(params, c) -> dict:
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #bf895cef
 def what_it_knows(answers, truth) -> dict:
-    "Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order, information."
+    """Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order,
+    information."""
     joint = torch.zeros(LENGTH + 1, LENGTH + 1).index_put_((answers, truth), torch.ones(()), accumulate=True)
     varied = (joint.sum(1) > 0).sum() > 1
     return dict(right=(answers == truth).double().mean().item(), reread=(joint.amax(1).sum() / joint.sum()).item(),
@@ -176,11 +180,12 @@ def what_it_knows(answers, truth) -> dict:
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
 def read_out(logits, truth, tokens=None) -> float:
-    """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of their entropy.
+    """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of
+    their entropy.
 
-    A logistic regression with an intercept for each position, fitted on the first half of the sequences, answers for the
-    second. What is the same for every sequence moves the largest logit, and so an answer, but not this. With `tokens`
-    (n, LENGTH) each token has an intercept as well. A lower bound: it is what the likeliest count tells."""
+    A logistic regression with an intercept for each position, fitted on the first half of the sequences, answers for
+    the second. What is the same for every sequence moves the largest logit, and so an answer, but not this. With
+    `tokens` (n, LENGTH) each token has an intercept as well. A lower bound: it is what the likeliest count tells."""
     fit = slice(len(truth) // 2)
     place = torch.eye(LENGTH).expand(len(truth), -1, -1)
     x = logits.double() - logits[fit].double().mean(0)
@@ -188,7 +193,8 @@ def read_out(logits, truth, tokens=None) -> float:
     x = torch.cat([x / x[fit].std().clamp(min=1e-6), *known], -1)
     flat = lambda v, of: v[of].flatten(0, 1).numpy()
     held = slice(fit.stop, None)
-    said = LogisticRegression(C=100, solver="newton-cholesky").fit(flat(x, fit), flat(truth, fit)).predict(flat(x, held))
+    said = (LogisticRegression(C=100, solver="newton-cholesky").fit(flat(x, fit), flat(truth, fit))
+            .predict(flat(x, held)))
     return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #80f1bc62
@@ -196,14 +202,15 @@ def read_out(logits, truth, tokens=None) -> float:
 def known_of_count(params, c, edits, among=None) -> dict:
     """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
 
-    `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed is asked
-    about, or all. Raises ValueError as `histogram_rows` does."""
+    `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
+    is asked about, or all. Raises ValueError as `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
     truth, made = counts(t.tokens), together(c, edits)
     def one(i):
         own, at = {n: v[i:i + 1] for n, v in params.items()}, slice(None) if among is None else among[i]
         logits = forward(own, t.tokens.to(own["W_E"].device), c, made, read_only=True)[0].cpu()[at]
-        return what_it_knows(logits.argmax(-1).flatten() + 1, truth[at].flatten()) | {"readout": read_out(logits, truth[at])}
+        return what_it_knows(logits.argmax(-1).flatten() + 1,
+                             truth[at].flatten()) | {"readout": read_out(logits, truth[at])}
     each = [one(i) for i in range(len(params["W_E"]))]
     return {k: torch.tensor([e[k] for e in each]) for k in each[0]}
 
@@ -211,7 +218,8 @@ def known_of_count(params, c, edits, among=None) -> dict:
 def by_count(params, c, edits, among=None) -> torch.Tensor:
     """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
 
-    `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as `histogram_rows` does."""
+    `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as
+    `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
     hit = (predict(params, c, together(c, edits)) == t.targets.to(params["W_E"].device)).float()
     here = [strata(t)[f"count={k}"] for k in range(1, LENGTH)]
@@ -222,11 +230,13 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
 def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labels) -> pd.DataFrame:
-    """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what answers know (App. H).
+    """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what
+    answers know (App. H).
 
-    Probe metrics are probe_accuracy, probe_control (both also by count, of the shuffled labels in a control), probe_majority, attn_lift and ffn_lift; the edit is
-    the protocol (`paper` is slow). selective_5 has the factor as its unit. `splits` (name → mask (s, n)) adds what answers know and their accuracy
-    by count on each seed's own part of the clean set. Raises ValueError for other tasks."""
+    Probe metrics are probe_accuracy, probe_control (both also by count, of the shuffled labels in a control),
+    probe_majority, attn_lift and ffn_lift; the edit is the protocol (`paper` is slow). selective_5 has the factor as
+    its unit. `splits` (name → mask (s, n)) adds what answers know and their accuracy by count on each seed's own part
+    of the clean set. Raises ValueError for other tasks."""
     c = checked(params, _hist(c), seeds)
     labels, out, held = dict(condition=c.name) | labels, [], _held_out()
     for protocol in protocols:
@@ -244,7 +254,8 @@ def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labe
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #7a5b0b96
 def _answers(params, c, seeds, splits, labels) -> list:
-    "Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each seed's own part of it."
+    """Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each
+    seed's own part of it."""
     t, out = get_task("hist"), []
     for split, among in ({"all": None} | splits).items():
         own = torch.ones(len(seeds), len(t), dtype=torch.bool) if among is None else among

@@ -198,7 +198,8 @@ def known(said, task, chosen) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
         if "resid_post" not in got:
-            raise ValueError(f"known: expected the site resid_post, which says the source's own answer, got {', '.join(got)}; fix: patch it too")
+            raise ValueError("known: expected the site resid_post, which says the source's own answer, "
+                             f"got {', '.join(got)}; fix: patch it too")
         right = task.targets[chosen[where], task.positions.index(where)]
         return (got["none"] == right[:, 0]) & (got["resid_post"] == right[:, 1])
     return {where: one(where, got) for where, got in said.items()}

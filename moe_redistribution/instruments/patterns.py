@@ -64,10 +64,11 @@ def chosen(c, numbers=None, stratum="all", protocol="audited") -> torch.Tensor:
     masks = strata(t)
     mask = masks[choose("stratum", stratum, list(masks))]
     if paper and t.name != "add7":
-        raise ValueError(f"protocol: expected audited, got 'paper' for {t.name}: the authors drew add7 only; fix: omit it")
+        raise ValueError(f"protocol: expected audited, got 'paper' for {t.name}: the authors drew add7 only; "
+                         "fix: omit it")
     if paper and numbers is None: numbers = PAPER_NUMBERS if stratum == "all" else mask.any(1).nonzero()[:50, 0]
     own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples(c, numbers), True)
-    out = mask.all(1, keepdim=True).repeat(1, t.n_ctx)                # a place that writes nothing: what holds of the input
+    out = mask.all(1, keepdim=True).repeat(1, t.n_ctx)            # a place that writes nothing: what holds of the input
     out[:, list(t.read)] = mask
     out &= own[:, None]
     if out.any(): return out

@@ -98,10 +98,11 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     """What logistic regressions of `features` (*population, n, d) say of `targets` (n,), or (k, n) for k sets.
 
     `groups` (n,): rows that must not be parted; `places` (n,): where labels are shuffled and a majority taken.
-    Returns name → (*population, k), or (*population) for one set: accuracy, balanced, their control and balanced_control
-    with shuffled labels, selectivity, fitted on the fitted rows; majority (k,); for one set, if `by_class`, by_class and
-    by_class_control (*population, classes). In setting `code` all rows are fitted on and scored. `steps`: other than the
-    setting's. Raises ValueError for shapes that do not fit, activations not finite, and labels of one kind only."""
+    Returns name → (*population, k), or (*population) for one set: accuracy, balanced, their control and
+    balanced_control with shuffled labels, selectivity, fitted on the fitted rows; majority (k,); for one set, if
+    `by_class`, by_class and by_class_control (*population, classes). In setting `code` all rows are fitted on and
+    scored. `steps`: other than the setting's. Raises ValueError for shapes that do not fit, activations not finite, and
+    labels of one kind only."""
     how, one = SETTINGS[choose("setting", setting, list(SETTINGS))], np.ndim(targets) == 1
     y = _check(features, targets)
     n, population = features.shape[-2], features.shape[:-2]
@@ -109,7 +110,8 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     fit = part(groups, seed) if how.split else torch.ones(n, dtype=torch.bool)
     score = ~fit if how.split else fit
     every = torch.cat([y, shuffle(y, places, seed)])
-    right = (_answers(features, every, fit, how, seed, steps) == every.T).float().unflatten(2, (2, -1))   # real, shuffled
+    right = (_answers(features, every, fit, how, seed, steps)
+             == every.T).float().unflatten(2, (2, -1))  # real, shuffled
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
            "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}
@@ -198,10 +200,13 @@ SITES = ("embed", "attn_out", "resid_mid", "gate", "up", "hidden", "ffn_out", "r
 ANSWER = ("resid_mid", "gate", "up", "hidden", "ffn_out")
 
 def _sites(c, at_sites):
-    "Sites of the condition among `at_sites`, of every layer. What a caller asks for it must have; the lists of this page are cut to what it has."
+    """Sites of the condition among `at_sites`, of every layer.
+
+    What a caller asks for it must have; the lists of this page are cut to what it has."""
     if not at_sites: raise ValueError(f"site: expected one or more, got none; fix: for example {SITES[:2]}")
     own = [s.split(".")[-1] for s in sites(c)]
-    for s in () if at_sites in (SITES, ANSWER) else at_sites: choose("site", s, list(dict.fromkeys(own)), "use one of these")
+    for s in () if at_sites in (SITES, ANSWER) else at_sites:
+        choose("site", s, list(dict.fromkeys(own)), "use one of these")
     return [s for s, last in zip(sites(c), own) if last in at_sites]
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #e714a98f
@@ -219,7 +224,7 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels
     here = _sites(c, at_sites)
     y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels
-    for i, seed in enumerate(seeds):                                    # one at a time: a fit must not depend on company
+    for i, seed in enumerate(seeds):                                   # one at a time: a fit must not depend on company
         for site, x in features({n: v[i:i + 1] for n, v in params.items()}, c, here).items():
             for setting, (place, js) in itertools.product(settings, where.items()):
                 if setting == "audited" or len(js) > 1: out += _site_rows(x, y, js, setting, [seed], labels | dict(
@@ -265,15 +270,17 @@ def _null_rows(c, y, where, seeds, labels):
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #567a6575
 def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, **labels) -> pd.DataFrame:
-    """Rows of a population (s = len(seeds)) on modular addition: answer_accuracy, of regressions fitted on 70 % of the pairs, on
-    the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before training. ValueError as in `probe_rows`."""
+    """Rows of a population (s = len(seeds)) on modular addition: answer_accuracy, of regressions fitted on 70 % of the
+    pairs, on the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before
+    training. ValueError as in `probe_rows`."""
     c = modular(c, "answer_rows")
     t, out = get_task(c.task), []
     checked(params, c, seeds)
     fit, y = part(torch.arange(len(t))), t.targets[:, 0]
     hot, here = F.one_hot(y)[None], _sites(c, at_sites)
     twin = unflatten(fresh(c, list(seeds), stream).w, c)
-    base = dict(condition=c.name, stream=stream, position=next(iter(spans(t))), split="test", n_examples=int((~fit).sum())) | labels
+    base = dict(condition=c.name, stream=stream, position=next(iter(spans(t))), split="test",
+                n_examples=int((~fit).sum())) | labels
     for (edit, of), (i, seed) in itertools.product((("audited", params), ("untrained", twin)), enumerate(seeds)):
         for site, x in features({n: v[i:i + 1] for n, v in of.items()}, c, here).items():
             x = _prepared(x[:, :, 0], fit, SETTINGS["audited"])

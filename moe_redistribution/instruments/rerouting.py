@@ -23,7 +23,8 @@ from .routing import each_seed, routed, routes, size, tables
 def answers(params, c, each):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
     c = routed(params, c)
-    if not each: raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
+    if not each:
+        raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     for edits in each:
         for site in edits: choose("site", site, ["gates", "expert_out"], "use `predict` for edits of other sites")
     t, out = get_task(c.task), []
@@ -97,14 +98,16 @@ def as_in(params, other) -> dict:
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #19ad45bc
 @torch.no_grad()
 def routes_held(params, c, edits):
-    """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without them.
+    """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without
+    them.
 
     Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = routed(params, c), []
     if own := {"gates", "router_probs"} & {*edits}:
-        raise ValueError(f"routes_held: expected edits that leave the gates alone, got one of {own.pop()}; fix: use `answers`")
+        raise ValueError(f"routes_held: expected edits that leave the gates alone, got one of {own.pop()}; fix: "
+                         "use `answers`")
     made = together(c, edits)
-    look = made.get("gates", lambda g: g)                       # an expert's edit looks at the gates that pass: here, at those held
+    look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
     for one in each_seed(params):
         forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         out.append(predict(one, c, made | {"gates": lambda _: look(sink["gates"])}))
@@ -112,9 +115,11 @@ def routes_held(params, c, edits):
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #197ba48b
 def gradients(params, c, tokens=None, targets=None) -> dict:
-    """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both §2).
+    """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both
+    §2).
 
-    Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens` (b, t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
+    Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens` (b,
+    t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
     c = routed(params, c)
     t, out = get_task(c.task), []
     if tokens is None: tokens, targets = (x[shuffled(len(t))[:256]] for x in (t.tokens, t.targets))
@@ -147,7 +152,8 @@ def _edit_rows(params, c, t, put):
     right = answers(params, c, each).cpu() == t.targets
     fall = drops(right, t)
     for v, x in fall.items():
-        asked = dict(stratum=v if v == "all" else f"{by}={v}", n_examples=int((what == v).sum() if v != "all" else (what != "").sum()))
+        asked = dict(stratum=v if v == "all" else f"{by}={v}",
+                     n_examples=int((what == v).sum() if v != "all" else (what != "").sum()))
         for (e, how), values in zip(hows, x):
             put("drop", values, site="expert_out", edit=how, unit=f"E{e}", **asked)
         for how, own in zip(("zero", "mean"), x[:2 * E].view(2, E, -1)):
@@ -156,10 +162,10 @@ def _edit_rows(params, c, t, put):
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #2c5b0dd4
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
-    """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*. ValueError for a dense model.
+    """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*.
 
-    drop is the fall in accuracy by label, over the positions that have one: unit E0… or `dominant` replaced by zero or
-    mean (site expert_out), or other routes (site gates)."""
+    ValueError for a dense model. drop is the fall in accuracy by label, over the positions that have one: unit E0… or
+    `dominant` replaced by zero or mean (site expert_out), or other routes (site gates)."""
     c = routed(params, c, seeds := list(seeds))
     t, out = get_task(c.task), []
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t)))) | labels

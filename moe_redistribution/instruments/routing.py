@@ -168,7 +168,7 @@ def saturation(earlier, later, c):
     return overlap(routes(earlier, c)[0], routes(later, c)[0])
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #0c7225bc
-def _mean(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)         # over draws, in one order whoever else is there
+def _mean(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)     # over draws, in one order whoever else is there
 
 def _known_rows(chosen, t, c, put, draws):
     "Information about the label, what explains the route, and where labels go."
@@ -195,7 +195,8 @@ def inputs(t) -> dict:
     return {"a": a, "b": b, "sum": (a + b) % P, "difference": (a - b) % P, "wraps": (a + b >= P).long()}
 
 def _input_rows(chosen, t, c, put, draws):
-    "What each description explains of the first-chosen expert at the equals sign, and what it would if it were shuffled."
+    """What each description explains of the first-chosen expert at the equals sign, and what it would if it were
+    shuffled."""
     for name, codes in inputs(t).items():
         table = crosstab(codes, chosen[:, :, 0, 0], size(codes), c.n_experts)
         put("explained_input", explained(table), unit=name)
@@ -230,7 +231,8 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     explained_input by unit on modular addition.
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
     c = routed(params, c, seeds := list(seeds))
-    if draws < 1: raise ValueError(f"routing_rows: expected one draw or more for the floors, got {draws}; fix: draws=200")
+    if draws < 1:
+        raise ValueError(f"routing_rows: expected one draw or more for the floors, got {draws}; fix: draws=200")
     t, out = get_task(c.task), []
     n = int(known(t)["at"].sum())
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels

@@ -28,7 +28,9 @@ def tidy(frames) -> pd.DataFrame:
     return out.sort_values([c for c in ROW_COLUMNS if c != "value"], kind="stable", ignore_index=True)
 
 def select(rows, **where) -> pd.DataFrame:
-    "The rows that have the given value in every named column. Each column is looked through in what the last one left: name a rare value first."
+    """The rows that have the given value in every named column.
+
+    Each column is looked through in what the last one left: name a rare value first."""
     every, at = np.arange(len(rows)), slice(None)
     for k, v in where.items(): at = every[at][(rows[k].iloc[at] == v).to_numpy()]
     return rows.iloc[at]

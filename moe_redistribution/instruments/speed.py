@@ -120,7 +120,8 @@ def speeds(c, seeds, stream="authors", at=STEPS, gap=1, only=None) -> dict:
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #5a5a5dc5
 def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.DataFrame:
-    """Rows of `speeds` (a control for §4.2, App. D): metric own_step, kept_step, total_step, …_centred_step and size, by step and component.
+    """Rows of `speeds` (a control for §4.2, App. D): metric own_step, kept_step, total_step, …_centred_step and size,
+    by step and component.
 
     With another gap own_10steps …, with gap "start" own_distance …. Units of the residual stream; rule training."""
     over = {1: "step", "start": "distance"}.get(gap, f"{gap}steps")

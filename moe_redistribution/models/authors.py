@@ -19,8 +19,9 @@ from .population import shapes, checked
 def _unwrapped(state):
     "The parameters of a checkpoint, whether it is a state dictionary or holds one under `model_state_dict`."
     said = state.get("config", {}).get("num_digits", 3)
-    if said != 3: raise ValueError(f"checkpoint: expected sums of 3 digits; got {said}, says its config; nearest valid: 3; "
-                                   "fix: give a checkpoint of the paper's task")
+    if said != 3:
+        raise ValueError(f"checkpoint: expected sums of 3 digits; got {said}, says its config; nearest valid: 3; "
+                         "fix: give a checkpoint of the paper's task")
     state = state.get("model_state_dict", state)
     return {n.removeprefix("_orig_mod."): v for n, v in state.items()}
 
@@ -28,7 +29,8 @@ def _activation(state, given):
     "The activation that was given or stands in a checkpoint's config; refuses none, and two."
     said = state.get("config", {}).get("activation", given)
     if given is None and said is None or given not in (None, said):
-        raise ValueError(f"activation: expected one, since weights do not show it; got {given!r}, and {said!r} from the checkpoint's config; "
+        raise ValueError(f"activation: expected one, since weights do not show it; got {given!r}, "
+                         f"and {said!r} from the checkpoint's config; "
                          f"nearest valid: {said or 'silu'!r}; fix: give activation={said or 'silu'!r}")
     return choose("activation", said, ACTIVATIONS)
 
@@ -36,58 +38,71 @@ def _activation(state, given):
 def read_condition(state, activation=None, top_k=1, options="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to.
 
-    `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it. ValueError for
-    a vocabulary of no known task."""
+    `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it.
+    ValueError for a vocabulary of no known task."""
     activation, state = _activation(state, activation), _unwrapped(state)
     vocab, d = state["vocab.weight"].shape
     sizes = {get_task(t).d_vocab: t for t in TASKS}
-    if vocab not in sizes: raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
-                                            f"{min(sizes, key=lambda v: abs(v - vocab))}; fix: give a checkpoint of one of these tasks")
+    if vocab not in sizes:
+        raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
+                         f"{min(sizes, key=lambda v: abs(v - vocab))}; fix: give a checkpoint of one of these tasks")
     task, experts = sizes[vocab], len({m[1] for n in state if (m := re.match(r"ffn\.experts\.(\d+)\.", n))})
     width = next((len(v) for n, v in state.items() if n.endswith("up_proj.weight")), None)
-    if width is None: raise ValueError("state dictionary: expected an FFN, got no up_proj.weight; fix: give a whole state dictionary of theirs")
-    kind = ("moe" if experts else "") + "_" * bool(experts) + "glu" if any("gate_proj" in n for n in state) else "moe" if experts else "ffn"
+    if width is None:
+        raise ValueError("state dictionary: expected an FFN, got no up_proj.weight; fix: give a whole state dictionary "
+                         "of theirs")
+    kind = (("moe" if experts else "") + "_" * bool(experts) + "glu" if any("gate_proj" in n for n in state)
+            else "moe" if experts else "ffn")
     shape = f"-e{experts}k{top_k}" if experts else ""
     body = f"{task}/{kind}{shape}-h{width * max(1, experts)}-{activation}"
     options += "+norm" * ("atn_norm.weight" in state) + f"+d{d}" * (d != RECIPES[task]["d_model"])
     return str(condition(body + options))
 
 # %% ../../nbs/2_models/06_authors.ipynb #e39778c9
-ATTENTION = {"W_E": ("vocab.weight", "v d -> v d"), "W_pos": ("pos_embed.weight", "p d -> p d"), "W_U": ("unembed.weight", "v d -> d v"),
-             "W_Q": ("atn.q_proj.weight", "(h k) d -> 1 h d k"), "W_K": ("atn.k_proj.weight", "(h k) d -> 1 h d k"),
-             "W_V": ("atn.v_proj.weight", "(h k) d -> 1 h d k"), "W_O": ("atn.o_proj.weight", "d (h k) -> 1 h k d"),
-             "b_O": ("atn.o_proj.bias", "d -> 1 d"), "w_ln1": ("atn_norm.weight", "d -> 1 d"), "w_ln2": ("ffn_norm.weight", "d -> 1 d"),
+ATTENTION = {"W_E": ("vocab.weight", "v d -> v d"), "W_pos": ("pos_embed.weight", "p d -> p d"),
+             "W_U": ("unembed.weight", "v d -> d v"), "W_Q": ("atn.q_proj.weight", "(h k) d -> 1 h d k"),
+             "W_K": ("atn.k_proj.weight", "(h k) d -> 1 h d k"), "W_V": ("atn.v_proj.weight", "(h k) d -> 1 h d k"),
+             "W_O": ("atn.o_proj.weight", "d (h k) -> 1 h k d"), "b_O": ("atn.o_proj.bias", "d -> 1 d"),
+             "w_ln1": ("atn_norm.weight", "d -> 1 d"), "w_ln2": ("ffn_norm.weight", "d -> 1 d"),
              "w_ln_final": ("out_norm.weight", "d -> d"), "W_router": ("ffn.router.weight", "e d -> 1 d e")}
-EXPERT = {"W_gate": ("gate_proj.weight", "w d -> 1 d w"), "W_up": ("up_proj.weight", "w d -> 1 d w"), "b_up": ("up_proj.bias", "w -> 1 w"),
-          "W_down": ("down_proj.weight", "d w -> 1 w d"), "b_down": ("down_proj.bias", "d -> 1 d")}
+EXPERT = {"W_gate": ("gate_proj.weight", "w d -> 1 d w"), "W_up": ("up_proj.weight", "w d -> 1 d w"),
+          "b_up": ("up_proj.bias", "w -> 1 w"), "W_down": ("down_proj.weight", "d w -> 1 w d"),
+          "b_down": ("down_proj.bias", "d -> 1 d")}
 
 def _prefixes(c): return [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]
 
 # %% ../../nbs/2_models/06_authors.ipynb #1c5dd72d
 def from_authors(states, activation=None, top_k=1, options=""):
-    """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of them.
+    """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of
+    them.
 
     ValueError (which parameter, expected and got) if they are not all of one condition or lack a parameter of it."""
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     names = {read_condition(s, activation, top_k, options) for s in states}
-    if len(names) > 1: raise ValueError(f"from_authors: expected one condition; got {sorted(names)}; nearest valid: one of them; "
-                                        "fix: open them one by one")
+    if len(names) > 1:
+        raise ValueError(f"from_authors: expected one condition; got {sorted(names)}; nearest valid: one of them; "
+                         "fix: open them one by one")
     c = condition(names.pop())
     members = [_member(_unwrapped(s), c) for s in states]
     return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}, c.name
 
+# %% ../../nbs/2_models/06_authors.ipynb #4f097f6e
 def _member(state, c):
     "Parameters of one model, without the seed axis; positions that the task never reads are left behind."
     out = {}
     for n, shape in shapes(c).items():
-        if n in ATTENTION: out[n] = rearrange(_get(state, ATTENTION[n][0]), ATTENTION[n][1], **({"h": c.n_heads} if "(h" in ATTENTION[n][1] else {}))
+        if n in ATTENTION:
+            out[n] = rearrange(_get(state, ATTENTION[n][0]), ATTENTION[n][1],
+                               **({"h": c.n_heads} if "(h" in ATTENTION[n][1] else {}))
         else: out[n] = torch.stack([rearrange(_get(state, p + EXPERT[n][0]), EXPERT[n][1]) for p in _prefixes(c)], 1)
         if n == "W_pos": out[n] = out[n][:shape[0]]
-        if out[n].shape != shape: raise ValueError(f"{n} of {c.name}: expected {shape}; got {tuple(out[n].shape)}; nearest valid: a checkpoint "
-                                                   "of this task; fix: check its width and context length")
+        if out[n].shape != shape:
+            raise ValueError(f"{n} of {c.name}: expected {shape}; got {tuple(out[n].shape)}; nearest valid: "
+                             "a checkpoint of this task; fix: check its width and context length")
     return out
 
-def _get(state, name): return state[choose("parameter", name, list(state), "give a whole state dictionary")].detach().float().clone()
+def _get(state, name):
+    return state[choose("parameter", name, list(state), "give a whole state dictionary")].detach().float().clone()
 
 # %% ../../nbs/2_models/06_authors.ipynb #341af100
 def to_authors(params, c, seed=0) -> dict:
@@ -96,7 +111,8 @@ def to_authors(params, c, seed=0) -> dict:
     ValueError for parameters of another condition, and for what their classes cannot hold."""
     c = checked(params, c)
     if c.n_layers > 1 or c.ffn == "no_ffn" or (c.routed and not c.reading):
-        raise ValueError(f"to_authors: expected one layer with an FFN, its routes from a router if it has any; got {c.name}; fix: keep it in our form")
+        raise ValueError("to_authors: expected one layer with an FFN, its routes from a router if it has any; "
+                         f"got {c.name}; fix: keep it in our form")
     mine = {n: v[seed] for n, v in params.items()}
     back = lambda v, how, **k: rearrange(v, " -> ".join(how.split(" -> ")[::-1]), **k).contiguous().clone()
     out = {ATTENTION[n][0]: back(v, ATTENTION[n][1]) for n, v in mine.items() if n in ATTENTION}

@@ -38,7 +38,9 @@ class Choices:
     top_k: int
     d_mlp: int                  # total hidden width, over all experts
     activation: str
-    router: str                 # "none", "learned", "frozen" (at its initial weights), or a table: by "tokens", by whole "inputs", "shuffled", or "redrawn" each step
+    # "none", "learned", "frozen" (at its initial weights), or a table: by "tokens", by whole "inputs", "shuffled", or
+    # "redrawn" each step
+    router: str
     gate: str                   # "none", "renorm" (kept probabilities sum to 1) or "switch" (p as it is)
     balance: float              # λ of the load-balancing loss
     ffn_lr: float               # learning-rate multiplier of FFN weights and biases (experts, not router)
@@ -49,14 +51,16 @@ class Choices:
     drop: float                 # dropout of attention probabilities and of both outputs, 0 for none (App. D.3)
     reset: int; part: float     # step after which this part of the hidden units is at initialisation again, 0 for never
     also: str                   # "", or what goes back with them: "attn", all of attention, or "embed", the embeddings
-    then: float | None; forget: bool    # from that step on: multiplier of the FFN's rate, None for the one that it had; an optimiser that begins anew
+    # from that step on: multiplier of the FFN's rate, None for the one that it had; an optimiser that begins anew
+    then: float | None; forget: bool
     freeze: str                 # "", "attn" or "ffn": held at initialisation (App. G.1)
     hold: str                   # "" or a held-out rule of the task (App. G.2)
     d_model: int
     n_layers: int; n_heads: int; lr: float; batch: int
 
 # %% ../../nbs/2_models/01_condition.ipynb #596001ac
-LATER = {"drop": 0.0, "reset": 0, "part": .25, "also": "", "then": None, "forget": False}             # field: the value that it had, unsaid, before it was a field
+# field: the value that it had, unsaid, before it was a field
+LATER = {"drop": 0.0, "reset": 0, "part": .25, "also": "", "then": None, "forget": False}
 
 class Condition(Choices):
     "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
@@ -106,12 +110,13 @@ OPTIONS = {                                     # field: (pattern, reader, examp
 ROUTED_ONLY = ("router", "gate", "balance")
 
 def defaults(task:str, ffn:str, freeze:str="") -> dict:
-    "The recipe's value of every field that an option can change, for a variant of `task`; a frozen FFN has no balance loss."
+    """The recipe's value of every field that an option can change, for a variant of `task`; a frozen FFN has no balance
+    loss."""
     r, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
                 balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,
-                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, part=0.25, also="", then=None, forget=False, freeze="", hold="",
-                d_model=r["d_model"], n_layers=1)
+                weight_decay=r["weight_decay"], clip=r["clip"], drop=0.0, reset=0, part=0.25, also="", then=None,
+                forget=False, freeze="", hold="", d_model=r["d_model"], n_layers=1)
 
 # %% ../../nbs/2_models/01_condition.ipynb #b47de62c
 def _number(x): return repr(x).removesuffix(".0").replace("e+", "e") if isinstance(x, float) else str(x)
@@ -193,21 +198,28 @@ def _check(name, task, got, rest):
     if rest["drop"] >= 1: _bad(name, "dropout below 1", f"{rest['drop']:g}", "write +drop0.1")
     if not 0 < rest["part"] <= 1: _bad(name, "a part above 0 and up to 1", f"{rest['part']:g}", "write +part1")
     for f in ("part", "also", "then", "forget"):
-        if rest[f] != LATER[f] and not rest["reset"]: _bad(name, f"a reset for {_option(f, rest[f])}", "none", f"write +reset{RECIPES[task]['steps'] // 5}, too")
-    if rest["then"] is not None and (0 in (rest["then"], rest["ffn_lr"]) or rest["then"] == rest["ffn_lr"]): _bad(name, "for +then two rates above 0, before and after, that differ", f"{rest['ffn_lr']:g} and {rest['then']:g}", "drop it, or write +then0.25 and no +ffnlr0")
-    if rest["reset"] >= (end := RECIPES[task]["steps"]): _bad(name, f"a reset before step {end:,}, the end of the schedule", f"{rest['reset']}", f"write +reset{end // 5}")
+        if rest[f] != LATER[f] and not rest["reset"]:
+            _bad(name, f"a reset for {_option(f, rest[f])}", "none", f"write +reset{RECIPES[task]['steps'] // 5}, too")
+    if rest["then"] is not None and (0 in (rest["then"], rest["ffn_lr"]) or rest["then"] == rest["ffn_lr"]):
+        _bad(name, "for +then two rates above 0, before and after, that differ",
+             f"{rest['ffn_lr']:g} and {rest['then']:g}", "drop it, or write +then0.25 and no +ffnlr0")
+    if rest["reset"] >= (end := RECIPES[task]["steps"]):
+        _bad(name, f"a reset before step {end:,}, the end of the schedule", f"{rest['reset']}",
+             f"write +reset{end // 5}")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
-    if rest["router"] in ("inputs", "shuffled", "redrawn") and task in TASKS and not min(get_task(task).read): _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position", "write +tokens")
+    if rest["router"] in ("inputs", "shuffled", "redrawn") and task in TASKS and not min(get_task(task).read):
+        _bad(name, f"a question before the answers for +{rest['router']}", f"{task}, which is read at every position",
+             "write +tokens")
     rules = list(get_task(task).rules) if rest["hold"] and task in TASKS else [rest["hold"]]
     if not rules: _bad(name, f"no held-out rule ({task} has none)", f"+hold_{rest['hold']}", "drop it")
     choose("held-out rule", rest["hold"], rules)
 
 # %% ../../nbs/2_models/01_condition.ipynb #87f389be
 def condition(name) -> Condition:
-    """The condition called `name`; a `Condition` passes through, if its name says all of it. Options may come in any order.
+    """The condition called `name`; a `Condition` passes through, if its name says all of it.
 
-    Raises ValueError (expected, got, nearest valid, one fix) for an unknown task, variant, option, an impossible width
-    (both neighbours are named) or k > E."""
+    Options may come in any order. Raises ValueError (expected, got, nearest valid, one fix) for an unknown task,
+    variant, option, an impossible width (both neighbours are named) or k > E."""
     if isinstance(name, Condition): return _as_named(name)
     head, *options = str(name).split("+")
     task, slash, body = head.partition("/")
@@ -225,5 +237,6 @@ def condition(name) -> Condition:
 def _as_named(c):
     "The condition itself. ValueError if something about it is not in its name, under which it would be stored."
     if (said := condition(c.name)) == c: return c
-    other = ", ".join(f"{f.name} = {getattr(c, f.name)!r}" for f in fields(c) if getattr(c, f.name) != getattr(said, f.name))
+    other = ", ".join(f"{f.name} = {getattr(c, f.name)!r}"
+                      for f in fields(c) if getattr(c, f.name) != getattr(said, f.name))
     _bad(c.name, "a condition that its name describes", other, "change RECIPES, or use an option")

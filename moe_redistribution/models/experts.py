@@ -80,14 +80,15 @@ def expert_layer(p, x, c, loads=None):
     def product(x, name):
         b = w.get("b" + name[1:])
         if loads is not None: return Grouped.apply(x, w[name], b, loads)
-        if len(x) == 1 and not x.is_cuda:                         # squeeze: the gradient of an index is a copy among zeros
+        if len(x) == 1 and not x.is_cuda:                      # squeeze: the gradient of an index is a copy among zeros
             return Dense.apply(x.squeeze(0), w[name].squeeze(0), None if b is None else b.squeeze(0))[None]
         return torch.bmm(x, w[name]) if b is None else torch.baddbmm(b[:, None], x, w[name])
     hidden = ACTIVATION[c.activation](product(x, "W_gate" if c.gated else "W_up"))
     return product(hidden * product(x, "W_up") if c.gated else hidden, "W_down")
 
 def everywhere(p, x, chosen, c):
-    "Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d), without waiting for a GPU."
+    """Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d), without waiting for a
+    GPU."""
     (S, N, d), E = x.shape, c.n_experts
     out = expert_layer(p, x[:, None].expand(-1, E, -1, -1).reshape(S * E, N, d), c).view(S, E, N, d)
     return out.gather(1, chosen.mT[..., None].expand(-1, -1, -1, d)).transpose(1, 2)

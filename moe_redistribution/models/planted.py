@@ -96,12 +96,12 @@ def carry_by_ffn(c="add7/ffn-h32-relu") -> dict:
 def carry_by_experts(c="add7/moe-e4k1-h64-relu") -> dict:
     """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token).
 
-    Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or more
-    experts, each of width 10 or more, d_model ≥ 40, and a router that reads the stream."""
+    Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or
+    more experts, each of width 10 or more, d_model ≥ 40, and a router that reads the stream."""
     fits = lambda c: (c.ffn == "moe" and c.activation != "linear" and c.n_experts >= 4 and c.d_expert >= 10
                       and c.d_model >= 40 and not c.norm and c.reading)
-    p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40, no norm and no table of routes",
-                     "add7/moe-e4k1-h64-relu"))
+    p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40, "
+                     "no norm and no table of routes", "add7/moe-e4k1-h64-relu"))
     _fetch(p)
     for e, neurons in enumerate(carry_neurons().values()): _neurons(p, e + 1, neurons)
     for e, row in enumerate([P(3, 7) + .5 * P(4), now(*range(7)) - 10 * P(3, 5, 6, 7), P(5), P(6)]):

@@ -168,7 +168,8 @@ def router(p, x, c):
     "Router logits (s b t e): a linear map of x, or what `forward` has looked up for its tokens."
     if c.reading: return einsum(x, p["W_router"], "s b t d, s d e -> s b t e")
     if p["W_router"].shape[:3] == x.shape[:3]: return p["W_router"]
-    raise ValueError(f"{c.name}: expected a router that reads the residual stream, got a fixed table of routes; fix: use +frozen")
+    raise ValueError(f"{c.name}: expected a router that reads the residual stream, got a fixed table of routes; fix: "
+                     "use +frozen")
 
 def question(tokens, t):
     "The number of the row of a whole question, of which its tokens are the digits: tokens (…, t) → (…, 1)."
@@ -176,7 +177,8 @@ def question(tokens, t):
     return (tokens[..., :min(t.read)] * places).sum(-1, keepdim=True)
 
 def exchanged(table, t, g):
-    "Of routes by token (l position token e): by input (l position row e), the task's inputs having exchanged theirs at random at every position."
+    """Of routes by token (l position token e): by input (l position row e), the task's inputs having exchanged theirs
+    at random at every position."""
     rows, at = table.new_zeros(*table.shape[:2], t.d_vocab ** min(t.read), table.shape[-1]), question(t.tokens, t)[:, 0]
     for j in range(t.n_ctx): rows[:, j, at] = table[:, j, t.tokens[torch.randperm(len(t), generator=g), j]]
     return rows
@@ -194,7 +196,8 @@ def watcher(c:Condition, edits=None, sink=None):
     for site in edits: choose("site", site, sites(c), "use one of these; a model without FFN or router lacks some")
     def at(site, value):
         new = edits[site](value) if site in edits else value
-        if (of := lambda x: f"{tuple(getattr(x, 'shape', ()))} {getattr(x, 'dtype', type(x).__name__)}")(new) != of(value):
+        if (of := lambda x: f"{tuple(getattr(x, 'shape', ()))} "
+            f"{getattr(x, 'dtype', type(x).__name__)}")(new) != of(value):
             raise ValueError(f"edit of {site!r}: expected shape and type {of(value)}, got {of(new)}; "
                              "fix: return what was given, changed")
         if sink is not None: sink[site] = new
@@ -233,8 +236,9 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
     attention. Raises ValueError for an edit that matches no site, and for the last two together."""
     c = condition(c)
-    if with_balance and read_only: raise ValueError("forward: expected with_balance or read_only, got both: the balance "
-                                                    "loss looks at all positions; fix: drop one of them")
+    if with_balance and read_only:
+        raise ValueError("forward: expected with_balance or read_only, got both: the balance "
+                         "loss looks at all positions; fix: drop one of them")
     t, at, S = get_task(c.task), watcher(c, edits, sink), len(params["W_E"])
     tokens = tokens.expand(S, *tokens.shape[-2:])
     seed = torch.arange(S, device=tokens.device)[:, None, None]
@@ -259,10 +263,12 @@ def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
 
     After attention `edits` see only the read-out positions. ValueError for tokens that the task has not got."""
     c, S = condition(c), len(params["W_E"])
-    tokens = (get_task(c.task).tokens if tokens is None else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
+    tokens = (get_task(c.task).tokens if tokens is None
+              else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     n = SIDE_BY_SIDE if tokens.is_cuda else 1                                # a CPU keeps one seed in its cache
-    some = lambda i: forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c, edits, read_only=True)
+    some = lambda i: forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c, edits,
+                             read_only=True)
     return torch.cat([some(i).argmax(-1) for i in range(0, S, n)])
 
 # %% ../../nbs/2_models/02_population.ipynb #51bac86c

@@ -135,10 +135,12 @@ def add_train(p):
     p.add_argument("--until", help=f"one of {', '.join(UNTIL)} (default: the item's, or selected)")
     p.add_argument("--group-size", type=int, help="seeds trained together (default: the item's, or 5)")
     p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
-    p.add_argument("--device", default="cpu", help="cpu (default) or cuda: all seeds stacked, groups one by one or by --executor")
+    p.add_argument("--device", default="cpu",
+                   help="cpu (default) or cuda: all seeds stacked, groups one by one or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out runs that results/ holds already")
-    p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and train nothing")
+    p.add_argument("--dry-run", action="store_true",
+                   help="say what is missing and how long it takes, and train nothing")
 
 # %% ../../nbs/7_record/05_cli.ipynb #3a5ab696
 def read_seeds(text:str) -> list:
@@ -162,7 +164,7 @@ def read_orders(args) -> list:
                group_size=args.group_size)
     own = {k: v for k, v in own.items() if v is not None}
     found = list(dict.fromkeys(o for i in args.item for o in orders(i)))
-    if own.keys() & {"seeds", "stream", "until"}:                      # other seeds than the item's: each condition once
+    if own.keys() & {"seeds", "stream", "until"}:                     # other seeds than the item's: each condition once
         names, found = [n for i in args.item for n in registry(i)["condition"]], []
     else: names = []
     names += [str(condition(n)) for n in args.conditions]
@@ -194,7 +196,8 @@ def run(args):
 
 # %% ../../nbs/7_record/05_cli.ipynb #be12b5e6
 def run_ledger(item=None):
-    "Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's coverage."
+    """Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's
+    coverage."""
     table, wide = ledger(item), dict(max_colwidth=96, justify="left")
     print(shown(table).to_string(**wide) if len(table) else f"No claim quotes a number of {item}.")
     print(f"\n{len(table)} claims: " + ", ".join(f"{n} {v}" for v, n in table["verdict"].value_counts().items()))
@@ -206,18 +209,23 @@ def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store = choose("stream", args.stream, STREAMS), Store()
     todo, seeds, out = [], read_seeds(args.seeds) if args.seeds else SEEDS, Path(args.out)
-    if out.suffix not in (".parquet", ".csv") or out.is_dir(): raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
-    for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):    # all that is wrong is said before any work
+    if out.suffix not in (".parquet", ".csv") or out.is_dir():
+        raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
+    # all that is wrong is said before any work
+    for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):
         fitting = instruments_for(name)
         wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
-        if absent := sorted(set(seeds) - {r.seed for r in runs}): print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
+        if absent := sorted(set(seeds) - {r.seed for r in runs}):
+            print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
         todo += [(name, i, fitting[i].rows, runs) for i in wanted]
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
-    if not sum(map(len, found)): raise ValueError(f"measure: expected runs at a checkpoint, got none that reached one or the end; fix: moe-redistribution train {todo[0][0]} --until full")
+    if not sum(map(len, found)):
+        raise ValueError("measure: expected runs at a checkpoint, got none that reached one or the end; fix: "
+                         f"moe-redistribution train {todo[0][0]} --until full")
     write_frame(tidy(found), out)
     print(f"{sum(map(len, found)):,} rows in {out}")
 

@@ -33,10 +33,12 @@ def costs(names=HEADLINE4, instruments=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/04_costs.ipynb #9f246c8b
 def within(table) -> list:
-    "A line for each of `LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is too much."
+    """A line for each of `LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is too
+    much."""
     out = []
     for tasks, limit in LIMITS.items():
         if not (own := [n for n in table if n.split("/")[0] in tasks]): continue
         spent, of = table[own].sum().sum(), " and ".join(dict.fromkeys(n.split("/")[0] for n in own))
-        out.append(f"All instruments on {of}: {spent:.0f} CPU s, {'within' if spent <= limit else 'OVER'} the limit of {limit}.")
+        out.append(f"All instruments on {of}: {spent:.0f} CPU s, {'within' if spent <= limit else 'OVER'} the limit of "
+                   f"{limit}.")
     return out

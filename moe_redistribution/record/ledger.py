@@ -26,11 +26,14 @@ from ..training.loop import TASK_RULES
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ded0a510
-STATEMENT_COLUMNS = """key protocol section statement quotes page expects instrument stream condition versus metric site edit
-                       rule unit position stratum split aggregate seeds n margin note""".split()
-PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked", "uncopied": "the same, copies ruled out"}
+STATEMENT_COLUMNS = ("key protocol section statement quotes page expects instrument stream condition versus metric "
+                     "site edit\n                       rule unit position stratum split aggregate seeds n margin "
+                     "note".split())
+PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",
+             "uncopied": "the same, copies ruled out"}
 EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a difference within the margin of 0",
-           "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested", "-~": "as -, and a size"}
+           "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested",
+           "-~": "as -, and a size"}
 MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by data/claims.csv"}
 REASONS, SAME = ("pending: ", "not testable here: "), "section statement quotes page expects".split()
 FORCED = "by construction: "                # opens the note of a claim that could not have come out otherwise
@@ -53,9 +56,10 @@ def _faults(df, pages):
     return bad | (both != 2) | (pair[SAME].transform("nunique").max(axis=1) > 1)
 
 def statements(path=None) -> pd.DataFrame:
-    """Every claim of the paper, one row per (key, protocol), in the paper's order. ValueError names the rows that do not fit.
+    """Every claim of the paper, one row per (key, protocol), in the paper's order.
 
-    `margin` (unit of the values) is the smallest difference that counts, 0 where the paper claims a direction only."""
+    ValueError names the rows that do not fit. `margin` (unit of the values) is the smallest difference that counts, 0
+    where the paper claims a direction only."""
     df = _read(of_clone(Path(path or DATA / "statements.csv")), STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
     bad = _faults(df, DATA.parent / "nbs")
     if not bad.any(): return df.assign(unit_factor=1.0)
@@ -125,9 +129,11 @@ def _number(s, x, p, margin):
 
 # %% ../../nbs/7_record/02_ledger.ipynb #e8a75026
 def answer(rows, s, quoted=()):
-    """What the rows say to one statement under one protocol: an `Answer`, with `says` one of holds, refuted, open, pending.
+    """What the rows say to one statement under one protocol: an `Answer`, with `says` one of holds, refuted, open,
+    pending.
 
-    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on it."""
+    `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on
+    it."""
     if s.aggregate == "none": return Answer(*NOTHING, "pending", s.note)
     if s.aggregate == "quotes":
         words = {q["verdict"] for q in quoted}
@@ -139,20 +145,23 @@ def answer(rows, s, quoted=()):
     if x.empty: return Answer(*NOTHING, "pending", "; ".join(filter(None, [*notes, s.note])))
     i = interval(x)
     if s.aggregate == "sum" or s.stream == "none":            # a count is certain, and so is a fact
-        i = i._replace(**dict.fromkeys(("mean", "lo", "hi"), float(x.sum() if s.aggregate == "sum" else x.mean())), method="exact")
+        i = i._replace(**dict.fromkeys(("mean", "lo", "hi"), float(x.sum() if s.aggregate == "sum" else x.mean())),
+                       method="exact")
     if s.expects == "number":
         says, p, same = _number(s, x, quoted[0]["printed"], quoted[0]["margin"]), np.nan, np.nan
         test = "rule of numbers" * (says != "open")
     else: says, test, p, same = decide(x.to_numpy(), s.expects, s.margin, i)
     if s.rule == "learned" and len(x) < s.n:
         says, test, notes = "open", "", [f"decides nothing: {len(x)} of {int(s.n)} seeds learned it", *notes]
-    if absent: says, test, notes = "pending", "", [f"interim: {len(x)} of the {int(s.n)} seeds fixed beforehand", *notes]
+    if absent:
+        says, test, notes = "pending", "", [f"interim: {len(x)} of the {int(s.n)} seeds fixed beforehand", *notes]
     note = "; ".join(filter(None, [*notes, s.note]))
     return Answer(i.mean, i.lo, i.hi, float(x.std()), len(x), p, same, test, says, note)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #789ba6ec
 VERDICTS = ("reproduced on new seeds", "reproduced on the paper's seeds", "direction only", "not reproduced",
-            "contradicted by a control", "turns on copies", "inconclusive", "pending", "by construction", "not testable here")
+            "contradicted by a control", "turns on copies", "inconclusive", "pending", "by construction",
+            "not testable here")
 
 # %% ../../nbs/7_record/02_ledger.ipynb #158b5c7a
 def judge(paper, audited, numbers=(), uncopied=None, sized=False, fresh=False, forced=False) -> str:
@@ -190,10 +199,12 @@ def _wanted():
     said, bridge = statements(), claims()
     quoted = set(" ".join(said["quotes"]).split())
     bridge = bridge[bridge["id"].isin(quoted) & (bridge["protocol"] == "paper")]
-    every = [s for f in (said, bridge) for s in f.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
+    every = [s for f in (said, bridge)
+             for s in f.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
     every += [changed(s, w) for s in every for w in s.versus.split()]
     every = [c for c in every if not isinstance(c, float)]
-    every += [c._replace(rule=TASK_RULES[c.condition.split("/")[0]][0]) for c in every if c.rule == "best"]   # may stand in
+    every += [c._replace(rule=TASK_RULES[c.condition.split("/")[0]][0])
+              for c in every if c.rule == "best"]  # may stand in
     lines = [(c.instrument, n, at, *(getattr(c, k).removeprefix(REST) for k in _WHERE[1:]))
              for c in every for n in c.condition.split() for at in c.position.split()]
     return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_WHERE])
@@ -212,7 +223,8 @@ def ledger_rows(root=None) -> pd.DataFrame:
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
 LEDGER_COLUMNS = ["key", "section", "statement", "expects", "quotes", "numbers", "printed",
-                  *(f"{k}_{f}" for k in PROTOCOLS for f in _EACH), "margin", "verdict", "n_decides", "page", "rows", "note"]
+                  *(f"{k}_{f}" for k in PROTOCOLS for f in _EACH), "margin", "verdict", "n_decides", "page",
+                  "rows", "note"]
 
 def _printed(s, known):
     "What the paper prints for the quantity of a statement under `paper`; nan where it prints nothing."
@@ -225,21 +237,26 @@ def _printed(s, known):
 def _needed(s, a, p):
     "Seeds that would decide an answer that is open, nan for others."
     if a.says != "open" or not a.n: return np.nan
-    if s.expects != "number": return np.maximum(seeds_needed(a.mean, a.sd, s.expects, s.margin), s.n if s.rule == "learned" else 2)
+    if s.expects != "number":
+        return np.maximum(seeds_needed(a.mean, a.sd, s.expects, s.margin), s.n if s.rule == "learned" else 2)
     printed, seeds = p["printed"], s.n if np.isnan(p["printed"].n_seeds) else p["printed"].n_seeds
     return seeds_beside(a.mean, a.sd, printed.value, printed.value_std, seeds, p["margin"])
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0b3a258a
 def printed_items(item) -> list:
-    "The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`). ValueError with the nearest."
+    """The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`).
+
+    ValueError with the nearest."""
     valid = sorted(set(paper_values()["item"]))
     parts = [i for i in valid if re.fullmatch(rf"{re.escape(item)}[a-z]?(_.*)?", i)]
     return parts or [choose("item", item, valid, "see data/paper_values.csv")]
 
+# %% ../../nbs/7_record/02_ledger.ipynb #1dfae072
 def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
     """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it.
 
-    `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows' unit."""
+    `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows'
+    unit."""
     said, paper, bridge = statements(), paper_values(), claims().query("protocol == 'paper'")
     if item:
         ids = set(paper["id"][paper["item"].isin(printed_items(item))])
@@ -268,28 +285,32 @@ def _entry(rows, pair, compared, known, written):
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
     words = [q["verdict"] for q in quoted]
     line = {k: getattr(s["paper"], k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
-    for k in a: line |= {f"{k}_{f}": getattr(a[k], f) for f in _EACH[:-1]} | {f"{k}_access": written.get((p.key, k), "")}
+    for k in a:
+        line |= {f"{k}_{f}": getattr(a[k], f) for f in _EACH[:-1]} | {f"{k}_access": written.get((p.key, k), "")}
     first = quoted[0] if quoted else None
     needed = [n for k in ("paper", "audited") if (n := _needed(s[k], a[k], first)) == n]
-    found = judge(a["paper"], a["audited"], words, a["uncopied"], "~" in line["expects"], fresh, fact or FORCED in p.note)
+    found = judge(a["paper"], a["audited"], words, a["uncopied"], "~" in line["expects"], fresh,
+                  fact or FORCED in p.note)
     one = s["paper"].expects == "number" and len(quoted) == 1
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in ("none", "quotes")
                           for n in f"{x.condition} {x.versus}".split() if "=" not in n)
     return line | dict(verdict=found, printed=first["printed"].value if one else _printed(s["paper"], known),
                        numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
-                       n_decides=max(needed, default=np.nan) if found == "inconclusive" else np.nan, rows=" ".join(files),
-                       note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
+                       n_decides=max(needed, default=np.nan) if found == "inconclusive" else np.nan,
+                       rows=" ".join(files), note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
 
 # %% ../../nbs/7_record/02_ledger.ipynb #fc400947
 YOUNG = "†"                                            # marks an answer whose definition is younger than its rows
 def _said(mean, lo, hi, n, p, p_same, test, says, access, sign):
-    "One answer as text: its mean with interval and seeds, what it says, the test that says so, and whether it was asked late."
+    """One answer as text: its mean with interval and seeds, what it says, the test that says so, and whether it was
+    asked late."""
     if not n: return says
     text = (lambda v: f"{v:{sign},.0f}") if abs(mean) >= 100 else (lambda v: f"{v:{sign}.3f}")
     both = ", though not zero" if test == "TOST" and (lo > 1e-6 or hi < -1e-6) else ""
     by = f" (TOST, p={p_same:.2g}{both})" if test == "TOST" else f" ({test})" if test else ""
     late = f" {YOUNG}" * (access == "results seen")
-    return text(mean) + (f" [{text(lo)}, {text(hi)}]" if lo == lo and hi > lo else "") + f", n={int(n)}: {says}{by}{late}"
+    return text(mean) + (f" [{text(lo)}, {text(hi)}]" if lo == lo and hi > lo
+                         else "") + f", n={int(n)}: {says}{by}{late}"
 
 def shown(table) -> pd.DataFrame:
     "A ledger as text: claim, what the paper prints, every answer, the verdict and the seeds that would decide."
@@ -319,7 +340,8 @@ def by_id(item=None, root=None) -> pd.DataFrame:
     return out.fillna({"verdict": "not attempted", "reason": NO_LINE, "claims": ""}).infer_objects().reset_index()
 
 def coverage(root=None) -> pd.DataFrame:
-    "For every item: numbers printed, answered by a number, a reason or nothing, quoted by a claim; the `share` answered."
+    """For every item: numbers printed, answered by a number, a reason or nothing, quoted by a claim; the `share`
+    answered."""
     f = by_id(root=root)
     number, none = f["ours"].notna(), f["ours"].isna() & f["reason"].eq(NO_LINE)
     f = f.assign(printed=1, number=number, reason=~number & ~none, nothing=none, quoted=f["claims"] != "")
@@ -328,8 +350,8 @@ def coverage(root=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/02_ledger.ipynb #3141f104
 def contrast_table(root=None) -> pd.DataFrame:
-    """Every registered contrast: `family`, the columns of `contrasts`, and over all that have their seeds Holm's p of the
-    paired t test (`p_t_all`) and of equivalence (`p_equivalence_all`)."""
+    """Every registered contrast: `family`, the columns of `contrasts`, and over all that have their seeds Holm's p of
+    the paired t test (`p_t_all`) and of equivalence (`p_equivalence_all`)."""
     families = claims().query("item.str.startswith('contrast')").groupby("item", sort=False)["edit"].unique()
     got = pd.concat([contrasts(own, edit, item=f).assign(family=f) for f, edits in families.items()
                      for own in [item_rows(f, root)] for edit in edits], ignore_index=True)
@@ -343,5 +365,5 @@ def survivors(table) -> pd.DataFrame:
     whole = table[table["n"] == table["n_fixed"]].astype({"p_t_all": float, "p_equivalence_all": float})
     said = {"different": ("different", "p_t_all"), "equivalent": ("equivalent", "p_equivalence_all")}
     family = {k: whole["outcome"].str.contains(word) for k, (word, _) in said.items()}
-    return pd.DataFrame({"Holm within its family": {k: int(v.sum()) for k, v in family.items()},
-                         "over all of them, too": {k: int((v & (whole[said[k][1]] < .05)).sum()) for k, v in family.items()}})
+    return pd.DataFrame({"Holm within its family": {k: int(v.sum()) for k, v in family.items()}, "over all of them, "
+                         "too": {k: int((v & (whole[said[k][1]] < .05)).sum()) for k, v in family.items()}})

@@ -57,13 +57,15 @@ class Instrument:
     live: bool = False        # trains its own population, so that one measurement of a seed is enough
 
 def own_part(c, seeds, stream) -> dict:
-    "`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every seed trains on all."
+    """`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every
+    seed trains on all."""
     t = get_task(condition(c).task)
     return {} if t.source == "drawn" else {"test": torch.stack([unseen(t, s, stream) for s in seeds])}
 
 def ablation_of(params, c, seeds, stream, edits=None, **labels):
-    """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the paired
-    stream, whose seeds decide, digits at each position too; whole answers also on each seed's `own_part` of the examples."""
+    """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the
+    paired stream, whose seeds decide, digits at each position too; whole answers also on each seed's `own_part` of the
+    examples."""
     t, full = get_task(condition(c).task), stream == "authors"
     edits = edits or ("zero", "mean", "resample")[:3 if full else 2]
     got = ablation_rows(params, c, seeds, edits, splits=own_part(c, seeds, stream), fine=full, stream=stream, **labels)
@@ -76,27 +78,34 @@ HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])
 def _add7(c): return c.task == "add7" and c.n_layers == 1
 def _plain(c): return c.n_layers == 1 and c.ffn != "no_ffn"
 def _modadd(c): return c.task == "modadd" and _plain(c)
-def _streams(c): return c.reading or not c.routed        # is the FFN's output a function of the stream? Routes from a table are not
+# is the FFN's output a function of the stream? Routes from a table are not
+def _streams(c): return c.reading or not c.routed
 
 def speed_of(params, c, seeds, stream, rule):
-    """Learning speed at a few early steps, one step ahead and from the start; it needs no weights but trains its own. For the
-    paired stream, whose seeds are many, what the page on speed reads: the FFN's distance from the start after ten steps."""
+    """Learning speed at a few early steps, one step ahead and from the start; it needs no weights but trains its own.
+
+    For the paired stream, whose seeds are many, what the page on speed reads: the FFN's distance from the start after
+    ten steps."""
     if stream == "paired":
-        return speed_rows(c, seeds, stream, (10,), "start").query("site == 'ffn_out' and unit == '' and metric != 'size'")
+        return (speed_rows(c, seeds, stream, (10,), "start")
+                .query("site == 'ffn_out' and unit == '' and metric != 'size'"))
     distance = speed_rows(c, seeds, stream, (10, 50, 100), "start")
     return tidy([speed_rows(c, seeds, stream, (0, 3, 10, 30, 100)), distance[distance["metric"] != "size"]])
 
+# %% ../../nbs/7_record/03_recording.ipynb #5e4db779
 def at_first(c, rule): return rule == TASK_RULES[condition(c).task][0]
 
 def probes_of(params, c, seeds, rule, **labels):
-    "Of add-7 audited probes at every rule, and at the first also as the paper says and as its code does; of modular addition the answer."
+    """Of add-7 audited probes at every rule, and at the first also as the paper says and as its code does; of modular
+    addition the answer."""
     if condition(c).task == "modadd": return answer_rows(params, c, seeds, rule=rule, **labels)
     return probe_rows(params, c, seeds, tuple(SETTINGS) if at_first(c, rule) else ("audited",), rule=rule, **labels)
 
 def histogram_of(params, c, seeds, rule, stream, **labels):
     "The same for the histogram task, whose answers are also measured on each seed's `own_part` of the clean set."
     protocols = PROTOCOLS if at_first(c, rule) else ("audited",)
-    return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule, stream=stream, **labels)
+    return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule,
+                          stream=stream, **labels)
 
 # %% ../../nbs/7_record/03_recording.ipynb #91e569a1
 INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS)),
@@ -106,16 +115,19 @@ INSTRUMENTS = {"ablation": Instrument(ablation_of, lambda c: True, tuple(STREAMS
                "patterns": Instrument(pattern_rows, _add7),
                "routing": Instrument(routing_rows, lambda c: c.routed and (_add7(c) or _modadd(c))),
                "rerouting": Instrument(rerouting_rows, lambda c: c.routed and _add7(c)),
-               "speed": Instrument(speed_of, lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired"), live=True),
+               "speed": Instrument(speed_of,
+                                   lambda c: _add7(c) and c.ffn != "no_ffn", ("authors", "paired"), live=True),
                "heldout": Instrument(heldout_rows, lambda c: bool(c.hold)),
-               "probes": Instrument(probes_of, lambda c: c.name in HEADLINE4 or _modadd(c)),      # add-7 is saturated: see the page
+               "probes": Instrument(probes_of, lambda c: c.name in HEADLINE4
+                                    or _modadd(c)),      # add-7 is saturated: see the page
                "fourier": Instrument(fourier_rows, lambda c: _modadd(c) and _streams(c) or c.name in HEADLINE4),
                "bilinear": Instrument(bilinear_rows, lambda c: _modadd(c) and c.gated and not c.norm),
                "grokking": Instrument(grokking_rows, _modadd),
                "histogram": Instrument(histogram_of, lambda c: _plain(c) and _streams(c) and c.task == "hist")}
 
 def track(params, c) -> dict:
-    "What every training run writes into its history: digits without a component, and progress measures of modular addition."
+    """What every training run writes into its history: digits without a component, and progress measures of modular
+    addition."""
     return ablation_curve(params, c) | (progress(params, c) if condition(c).task == "modadd" else {})
 
 def instruments_for(c) -> dict:
@@ -127,9 +139,10 @@ def rules_for(name, stream, instrument="ablation") -> tuple:
     "Checkpoint rules at which an instrument measures: all and the end; where seeds or measurements are many, fewer."
     first, *more = TASK_RULES[condition(name).task]
     once = instrument in INSTRUMENTS and INSTRUMENTS[instrument].live
-    late = condition(name).task == "modadd" and instrument in ("fourier", "bilinear", "probes")       # the paper reads its best epoch
+    # the paper reads its best epoch
+    late = condition(name).task == "modadd" and instrument in ("fourier", "bilinear", "probes")
     if once: return (first,)
-    if late and instrument == "probes": return (first, *more)[:1 + (stream == "authors")]             # a hundred classes are slow
+    if late and instrument == "probes": return (first, *more)[:1 + (stream == "authors")]   # a hundred classes are slow
     if instrument != "ablation" and not late:
         return first if stream == "authors" else more[0], "final"
     return tuple(r for r in (first, *more) if stream == "authors" or r not in ("first256", "first99")) + ("final",)
@@ -146,7 +159,8 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
-def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}     # weightless ones are last
+# weightless ones are last
+def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}
 
 # %% ../../nbs/7_record/03_recording.ipynb #2b0c140a
 def _failed(measured, run):
@@ -165,7 +179,8 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
 
 # %% ../../nbs/7_record/03_recording.ipynb #f1fbbac0
 def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
-    "`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of `keys`."
+    """`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of
+    `keys`."""
     old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
     index = lambda f: pd.MultiIndex.from_frame(f[list(keys)])
     whole = pd.concat([f for f in (old[~index(old).isin(index(new))], new) if len(f)], ignore_index=True)
@@ -173,15 +188,18 @@ def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/03_recording.ipynb #fe7cf926
 def not_in(path, runs, rules=None) -> list:
-    "Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a stream."
+    """Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a
+    stream."""
     if not path.exists(): return runs
     known = pd.read_parquet(path, columns=["stream", "seed", "step"]).groupby(["stream", "seed"])["step"].max()
-    further = lambda r: not r.failed and known[r.stream, r.seed] < reach(r, rules(r.stream) if callable(rules) else rules)
+    further = (lambda r: not r.failed
+               and known[r.stream, r.seed] < reach(r, rules(r.stream) if callable(rules) else rules))
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
 # %% ../../nbs/7_record/03_recording.ipynb #5a374cd1
 def _frames(name) -> dict:
-    "Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to a frame."
+    """Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to
+    a frame."""
     def of(i, instrument):
         return lambda runs: measure(runs, name, rules_for(name, runs[0].stream, i), runs[0].stream, instrument.rows)
     rules = lambda i, x: () if x.live else lambda stream: rules_for(name, stream, i)
@@ -189,7 +207,8 @@ def _frames(name) -> dict:
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 def record_runs(store, root, name, say=print) -> list:
-    "Adds the new runs of a condition to its rows, histories and runs under `root`/results; says and returns what it wrote."
+    """Adds the new runs of a condition to its rows, histories and runs under `root`/results; says and returns what it
+    wrote."""
     there, written = recordable(stored_runs(store, name), name, root, say), []
     for folder, (streams, rules, frame) in _frames(name).items():
         path = root / "results" / folder / f"{name}.parquet"
@@ -204,13 +223,16 @@ def record_runs(store, root, name, say=print) -> list:
 
 # %% ../../nbs/7_record/03_recording.ipynb #1192660b
 def record(store=None, root=None, say=print, executor="here", replace=(), reason="weights lost") -> list:
-    """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written. `executor` as in `train`.
+    """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
-    `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept. ValueError, before any
-    work, for one that has nothing recorded or nothing in the store."""
+    `executor` as in `train`.
+
+    `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept.
+    ValueError, before any work, for one that has nothing recorded or nothing in the store."""
     store, root = store or Store(), Path(root or ROOT)
     taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable(replace, store, root)}
-    with open_executor(executor) as pool: done = watch(pool, record_runs, [(store, root, name, say) for name in conditions_for("all")])
+    with open_executor(executor) as pool:
+        done = watch(pool, record_runs, [(store, root, name, say) for name in conditions_for("all")])
     written = [root / "results/replaced.csv"] * any(taken.values()) + sum(done, [])
     for page in PAGES:
         rows = page_rows(page, root)
@@ -225,7 +247,8 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
 def record_checkpoints(store, root) -> list:
-    "Adds the paper's seeds that the store has and git has not to every (condition, rule) in `CANONICAL`, in the paper's order."
+    """Adds the paper's seeds that the store has and git has not to every (condition, rule) in `CANONICAL`, in the
+    paper's order."""
     written, counts_at = [], root / "checkpoints" / "right.csv"
     for name, rule in CANONICAL:
         path = checkpoint_path(name, rule, root)
@@ -239,6 +262,7 @@ def record_checkpoints(store, root) -> list:
         seal(path, {n: kept(torch.cat([*([old[n].float()] if old else []), v])[order]) for n, v in new.items()},
              dict(condition=name, rule=rule, seeds=[have[i] for i in order], stream="authors"))
         written.append(path)
-    rows = [right_answers(checkpoint(n, r, root), n, checkpoint_seeds(n, r, root)).assign(rule=r) for n, r in recorded_checkpoints(root)]
+    rows = [right_answers(checkpoint(n, r, root), n, checkpoint_seeds(n, r, root)).assign(rule=r)
+            for n, r in recorded_checkpoints(root)]
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)

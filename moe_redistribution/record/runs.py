@@ -82,8 +82,9 @@ def recordable(runs, name, root, say=print) -> list:
     "`runs` but those that are not the one recorded under their stream and seed. Says which."
     other = other_runs(runs, name, root)
     who = ", ".join(f"{r.stream} {r.seed}" for r in other)
-    if other: say(f"{name}: {who} passed over: recorded already, and this is another run of that seed (another machine or "
-                  f"engine rounds otherwise); fix: keep the recorded one, or moe-redistribution record --replace {name}")
+    if other:
+        say(f"{name}: {who} passed over: recorded already, and this is another run of that seed (another machine or "
+            f"engine rounds otherwise); fix: keep the recorded one, or moe-redistribution record --replace {name}")
     return [r for r in runs if not any(r is o for o in other)]
 
 # %% ../../nbs/7_record/01_runs.ipynb #ae470e84
@@ -151,7 +152,8 @@ def replaceable(names, store, root) -> list:
 REPLACED = "condition stream seed old_first new_first old_step new_step date reason".split()
 
 def _line(run, root, reason):
-    "What `results/replaced.csv` says of a run and of the one it replaces; no first step where the rule was not reached."
+    """What `results/replaced.csv` says of a run and of the one it replaces; no first step where the rule was not
+    reached."""
     name, first, new = run.condition.name, TASK_RULES[run.condition.task][0], run_frame([run])
     runs = pd.read_parquet(path) if (path := root / f"results/runs/{name}.parquet").exists() else new.iloc[:0]
     both = runs[(runs["stream"] == run.stream) & (runs["seed"] == run.seed)], new
@@ -159,6 +161,7 @@ def _line(run, root, reason):
     steps = [int(f["step"].iloc[0]) if len(f) else None for f in both]
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
+# %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
 def replace_runs(store, root, name, say=print, reason="weights lost") -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
     adds a line for each to results/replaced.csv; returns their seeds. Says which are refused: they stay as they are."""

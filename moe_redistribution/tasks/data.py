@@ -68,18 +68,22 @@ def sampled(seed:int, stream:str="authors", epoch:int=0):
 
 def era(step:int) -> int:
     "The epoch after which the set was made that step number `step` (counted from 1) trains on. ValueError below 1."
-    if step < 1: raise ValueError(f"step: expected 1 or more, for steps are counted from 1; got {step}; fix: 1 for the first set")
+    if step < 1:
+        raise ValueError(f"step: expected 1 or more, for steps are counted from 1; got {step}; fix: "
+                         "1 for the first set")
     return (step - 1) // REFRESH * REFRESH
 
 # %% ../../nbs/1_tasks/03_data.ipynb #0d0fd0ac
 @lru_cache(maxsize=256)
 def unseen(task:Task, seed:int, stream:str="authors", steps:int=1_000):
-    """Mask (n,) of a task's examples that a seed has not trained on after `steps`, if not said the whole schedule of histogram;
-    None for a task of which every seed trains on all. A sampled task's sets are drawn again, once a process: seconds a seed."""
+    """Mask (n,) of a task's examples that a seed has not trained on after `steps`, if not said the whole schedule of
+    histogram; None for a task of which every seed trains on all. A sampled task's sets are drawn again, once a process:
+    seconds a seed."""
     if task.source == "drawn": return None
     met = torch.zeros(len(task), dtype=torch.bool)
     if task.source == "split": return ~met.index_fill(0, split(task, seed, stream)[0], True)
-    number = lambda tokens: (tokens * task.d_vocab ** torch.arange(task.n_ctx)).sum(-1)          # a sequence as one whole number
+    # a sequence as one whole number
+    number = lambda tokens: (tokens * task.d_vocab ** torch.arange(task.n_ctx)).sum(-1)
     for epoch in range(0, steps, REFRESH):
         met |= torch.isin(number(task.tokens), number(sample_sequences(N_TRAIN, _draws(seed, stream, epoch))))
     return ~met
@@ -88,7 +92,8 @@ def unseen(task:Task, seed:int, stream:str="authors", steps:int=1_000):
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
 
-    `gens`: one dict of generators a seed, used by drawn batches of `size` examples; other sources give their whole set."""
+    `gens`: one dict of generators a seed, used by drawn batches of `size` examples; other sources give their whole
+    set."""
     if task.source == "sampled": yield from _sampled_batches(seeds, stream, steps, n, device)
     tokens, targets = task.tokens.to(device), task.targets.to(device)
     if task.source == "drawn":

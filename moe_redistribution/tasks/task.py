@@ -34,7 +34,8 @@ SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "
 class Task:
     """Tokens, targets and read-out positions of one task; no model and no loss.
 
-    Shapes: `tokens` (n, ctx), `targets` (n, read), both int64; `strata` n rows, `operation_o1` is about one position."""
+    Shapes: `tokens` (n, ctx), `targets` (n, read), both int64; `strata` n rows, `operation_o1` is about one
+    position."""
     name: str
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
@@ -53,7 +54,8 @@ class Task:
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
     by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
 
-    def __post_init__(self): object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
+    def __post_init__(self):
+        object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
     @property
     def n_ctx(self): return self.tokens.shape[1]
     def __len__(self): return len(self.tokens)
@@ -99,10 +101,10 @@ def modadd_task():
     a, b = torch.arange(P).repeat_interleave(P), torch.arange(P).repeat(P)
     total = (a + b) % P
     strata = pd.DataFrame({"a": a, "b": b, "sum": total, "wraps": a + b >= P})
-    return Task("modadd", d_vocab=P + 1, d_vocab_out=P + 1, causal=False, tied=False, read=(2,), scored=(0,),
-                positions=("sum",), vocab=(*map(str, range(P)), "="), tokens=torch.stack([a, b, torch.full_like(a, P)], 1),
-                targets=total[:, None], strata=strata, source="split", places=("a", "b", "="),
-                by=("wraps",))
+    return Task("modadd", d_vocab=P + 1, d_vocab_out=P + 1, causal=False, tied=False,
+                read=(2,), scored=(0,), positions=("sum",), vocab=(*map(str, range(P)), "="),
+                tokens=torch.stack([a, b, torch.full_like(a, P)], 1), targets=total[:, None], strata=strata,
+                source="split", places=("a", "b", "="), by=("wraps",))
 
 # %% ../../nbs/1_tasks/02_task.ipynb #fc2d4fa4
 ALPHABET, LENGTH = 32, 10
@@ -154,12 +156,17 @@ def get_task(name:str) -> Task:
 
 # %% ../../nbs/1_tasks/02_task.ipynb #7646a1d6
 def check_tokens(tokens, t:Task, beginnings=False) -> torch.Tensor:
-    "`tokens` (…, n, ctx) as they are. ValueError if they are no whole numbers, not as long as the task's (or `beginnings`), or not in its vocabulary."
+    """`tokens` (…, n, ctx) as they are.
+
+    ValueError if they are no whole numbers, not as long as the task's (or `beginnings`), or not in its vocabulary."""
     whole = isinstance(tokens, torch.Tensor) and not tokens.is_floating_point() and tokens.dtype != torch.bool
-    if whole and tokens.dim() > 1 and 0 < tokens.shape[-1] <= t.n_ctx and (beginnings or tokens.shape[-1] == t.n_ctx) and (not tokens.numel() or 0 <= tokens.min() and tokens.max() < t.d_vocab): return tokens
-    got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" + f" from {tokens.min()} to {tokens.max()}" * whole if isinstance(tokens, torch.Tensor) and tokens.numel() else repr(tokens)[:80]
-    raise ValueError(f"tokens: expected whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, {t.n_ctx}) for {t.name}; got {got}; "
-                     f"fix: see get_task({t.name!r}).tokens")
+    if (whole and tokens.dim() > 1 and 0 < tokens.shape[-1] <= t.n_ctx and (beginnings or tokens.shape[-1] == t.n_ctx)
+        and (not tokens.numel() or 0 <= tokens.min() and tokens.max() < t.d_vocab)):
+        return tokens
+    got = (f"{tokens.dtype} of shape {tuple(tokens.shape)}" + f" from {tokens.min()} to {tokens.max()}" * whole
+           if isinstance(tokens, torch.Tensor) and tokens.numel() else repr(tokens)[:80])
+    raise ValueError(f"tokens: expected whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, "
+                     f"{t.n_ctx}) for {t.name}; got {got}; fix: see get_task({t.name!r}).tokens")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #3089d672
 def spans(task:Task) -> dict:

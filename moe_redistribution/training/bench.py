@@ -23,7 +23,8 @@ from .loop import fresh, train_interval
 from .executors import n_cores, worker
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
-HEADLINE = {"add7": ("add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"), "modadd": ("modadd/ffn-h512-gelu", "modadd/moe-e4k1-h512-gelu"),
+HEADLINE = {"add7": ("add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"),
+            "modadd": ("modadd/ffn-h512-gelu", "modadd/moe-e4k1-h512-gelu"),
             "hist": ("hist/ffn-h512-gelu", "hist/moe-e4k1-h512-gelu")}
 TARGETS = {"add7": (2.3, 3.0), "modadd": (4.3, 5.0), "hist": (2.4, 2.5)}         # times plain: dense, MoE
 FLOORS = {"add7": (3.0, 3.0), "modadd": (1.6, 2.5), "hist": (1.6, 2.5)}          # times the floor, at most: dense, MoE
@@ -40,7 +41,8 @@ def floor_limit(c) -> float:
 
 # %% ../../nbs/3_training/07_bench.ipynb #bc61026f
 def cpu_share(cpu:float, wall:float, cores:int, waited:float=None) -> float:
-    "Share of the machine that was got: CPU seconds over `wall`·`cores`, or over CPU and `waited` seconds where those are known."
+    """Share of the machine that was got: CPU seconds over `wall`·`cores`, or over CPU and `waited` seconds where those
+    are known."""
     return cpu / (wall * cores) if waited is None else cpu / max(cpu + waited, 1e-9)
 
 # %% ../../nbs/3_training/07_bench.ipynb #11d395d1
@@ -51,14 +53,17 @@ def quiet_or_refuse(shares:list, wanted:int, what:str):
     "Raises `Busy` unless `wanted` of the measurements got their share of the machine."
     if sum(s >= QUIET for s in shares) >= wanted: return
     got = ", ".join(f"{s:.0%}" for s in shares)
-    raise Busy(f"bench of {what}: expected at least {QUIET:.0%} of every core in {wanted} measurements, got {got}; other programs "
-               "were using this machine; fix: run again on a quiet machine (force=True, --force, reports and marks it)")
+    raise Busy(f"bench of {what}: expected at least {QUIET:.0%} of every core in {wanted} measurements, got {got}; "
+               "other programs were using this machine; fix: run again on a quiet machine (force=True, --force, "
+               "reports and marks it)")
 
 # %% ../../nbs/3_training/07_bench.ipynb #8015aa82
 _members, PACE = {}, {"add7": 20, "modadd": 5, "hist": 1}                        # steps between two looks at the clock
 
 def train_for(name:str, seeds:int, seconds:float) -> dict:
-    "Trains `seeds` members of a condition for about `seconds`: seed-steps, wall and CPU seconds. Members are kept for the next call."
+    """Trains `seeds` members of a condition for about `seconds`: seed-steps, wall and CPU seconds.
+
+    Members are kept for the next call."""
     first, n = (name, seeds) not in _members, PACE[condition(name).task]
     if first: _members[name, seeds] = fresh(condition(name), list(range(1, seeds + 1)), "paired")
     members, done = _members[name, seeds], 0
@@ -77,7 +82,8 @@ def serve(pipe):
 
 @contextmanager
 def machine(cores:int):
-    "Worker processes with one thread each; gives a function that calls f(*args) in all of them at once, with all results."
+    """Worker processes with one thread each; gives a function that calls f(*args) in all of them at once, with all
+    results."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(cores)]
     workers = [context.Process(target=serve, args=(there,), daemon=True) for _, there in pairs]
@@ -97,7 +103,8 @@ def machine(cores:int):
 def answer(pipe, process):
     "What a worker sends; RuntimeError if it ends instead."
     while not pipe.poll(0.2):
-        if not process.is_alive() and not pipe.poll(): raise RuntimeError("bench: a worker process ended; its error stands above")
+        if not process.is_alive() and not pipe.poll():
+            raise RuntimeError("bench: a worker process ended; its error stands above")
     return pipe.recv()
 
 @contextmanager
@@ -117,12 +124,14 @@ def plain_program() -> Path:
     "Path of `tests/plain.py` beside the package. FileNotFoundError from an installation without it."
     path = Path(moe_redistribution.__file__).resolve().parent.parent / "tests" / "plain.py"
     if path.exists(): return path
-    raise FileNotFoundError(f"bench: expected the plain implementation at {path}, got nothing there; it is part of the repository and "
-                            "not of a wheel; fix: clone the repository, run `pip install -e .` in it, and call bench again")
+    raise FileNotFoundError(f"bench: expected the plain implementation at {path}, got nothing there; it is part of the "
+                            "repository and not of a wheel; fix: clone the repository, run `pip install -e .` in it, "
+                            "and call bench again")
 
 # %% ../../nbs/3_training/07_bench.ipynb #a7d1f3dd
 def plain_for(name:str, seconds:float, cores:int, processes:int=1) -> list:
-    "The plain model trained for `seconds` in `processes` that share all cores: steps, wall, CPU and waited seconds of each."
+    """The plain model trained for `seconds` in `processes` that share all cores: steps, wall, CPU and waited seconds of
+    each."""
     path, n = plain_program(), max(1, cores // processes)
     line = [sys.executable, str(path), name, "--seconds", str(seconds), "--threads", str(n), "--wait"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -145,14 +154,18 @@ def share_of(got:list) -> float:
     return cpu_share(sum(g["cpu"] for g in got), max(g["wall"] for g in got), len(got), waited)
 
 def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
-    "Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it that any of them got."
+    """Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it that any of
+    them got."""
     together(train_for, name, seeds, 0)                                          # everybody ready
     got = dict(ours=together(train_for, name, seeds, seconds), plain=plain_for(name, seconds, cores),
                per_core=plain_for(name, seconds, cores, cores))
-    return {k: sum(g["steps"] / g["wall"] for g in v) for k, v in got.items()} | {"share": min(map(share_of, got.values()))}
+    return {k: sum(g["steps"] / g["wall"] for g in v)
+            for k, v in got.items()} | {"share": min(map(share_of, got.values()))}
 
 def alternate(together, name, seeds, seconds, cores, rounds, force) -> list:
-    "`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them. With `force`, the first ones."
+    """`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them.
+
+    With `force`, the first ones."""
     got = []
     while len(got) < rounds * (1 if force else 2) and sum(r["share"] >= QUIET for r in got) < rounds:
         got.append(one_round(together, name, seeds, seconds, cores))
@@ -161,7 +174,8 @@ def alternate(together, name, seeds, seconds, cores, rounds, force) -> list:
 
 # %% ../../nbs/3_training/07_bench.ipynb #b585d6c5
 def bmm_seconds(copies:int, m:int, k:int, n:int, seconds:float) -> float:
-    "Seconds of one batched product (m, k) @ (k, n): median over about `seconds` of calls, the faster of the two orders."
+    """Seconds of one batched product (m, k) @ (k, n): median over about `seconds` of calls, the faster of the two
+    orders."""
     x, w = torch.randn(copies, m, k), torch.randn(copies, k, n)
     def median(left, right):
         out, times = left.new_empty(copies, left.shape[1], right.shape[2]), []
@@ -193,7 +207,8 @@ def floor_for(name:str, seeds:int, seconds:float) -> dict:
 
 # %% ../../nbs/3_training/07_bench.ipynb #dd8f78bc
 def peak(name:str, seeds:int, pipe):
-    "Body of a process: trains `seeds` members for two steps and sends the largest memory it ever held, in GB (NaN on Windows)."
+    """Body of a process: trains `seeds` members for two steps and sends the largest memory it ever held, in GB (NaN on
+    Windows)."""
     worker(nice=0)
     train_interval(fresh(condition(name), list(range(1, seeds + 1)), "paired"), 2)
     try: import resource
@@ -217,11 +232,11 @@ def as_row(c, got:list, floors:list, seeds:int, cores:int) -> dict:
     ratios, ours = [r["ours"] / r["plain"] for r in got], statistics.median(r["ours"] for r in got)
     per_core = statistics.median(r["per_core"] / r["plain"] for r in got) > 1
     floor = statistics.mean(f["floor"] for f in floors) / cores                  # a seed-step of the whole machine
-    return dict(condition=c.name, cores=cores, seeds=seeds, rounds=len(got), times_plain=middle("plain"), least=min(ratios),
-                most=max(ratios), target=target(c), times_plain_per_core=middle("per_core"),
-                better_plain="per core" if per_core else "as shipped", times_floor=1 / floor / ours, floor_limit=floor_limit(c),
-                gflops=statistics.mean(f["rate"] for f in floors) / 1e9, step_ms=1e3 * cores / ours,
-                share=min([share_of(floors)] + [r["share"] for r in got]))
+    return dict(condition=c.name, cores=cores, seeds=seeds, rounds=len(got), times_plain=middle("plain"),
+                least=min(ratios), most=max(ratios), target=target(c), times_plain_per_core=middle("per_core"),
+                better_plain="per core" if per_core else "as shipped", times_floor=1 / floor / ours,
+                floor_limit=floor_limit(c), gflops=statistics.mean(f["rate"] for f in floors) / 1e9,
+                step_ms=1e3 * cores / ours, share=min([share_of(floors)] + [r["share"] for r in got]))
 
 # %% ../../nbs/3_training/07_bench.ipynb #228cd449
 def sentence(row) -> str:
@@ -247,14 +262,18 @@ def keep(row:dict, path):
     frame.to_csv(path, index=False, lineterminator="\n")
 
 # %% ../../nbs/3_training/07_bench.ipynb #f4bdafc6
-def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False, record=None, task="add7") -> pd.DataFrame:
-    """Measures training against the plain implementation, the floor and the memory limit; prints and returns one row a condition.
+def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False, record=None,
+          task="add7") -> pd.DataFrame:
+    """Measures training against the plain implementation, the floor and the memory limit; prints and returns one row a
+    condition.
 
-    `conditions` default to the headline ones of `task` (or "all"). `seconds` are wall seconds for each side and condition, over all
-    rounds; `seeds` are stacked in each process (default: `STACKED` of the task). Refuses with `Busy` on a machine that is used by
-    others, unless `force`, which marks the row. `record`: a CSV file that takes the rows one by one, and keeps its others."""
+    `conditions` default to the headline ones of `task` (or "all"). `seconds` are wall seconds for each side and
+    condition, over all rounds; `seeds` are stacked in each process (default: `STACKED` of the task). Refuses with
+    `Busy` on a machine that is used by others, unless `force`, which marks the row. `record`: a CSV file that takes the
+    rows one by one, and keeps its others."""
     choose("task", task, [*HEADLINE, "all"])
-    chosen = [conditions] if isinstance(conditions, (str, Condition)) else conditions or [n for t, pair in HEADLINE.items() if task in (t, "all") for n in pair]
+    chosen = ([conditions] if isinstance(conditions, (str, Condition))
+              else conditions or [n for t, pair in HEADLINE.items() if task in (t, "all") for n in pair])
     chosen, cores, rows = [condition(c) for c in chosen], n_cores(), []
     plain_program()                                                              # refuse before any work
     with machine(cores) as together:

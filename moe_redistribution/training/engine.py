@@ -32,7 +32,8 @@ class Rows:
 
 # %% ../../nbs/3_training/01_engine.ipynb #bbe905d8
 def attend(p, rows, x, c, causal, first):
-    "Attention patterns (s, h, b, t - first, t) of the positions from `first` on, and the table of values (s, h, rows, k)."
+    """Attention patterns (s, h, b, t - first, t) of the positions from `first` on, and the table of values (s, h, rows,
+    k)."""
     (S, B, T), H, k, R = rows.number.shape, c.n_heads, c.d_head, rows.size
     Q, asks = T - first, first * (R // T)                                       # rows from `asks` on can be queries
     q, key, v = (x[:, None] @ torch.cat([p["W_Q"] * k**-.5, p["W_K"], p["W_V"]], -1)).split(k, -1)  # (s, h, rows, k)
@@ -63,7 +64,8 @@ class Mix(torch.autograd.Function):
 
 # %% ../../nbs/3_training/01_engine.ipynb #367e6529
 def heads_out(rows, pattern, v):
-    "What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q, d)."
+    """What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q,
+    d)."""
     (S, H, B, Q, T), k = pattern.shape, v.shape[-1]
     index = rows.number[:, None] + rows.size * torch.arange(S * H, device=v.device).view(S, H, 1, 1)
     values = v.reshape(-1, k).index_select(0, index.flatten()).view(-1, T, k)
@@ -205,7 +207,8 @@ BATCH = {"modadd": 3830, "hist": 10_000}          # examples in a full batch
 def products(c:Condition, batch=None, plain=False) -> list:
     """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
 
-    `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short way."""
+    `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short
+    way."""
     c = condition(c)
     t = get_task(c.task)
     plain = plain or bool(c.drop) or not short(c, t)
@@ -215,11 +218,13 @@ def products(c:Condition, batch=None, plain=False) -> list:
     mix = T if plain or c.reading and c.norm else T - min(t.read)
     out = [("W_Q W_K W_V", 1, rows, d, 3 * d), ("scores", B * H, ask, k, T), ("pattern · v", B * H, mix, T, k),
            ("W_O", 1, B * read, d, d)]
-    if c.reading: out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
+    if c.reading:
+        out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
     used = c.n_experts if plain else c.top_k
     n_tokens = B * read * used // c.n_experts
     if c.gated: out.append(("W_gate", c.n_experts, n_tokens, d, c.d_expert))
-    if c.ffn != "no_ffn": out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
+    if c.ffn != "no_ffn":
+        out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
     return [(label, b * c.n_layers, *size) for label, b, *size in out] + [("W_U", 1, B * read, d, t.d_vocab_out)]
 
 def flops(c, **kw) -> float:

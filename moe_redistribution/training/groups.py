@@ -27,12 +27,14 @@ from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, 
 
 # %% ../../nbs/3_training/06_groups.ipynb #1492e2d1
 def to_run(members:Members, i:int, steps:int, group:list) -> Run:
-    "Member `i` as a `Run`: weights of every rule that more training cannot change, and `final` if the schedule is complete."
+    """Member `i` as a `Run`: weights of every rule that more training cannot change, and `final` if the schedule is
+    complete."""
     c, row = members.c, lambda flat: {n: v[0].clone() for n, v in unflatten(flat[i:i + 1], members.c).items()}
     at, bad = int(members.step[i]), int(members.failed[i])
     chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(reached(r, b["value"][i])))
               for r, b in members.best.items()}
-    weights = {r: row(members.best[r]["w"]) for r, x in chosen.items() if x["step"] and (x["reached"] or bad or at >= steps)}
+    weights = {r: row(members.best[r]["w"])
+               for r, x in chosen.items() if x["step"] and (x["reached"] or bad or at >= steps)}
     if at >= steps and not bad: weights["final"] = row(members.w)
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
                     step=at, settled=bool(settled(members)[i]), failed=bad or None, rules=chosen, group=group,
@@ -77,7 +79,8 @@ def group_path(store, c, seeds, stream):
     return store.root / "groups" / c.key / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.state"
 
 def left_behind(store, c, seeds, stream, device) -> list:
-    "Members that interrupted groups left of these seeds, this group or groups of another size: each seed as it got furthest."
+    """Members that interrupted groups left of these seeds, this group or groups of another size: each seed as it got
+    furthest."""
     own, found, best = group_path(store, c, seeds, stream), [], {}
     for path in sorted(own.parent.glob("*.state"), key=lambda p: p != own):
         try: tensors, info = unseal(path)
@@ -95,7 +98,7 @@ def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
     if until == "full" or run.step <= run.condition.reset: return False
-    first = run.manifest["rules"][rules(run.condition)[0]]              # a stored manifest has them in the order of their names
+    first = run.manifest["rules"][rules(run.condition)[0]]      # a stored manifest has them in the order of their names
     return run.manifest["settled"] or until == "first" and first["reached"]
 
 # %% ../../nbs/3_training/06_groups.ipynb #aedae601
@@ -120,7 +123,9 @@ def gather_members(store, c, seeds, stream, until, steps, device):
 
 # %% ../../nbs/3_training/06_groups.ipynb #86806850
 class Watch:
-    "Is there time for another interval, of `pace` seconds, before `deadline`? `next()` ends an interval and is asked too."
+    """Is there time for another interval, of `pace` seconds, before `deadline`?
+
+    `next()` ends an interval and is asked too."""
     def __init__(self, deadline, pace): self.deadline, self.last, self.pace = deadline, time.time(), pace
     def __call__(self): return self.deadline is None or time.time() + 1.5 * self.pace < self.deadline
     def next(self):
@@ -193,15 +198,19 @@ def check_work(c, seeds, stream, until) -> Condition:
     return c
 
 def whole_seeds(seeds) -> list:
-    "Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything else."
+    """Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything
+    else."""
     got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
     fine = got and all(isinstance(s, numbers.Integral) and not isinstance(s, bool) and 0 <= s < 2**32 for s in got)
     if fine: return [int(s) for s in got]
-    raise ValueError(f"seeds: expected one or more whole numbers from 0 to {2**32 - 1}, got {seeds if got is None else got!r}; fix: for example [42, 137]")
+    raise ValueError(f"seeds: expected one or more whole numbers from 0 to {2**32 - 1}, "
+                     f"got {seeds if got is None else got!r}; fix: for example [42, 137]")
 
 # %% ../../nbs/3_training/06_groups.ipynb #2cae3212
 def check_steps(c, steps) -> int:
-    "The schedule's length, or `steps` instead, rounded up to whole intervals. ValueError if that is not a positive whole number."
+    """The schedule's length, or `steps` instead, rounded up to whole intervals.
+
+    ValueError if that is not a positive whole number."""
     if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or RECIPES[c.task]["steps"])
     raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
 
@@ -238,7 +247,8 @@ def missing(store, c, seeds, stream, until, steps) -> list:
 
 def plan(orders, store, steps=None) -> list:
     "The groups of some orders as `Work`, without the finished ones; refuses bad input before any work."
-    checked = [(replace(o, seeds=tuple(whole_seeds(o.seeds))), check_work(o.condition, o.seeds, o.stream, o.until)) for o in orders]
+    checked = [(replace(o, seeds=tuple(whole_seeds(o.seeds))), check_work(o.condition, o.seeds, o.stream, o.until))
+               for o in orders]
     asked = [(c.name, o.stream, o.until, s) for o, c in checked for s in o.seeds]
     if len(set(asked)) < len(asked): raise ValueError("conditions: expected each once; fix: drop the repetitions")
     out = []
@@ -276,13 +286,15 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
 
 # %% ../../nbs/3_training/06_groups.ipynb #12b5078c
 def outlook(work, at_once=1) -> str:
-    "How much there is to train and how long one core is expected to take, and a machine that trains groups `at_once`, in words."
+    """How much there is to train and how long one core is expected to take, and a machine that trains groups `at_once`,
+    in words."""
     def spell(s): return f"{s / 3600:.1f} hours" if s > 7200 else f"{(m := -(-s // 60)):.0f} minute{'s' * (m > 1)}"
     def count(n, what): return f"{n:,} {what}{'s' * (n > 1)}"
     if not work: return "Nothing is missing."
     seconds, runs = sum(w.seconds for w in work), sum(len(w.seeds) for w in work)
     parted = f", {spell(seconds / min(at_once, len(work)))} on {at_once}" if at_once and at_once > 1 else ""
-    return f"Missing: up to {count(runs, 'run')} in {count(len(work), 'group')}, about {spell(seconds)} of one core{parted}."
+    return (f"Missing: up to {count(runs, 'run')} in {count(len(work), 'group')}, about {spell(seconds)} of one "
+            f"core{parted}.")
 
 # %% ../../nbs/3_training/06_groups.ipynb #50db46dd
 def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None, measures=(), steps=None, group_size=5,
@@ -297,4 +309,5 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     late = {c: missing(store, c, seeds, stream, until, check_steps(condition(c), steps)) for c in conditions}
     there = [(c, s) for c in conditions for s in seeds if s not in late[c]]
     columns = ["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]
-    return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None, None if there else columns)[columns]
+    return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None,
+                        None if there else columns)[columns]

@@ -26,7 +26,8 @@ from .engine import gradients
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 def adamw_(w, grad, m, v, step, parts, decay, which=None):
-    "One AdamW step in place on w, m, v (s, p); `step` (s,) counts steps so far; `parts`: (learning rate, slice of p); `which`: rows, or all."
+    """One AdamW step in place on w, m, v (s, p); `step` (s,) counts steps so far; `parts`: (learning rate, slice of p);
+    `which`: rows, or all."""
     if w.is_cuda and which is None: return adamw_rows_(w, grad, m, v, step, parts, decay)
     some = list if which is None else lambda x: [x[i] for i in which]
     for lr, at in parts:
@@ -35,7 +36,8 @@ def adamw_(w, grad, m, v, step, parts, decay, which=None):
               eps=EPS, weight_decay=decay)
 
 def adamw_rows_(w, grad, m, v, step, parts, decay):
-    "`adamw_` of all rows at once, for a GPU: there the host sets the pace, and lists of rows cost it more with every seed."
+    """`adamw_` of all rows at once, for a GPU: there the host sets the pace, and lists of rows cost it more with every
+    seed."""
     n = step[:, None].double() + 1
     first, second = (1 - BETA1**n).to(w.dtype), (1 - BETA2**n).sqrt().to(w.dtype)
     for lr, at in parts:
@@ -67,11 +69,13 @@ ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")
 EXPERTS = ("W_gate", "W_up", "b_up", "W_down", "b_down")
 
 def rates(c:Condition, later=False) -> dict:
-    "Learning rate of every parameter, `later` of a reset; 0 for what is frozen (router; attention or FFN with its router, App. G.1)."
+    """Learning rate of every parameter, `later` of a reset; 0 for what is frozen (router; attention or FFN with its
+    router, App. G.1)."""
     frozen = {"attn": ATTENTION, "ffn": EXPERTS + ("W_router",)}.get(c.freeze, ())
     of_ffn = c.then if later and c.then else c.ffn_lr
     scale = {n: c.attn_lr if n in ATTENTION else of_ffn if n in EXPERTS else 1.0 for n in shapes(c)}
-    return {n: 0.0 if n in frozen or (n == "W_router" and c.router != "learned") else c.lr * s for n, s in scale.items()}
+    return {n: 0.0 if n in frozen or (n == "W_router" and c.router != "learned") else c.lr * s
+            for n, s in scale.items()}
 
 @lru_cache(maxsize=None)
 def pieces(c, later=False) -> tuple:
@@ -131,7 +135,9 @@ def rules(c) -> tuple:
     return TASK_RULES[condition(c).task]
 
 def update_rules(members:Members, scores:dict):
-    "First strict maximum until the rule's threshold is reached, nothing after it or of broken weights. `scores`: metric → (s,)."
+    """First strict maximum until the rule's threshold is reached, nothing after it or of broken weights.
+
+    `scores`: metric → (s,)."""
     sound = (members.failed == 0) & members.w.isfinite().all(1)              # the argmax of nan is an answer, too
     for rule, b in members.best.items():
         metric = RULES[rule][0]
@@ -158,7 +164,8 @@ def without_subnormals():
 
 # %% ../../nbs/3_training/03_loop.ipynb #b5bf17e1
 def reset_(members:Members):
-    "Of members at step `c.reset` the first hidden units, `c.part` of all, counted over experts in order, go back to where they began, and `c.also`."
+    """Of members at step `c.reset` the first hidden units, `c.part` of all, counted over experts in order, go back to
+    where they began, and `c.also`."""
     c = members.c
     first = (torch.arange(c.d_mlp) < c.part * c.d_mlp).view(c.n_experts, c.d_expert)
     whole = {"attn": ATTENTION, "embed": ("W_E", "W_pos", "W_U")}.get(c.also, ())
@@ -180,7 +187,8 @@ def by_rate(c, steps) -> list:
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
 def redraw_(members:Members, steps):
-    "New routes for every member after so many `steps`: a normal table, as `+redrawn` begins with, which its seed and its step alone decide."
+    """New routes for every member after so many `steps`: a normal table, as `+redrawn` begins with, which its seed and
+    its step alone decide."""
     table = unflatten(members.w, members.c)["W_router"]
     gens = [torch.Generator().manual_seed(seed * 1_000_003 + step) for seed, step in zip(members.seeds, steps)]
     new = torch.stack([torch.empty(table.shape[1:]).normal_(generator=g) for g in gens])
@@ -194,7 +202,7 @@ def train_interval(members:Members, n:int):
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
     live = [name for name, rate in rates(c).items() if rate > 0]
-    masks = [g["batches"] for g in members.gens]                             # of dropout, which drawn batches never meet
+    masks = [g["batches"] for g in members.gens]                            # of dropout, which drawn batches never meet
     for i, (tokens, targets) in enumerate(batches(get_task(c.task), members.seeds, members.stream, members.gens, began,
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
@@ -204,7 +212,8 @@ def train_interval(members:Members, n:int):
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)
         count = torch.where(members.step >= c.reset, members.step - c.reset, members.step) if c.forget else members.step
-        for parts, which in by_rate(c, now): adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
+        for parts, which in by_rate(c, now):
+            adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
         members.step += 1
         if c.reset - 1 in now: reset_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
@@ -215,7 +224,8 @@ def train_interval(members:Members, n:int):
 @without_subnormals()
 @torch.no_grad()
 def evaluate(members:Members, train_loss, measures=()) -> dict:
-    "Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones, `measures`."
+    """Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones,
+    `measures`."""
     c, t = members.c, get_task(members.c.task)
     params = unflatten(members.w, c)
     correct = predict(params, c) == t.targets.to(members.w.device)
@@ -247,6 +257,7 @@ def settled(members:Members, until="selected"):
     return every[0] if until == "first" else torch.stack(every).all(0)
 
 def leaving(members:Members, until:str, steps:int):
-    "Which members are done (s,): failed, at the end of the schedule, or `settled` and past a reset, unless they train the `full` schedule."
+    """Which members are done (s,): failed, at the end of the schedule, or `settled` and past a reset, unless they train
+    the `full` schedule."""
     done = (members.failed > 0) | (members.step >= steps)
     return done if until == "full" else done | settled(members, until) & (members.step > members.c.reset)

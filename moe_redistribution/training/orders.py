@@ -32,13 +32,16 @@ def expected_seconds(c, seed_steps:float) -> float:
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
 
 # %% ../../nbs/3_training/04_orders.ipynb #cba46e7f
-TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}    # until every checkpoint rule is settled, on average
+# until every checkpoint rule is settled, on average
+TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}
 
 def expected_steps(c, until:str) -> int:
-    "Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end (`full`)."
+    """Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end
+    (`full`)."""
     c, whole = condition(c), RECIPES[condition(c).task]["steps"]
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
-    typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * min(1, c.ffn_lr or 1) ** -0.75    # a quarter of the rate takes three times the steps
+    # a quarter of the rate takes three times the steps
+    typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * min(1, c.ffn_lr or 1) ** -0.75
     return min(whole, max(round(typical), c.reset and c.reset + RECIPES[c.task]["eval_every"]))
 
 # %% ../../nbs/3_training/04_orders.ipynb #528737c7
@@ -50,7 +53,8 @@ class Order:
     condition: str
     seeds: tuple
     stream: str              # "authors", "paired" or "crossed"
-    until: str               # "first", "selected": the task's first checkpoint rule, or each of them, is settled; "full": the whole schedule
+    # "first", "selected": the task's first checkpoint rule, or each of them, is settled; "full": the whole schedule
+    until: str
     group_size: int          # seeds trained together
     @property
     def steps(self): return len(self.seeds) * expected_steps(self.condition, self.until)

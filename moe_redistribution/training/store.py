@@ -41,7 +41,8 @@ def seal(path, tensors:dict, info:dict) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.stem}-*.part"):                   # by someone killed in mid-write
         if time.time() - left.stat().st_mtime > 3600: left.unlink(missing_ok=True)
-    tmp = path.parent / f".{path.stem}-{secrets.token_hex(8)}.part"          # a plain file, which others may read where they may
+    # a plain file, which others may read where they may
+    tmp = path.parent / f".{path.stem}-{secrets.token_hex(8)}.part"
     try:
         with open(tmp, "xb") as f:
             f.write(data); f.flush(); os.fsync(f.fileno())
@@ -53,7 +54,9 @@ def seal(path, tensors:dict, info:dict) -> str:
 
 # %% ../../nbs/3_training/02_store.ipynb #a4f17557
 def unseal(path):
-    "(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."
+    """(tensors, info) of a sealed file.
+
+    `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."""
     path = Path(path)
     fix = f"fix: delete {path.name} and train the run again"
     data = path.read_bytes()                    # a file that cannot be read now is not a damaged one
@@ -72,15 +75,18 @@ def unseal(path):
 
 # %% ../../nbs/3_training/02_store.ipynb #b9b26057
 def kept_in_half(t) -> torch.Tensor:
-    "For each seed of `t` (s, …): does rounding to half change no row or column, along either of the last two axes, by more than 2⁻¹¹ of its length?"
+    """For each seed of `t` (s, …): does rounding to half change no row or column, along either of the last two axes, by
+    more than 2⁻¹¹ of its length?"""
     wide = t.double()
     gone = t.half().double() - wide
     axes = range(max(1, t.ndim - 2), t.ndim)
-    fine = [(gone.norm(dim=i) <= 2.0**-11 * wide.norm(dim=i)).reshape(len(t), -1).all(1) for i in axes]        # not finite is not fine
+    # not finite is not fine
+    fine = [(gone.norm(dim=i) <= 2.0**-11 * wide.norm(dim=i)).reshape(len(t), -1).all(1) for i in axes]
     return torch.stack(fine).all(0)
 
 def compact(t) -> torch.Tensor:
-    "`t` (s, …) in half precision if that keeps every seed, else in single precision, where the seeds that half keeps are rounded to it."
+    """`t` (s, …) in half precision if that keeps every seed, else in single precision, where the seeds that half keeps
+    are rounded to it."""
     half, kept = t.half(), kept_in_half(t)
     return half if kept.all() else torch.where(kept.view(-1, *[1] * (t.ndim - 1)), half.float(), t.float())
 
@@ -158,14 +164,17 @@ def find(self:Store, c, seed:int, stream:str="authors"):
         path = self.path(c, seed, stream)
         warnings.warn(f"{e}. Moved aside as {path.name}.damaged")
         for p in (path, path.with_suffix(".resume")):
-            if p.exists(): os.replace(p, next(q for i in itertools.count() if not (q := p.with_name(f"{p.name}.damaged{i or ''}")).exists()))
+            if p.exists():
+                os.replace(p, next(q for i in itertools.count()
+                                   if not (q := p.with_name(f"{p.name}.damaged{i or ''}")).exists()))
 
 @patch
 def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
     """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis.
 
     FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
-    if not (runs := [self.load(c, s, stream) for s in seeds]): raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
+    if not (runs := [self.load(c, s, stream) for s in seeds]):
+        raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
     return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}
 
@@ -187,12 +196,14 @@ def machine(device="cpu") -> dict:
 @patch
 @contextlib.contextmanager
 def locked(self:Store, c, seeds, stream:str="authors", deadline=None):
-    "Holds the locks of these runs; waits for whoever has them, until a `deadline` (of `time.time()`), then raises `filelock.Timeout`."
+    """Holds the locks of these runs; waits for whoever has them, until a `deadline` (of `time.time()`), then raises
+    `filelock.Timeout`."""
     with contextlib.ExitStack() as stack:
         for s in sorted(seeds):
             path = self.path(c, s, stream).with_suffix(".lock")
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(filelock.FileLock(path, timeout=-1 if deadline is None else max(0, deadline - time.time())))
+            stack.enter_context(filelock.FileLock(path,
+                                                  timeout=-1 if deadline is None else max(0, deadline - time.time())))
         yield
 
 # %% ../../nbs/3_training/02_store.ipynb #8e34817a

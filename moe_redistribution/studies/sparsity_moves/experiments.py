@@ -89,28 +89,42 @@ _sweep = [f"add7/{s}+ffnlr{m:g}" for m in RATES_OF_FFN for s in
 AUDIT = {e.key: e for e in (
     Experiment("audit-table1", tuple((TABLE1 | FIGURE1).values()), tuple(range(1, 129))),
     Experiment("audit-rates", tuple(dict.fromkeys([*ARMS.values(), *_sweep])), tuple(range(1, 129))),
-    Experiment("audit-switch", tuple(f"add7/{n}-silu{o}" for n, os in (
-        ("moe-e4k1-h256", ("+switch", "+frozen+switch")),
+    Experiment("audit-switch", tuple(f"add7/{n}-silu{o}" for n, os in (("moe-e4k1-h256", ("+switch", "+frozen+switch")),
         ("moe_glu-e4k1-h168", ("", "+frozen", "+switch", "+frozen+switch"))) for o in os), tuple(range(1, 129))),
     row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
-    row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs +shuffled +redrawn", (*range(1, 65), *range(129, 193)), "add7"),
-    row("audit-fixed-rates", "moe-e4k1-h256", "silu", " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)), (*range(1, 65), *range(129, 161)), "add7"),
-    *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7" else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)), Experiment("audit-top2", ("modadd/moe-e4k2-h512-gelu+frozen",)),
+    row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs +shuffled +redrawn", (*range(1, 65), *range(129, 193)),
+        "add7"),
+    row("audit-fixed-rates", "moe-e4k1-h256", "silu",
+        " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)),
+        (*range(1, 65), *range(129, 161)), "add7"),
+    *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7"
+                 else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
+    Experiment("audit-top2", ("modadd/moe-e4k2-h512-gelu+frozen",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
-REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]), tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
-TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"), tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
-ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]), tuple(range(129, 161)))     # to the end
-_DISTURBED = {"ffn-h256-silu+ffnlr2": " +part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget", **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"), ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
-AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (*(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")), *(
-    f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
+# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #45172986
+REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
+                        tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
+TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"),
+                   tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
+ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]),
+                  tuple(range(129, 161)))  # to the end
+_DISTURBED = {"ffn-h256-silu+ffnlr2": " "
+              "+part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn "
+              "+part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget",
+              **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"),
+                  ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 "
+                                          "+part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
+AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (
+    *(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")),
+    *(f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, TWINS, ENDS, AFTER)}
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #34c55e3b
 TABLES = {
     "tab1": "add7-silu:ffn add7-narrow add7-silu:moe add7-random:moe add7-silu:moe_glu add7-random:moe_glu",
-    "tab4": "fig3", "tab5": "modadd-gelu modadd-matched:gelu",                   # matched by its caption, default width by its script
+    "tab4": "fig3", "tab5": "modadd-gelu modadd-matched:gelu",     # matched by its caption, default width by its script
     "tab6": "fig5 modadd-gelu:glu modadd-narrow add7-silu:ffn,glu add7-half",
     "tab7": "add7-freeze modadd-freeze hist-freeze", "tab8": "add7-heldout",
     "tab9": "add7-matched:moe_glu,silu add7-peractive:silu modadd-matched:moe_glu modadd-peractive "
@@ -138,17 +152,16 @@ FIGURES = {
     "fig26b": "modadd-gelu:glu,moe_glu modadd-silu:glu,moe_glu", "fig26c": "add7-silu:moe_glu add7-gelu:moe_glu"}
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #9db9c784
-SECTIONS = {
-    "sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
-    "sec4.1": "fig3 fig4 fig8 tab10 add7-peractive:silu add7-freeze:moe",
-    "sec4.2": "tab1 fig1 add7-top2 fig3b modadd-random:moe", "sec5": "add7-silu:ffn,moe add7-narrow",
-    "appB": "fig22", "appC.2.1": "fig11", "appC.3": "fig10 fig14", "appC.5": "fig14",
-    "appD.1": "modadd-gelu:ffn,moe modadd-seeds modadd-top2:moe modadd-width",
-    "appD.2": "modadd-gelu:moe,moe_glu modadd-random",
-    "appE": "add7-silu:moe,moe_glu add7-norm:moe,moe_glu", "appE.1": "appE",        # its script loads the RMSNorm runs
-    "appF.2": "tab5", "appF.3": "add7-silu:ffn,moe_glu add7-matched:moe_glu,silu add7-half modadd-gelu:moe_glu modadd-matched:gelu",
-    "appG.5": "tab9 add7-silu:ffn modadd-gelu:ffn add7-peractive", "appG.6": "fig24",
-    "appH": "hist-main:gelu hist-narrow hist-random", "appI.1": "fig26"}
+SECTIONS = {"sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
+            "sec4.1": "fig3 fig4 fig8 tab10 add7-peractive:silu add7-freeze:moe",
+            "sec4.2": "tab1 fig1 add7-top2 fig3b modadd-random:moe", "sec5": "add7-silu:ffn,moe add7-narrow",
+            "appB": "fig22", "appC.2.1": "fig11", "appC.3": "fig10 fig14", "appC.5": "fig14",
+            "appD.1": "modadd-gelu:ffn,moe modadd-seeds modadd-top2:moe modadd-width",
+            "appD.2": "modadd-gelu:moe,moe_glu modadd-random", "appE": "add7-silu:moe,moe_glu add7-norm:moe,moe_glu",
+            "appE.1": "appE",        # its script loads the RMSNorm runs
+            "appF.2": "tab5", "appF.3": "add7-silu:ffn,moe_glu add7-matched:moe_glu,silu add7-half modadd-gelu:moe_glu "
+            "modadd-matched:gelu", "appG.5": "tab9 add7-silu:ffn modadd-gelu:ffn add7-peractive", "appG.6": "fig24",
+            "appH": "hist-main:gelu hist-narrow hist-random", "appI.1": "fig26"}
 ITEMS = TABLES | FIGURES | SECTIONS
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #f7ef6ffb
@@ -192,8 +205,10 @@ def conditions_for(item:str) -> list:
     return list(dict.fromkeys(n for _, n in served(item)))
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #ef934c24
-DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch", TABLE1["Narrow FFN"])
-SECOND = tuple(f"modadd/{s}" for s in "ffn-h512-gelu moe-e4k1-h512-gelu glu-h340-gelu moe_glu-e4k1-h340-gelu moe-e4k1-h512-gelu+frozen".split())
+DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch",
+            TABLE1["Narrow FFN"])
+SECOND = tuple(f"modadd/{s}" for s in "ffn-h512-gelu moe-e4k1-h512-gelu glu-h340-gelu moe_glu-e4k1-h340-gelu "
+               "moe-e4k1-h512-gelu+frozen".split())
 THIRD = tuple(n.replace("modadd", "hist") for n in SECOND[:4])
 FOURTH = tuple(f"modadd-{s}" for s in "seeds gelu narrow top2 experts lambda regularised width".split())
 
@@ -209,18 +224,22 @@ def _turn(e:Experiment, name:str) -> tuple:
 def _all_orders() -> tuple:
     "Every order there is, first things first."
     def made(p, e, name, seeds, stream="authors", until=None, group=None):
-        return Order(p, e.key, name, tuple(seeds), stream, until or ("selected" if e.task == "modadd" else "full"), group or (5 if e.task == "add7" else 1))
+        return Order(p, e.key, name, tuple(seeds), stream, until or ("selected" if e.task == "modadd" else "full"),
+                     group or (5 if e.task == "add7" else 1))
     audits = {n: e for e in AUDIT.values() for n in e.names}
     first = [made(1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
     canonical = [made(_turn(e, n)[0], e, n, e.seeds)
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
     shown = [made(1, audits[n], n, SEEDS) for n in ARMS.values()]
-    shown += [made(1, audits[n], n, SEEDS, until="selected") for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
+    shown += [made(1, audits[n], n, SEEDS, until="selected")
+              for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
     shown += [made(3 - (e.task == "modadd"), e, e.names[0], SEEDS) for e in AUDIT.values() if e.task != "add7"]
-    many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8) for n, e in audits.items() if e.seeds != SEEDS]
+    many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8)
+            for n, e in audits.items() if e.seeds != SEEDS]
     twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names] + [made(4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
+    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER)
+            for n in e.names] + [made(4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:

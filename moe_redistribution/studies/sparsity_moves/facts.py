@@ -25,7 +25,8 @@ def data_facts(task) -> dict:
         return {f"n_plus{o[1]}_tokens": (ops == o).sum() for o in OPERATIONS} | dict(n_inputs=len(t), test_size=len(t))
     if task == "modadd":
         train, test = split(t, SEEDS[0])
-        return dict(p=P, vocab_size=t.d_vocab, train_pct=100 * len(train) / len(t), train_size=len(train), test_size=len(test))
+        return dict(p=P, vocab_size=t.d_vocab, train_pct=100 * len(train) / len(t), train_size=len(train),
+                    test_size=len(test))
     train, test = sampled(SEEDS[0])
     return dict(L=train.shape[1], T=t.d_vocab, refresh_every_epochs=REFRESH, train_size=len(train), test_size=len(test))
 
@@ -36,8 +37,9 @@ def model_facts(name) -> dict:
     dense = condition(f"{c.task}/ffn-h{RECIPES[c.task]['d_mlp']}-{RECIPES[c.task]['activation']}")
     params, of = count(ffn_shapes(c)), count(ffn_shapes(dense))
     return dict(hidden_width=c.d_expert, ffn_params=params, param_tolerance=abs(params / of - 1), d_model=c.d_model,
-                n_heads=c.n_heads, uniform_head_share=1 / c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance, learning_rate=c.lr,
-                weight_decay=c.weight_decay, batch_size=c.batch or BATCH[c.task], duration=RECIPES[c.task]["steps"])
+                n_heads=c.n_heads, uniform_head_share=1 / c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance,
+                learning_rate=c.lr, weight_decay=c.weight_decay, batch_size=c.batch or BATCH[c.task],
+                duration=RECIPES[c.task]["steps"])
 
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #70235069
 def fact_rows(name) -> pd.DataFrame:

@@ -27,13 +27,16 @@ CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values()
 CANONICAL += [(f"{task}/{v}-gelu", rule) for task, rule in (("modadd", "first99"), ("hist", "best"))
               for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
 
-def recorded_checkpoints(root=None) -> list: return [(n, r) for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
+def recorded_checkpoints(root=None) -> list:
+    return [(n, r) for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #54c1428d
 def reads_best(item) -> bool:
-    "Whether the paper reads an item, or a part of it, at the best epoch of modular addition, which is later than its first 99 %."
+    """Whether the paper reads an item, or a part of it, at the best epoch of modular addition, which is later than its
+    first 99 %."""
     own = claims().query("protocol == 'paper' and rule == 'best'")
-    return any(n.startswith("modadd/") and (i == item or re.match(rf"{item}[a-z]?(_|$)", i)) for i, n in zip(own["item"], own["condition"]))
+    return any(n.startswith("modadd/") and (i == item or re.match(rf"{item}[a-z]?(_|$)", i))
+               for i, n in zip(own["item"], own["condition"]))
 
 def progress(*items, runs=None) -> dict:
     "Runs `needed` and `recorded` for some items: those at the paper's seeds, and those of the audit's (`audit_…`)."
@@ -42,7 +45,7 @@ def progress(*items, runs=None) -> dict:
     for o in dict.fromkeys(o for i in items for o in orders(i)):
         kind = "" if o.stream == "authors" else "audit_"
         out[kind + "needed"] += len(o.seeds)
-        early = o.stream == "authors" and o.until == "selected" and o not in late              # where most of its tables are read
+        early = o.stream == "authors" and o.until == "selected" and o not in late    # where most of its tables are read
         until = "first" if early else o.until
         out[kind + "recorded"] += len(set(o.seeds) & have[until].get((o.condition, o.stream), set()))
     return out
@@ -56,74 +59,98 @@ def unrecorded(orders, runs=None) -> list:
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #3011f0c3
 @dataclass(frozen=True)
 class Page:
-    "Items of the paper that a page answers, further rows it reads (instrument → conditions), their streams, its figures."
+    """Items of the paper that a page answers, further rows it reads (instrument → conditions), their streams, its
+    figures."""
     items: str = ""
     more: tuple = ()
     streams: tuple = ("authors", "paired", "none")
     figures: str = ""                        # items of the registry whose runs it needs, though they print no number
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #04669b8e
-_ADD7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
+_ADD7 = tuple(f"add7/{s}-silu"
+              for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168"))
 _WIDE7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))
 _TABLE3 = tuple(TABLE1[k] for k in ("FFN", "MoE", "MoE, frozen router"))
 _ROUTED5 = (*_TABLE3[1:], ARMS["MoE, lr × 4"], FIGURE1["MoE, top-2"], TABLE1["MoE-GLU"])
 _MODADD = tuple(f"modadd/{v}-gelu" for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340"))
 _GATED, _HIST = _MODADD[2:], tuple(n.replace("modadd", "hist") for n in _MODADD)
 _COUNTERS = (*_HIST, _HIST[1] + "+frozen", _HIST[0] + "+ffnlr0.25", "hist/ffn-h128-gelu")
-_FROZEN, _WIDE, _DROPPED, _WIDTHS = "modadd/moe-e4k1-h512-gelu+frozen", "modadd/moe_glu-e4k1-h512-gelu", "modadd/ffn-h512-gelu+drop0.3", AUDIT["audit-width"].names
+_FROZEN, _WIDE, _DROPPED, _WIDTHS = ("modadd/moe-e4k1-h512-gelu+frozen", "modadd/moe_glu-e4k1-h512-gelu",
+                                     "modadd/ffn-h512-gelu+drop0.3", AUDIT["audit-width"].names)
 _RATES = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 _ARMS = (*LABELS, TABLE1["MoE"] + "+switch")
 _GATING = (*AUDIT["audit-switch"].names, *AUDIT["audit-lambda0"].names)
-_ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"], TABLE1["FFN"] + "+ffnlr0.125",
-          *_MODADD[:2], *_HIST[:2])
-_BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu", *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
+_ALONE = (*(f"{t}/no_ffn" for t in RECIPES), TABLE1["MoE"], TABLE1["FFN"], TABLE1["Narrow FFN"], ARMS["FFN, lr × ¼"],
+          TABLE1["FFN"] + "+ffnlr0.125", *_MODADD[:2], *_HIST[:2])
+_BOTH = (*_ADD7, "add7/moe_glu-e4k1-h680-silu",
+         *(n for n in LABELS if n.endswith(("h64-silu", "/moe-e4k1-h256-silu+frozen", "k2-h256-silu"))))
 _SWAPPED = tuple(n.replace("silu", a) for n in _BOTH for a in ("silu", "gelu"))
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #d08a2f9c
 PAGES = {"30_setup": Page("tab2 tab3 appA", (("runs", tuple(TABLE1.values())),)),
-         "41_redistribution": Page("tab4 tab4_caption fig3_caption fig3a_caption fig3b_caption fig4_left fig4_right fig4_caption sec1 sec4.1",
-                               tuple((i, (*_ADD7, *_WIDTHS, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
+         "41_redistribution": Page(
+             "tab4 tab4_caption fig3_caption fig3a_caption fig3b_caption fig4_left fig4_right fig4_caption sec1 sec4.1",
+             tuple((i, (*_ADD7, *_WIDTHS, *ARMS.values(), *TABLE1.values())) for i in ("ablation", "copying"))),
          "42_partitioning": Page("tab1 fig1 sec4.2 sec5", (("ablation", _ARMS),)),
          "43_glu": Page("fig5_caption", (("bilinear", _GATED), ("ablation", _GATED), ("probes", _MODADD))),
          "9b_methods": Page("appB"),
-         "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))), ("authors",), "fig6"),
-         "9c2_attribution": Page("fig8_caption appC.2.1 fig11_caption fig11_bottom", (("attribution", (*_ADD7, *ARMS.values())),
-                             ("ablation", (TABLE1["MoE-GLU"],)))),
+         "9c1_norm": Page("fig6b_caption fig7", (("ablation", _WIDE7), ("grokking", tuple(conditions_for("fig6")))),
+                          ("authors",), "fig6"),
+         "9c2_attribution": Page("fig8_caption appC.2.1 fig11_caption fig11_bottom",
+                                 (("attribution", (*_ADD7, *ARMS.values())), ("ablation", (TABLE1["MoE-GLU"],)))),
          "9c3_dla_patching": Page("appC.3", (("attribution", _ADD7), ("patching", _ADD7))),
          "9c4_ablation": Page("fig12", (("ablation", _ADD7),)),
          "9c5_patterns": Page("appC.5 fig14", (("patterns", (*_ADD7, *ARMS.values())), ("patching", _ADD7))),
          "9d_grokking": Page("appD.1 appD.2 fig15a_caption fig16_caption fig17_caption fig18_caption",
-                             (("ablation", (*_MODADD[:2], _FROZEN, _DROPPED)), ("runs", (*_MODADD, _WIDE, _WIDE + "+frozen", "modadd/moe-e1k1-h512-gelu", "modadd/moe-e4k2-h512-gelu+frozen"))), ("authors",)),
+                             (("ablation", (*_MODADD[:2], _FROZEN, _DROPPED)), ("runs", (*_MODADD, _WIDE,
+                                 _WIDE + "+frozen", "modadd/moe-e1k1-h512-gelu", "modadd/moe-e4k2-h512-gelu+frozen"))),
+                             ("authors",)),
          "9e_routing": Page("appE appE.1 fig19_caption fig19_left fig19_right fig20", (
-             *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"])) for i in ("routing", "rerouting")),
-             ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")), _MODADD[1], _FROZEN)),
+             *((i, (TABLE1["MoE, frozen router"], TABLE1["MoE-GLU, frozen router"], FIGURE1["MoE, top-2"]))
+               for i in ("routing", "rerouting")),
+             ("routing", (*(f"add7/{s}-gelu" for s in ("moe-e4k1-h256", "moe_glu-e4k1-h256", "moe_glu-e4k1-h168")),
+                          _MODADD[1], _FROZEN)),
              ("ablation", tuple(f"add7/moe_glu-e4k1-h168-{s}" for s in ("silu", "gelu")))), ("authors",)),
-         "9f_gating": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars", (("fourier", _MODADD), ("runs", (*_MODADD, "modadd/ffn-h128-gelu"))), ("authors", "none")),
+         "9f_gating": Page("tab5 tab5_caption tab6 tab6_caption appF.2 appF.3 fig21_caption fig22_caption fig22_bars",
+                           (("fourier", _MODADD), ("runs", (*_MODADD, "modadd/ffn-h128-gelu"))), ("authors", "none")),
          "9g_controls": Page("tab7 tab8 tab9 appG.5 appG.6 fig23_caption fig23b fig24_caption fig24_right", tuple(
-             (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680", "glu-h170") for a in ("silu", "gelu"))
-                 + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256") for o in ("", "+freeze_attn", "+freeze_ffn")))
+             (i, tuple(f"add7/{v}-{a}" for v in ("moe_glu-e4k1-h168", "moe_glu-e4k1-h256", "moe_glu-e4k1-h680",
+                                                 "glu-h170") for a in ("silu", "gelu"))
+              + tuple(f"add7/{v}-gelu{o}" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256")
+                      for o in ("", "+freeze_attn", "+freeze_ffn")))
              for i in ("ablation", "copying", "runs", "speed")), ("authors", "none"))}
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #3f9a85a6
-PAGES |= {"9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",), "audit-rate-hist"),
-         "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c", (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
-                             ("routing", (*(n for n in _SWAPPED[:12] if "moe" in n), *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))), ("authors", "paired")),
-         "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
-         "53_audit": Page("", (
-             ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
-             ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values(), *_GATING)), ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
-             ("bilinear", _GATED), ("patching", _TABLE3[:2]), ("histogram", _HIST[:2]),
-             ("heldout", tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
-             ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
-         "54_inconsistencies": Page("", (
-             ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm", TABLE1["MoE"] + "+norm",
-                           _GATED[1], _WIDE, _HIST[3])), ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD, "modadd/glu-h512-gelu")),
-             ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
-         "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)), ("runs", TWINS.names)), ("crossed",)),
-         "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
-         "56_age": Page("", tuple((i, (*_RATES, *AFTER.names[:2])) for i in ("ablation", "copying", "runs")), ("paired",)),
-         "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")), ("paired",)),
-         "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names, *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names[:4])) for i in ("ablation", "copying", "runs")), ("paired",))}
+PAGES |= {
+    "9h_histogram": Page("appH_controls tab10 tab11 tab11_caption tab12", (("histogram", _COUNTERS),), ("authors",),
+                         "audit-rate-hist"),
+    "9i_activations": Page("tab13 appI.1 fig25_caption fig26_caption fig26b fig26c",
+                           (("ablation", _SWAPPED), ("copying", _SWAPPED[:12]),
+                            ("routing", (*(n for n in _SWAPPED[:12] if "moe" in n),
+                                         *(TABLE1[k] for k in TABLE1 if k.endswith("frozen router"))))),
+                           ("authors", "paired")),
+    "52_speed": Page("", tuple((i, _RATES) for i in ("ablation", "copying", "runs", "speed"))),
+    "53_audit": Page("", (
+        ("ablation", (*FIGURE1.values(), *ARMS.values(), *_TABLE3, TABLE1["Narrow FFN"], TABLE1["MoE"] + "+switch")),
+        ("copying", (*_TABLE3, TABLE1["Narrow FFN"], *FIGURE1.values(), *ARMS.values(), *_GATING)),
+        ("rerouting", _ROUTED5), ("routing", _ROUTED5), ("fourier", _MODADD),
+        ("bilinear", _GATED), ("patching", _TABLE3[:2]), ("histogram", _HIST[:2]),
+        ("heldout",
+         tuple(f"add7/{v}-gelu+hold_tens9" for v in ("ffn-h256", "glu-h128", "moe-e4k1-h256", "moe_glu-e4k1-h256"))),
+        ("attribution", (*_TABLE3, TABLE1["Narrow FFN"]))), ("authors", "paired")),
+    "54_inconsistencies": Page("", (
+        ("ablation", (*_ADD7, "add7/moe_glu-e4k1-h680-silu", "add7/moe_glu-e4k1-h680-gelu", TABLE1["FFN"] + "+norm",
+                      TABLE1["MoE"] + "+norm", _GATED[1], _WIDE, _HIST[3])),
+        ("attribution", _TABLE3[:2]), ("fourier", (TABLE1["FFN"], *_MODADD, "modadd/glu-h512-gelu")),
+        ("routing", (TABLE1["MoE-GLU"],)), ("facts", (TABLE1["FFN"],))), ("authors", "none")),
+    "51_replicates": Page("", (("ablation", tuple(REPLICATES.names)), ("runs", TWINS.names)), ("crossed",)),
+    "55_alone": Page("", tuple((i, _ALONE) for i in ("ablation", "copying", "runs")), ("authors", "paired")),
+    "56_age": Page("", tuple((i, (*_RATES, *AFTER.names[:2])) for i in ("ablation", "copying", "runs")), ("paired",)),
+    "58_falls": Page("", tuple((i, ("add7/ffn-h256-silu+ffnlr2", *AFTER.names)) for i in ("ablation", "copying")),
+                     ("paired",)),
+    "57_routes": Page("", tuple((i, (*_RATES, *AUDIT["audit-lambda0"].names,
+                                     *AUDIT["audit-fixed"].names, *AUDIT["audit-fixed-rates"].names, *AFTER.names[:4]))
+                                for i in ("ablation", "copying", "runs")), ("paired",))}
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #76bb99e3
 def needs(page, more=True) -> list:
@@ -151,10 +178,13 @@ def missing_runs(page) -> pd.DataFrame:
 def standing(page, rows) -> str:
     "The sentence that opens a page: how many rows it stands on, their hash, from how many runs, and what is missing."
     runs = rows[rows["stream"] != "none"].groupby(["condition", "stream", "seed"]).ngroups
-    text = f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`" if len(rows) else "None of this page's runs is recorded."
-    text += f", made by `make record` from {runs:,} runs." if runs else ", counted from the code itself." * bool(len(rows))
+    text = (f"This page stands on {len(rows):,} rows with hash `{fingerprint(rows)}`" if len(rows)
+            else "None of this page's runs is recorded.")
+    text += (f", made by `make record` from {runs:,} runs." if runs
+             else ", counted from the code itself." * bool(len(rows)))
     files = PAGES[page].items.split() or ["contrasts"]
     text += " As files: " + ", ".join(f"[{i}](../rows/{i}.csv)" for i in files) + "." if len(rows) else ""
     if (left := missing_runs(page)).empty: return text
-    return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, about {left['hours'].sum():.0f} core-hours: "
+    return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, "
+                   f"about {left['hours'].sum():.0f} core-hours: "
                    f"`moe-redistribution train {' '.join(left['condition'])} --until first`.")
