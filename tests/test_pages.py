@@ -12,7 +12,8 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
-from moe_redistribution.studies.sparsity_moves.reading import PAGES, Page
+from moe_redistribution.studies.sparsity_moves.reading import PAGES
+from moe_redistribution.evidence.pages import Page
 from moe_redistribution.evidence.dataset import ROOT
 
 PRINTED, BRIDGE = paper.paper_values(), paper.claims()

@@ -71,7 +71,7 @@ def fold(cell, page):
     if n and not cell["outputs"]:
         return f"{n} assertion{'s' * (n > 1)}, all hold" if n > 1 else "1 assertion, holds"
     imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
-    silent = re.match(RESULTS, page) and (not cell["outputs"] or "page_rows(" in source)
+    silent = re.match(RESULTS, page) and (not cell["outputs"] or "page.rows" in source)
     return "set-up" if body and (imports or silent) else None
 
 
@@ -168,7 +168,7 @@ def claims(root, proc):
     with open(root / "results/ledger.csv", encoding="utf-8", newline="") as file:
         lines = [dict(key=x["key"], claim=x["statement"], verdict=x["verdict"], ours=ours(x), section=x["section"],
                       path=f"ledger.html#{x['key']}") for x in csv.DictReader(file)]
-    (proc / "3_paper").mkdir(exist_ok=True)
+    (proc / "6_studies/sparsity_moves").mkdir(parents=True, exist_ok=True)
     (proc / "6_studies/sparsity_moves/claims.yml").write_text(
         yaml.safe_dump(lines, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return len(lines)

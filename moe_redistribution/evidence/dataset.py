@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'NO_ROWS', 'COMPUTED', 'READ', 'content_hash', 'fingerprint', 'table_path', 'kinds',
-           'read_table', 'manifest', 'manifest_lines', 'write_table', 'recorded', 'checkpoint_path', 'checkpoint',
+           'read_table', 'manifest', 'manifest_of', 'write_table', 'recorded', 'checkpoint_path', 'checkpoint',
            'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless', 'unlearned',
            'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'asked', 'rows_of', 'gather',
            'item_rows']
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 import moe_redistribution
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition, RECIPES
@@ -58,7 +58,7 @@ def table_path(kind, task, root=None) -> Path:
 
 def kinds(root=None) -> list:
     "The kinds of table that are recorded: runs, history and instruments."
-    return sorted({p.parent.name for p in of_clone(Path(root or ROOT) / "results").glob("**/*.parquet")})
+    return sorted({p.parent.name for p in (Path(root or ROOT) / "results").glob("**/*.parquet")})
 
 def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
     """Rows of one kind for some conditions, of some streams or all; columns without any value are left out. Empty if
@@ -67,7 +67,8 @@ def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
     for task in dict.fromkeys(n.partition("/")[0] for n in names):
         if not (path := table_path(kind, task, root)).exists(): continue
         where = [("condition", "in", [n for n in names if n.startswith(f"{task}/")])]
-        parts.append(pd.read_parquet(path, filters=where + [("stream", "in", list(streams))] * (streams is not None)))
+        if streams is not None: where.append(("stream", "in", list(streams)))
+        parts.append(pd.read_parquet(path, filters=where))
     found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=ROW_COLUMNS)
     return found.dropna(axis=1, how="all") if kind in _ORDER else found
 
@@ -76,37 +77,31 @@ MANIFEST = ["kind", "condition", "stream", "seeds", "rows", "sha256"]
 
 def manifest(root=None) -> pd.DataFrame:
     "A line for each (kind, condition, stream) that is recorded: seeds, rows, and the hash of what they say."
-    path = Path(root or ROOT) / "results/manifest.csv"
-    return _manifest(path, path.stat().st_mtime_ns) if path.exists() else pd.DataFrame(columns=MANIFEST)
+    path = of_clone(Path(root or ROOT) / "results/manifest.csv")
+    return _manifest(path, path.stat().st_mtime_ns)
 
 @lru_cache(maxsize=4)
 def _manifest(path, changed): return pd.read_csv(path)
 
-def manifest_lines(frame, kind) -> pd.DataFrame:
-    "The manifest's lines for a whole sorted table."
-    lines = [(kind, name, stream, own["seed"].nunique(), len(own), content_hash(own.drop(columns=["condition", "stream"])))
-             for (name, stream), own in frame.groupby(["condition", "stream"], sort=True)]
-    return pd.DataFrame(lines, columns=MANIFEST)
+def manifest_of(root=None) -> pd.DataFrame:
+    "What the manifest should say, from the tables themselves."
+    lines = [(k, name, stream, own["seed"].nunique(), len(own), content_hash(own.drop(columns=KEYS[:2])))
+             for k in kinds(root) for path in sorted(table_path(k, "", root).parent.glob("*.parquet"))
+             for (name, stream), own in pd.read_parquet(path).groupby(KEYS[:2], sort=True)]
+    return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #69dac9c7
 def write_table(frame, kind, task, root=None) -> Path:
-    """Writes one kind of table of one task, sorted, whole or not at all, and its lines of the manifest. The same rows
-    give the same bytes; a table without rows has no file."""
-    path, at = table_path(kind, task, root), Path(root or ROOT) / "results/manifest.csv"
+    """Writes one kind of table of one task, sorted, whole or not at all. The same rows give the same bytes; a table
+    without rows has no file."""
+    path = table_path(kind, task, root)
     order = _ORDER.get(kind) or [c for c in ROW_COLUMNS if c != "value"]
     frame = frame.sort_values(order, kind="stable", ignore_index=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if len(frame):
-        part = path.with_suffix(".part")
-        frame.to_parquet(part, index=False, compression="zstd", compression_level=9, row_group_size=1 << 17)
-        os.replace(part, path)
-    else: path.unlink(missing_ok=True)
-    old = manifest(root)
-    others = old[(old["kind"] != kind) | ~old["condition"].str.startswith(f"{task}/")]
-    lines = [f for f in (others, manifest_lines(frame, kind)) if len(f)]
-    whole = pd.concat(lines) if lines else others
-    whole.sort_values(MANIFEST[:3]).to_csv(at.with_suffix(".part"), index=False, lineterminator="\n")
-    os.replace(at.with_suffix(".part"), at)
+    if frame.empty: return path.unlink(missing_ok=True) or path
+    part = path.with_suffix(".part")
+    frame.to_parquet(part, index=False, compression="zstd", compression_level=9, row_group_size=1 << 17)
+    os.replace(part, path)
     return path
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #486e4e47
@@ -197,11 +192,12 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 
     FileNotFoundError says what is missing and which command makes it."""
     names = [condition(n).name for n in ([names] if isinstance(names, str) else names)]
-    whole, there = read_table("history", names, [choose("stream", stream, STREAMS)], root), manifest(root)
-    there = set(there.loc[there["kind"] == "history", "condition"])
+    choose("stream", stream, STREAMS)
+    whole = read_table("history", names, root=root)
     for n in names:
-        if n not in there: raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
-    return whole
+        if n not in set(whole["condition"]):
+            raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
+    return whole[whole["stream"] == stream].dropna(axis=1, how="all").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #ee52d955
 def far_enough(runs=None) -> dict:
@@ -223,12 +219,13 @@ def run_rows(runs) -> pd.DataFrame:
     survival analysis."""
     end, out = by_condition(runs, lambda c: RECIPES[c.task]["steps"]), []
     whole = runs["step"] >= end
-    for name, own in runs[runs["failed"].isna()].groupby("condition"):
-        for rule in TASK_RULES[condition(name).task]:
+    sound = runs[runs["failed"].isna()]
+    for task, own in sound.groupby(sound["condition"].str.partition("/")[0]):
+        for rule in TASK_RULES[task]:
             mine = own[whole[own.index] | own[f"{rule}_reached"].astype(bool)]
             if mine.empty: continue
-            where = dict(condition=name, stream=mine["stream"].to_numpy(), rule=rule,
-                         step=mine[f"{rule}_step"].to_numpy())
+            each = dict(condition="condition", stream="stream", step=f"{rule}_step")
+            where = {n: mine[column].to_numpy() for n, column in each.items()} | dict(rule=rule)
             hit = mine[f"{rule}_reached"].astype(float)
             out += [make_rows(v, mine["seed"], metric=m, **where)
                     for m, v in (("score", mine[f"{rule}_value"]), ("reached", hit))]
@@ -237,13 +234,20 @@ def run_rows(runs) -> pd.DataFrame:
     return tidy(out or [NO_ROWS])
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #ededa794
+COMPUTED = {}          # instrument → the rows of a condition that need no run; a study adds its facts
+
 def asked(*items) -> list:
     "(instrument, condition) pairs that the claims about some items of the paper read."
-    wanted = [c for c in claims().itertuples() if c.item in items and c.aggregate not in ("none", "null")]
+    every = claims()
+    for i in items: choose("item", i, sorted(every["item"].unique()), "add its ids to data/claims.csv")
+    wanted = [c for c in every.itertuples() if c.item in items and c.aggregate not in ("none", "null")]
+    for c in wanted:
+        if c.stream == "none" and c.instrument not in COMPUTED:
+            refuse(f"{c.id}", f"an instrument that needs no run, one of {list(COMPUTED)}", c.instrument,
+                   fix="import the room of the study that counts it")
     return list(dict.fromkeys((c.instrument, n) for c in wanted for n in f"{c.condition} {c.versus}".split()))
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #c7b71556
-COMPUTED = {}          # instrument → the rows of a condition that need no run; a study adds its facts
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
 def rows_of(instrument, names, streams=None, root=None) -> pd.DataFrame:

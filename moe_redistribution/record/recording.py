@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'Instrument', 'own_part', 'ablation_of', 'speed_of', 'at_first', 'probes_of',
-           'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'merge',
-           'not_in', 'record_runs', 'record', 'record_checkpoints']
+           'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'overlaid',
+           'not_in', 'record_runs', 'add_rows', 'record', 'record_checkpoints']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from filelock import FileLock
 from ..tasks.task import get_task
 from ..tasks.data import unseen, STREAMS, SEEDS
 from ..models.condition import condition
@@ -22,6 +23,7 @@ from ..training.executors import open_executor, watch
 from ..evidence.printed import paper_items
 from ..studies.sparsity_moves.experiments import conditions_for
 from ..instruments.rows import tidy, ROW_COLUMNS
+from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.ablation import ablation_curve, ablation_rows, whole_answer
@@ -39,7 +41,7 @@ from ..instruments.bilinear import bilinear_rows
 from ..instruments.histogram import PROTOCOLS, histogram_rows
 from ..instruments.grokking import grokking_rows, progress
 from ..training.loop import TASK_RULES
-from ..studies.sparsity_moves.reading import PAGES, CANONICAL, page_rows, recorded_checkpoints
+from ..studies.sparsity_moves.reading import CANONICAL, recorded_checkpoints
 from ..evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, fingerprint,
                                                  item_rows, right_answers, weightless)
 from ..evidence.answers import comparison
@@ -178,48 +180,54 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
     return tidy(out)
 
 # %% ../../nbs/7_record/03_recording.ipynb #f1fbbac0
-def merge(new, path, keys=("condition", "stream", "seed")) -> pd.DataFrame:
-    """`new` rows, and of those in the file at `path` the ones whose `keys` are not among the new; in the order of
-    `keys`."""
-    old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
+def overlaid(new, old, keys=KEYS) -> pd.DataFrame:
+    "`new` rows, and those of `old` whose `keys` are not among the new."
     index = lambda f: pd.MultiIndex.from_frame(f[list(keys)])
-    whole = pd.concat([f for f in (old[~index(old).isin(index(new))], new) if len(f)], ignore_index=True)
-    return whole.sort_values(list(keys), kind="stable", ignore_index=True)
+    parts = [f for f in (old[~index(old).isin(index(new))], new) if len(f)]
+    return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/7_record/03_recording.ipynb #fe7cf926
-def not_in(path, runs, rules=None) -> list:
-    """Those of `runs` that the file at `path` has not got, or not as far as they `reach` by now; `rules`, or rules of a
-    stream."""
-    if not path.exists(): return runs
-    known = pd.read_parquet(path, columns=["stream", "seed", "step"]).groupby(["stream", "seed"])["step"].max()
+def not_in(there, runs, rules=None) -> list:
+    """Those of `runs` that recorded rows `there` have not got, or not as far as they `reach` by now; `rules`, or rules
+    of a stream."""
+    if there.empty: return runs
+    known = there.groupby(["stream", "seed"])["step"].max()
     further = (lambda r: not r.failed
                and known[r.stream, r.seed] < reach(r, rules(r.stream) if callable(rules) else rules))
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
 # %% ../../nbs/7_record/03_recording.ipynb #5a374cd1
 def _frames(name) -> dict:
-    """Folder of `results` → the streams it is for, the rules that count as going further, and the function from runs to
-    a frame."""
+    """Kind of table → the streams it is for, the rules that count as going further, and the function from runs to a
+    frame."""
     def of(i, instrument):
         return lambda runs: measure(runs, name, rules_for(name, runs[0].stream, i), runs[0].stream, instrument.rows)
     rules = lambda i, x: () if x.live else lambda stream: rules_for(name, stream, i)
-    measured = {f"rows/{i}": (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
+    measured = {i: (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 def record_runs(store, root, name, say=print) -> list:
-    """Adds the new runs of a condition to its rows, histories and runs under `root`/results; says and returns what it
-    wrote."""
-    there, written = recordable(stored_runs(store, name), name, root, say), []
-    for folder, (streams, rules, frame) in _frames(name).items():
-        path = root / "results" / folder / f"{name}.parquet"
+    """Adds the new runs of a condition to the tables under `root`/results, each as soon as it is measured; says and
+    returns what it wrote."""
+    there, written, task = recordable(stored_runs(store, name), name, root, say), [], name.partition("/")[0]
+    for kind, (streams, rules, frame) in _frames(name).items():
         pool = there + weightless(name, root, there) if rules == () else there
-        if not (new := not_in(path, [r for r in pool if r.stream in streams], rules)): continue
+        known = read_table(kind, name, root=root)
+        if not (new := not_in(known, [r for r in pool if r.stream in streams], rules)): continue
         each = [frame([r for r in new if r.stream == s]) for s in dict.fromkeys(r.stream for r in new)]
         if not sum(map(len, each)): continue                             # all of them failed before any checkpoint
-        write_frame(merge(pd.concat(each, ignore_index=True), path), path)
-        written.append(path)
-    if written: say(f"{name}: {', '.join(p.relative_to(root / 'results').parts[-3] for p in written)}")
+        add_rows(pd.concat(each, ignore_index=True), kind, task, root)
+        written.append(table_path(kind, task, root))
+    if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
+
+def add_rows(new, kind, task, root):
+    "Lays rows over those of a table. Others that write the same table wait."
+    path = table_path(kind, task, root)
+    (root / "results").mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "results" / f".{kind}.{task}.lock"):
+        old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
+        write_table(overlaid(new, old), kind, task, root)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1192660b
 def record(store=None, root=None, say=print, executor="here", replace=(), reason="weights lost") -> list:
@@ -234,9 +242,9 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
     with open_executor(executor) as pool:
         done = watch(pool, record_runs, [(store, root, name, say) for name in conditions_for("all")])
     written = [root / "results/replaced.csv"] * any(taken.values()) + sum(done, [])
-    for page in PAGES:
-        rows = page_rows(page, root)
-        say(f"{page}: {len(rows):,} rows, hash {fingerprint(rows)}")
+    if (table := manifest_of(root)).empty: return written
+    written.append(root / "results/manifest.csv")
+    write_frame(table, written[-1])
     for item in paper_items():
         written.append(root / f"results/paper/{item}.csv")
         write_frame(comparison(item_rows(item, root), item, root), written[-1])

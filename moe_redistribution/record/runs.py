@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WENT', 'REPLACED', 'run_frame', 'history_frame', 'write_frame', 'has', 'reach', 'stored_runs', 'other_runs',
-           'recordable', 'behind', 'withdraw', 'take_out', 'replaceable', 'replace_runs']
+           'recordable', 'recorded_runs_of', 'behind', 'withdraw', 'take_out', 'replaceable', 'replace_runs']
 
 # %% ../../nbs/7_record/01_runs.ipynb #8d06545b
 from datetime import date
@@ -16,7 +16,8 @@ from ..models.condition import condition, RECIPES
 from ..training.store import seal, unseal
 from ..training.loop import TASK_RULES
 from ..studies.sparsity_moves.reading import CANONICAL
-from ..evidence.dataset import ROOT, checkpoint_path, checkpoint_seeds, far_enough
+from ..evidence.dataset import (ROOT, checkpoint_path, checkpoint_seeds, far_enough, kinds, read_table,
+                                                 recorded_runs, table_path, write_table)
 
 # %% ../../nbs/7_record/01_runs.ipynb #32e64842
 def run_frame(runs) -> pd.DataFrame:
@@ -70,9 +71,8 @@ def stored_runs(store, name) -> list:
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59
 def other_runs(runs, name, root) -> list:
     "Those of `runs` that are not the one recorded under their stream and seed: losses differ somewhere."
-    if not (path := root / f"results/history/{name}.parquet").exists(): return []
-    known = pd.read_parquet(path, columns=["stream", "seed", "step", "loss"]).set_index("step")
-    known = known.groupby(["stream", "seed"])["loss"]
+    if (known := read_table("history", name, root=root)).empty: return []
+    known = known.set_index("step").groupby(["stream", "seed"])["loss"]
     losses = lambda r, at: r.history.set_index("step")["loss"].astype("float32").reindex(at).dropna()
     same = lambda r, old: (new := losses(r, old.index)).equals(old[new.index])
     recorded = lambda r: (r.stream, r.seed) in known.groups
@@ -90,15 +90,18 @@ def recordable(runs, name, root, say=print) -> list:
 # %% ../../nbs/7_record/01_runs.ipynb #ae470e84
 WENT = {"first": "weights by its first rule", "selected": "all its rules settled", "full": "the end of its schedule"}
 
+def recorded_runs_of(name, root) -> pd.DataFrame:
+    "The recorded runs of one condition, with the columns of `run_frame`; none if none is recorded."
+    runs = read_table("runs", name, root=root)
+    return runs.reindex(columns=[*runs, *{"failed", "settled"} - {*runs}]).astype({"failed": "Int64"})
+
 def behind(run, root) -> list:
     "What a run lacks of the recorded one of its stream and seed, in words; nothing if it went as far."
     name, own = run.condition.name, lambda f: f[(f["stream"] == run.stream) & (f["seed"] == run.seed)]
     went = lambda f: {until for until, there in far_enough(f).items() if there} if len(f) else set()
-    path, rows = root / f"results/runs/{name}.parquet", (root / "results/rows").glob(f"*/{name}.parquet")
-    new = run_frame([run])
-    old = own(pd.read_parquet(path)) if path.exists() else new.iloc[:0]
-    columns = ["stream", "seed", "rule"]
-    rules = {r for p in rows for r in own(pd.read_parquet(p, columns=columns))["rule"]} - {"training"}
+    new, old = run_frame([run]), own(recorded_runs_of(name, root))
+    rules = {r for k in kinds(root) if k not in ("runs", "history")
+             for r in own(read_table(k, name, root=root))["rule"]} - {"training"}
     if run.failed and old["failed"].isna().all(): return [f"a finite loss: it failed at step {run.manifest['failed']}"]
     lacks = [WENT[u] for u in WENT if u in went(old) - went(new)]
     return lacks + [f"weights by {r}" for r in sorted(rules) if not run.failed and not has(run, r)]
@@ -123,24 +126,22 @@ def withdraw(name, rule, seeds, root=None) -> list:
 def take_out(name, stream, seed, root):
     """Takes one run out of all that is recorded of its condition: rows of every instrument, checkpoints, runs, history.
 
-    A file that held no other goes with it."""
+    A table that held no other goes with it."""
     mine = [r for n, r in CANONICAL if n == name and stream == "authors" and checkpoint_path(n, r, root).exists()]
     for rule in mine:
         if seed in checkpoint_seeds(name, rule, root): withdraw(name, rule, [seed], root)
-    rows = sorted((root / "results/rows").glob(f"*/{name}.parquet"))
-    for path in (*rows, root / f"results/runs/{name}.parquet", root / f"results/history/{name}.parquet"):
-        if not path.exists(): continue
+    task = name.partition("/")[0]
+    for kind in kinds(root):
+        if not (path := table_path(kind, task, root)).exists(): continue
         frame = pd.read_parquet(path)
-        gone = (frame["stream"] == stream) & (frame["seed"] == seed)
-        if gone.all(): path.unlink()
-        elif gone.any(): write_frame(frame[~gone].reset_index(drop=True), path)
+        gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
+        if gone.any(): write_table(frame[~gone], kind, task, root)
 
 # %% ../../nbs/7_record/01_runs.ipynb #9bb1a4b9
 def replaceable(names, store, root) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
-    at, fix = root / "results/runs", "name one that is recorded"
-    there = sorted(p.relative_to(at).as_posix().removesuffix(".parquet") for p in at.rglob("*.parquet"))
+    fix, there = "name one that is recorded", sorted(recorded_runs(root)["condition"].unique()) if names else []
     names = [choose("condition to replace", condition(n).name, there, fix) for n in dict.fromkeys(names)]
     for n in names:
         if not any(r.stream == "authors" for r in stored_runs(store, n)):
@@ -155,7 +156,7 @@ def _line(run, root, reason):
     """What `results/replaced.csv` says of a run and of the one it replaces; no first step where the rule was not
     reached."""
     name, first, new = run.condition.name, TASK_RULES[run.condition.task][0], run_frame([run])
-    runs = pd.read_parquet(path) if (path := root / f"results/runs/{name}.parquet").exists() else new.iloc[:0]
+    runs = recorded_runs_of(name, root)
     both = runs[(runs["stream"] == run.stream) & (runs["seed"] == run.seed)], new
     at = [int(f[f"{first}_step"].iloc[0]) if len(f) and f[f"{first}_reached"].iloc[0] else None for f in both]
     steps = [int(f["step"].iloc[0]) if len(f) else None for f in both]

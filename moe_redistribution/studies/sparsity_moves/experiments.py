@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
-           'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS', 'DECISIVE',
-           'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for', 'orders',
-           'items_of', 'registry', 'by_experiment']
+           'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'SWEPT', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS',
+           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for',
+           'orders', 'items_of', 'registry', 'by_experiment']
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #8c5c1958
 from dataclasses import dataclass
@@ -120,6 +120,7 @@ AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (
     *(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")),
     *(f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, TWINS, ENDS, AFTER)}
+SWEPT = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #34c55e3b
 TABLES = {
