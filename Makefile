@@ -24,7 +24,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test check record registrations pages outputs readme docs clean
+.PHONY: help setup reproduce paper test audit check record registrations pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -48,10 +48,19 @@ reproduce: $(READY)  ## train, print Table 1 beside the paper's, write Figure 1 
 	@$(CLI) reproduce $(if $(filter 1 yes true,$(FULL)),--full) $(ARGS)
 
 # The notebooks get an empty store of their own, as the tests do: neither may lean on what a user happens to have trained.
-test: $(READY)  ## every notebook, then every test
+test: $(READY)  ## every notebook, then every test, but for what only `make audit` runs
 	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile
+
+# What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. Every step runs, whatever
+# an earlier one found, since an audit that stops at its first finding has to be run once a finding.
+audit: $(READY)  ## the second tier: notebooks whole, kills, the stand-in for a GPU, every recorded number again (an hour)
+	@failed=; home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT; \
+	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
+	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing || failed="$$failed notebooks"; \
+	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m audit -n logical --dist worksteal || failed="$$failed tests"; \
+	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
 
 paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)
 	@$(CLI) train --item $(or $(ITEM),all) $(if $(filter 1 yes true,$(AGAIN)),,--unrecorded) $(ARGS)

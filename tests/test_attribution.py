@@ -10,6 +10,7 @@ from moe_redistribution.models.population import init
 from moe_redistribution.models.planted import carry_by_ffn
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.trace import SPLITS, trace
+from tiers import first
 
 NAMES = ("add7/ffn-h8-silu", "add7/glu-h8-gelu", "add7/moe-e4k1-h16-silu", "add7/moe-e4k2-h16-silu+switch",
          "add7/moe_glu-e2k1-h8-silu", "add7/no_ffn", "modadd/ffn-h8-gelu", "hist/moe-e2k1-h8-gelu")
@@ -24,8 +25,8 @@ def logits_of(params, name):
     return trace(params, t.tokens, name, ["logits"])["logits"][:, :, list(t.read)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("by", SPLITS)
+@pytest.mark.parametrize("by, name", first([(by, n) for by in SPLITS for n in NAMES if n.startswith("add7") or by == "head"],
+                                           [(by, n) for by in SPLITS for n in NAMES]))
 def test_terms_sum_to_the_right_answers_logit_under_every_split(name, by):
     params, t = population(name), get_task(name.split("/")[0])
     logits = logits_of(params, name)

@@ -190,6 +190,7 @@ def test_workers_on_another_disk_are_refused_before_any_training(tmp_path):
     assert not list((tmp_path / "store").iterdir())
 
 
+@pytest.mark.audit
 def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
     "A real cluster of two workers, one of them killed: every run is recorded once, with the bits of a run at home."
     distributed = pytest.importorskip("distributed")
@@ -223,6 +224,7 @@ def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- batch systems
 
+@pytest.mark.audit
 def test_a_batch_system_trains_the_same_runs(tmp_path):
     "submitit for real, each job a process of its own on this machine, as the page shows it for Slurm."
     submitit = pytest.importorskip("submitit")

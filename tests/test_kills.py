@@ -115,6 +115,7 @@ def recorded(store):
     return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in (store.root / "v1").rglob("*.safetensors")}
 
 
+@pytest.mark.audit
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_twenty_times_at_random_moments(tmp_path):
     "SIGKILL to the driver and its workers at once, each time somewhere in an interval; every evaluation is saved."

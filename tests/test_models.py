@@ -239,7 +239,7 @@ def test_a_trace_leaves_nothing_behind():
     assert torch.equal(before, forward(PARAMS, tokens, VARIANTS["moe"]))
 
 
-@pytest.mark.parametrize("task", ["add7", "modadd", "hist"])
+@pytest.mark.parametrize("task", ["add7", "modadd", pytest.param("hist", marks=pytest.mark.audit)])
 def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_and_no_training_moves_them(task):
     """At initialisation; then a few steps move every weight but the table, and the routes of the frozen router, not
     these."""

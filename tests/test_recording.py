@@ -19,6 +19,7 @@ from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.training.store import Store, unseal
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
+from tiers import first
 
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
@@ -31,7 +32,8 @@ def test_every_instrument_fits_something_and_no_room_is_forgotten():
     assert all(names_for(i) for i in INSTRUMENTS)
 
 
-@pytest.mark.parametrize("instrument", INSTRUMENTS)
+# Fits of a hundred classes, probes on ten thousand sequences and live training are left to `make audit`.
+@pytest.mark.parametrize("instrument", first(INSTRUMENTS.keys() - {"histogram"}, INSTRUMENTS))
 def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     name = names_for(instrument)[0]
     params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
@@ -44,7 +46,7 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("instrument", INSTRUMENTS)
+@pytest.mark.parametrize("instrument", first(INSTRUMENTS.keys() - {"ablation", "histogram", "probes", "speed"}, INSTRUMENTS))
 def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     name = names_for(instrument)[-1]
     params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
@@ -214,9 +216,9 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={},
-               conditions_for=lambda item: [NAME], paper_items=lambda: [],
-               ledger=lambda root: pd.DataFrame(dict(key=[])), recorded_checkpoints=lambda root: [(NAME, "first256")])
+    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
+               ledger=lambda root: pd.DataFrame(dict(key=[])), contrast_table=lambda root: pd.DataFrame(dict(family=[])),
+               recorded_checkpoints=lambda root: [(NAME, "first256")])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

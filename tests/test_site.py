@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,20 +24,29 @@ def is_page(path):  # what nbdev takes for a notebook: nothing that starts with 
 
 PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
 MODULES = sorted(p for p in LIB.rglob("*.py") if not p.name.startswith("_"))
-each_page = pytest.mark.parametrize("page", PAGES)
-each_module = pytest.mark.parametrize("module", MODULES, ids=lambda m: m.relative_to(LIB).as_posix())
+
+
+@cache
+def read(page):
+    found = json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]
+    return [{**c, "source": "".join(c["source"])} for c in found]
 
 
 def cells(page, kind=None):
     "The cells of a page, with their source as one string."
-    found = json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]
-    return [{**c, "source": "".join(c["source"])} for c in found if kind in (None, c["cell_type"])]
+    return [c for c in read(page) if kind in (None, c["cell_type"])]
 
 
 def options(cell):
     "The `#| name: value` lines of a cell."
     lines = re.findall(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$", cell["source"], flags=re.M)
     return {name: value.strip("\"'") for name, value in lines}
+
+
+def offenders(among, wrong):
+    """A rule is one test and names all that break it: those of `among` (pages, modules) of which `wrong` finds something to
+    say, with what it says."""
+    return {getattr(x, "stem", x): said for x in among if (said := wrong(x))}
 
 
 def prose(page):
@@ -108,14 +118,20 @@ def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
             and "$web-font-path: false" in (NBS / html["theme"][1]).read_text())
 
 
-@each_page
-def test_a_page_opens_with_its_title_and_one_line_about_it(page):
-    first = cells(page)[0]
-    assert first["cell_type"] == "markdown" and re.match(r"# \S.*\n+> \S", first["source"]), \
-        f"{page}: the first cell should be `# Title`, an empty line, `> one line about it`"
+def test_a_page_opens_with_its_title_and_one_line_about_it():
+    def wrong(page):
+        first = cells(page)[0]
+        if first["cell_type"] == "markdown" and re.match(r"# \S.*\n+> \S", first["source"]): return ""
+        return first["source"][:60] or "an empty cell"
+    bad = offenders(PAGES, wrong)
+    assert not bad, f"the first cell should be `# Title`, an empty line, `> one line about it`: {bad}"
+
+
+def test_a_title_cell_holds_nothing_that_the_site_would_lose():
     # nbdev turns this cell into the page's header and drops everything else that stands in it
-    rest = [line for line in first["source"].splitlines() if line.strip() and not re.match(r"(# |> |- \w+: )", line)]
-    assert not rest, f"{page}: the site would lose this text of the title cell, give it a cell of its own: {rest}"
+    bad = offenders(PAGES, lambda page: [line for line in cells(page)[0]["source"].splitlines()
+                                         if line.strip() and not re.match(r"(# |> |- \w+: )", line)])
+    assert not bad, f"give this text a cell of its own: {bad}"
 
 
 # ------------------------------------------------------------------------------------------------------------- links
@@ -131,6 +147,7 @@ def pandoc_id(heading):
     return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip())) or "section"
 
 
+@cache
 def anchors(page):
     "Where a link into a page can land: its headings, its labels, and the names that nbdev documents on it."
     text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
@@ -145,8 +162,7 @@ def anchors(page):
     return found - {""}
 
 
-@each_page
-def test_every_link_between_pages_lands(page):
+def dead_links(page):
     dead = []
     for image, link in re.findall(r"(!?)\[[^\]]*\]\(\s*([^)\s]+)[^)]*\)", prose(page)):
         if re.match(r"\w+:", link):  # the web and mail
@@ -159,7 +175,12 @@ def test_every_link_between_pages_lands(page):
             dead.append(f"{link}: link to the notebook, which the site turns into its page")
         elif anchor and anchor not in (there := anchors(target.relative_to(NBS).as_posix())):
             dead.append(f"{link}: that page has no heading #{anchor}, only {sorted(there)}")
-    assert not dead, f"{page}: " + "; ".join(dead)
+    return dead
+
+
+def test_every_link_between_pages_lands():
+    bad = offenders(PAGES, dead_links)
+    assert not bad, bad
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
@@ -174,14 +195,18 @@ def test_no_label_is_used_twice():
     assert not [label for label, n in labels.items() if n > 1]
 
 
-@each_page
-def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_it(page):
+def bare_figures(page):
     bare = []
     for cell in filter(is_figure, cells(page, "code")):
         lacking = {"label", "fig-cap", "fig-alt"} - {name for name, value in options(cell).items() if value}
         if lacking or not options(cell)["label"].startswith("fig-"):
             bare.append((cell["source"][:60], sorted(lacking) or "a label that starts with fig-"))
-    assert not bare, f"{page}: cell, and what it lacks: {bare}"
+    return bare
+
+
+def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_it():
+    bad = offenders(PAGES, bare_figures)
+    assert not bad, f"cell, and what it lacks: {bad}"
 
 
 # --------------------------------------------------------------------------------- what the frame adds to processed
@@ -266,21 +291,29 @@ def test_the_glossary_has_every_word_of_a_verdict():
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
-def test_a_workflow_runs_no_text_from_outside_and_no_action_that_can_move(path):
-    flow = yaml.safe_load(path.read_text())
-    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+def steps(path): return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+
+
+def test_a_workflow_runs_no_text_from_outside():
     # what GitHub puts in place of ${{ … }} is text to a shell, and a branch may be called anything: pass it through env
-    assert not [s["run"] for s in steps if "${{" in s.get("run", "")]
-    assert not [s["uses"] for s in steps if "uses" in s and not re.search(r"@[0-9a-f]{40}$", s["uses"])]
-    assert (len(re.findall(r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", path.read_text(), flags=re.M))
-            == sum("uses" in s for s in steps))
-    assert "write" not in str(flow["permissions"]), "rights to write belong to the one job that needs them"
+    bad = offenders(WORKFLOWS, lambda path: [s["run"] for s in steps(path) if "${{" in s.get("run", "")])
+    assert not bad, bad
+
+
+def test_a_workflow_runs_no_action_that_can_move():
+    pinned = r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$"
+    def loose(path): return [line for line in path.read_text().splitlines() if "uses:" in line and not re.search(pinned, line)]
+    bad = offenders(WORKFLOWS, loose)
+    assert not bad, f"pin it by commit, and write its version beside it: {bad}"
+
+
+def test_a_workflow_has_no_right_to_write_but_in_the_job_that_needs_it():
+    bad = offenders(WORKFLOWS, lambda path: "write" in str(yaml.safe_load(path.read_text())["permissions"]))
+    assert not bad, bad
 
 
 def test_the_workflow_of_the_site_names_its_quarto():
-    steps = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text())["jobs"]["build"]["steps"]
-    version, = [s["with"]["version"] for s in steps if "quarto" in s.get("uses", "")]
+    version, = [s["with"]["version"] for s in steps(ROOT / ".github/workflows/site.yml") if "quarto" in s.get("uses", "")]
     assert tuple(map(int, version.split("."))) >= (1, 9)  # the first that writes llms.txt
 
 
@@ -300,45 +333,45 @@ def test_the_sidebar_names_every_section_of_the_main_text():
         assert re.search(rf"{re.escape(section)}(?![\d.]*\d)", titles), section
 
 
-@pytest.mark.parametrize("item", [*(f"Figure {i}" for i in range(1, 15)), *(f"Table {i}" for i in range(1, 5))])
-def test_every_figure_and_table_of_the_main_text_is_on_a_page(item):
+def test_every_figure_and_table_of_the_main_text_is_on_a_page():
     "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
-    shown = [options(c).get("fig-cap", "") for page in PAGES if page.startswith("6_studies/sparsity_moves/")
-             for c in cells(page, "code")]
-    if item.startswith("Table"):
-        shown += [line for page in PAGES if page.startswith("6_studies/sparsity_moves/")
-                  for c in cells(page, "markdown") for line in c["source"].split("\n") if line.startswith("#")]
-    kind, number = item.split()
-    assert any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
+    paper = [page for page in PAGES if page.startswith("6_studies/sparsity_moves/")]
+    captions = [options(c).get("fig-cap", "") for page in paper for c in cells(page, "code")]
+    heads = [line for page in paper for c in cells(page, "markdown") for line in c["source"].split("\n") if line.startswith("#")]
+    def missing(kind, number, shown): return not any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
+    lost = [f"Figure {i}" for i in range(1, 15) if missing("Figure", i, captions)]
+    lost += [f"Table {i}" for i in range(1, 5) if missing("Table", i, captions + heads)]
+    assert not lost, lost
 
 
-@each_page
-def test_no_stored_output_is_an_error(page):
-    errors = [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
-    assert not errors, f"{page}: {errors}"
+def test_no_stored_output_is_an_error():
+    def errors(page): return [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
+    bad = offenders(PAGES, errors)
+    assert not bad, bad
 
 
-@each_page
-def test_no_page_is_a_burden_to_load(page):
+def test_no_page_is_a_burden_to_load():
     "Half a megabyte at most, pictures included; `make outputs` reduces them to the colours that they have use for."
-    assert (NBS / page).stat().st_size < 500_000
+    bad = offenders(PAGES, lambda page: (size := (NBS / page).stat().st_size) >= 500_000 and size)
+    assert not bad, f"bytes: {bad}"
 
 
-@each_page
-def test_no_code_cell_is_longer_than_a_reader_can_hold(page):
+def test_no_code_cell_is_longer_than_a_reader_can_hold():
     def lines(cell):
-        return [line for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")]
-    long = {c["source"].splitlines()[0]: len(lines(c)) for c in cells(page, "code") if len(lines(c)) > 25}
-    assert not long, f"{page}: over 25 lines: {long}"
+        return len([line for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")])
+    def long(page): return {c["source"].splitlines()[0]: n for c in cells(page, "code") if (n := lines(c)) > 25}
+    bad = offenders(PAGES, long)
+    assert not bad, f"over 25 lines: {bad}"
 
 
-@each_page
-def test_no_page_shows_where_it_was_made(page):
+def test_no_page_shows_where_it_was_made():
     # the paths of this machine; a page made elsewhere is caught there
     places = [str(p) for p in (ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)) if len(str(p)) > 3]
-    texts = [output_text(o) for c in cells(page, "code") for o in c["outputs"]]
-    shown = [place for place in places if any(place + "/" in text for text in texts)]
-    assert not shown, f"{page}: an output shows {shown}; print a name, not a path"
+    def shown(page):
+        texts = [output_text(o) for c in cells(page, "code") for o in c["outputs"]]
+        return [place for place in places if any(place + "/" in text for text in texts)]
+    bad = offenders(PAGES, shown)
+    assert not bad, f"print a name, not a path: {bad}"
 
 
 # ------------------------------------------------------------------------------- the package is what the notebooks say
@@ -425,9 +458,9 @@ def test_nothing_flows_backwards():
     assert not backwards, backwards
 
 
-@each_module
-def test_a_module_fits_in_500_lines(module):
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= 500
+def test_a_module_fits_in_500_lines():
+    bad = offenders(MODULES, lambda m: (n := len(m.read_text(encoding="utf-8").splitlines())) > 500 and n)
+    assert not bad, bad
 
 
 def test_readme_is_what_the_front_page_says():
@@ -435,26 +468,30 @@ def test_readme_is_what_the_front_page_says():
     assert done.returncode == 0, done.stderr
 
 
-@each_page
-def test_imports_stand_in_cells_of_their_own(page):
-    """The site's build runs every cell that imports something, and no other, so it may not need names from
-    elsewhere."""
+def test_imports_stand_in_cells_of_their_own():
+    """The site's build runs every cell that imports something, and no other, so it may not need names from elsewhere."""
     def kinds(source): return {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
-    mixed = [c["source"][:80]
-             for c in cells(page, "code") if len(kinds(c["source"])) == 2 and "nbdev_export" not in c["source"]]
-    assert not mixed, f"split these cells: {mixed}"
+    bad = offenders(PAGES, lambda page: [c["source"][:80] for c in cells(page, "code")
+                                         if "nbdev_export" not in c["source"] and len(kinds(c["source"])) == 2])
+    assert not bad, f"split these cells: {bad}"
 
 
-@each_page
-def test_code_shown_in_the_text_imports_what_is_there(page):
-    shown = [block for c in cells(page, "markdown")
-             for block in re.findall(r"^```python\n(.*?)^```", c["source"], flags=re.M | re.S)]
-    for block in shown:
-        tree = ast.parse(block)
-        ours = [n
-                for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
-        for n in ours: exec(ast.unparse(n), {})
-        named = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))
-                 for a in n.names}
-        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-        assert not ours or not ({"train", "conditions_for"} & called) - named, block
+def unusable(block):
+    "What is wrong with Python that a reader copies from the text, if anything."
+    tree = ast.parse(block)
+    ours = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
+    for n in ours:
+        try: exec(ast.unparse(n), {})
+        except ImportError as e: return str(e)
+    named = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    lost = ({"train", "conditions_for"} & called) - named if ours else set()
+    return lost and f"calls {sorted(lost)} and does not import it"
+
+
+def test_code_shown_in_the_text_imports_what_is_there():
+    def shown(page):
+        text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
+        return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    bad = offenders(PAGES, lambda page: [said for block in shown(page) if (said := unusable(block))])
+    assert not bad, bad

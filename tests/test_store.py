@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.training import groups
-from moe_redistribution.models.condition import condition
+from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import group_path, pack, train, train_group
 from moe_redistribution.training.store import Damaged, Store, seal, unseal
 from moe_redistribution.training.loop import fresh
@@ -224,7 +224,8 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(store, disk):
 
 def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, monkeypatch):
     "The run fails with the disk's own words; with room again the same command gives what a good disk gives."
-    go = lambda root, **kw: train_group(TINY, [1, 2], root=root, until="full", steps=400, save_every=0, **kw)
+    monkeypatch.setitem(RECIPES["add7"], "eval_every", 20)
+    go = lambda root, **kw: train_group(TINY, [1, 2], root=root, until="full", steps=40, save_every=0, **kw)
     def seal_once(*args):
         seal(*args)
         disk.fill()
@@ -234,7 +235,7 @@ def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, mo
     disk.free()
     intervals = []
     go(tmp_path / "bad", tell=lambda *_: intervals.append(1)), go(tmp_path / "good")
-    assert len(intervals) == 1                                                      # 200 steps were safe
+    assert len(intervals) == 1                                                      # 20 steps were safe
     for s in (1, 2):
         bad, good = Store(tmp_path / "bad").load(TINY, s), Store(tmp_path / "good").load(TINY, s)
         bad.manifest["cpu_seconds"] = good.manifest["cpu_seconds"]
