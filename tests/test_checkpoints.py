@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import dataset as results
+from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, recorded_checkpoints
 from moe_redistribution.instruments.ablation import ablation_rows
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.fourier import fourier_rows
 from moe_redistribution.instruments.histogram import by_count, selective_shares
-from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import compact, kept_in_half, unseal
 from moe_redistribution.tasks.task import ALPHABET, LENGTH
 from moe_redistribution.instruments.rows import rows, tidy
@@ -69,7 +69,7 @@ def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("name, rule", results.recorded_checkpoints())
+@pytest.mark.parametrize("name, rule", recorded_checkpoints())
 def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     d = pd.concat([comes_out.summary(comes_out.differences(name, rule, i)) for i in comes_out.fitting(name, rule)])
     bad = d.query("outside > 0")
@@ -102,13 +102,13 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
 def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(
     tmp_path):
     name, rule = "add7/ffn-h64-silu", "first256"
-    was = pd.read_parquet(results.ROOT / f"results/rows/copying/{name}.parquet")
-    path = tmp_path / f"results/rows/copying/{name}.parquet"
-    write_frame(was[~((was["stream"] == "authors") & (was["rule"] == rule) & (was["edit"] == "zero"))], path)
+    was = results.recorded(name, "copying")
+    lacking = was[~((was["stream"] == "authors") & (was["rule"] == rule) & (was["edit"] == "zero"))]
+    results.write_table(lacking, "copying", "add7", tmp_path)
     (tmp_path / "checkpoints").symlink_to(results.ROOT / "checkpoints")
     d = comes_out.differences(name, rule, "copying", tmp_path)
     assert comes_out.fill(d, name, rule, "copying", tmp_path) == (d["there"] == "since").sum() > 0
-    pd.testing.assert_frame_equal(pd.read_parquet(path), was)
+    pd.testing.assert_frame_equal(results.recorded(name, "copying", tmp_path), was)
 
 
 @pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
@@ -152,7 +152,7 @@ def test_a_file_does_not_depend_on_the_night_in_which_a_seed_came_in():
 
 def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addition_are_kept_whole():
     size = 0
-    for name, rule in results.CANONICAL:
+    for name, rule in CANONICAL:
         path = results.checkpoint_path(name, rule)
         tensors, info = unseal(path)
         one = sum(t[0].numel() for t in tensors.values())

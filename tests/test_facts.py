@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence import printed as paper
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS, generators
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows

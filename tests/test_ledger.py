@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from moe_redistribution.evidence import answers
-from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence import printed as paper
 from moe_redistribution.record.ledger import (ledger as room, VERDICTS, Answer, answer, changed, decide, judge, shown,
                                               statements, values)
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost

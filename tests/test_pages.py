@@ -1,22 +1,24 @@
 """What a page of part 3 stands on: the rows its claims need, the runs nobody has trained, and an answer to every
 printed number."""
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import answers, dataset as results
-from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence import printed as paper
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
-from moe_redistribution.studies.sparsity_moves.reading import PAGES
-from moe_redistribution.evidence.pages import Page
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
+from moe_redistribution.evidence import pages
+from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, standing, stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), paper.claims()
+PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
 TEXT = [page for page in PAGES if PAGES[page].items]
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 
@@ -31,9 +33,7 @@ def files_read_once(monkeypatch):
 def trained(name, stream="authors"):
     """Seeds of a condition that a file of runs has, trained to the task's first rule or to the end; counted without
     `results`."""
-    path = ROOT / f"results/runs/{name}.parquet"
-    if not path.exists(): return set()
-    runs = pd.read_parquet(path)
+    runs = pd.read_parquet(results.ROOT / f"results/runs/{name.split('/')[0]}.parquet").query("condition == @name")
     first = (runs[{"add7": "first256", "modadd": "first99", "hist": "best"}[name.split("/")[0]] + "_reached"]
              .astype(bool))
     done = first | runs["settled"] | runs["failed"].notna() | (runs["step"] >= RECIPES[name.split("/")[0]]["steps"])
@@ -58,10 +58,10 @@ def answered(page):
     bridge."""
     out, rows = [], None
     for item in PAGES[page].items.split():
-        path = ROOT / f"results/paper/{item}.csv"
+        path = results.ROOT / f"results/paper/{item}.csv"
         got = pd.read_csv(path).fillna({"reason": ""}).query("protocol == 'paper'") if path.exists() else None
         if got is None or silent(got):
-            rows = quick(results.page_rows(page)) if rows is None else rows
+            rows = quick(PAGES[page].rows) if rows is None else rows
             got = answers.compare(rows, item)
         out.append(got)
     return pd.concat(out, ignore_index=True)
@@ -120,7 +120,7 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
     found = [(line.id, *m) for mine in lines.values() for line in mine.itertuples() if line.verdict != answers.OTHER
              for m in gap.findall(line.reason)]
     def stopped_early(name, rule, seeds):
-        runs = pd.read_parquet(ROOT / f"results/runs/{name}.parquet").query("stream == 'authors'").set_index("seed")
+        runs = results.read_table("runs", name, ["authors"]).set_index("seed")
         own = runs.loc[[int(s) for s in seeds.split(",") if s.strip()]]
         return (rule in ("best", "final") and not own["settled"].any()
                 and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all())
@@ -131,7 +131,7 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
 # --- what a page needs ------------------------------------------------------------------------------
 
 def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
-    claim = lambda i, protocol, **k: dict(id=i, item=i.split(".")[0], protocol=protocol, versus="",
+    claim = lambda i, protocol, **k: dict(id=i, item=i.split(".")[0], protocol=protocol, versus="", stream="authors",
                                           aggregate="mean") | k
     monkeypatch.setattr(results, "claims", lambda: pd.DataFrame([
         claim("one.1", "paper", instrument="ablation", condition=f"{MOE} {FFN}"),
@@ -139,45 +139,43 @@ def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
         claim("one.3", "paper", instrument="none", condition=FFN, aggregate="none"),
         claim("one.4", "paper", instrument="ablation", condition="add7/ffn-h64-silu", aggregate="null"),
         claim("two.1", "paper", instrument="probes", condition=FFN)]))
-    monkeypatch.setitem(PAGES, "made", Page("one", (("ablation", (FFN, "add7/ffn-h64-silu")),)))
+    made = Page("one", ablation=[FFN, "add7/ffn-h64-silu"])
     own = [("ablation", MOE), ("ablation", FFN), ("patching", MOE), ("patching", FFN), ("patching", MOE + "+frozen")]
-    assert (results.needs("made", more=False) == own
-            and results.needs("made") == [*own, ("ablation", "add7/ffn-h64-silu")])
-    with pytest.raises(ValueError, match="nearest: 'made'"): results.needs("made2")
+    assert made.own == own and made.needs == [*own, ("ablation", "add7/ffn-h64-silu")]
+    with pytest.raises(ValueError, match="nearest: 'one'"): Page("onee")
 
 
 def test_the_set_up_needs_no_run_and_the_methods_page_two_conditions():
-    setup = results.needs("30_setup", more=False)
+    setup = PAGES["30_setup"].own
     assert {i for i, _ in setup} == {"facts"} and len(setup) == 12
     gated = ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
-    assert set(results.needs("9b_methods", more=False)) == {(i, n) for i in ("bilinear", "fourier") for n in gated}
+    assert set(PAGES["9b_methods"].own) == {(i, n) for i in ("bilinear", "fourier") for n in gated}
 
 
 @pytest.mark.parametrize("page", ["9c1_norm", "9c4_ablation", "51_replicates", "30_setup", "43_glu"])
 def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named(page):
-    rows, need = results.page_rows(page), results.needs(page)
+    rows, need = PAGES[page].rows, PAGES[page].needs
     assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples", "step")]).any()
-    there = {(i, n): ROOT / f"results/rows/{i}/{n}.parquet" for i, n in need if i not in ("facts", "runs")}
-    there = {pair: path for pair, path in there.items() if path.exists()}
-    size = rows.groupby(["instrument", "condition"]).size()
-    for (instrument, name), path in there.items():
-        file = pd.read_parquet(path)
-        assert size.get((instrument, name), 0) == file["stream"].isin(PAGES[page].streams).sum(), (instrument, name)
+    size, lines = rows.groupby(["instrument", "condition"]).size(), results.manifest()
+    lines = lines[lines["stream"].isin(PAGES[page].streams)].groupby(["kind", "condition"])["rows"].sum()
+    for instrument, name in need:
+        if instrument not in ("facts", "runs"):
+            assert size.get((instrument, name), 0) == lines.get((instrument, name), 0), (instrument, name)
     assert (set(zip(rows["instrument"], rows["condition"])) <= set(need)
             and set(rows["stream"]) <= set(PAGES[page].streams))
     for name in {n for i, n in need if i == "facts"}: assert size["facts", name] == len(fact_rows(name))
-    again = results.page_rows(page)
-    assert results.fingerprint(again) == results.fingerprint(rows)
+    again = Page(**PAGES[page].wish)
+    assert results.fingerprint(again.rows) == results.fingerprint(rows) and page_hash(again) == page_hash(PAGES[page])
 
 
 def test_a_page_without_any_recorded_run_has_no_rows_and_all_the_columns(tmp_path):
-    none, some = results.page_rows("9c4_ablation", root=tmp_path), results.page_rows("9c4_ablation")
+    none, some = Page(**PAGES["9c4_ablation"].wish, root=tmp_path).rows, PAGES["9c4_ablation"].rows
     assert none.empty and list(none.columns) == list(some.columns)
     assert (answers.compare(none, "fig12")["verdict"] == "not attempted").all()
 
 
 def test_a_hash_moves_with_one_value_and_with_the_instrument_that_measured_it():
-    rows = results.page_rows("30_setup")
+    rows = PAGES["30_setup"].rows
     moved, renamed = rows.copy(), rows.assign(instrument="ablation")
     moved.loc[5, "value"] += 1e-9
     assert len({results.fingerprint(r) for r in (rows, moved, renamed)}) == 3
@@ -221,27 +219,26 @@ def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
 
 def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
     have = {("modadd/glu-h512-gelu", "authors"): {42, 1024}, ("modadd/moe_glu-e4k1-h512-gelu", "paired"): set(SEEDS)}
-    monkeypatch.setattr(results, "far_enough", lambda: {"first": have, "selected": {}, "full": {}})
-    left = results.missing_runs("9b_methods").set_index("condition")
+    monkeypatch.setattr(pages, "far_enough", lambda: {"first": have, "selected": {}, "full": {}})
+    left = missing_runs(PAGES["9b_methods"]).set_index("condition")
     assert left["seeds"].to_dict() == {"modadd/glu-h512-gelu": 3, "modadd/moe_glu-e4k1-h512-gelu": 5}
     for name, line in left.iterrows():
         assert line["hours"] == pytest.approx(expected_seconds(name, 20_000 * line["seeds"]) / 3600, abs=.06)
-    assert results.missing_runs("30_setup").empty, "facts need no run"
-    drawn = set(results.missing_runs("9c1_norm")["condition"])
-    asked = {n for _, n in results.needs("9c1_norm", more=False)}
+    assert missing_runs(PAGES["30_setup"]).empty, "facts need no run"
+    drawn = set(missing_runs(PAGES["9c1_norm"])["condition"])
+    asked = {n for _, n in PAGES["9c1_norm"].own}
     assert (drawn == asked
-            | set(results.conditions_for("fig6"))), "a figure that prints no number needs its runs all the same"
+            | set(conditions_for("fig6"))), "a figure that prints no number needs its runs all the same"
 
 
 @pytest.mark.parametrize("page", ["9b_methods", "43_glu", "9c4_ablation", "30_setup"])
 def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page):
-    rows = results.page_rows(page)
-    text = results.standing(page, rows)
+    rows, text = PAGES[page].rows, standing(PAGES[page])
     if len(rows):
-        assert text.startswith(f"This page stands on {len(rows):,} rows with hash `{results.fingerprint(rows)}`")
+        assert text.startswith(f"This page stands on {len(rows):,} rows with hash `{page_hash(PAGES[page])}`")
     else:
         assert text.startswith("None of this page's runs is recorded.") and "hash" not in text
-    wanted = {n for i, n in results.needs(page, more=False) if i != "facts"}
+    wanted = {n for i, n in PAGES[page].own if i != "facts"}
     missing = {n: len(set(SEEDS) - trained(n)) for n in wanted if set(SEEDS) - trained(n)}
     assert ("still missing" in text) == bool(missing)
     if missing:
@@ -253,8 +250,8 @@ def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page)
 
 
 def test_a_comparison_holds_the_paper_s_lines_and_then_the_audit_s():
-    rows = quick(results.page_rows("9c4_ablation"))
-    both = results.comparison(rows, "fig12")
+    rows = quick(PAGES["9c4_ablation"].rows)
+    both = answers.comparison(rows, "fig12")
     assert list(both["protocol"]) == ["paper"] * 12 + ["audited"] * 12 and list(both) == answers.COMPARE_COLUMNS
-    only = results.comparison(results.page_rows("30_setup"), "tab2")
+    only = answers.comparison(PAGES["30_setup"].rows, "tab2")
     assert set(only["protocol"]) == {"paper"} and len(only) == 24

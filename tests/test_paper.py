@@ -9,16 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence import printed as paper
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
 from moe_redistribution.record.recording import INSTRUMENTS
-from moe_redistribution.studies.sparsity_moves.reading import PAGES
+from moe_redistribution.evidence.pages import stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
-MAIN_TEXT = [item for page in PAGES.values() for item in page.items.split()]
+MAIN_TEXT = [item for page, _ in stored_pages().values() for item in page.items.split()]
 
 
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
@@ -244,13 +244,13 @@ def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
                     ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 from moe_redistribution.evidence.dataset import checkpoint, recorded_runs
-from moe_redistribution.studies.sparsity_moves.reading import page_rows
+from moe_redistribution.evidence.pages import Page
 from moe_redistribution.record.ledger import ledger_rows
 from moe_redistribution.evidence.printed import claims, paper_values
 from moe_redistribution.models.population import init, predict
 import torch
 for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: \
-page_rows("41_redistribution"), ledger_rows):
+Page("tab1"), ledger_rows):
     try: ask()
     except FileNotFoundError as e: print(e)
 print(len(predict(init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)]), "add7/ffn-h8-silu")))

@@ -16,6 +16,7 @@ from moe_redistribution.tasks.data import unseen
 from moe_redistribution.models.population import init, predict
 from moe_redistribution.record.recording import INSTRUMENTS, instruments_for, not_in, record_runs
 from moe_redistribution.record.runs import stored_runs
+from moe_redistribution.evidence.dataset import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
@@ -90,7 +91,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
     name, asked = "add7/ffn-h64-silu", []
     runs = pd.DataFrame(dict(condition=name, stream=["paired", "paired", "authors"], seed=[3, 4, 42], step=400,
                              failed=pd.array([None, 100, None], dtype="Int64")))
-    recording.write_frame(runs, tmp_path / f"results/runs/{name}.parquet")
+    write_table(runs, "runs", "add7", tmp_path)
     def rows(params, c, seeds, stream, rule):
         asked.append((stream, seeds, params))
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
@@ -153,13 +154,13 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     for seed in (42, 137):
         other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
                            history=run.history.assign(loss=run.history["loss"] + 1e-3)))
-    before = pd.read_parquet(tmp_path / f"results/rows/ablation/{name}.parquet").query("seed == 42")
+    before = read_table("ablation", name, root=tmp_path).query("seed == 42")
     record_runs(other, tmp_path, name, heard.append)
-    rows = {i: pd.read_parquet(tmp_path / f"results/rows/{i}/{name}.parquet") for i in two}
-    assert set(rows["copying"]["seed"]) == {137} and before.equals(rows["ablation"].query("seed == 42"))
+    rows = {i: read_table(i, name, root=tmp_path) for i in two}
+    assert set(rows["copying"]["seed"]) == {137} and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True))
     assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
     record_runs(store, tmp_path, name)
-    assert set(pd.read_parquet(tmp_path / f"results/rows/copying/{name}.parquet")["seed"]) == {42, 137}
+    assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
 
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
@@ -175,13 +176,13 @@ def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, cap
 
 
 def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
-    name, store, path = "add7/ffn-h16-silu", Store(tmp_path), tmp_path / "seen.parquet"
+    name, store = "add7/ffn-h16-silu", Store(tmp_path)
     train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)
     runs = stored_runs(store, name)
-    pd.DataFrame(dict(stream="paired", seed=[1, 2], step=[200, 100])).to_parquet(path)
-    assert [r.seed for r in not_in(path, runs)] == [2, 3] and [r.seed for r in not_in(path, runs, ())] == [3]
+    there = pd.DataFrame(dict(stream="paired", seed=[1, 2], step=[200, 100]))
+    assert [r.seed for r in not_in(there, runs)] == [2, 3] and [r.seed for r in not_in(there, runs, ())] == [3]
     runs[1].manifest["failed"] = 90
-    assert [r.seed for r in not_in(path, runs)] == [3] and not_in(tmp_path / "none.parquet", runs) == runs
+    assert [r.seed for r in not_in(there, runs)] == [3] and not_in(there.iloc[:0], runs) == runs
     assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(recording.condition(name))}
 
 
@@ -216,7 +217,7 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, PAGES={}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
+    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
                ledger=lambda root: pd.DataFrame(dict(key=[])), contrast_table=lambda root: pd.DataFrame(dict(family=[])),
                recorded_checkpoints=lambda root: [(NAME, "first256")])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
@@ -276,7 +277,7 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     now = {s: everything(study.root, s) for s in (42, 137)}
     assert now[137] == before[137] and study.root / "results/replaced.csv" in written
     same = {n for n in now[42] if now[42][n] == before[42][n]}
-    assert same <= {f"results/runs/{NAME}.parquet"}, "no row, no loss and no weight of the first run is left"
+    assert same <= {"results/runs/add7.parquet"}, "no row, no loss and no weight of the first run is left"
     fresh = study.root.parent / "fresh"
     recording.record(study.other, fresh, lambda text: None)
     assert everything(fresh, 42) == now[42], "what is recorded is what a bare place would have recorded"

@@ -8,10 +8,11 @@ from hypothesis import given, settings, strategies as st
 from moe_redistribution.evidence import statistics as ev, dataset as results
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.evidence.figures import pick
-from moe_redistribution.studies.sparsity_moves.experiments import TWINS
+from moe_redistribution.evidence.pages import Page
+from moe_redistribution.studies.sparsity_moves.experiments import REPLICATES, TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
-PAGE, SOURCES = "51_replicates", list(ev.SOURCES)
+SOURCES = list(ev.SOURCES)
 CELLS = [100 * i + j for i in range(1, 9) for j in range(1, 9)]
 shapes = st.tuples(*[st.integers(2, 5)] * 3)
 
@@ -106,7 +107,7 @@ def test_what_cannot_be_split_is_refused(y):
 # rows
 
 @pytest.fixture(scope="module")
-def rows(): return results.page_rows(PAGE).query("condition.str.startswith('add7')")
+def rows(): return Page(streams=["crossed"], ablation=REPLICATES.names, runs=TWINS.names).rows.query("condition.str.startswith('add7')")
 
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):

@@ -1,7 +1,8 @@
 """What is committed under results/ and checkpoints/ is what the code makes of the runs, and what the pages say of
 it."""
-import json
 import re
+import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,9 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.tasks.data import SEEDS
-from moe_redistribution.evidence.answers import COMPARE_COLUMNS
+from moe_redistribution.evidence.answers import COMPARE_COLUMNS, comparison
+from moe_redistribution.evidence.pages import Page, stale_pages, stored_pages
+from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import predict
@@ -24,6 +27,7 @@ from moe_redistribution.training.store import Damaged, Store
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
+PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
 PAGE = "42_partitioning"
 FEW = ("30_setup", "43_glu", "9b_methods", "9c4_ablation", "9d_grokking", PAGE)
 SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # all of them by `make audit`
@@ -31,28 +35,37 @@ SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # 
 
 @pytest.fixture(scope="module")
 def rows():
-    return results.page_rows(PAGE)
+    return PAGES[PAGE].rows
 
 
 def no_ffn(rows, name, edit="zero"):
     return pick(rows, condition=name, rule="first256", site="ffn_out", edit=edit)["value"]
 
 
-@pytest.mark.parametrize("pages", [FEW, pytest.param(tuple(results.PAGES), marks=pytest.mark.audit)], ids=["some", "all"])
-def test_a_page_prints_the_hash_of_the_rows_it_stands_on(pages):
-    def printed(page):
-        path = next((results.ROOT / "nbs").rglob(f"{page}.ipynb"))
-        text = json.dumps([c.get("outputs") for c in json.loads(path.read_text(encoding="utf-8"))["cells"]])
-        return re.findall(r"with hash `([0-9a-f]{12})`", text)
-    stale = [p for p in pages if printed(p) != [results.fingerprint(r) for r in [results.page_rows(p)] if len(r)]]
-    assert not stale, f"make pages: {stale}"
+def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
+    "Every page of results stores what it read; what is stored is what would be read now."
+    assert not (stale := stale_pages()), f"make pages: {stale}"
+    there = {p.stem for p in (results.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
+    assert there <= set(PAGES), f"no `Opening(page)` on {sorted(there - set(PAGES))}"
+    for path, (page, was) in stored_pages().items():
+        text = (results.ROOT / "nbs" / path).read_text(encoding="utf-8")
+        assert re.findall(r"with hash `([0-9a-f]{12})`", text) in ([was], []), path
 
 
-@pytest.mark.parametrize("page", first([PAGE], [p for p, x in results.PAGES.items() if x.items]))
+def test_the_manifest_says_what_the_tables_hold():
+    pd.testing.assert_frame_equal(results.manifest(), results.manifest_of(), check_dtype=False, obj="results/manifest.csv")
+
+
+def test_the_largest_page_reads_its_rows_in_about_a_second():
+    began = time.process_time()
+    assert len(Page(**PAGES["52_speed"].wish).rows) > 500_000 and time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("page", first([PAGE], [p for p, x in PAGES.items() if x.items]))
 def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
-    rows = results.page_rows(page)
-    for item in results.PAGES[page].items.split():
-        recording.write_frame(results.comparison(rows, item), tmp_path / "again.csv")
+    rows = PAGES[page].rows
+    for item in PAGES[page].items.split():
+        recording.write_frame(comparison(rows, item), tmp_path / "again.csv")
         assert ((tmp_path / "again.csv").read_bytes()
                 == (results.ROOT / f"results/paper/{item}.csv").read_bytes()), "make record"
 
@@ -60,7 +73,7 @@ def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
 def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_never_learned():
     rows, runs = (results.item_rows("fig5_caption"),
                   results.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"])
-    audited = results.comparison(rows, "fig5_caption").query("protocol == 'audited'").set_index("id")
+    audited = comparison(rows, "fig5_caption").query("protocol == 'audited'").set_index("id")
     for line in audited.dropna(subset="ours_n").itertuples():
         assert line.ours_n == (runs.loc[line.condition, "authors"].loc[list(SEEDS)] > .5).sum(), line.Index
     assert audited["ours_n"].min() < len(SEEDS) and audited["reason"].str.contains("never learned the task").any()
@@ -82,7 +95,7 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     assert not set(tab1["verdict"]) & {"not attempted"}
 
 
-@pytest.mark.parametrize("name, rule", first(SCORED, results.recorded_checkpoints()))
+@pytest.mark.parametrize("name, rule", first(SCORED, recorded_checkpoints()))
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
     """Within two predictions of the count on the stored weights, half precision or not; and near the row of the run
     itself."""
@@ -106,7 +119,7 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
     there = {p.relative_to(results.ROOT / "checkpoints").as_posix()
              for p in (results.ROOT / "checkpoints").rglob("*.safetensors")}
-    assert there == {f"{n}.{r}.safetensors" for n, r in results.recorded_checkpoints()} and len(there) >= 10
+    assert there == {f"{n}.{r}.safetensors" for n, r in recorded_checkpoints()} and len(there) >= 10
     assert sum((results.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
 
@@ -134,7 +147,6 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))
     for room in (results, recording):
-        monkeypatch.setattr(room, "PAGES", {PAGE: results.Page("tab1", (("ablation", (name,)),), ("authors",))})
         monkeypatch.setattr(room, "CANONICAL", [(name, "first256")])
     monkeypatch.setattr(recording, "conditions_for", lambda item: [name])
     monkeypatch.setattr(recording, "paper_items", lambda: ["tab1"])
@@ -156,17 +168,17 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
     for store in (long, short): recording.record_runs(store, tmp_path, name)
-    runs = pd.read_parquet(tmp_path / f"results/runs/{name}.parquet")
+    runs = results.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
     rows = results.recorded(name, root=tmp_path)
     assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
 
 
 def test_no_recorded_condition_is_missing_from_the_registry():
-    there = {p.relative_to(results.ROOT / "results/runs").with_suffix("").as_posix()
-             for p in (results.ROOT / "results/runs").rglob("*.parquet")}
+    there = set(results.recorded_runs()["condition"])
     assert there <= set(conditions_for("all"))
-    assert all((results.ROOT / f"results/history/{n}.parquet").exists() for n in there)
+    lines = results.manifest()
+    assert there == set(lines.loc[lines["kind"] == "history", "condition"])
 
 
 # Recorded before these instruments were, and their weights are gone. Trained again under a later engine they became
@@ -185,7 +197,7 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
             lost = {("authors", seed) for n, lacks, seed in LOST if (n, lacks) == (name, i)}
             mine = mine[~mine.index.isin(lost)]
             if mine.empty: continue
-            rows = pd.read_parquet(results.ROOT / f"results/rows/{i}/{name}.parquet", columns=["stream", "seed", "step"])
+            rows = results.read_table(i, name)
             assert set(zip(rows["stream"], rows["seed"])) == set(mine.index), (name, i)
             ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]          # has weights at its end
             if "final" not in recording.rules_for(name, "authors", i) or ended.empty: continue
@@ -211,7 +223,7 @@ def test_an_unrecorded_checkpoint_names_the_nearest_that_exists():
 
 def test_every_recorded_run_says_how_it_ended():
     for name in LABELS:
-        runs = pd.read_parquet(results.ROOT / f"results/runs/{name}.parquet")
+        runs = results.read_table("runs", name)
         assert set(SEEDS) <= set(runs["seed"]) and runs["failed"].isna().all()
         ended = runs["step"] >= RECIPES["add7"]["steps"]                                   # a seed may never settle
         assert (runs["settled"] | ended).all()

@@ -22,9 +22,9 @@ import torch
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.histogram import histogram_rows
 from moe_redistribution.record.recording import instruments_for, own_part, rules_for
-from moe_redistribution.evidence.dataset import ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded
+from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded, table_path,
+                                                 write_table)
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
-from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import unseal
 from moe_redistribution.instruments.rows import ROW_COLUMNS, tidy
 
@@ -116,17 +116,15 @@ def summary(d):
 
 
 def fill(d, name, rule, instrument, root):
-    """Adds the rows of `d` that the record lacks, in the order in which recording writes them; the others keep their
-    places and values."""
-    path = root / f"results/rows/{instrument}/{name}.parquet"
-    old = pd.read_parquet(path)
+    "Adds the rows of `d` that the record lacks, where recording would have put them; the others keep their values."
+    task = name.partition("/")[0]
+    table = pd.read_parquet(table_path(instrument, task, root))
+    old = table[table["condition"] == name]
     steps = old.query("stream == 'authors' and rule == @rule").groupby("seed")["step"].first()
     new = d[d["there"] == "since"]
     new = new.assign(step=new["seed"].map(steps).astype(old["step"].dtype),
                      n_examples=new["n_examples"].astype(old["n_examples"].dtype))[list(ROW_COLUMNS)]
-    parts = [tidy([f])
-             for _, f in pd.concat([old, new], ignore_index=True).groupby(["condition", "stream", "seed"], sort=True)]
-    write_frame(pd.concat(parts, ignore_index=True), path)
+    write_table(pd.concat([table, new], ignore_index=True), instrument, task, root)
     return len(new)
 
 

@@ -28,8 +28,8 @@ DATA, ROWS = [f"data/{t}.csv" for t in TABLES], ["results/rows", "results/runs"]
 # what claims.csv left unsaid before it had the column: ablation was the only instrument
 UNSAID = {"instrument": "ablation"}
 SPOT = "stream rule metric site edit".split()
-# Rows of ablation lay elsewhere in the first hours: all conditions in the file of the one page that there was, then one
-# file a condition without a folder for its instrument.
+# Rows lie in one file an instrument and task, and lay in one file a condition before; those of ablation elsewhere in the
+# first hours: in the file of the one page that there was, then without a folder for their instrument.
 BEFORE = ("results/rows/42_partitioning.parquet", "results/rows/{}.parquet")
 
 
@@ -104,16 +104,18 @@ class Rows:
         if (ROOT / path).exists(): yield self.now, lambda: ROOT / path
 
     def _cells(self, path, instrument, name, date, content):
-        if instrument == "runs": got = run_rows(pd.read_parquet(content()))
-        else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"])
-        got = got[got["condition"] == name]
+        own = [("condition", "==", name)]
+        if instrument == "runs": got = run_rows(pd.read_parquet(content(), filters=own))
+        else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"], filters=own)
         return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
 
     def of(self, instrument, name):
         "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
         if (instrument, name) not in self.known:
             folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
-            paths = [f"{folder}/{name}.parquet", *(p.format(name) for p in BEFORE if instrument == "ablation")]
+            task = name.partition("/")[0]
+            paths = [f"{folder}/{task}.parquet", f"{folder}/{name}.parquet"]
+            paths += [p.format(name) for p in BEFORE if instrument == "ablation"]
             found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)
             first = (pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"])
