@@ -93,8 +93,7 @@ def descend(x, y, how:Setting, seed=0, steps=None):
     return w
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #5c3981c3
-def probe(features, targets, groups=None, places=None, setting="audited", seed=0, steps=None,
-          by_class=False) -> dict:
+def probe(features, targets, groups=None, places=None, setting="audited", seed=0, steps=None, by_class=False) -> dict:
     """What logistic regressions of `features` (*population, n, d) say of `targets` (n,), or (k, n) for k sets.
 
     `groups` (n,): rows that must not be parted; `places` (n,): where labels are shuffled and a majority taken.
@@ -109,9 +108,8 @@ def probe(features, targets, groups=None, places=None, setting="audited", seed=0
     groups, places = [torch.arange(n) * i if v is None else torch.as_tensor(v) for i, v in ((1, groups), (0, places))]
     fit = part(groups, seed) if how.split else torch.ones(n, dtype=torch.bool)
     score = ~fit if how.split else fit
-    every = torch.cat([y, shuffle(y, places, seed)])
-    right = (_answers(features, every, fit, how, seed, steps)
-             == every.T).float().unflatten(2, (2, -1))  # real, shuffled
+    every = torch.cat([y, shuffle(y, places, seed)])                                       # real, shuffled
+    right = (_answers(features, every, fit, how, seed, steps) == every.T).float().unflatten(2, (2, -1))
     out = {"accuracy": right[:, score, 0].mean(1), "control": right[:, score, 1].mean(1),
            "balanced": _balanced(right[:, score, 0], y[:, score]), "fitted": right[:, fit, 0].mean(1),
            "balanced_control": _balanced(right[:, score, 1], every[len(y):, score])}

@@ -243,11 +243,14 @@ def sentence(row) -> str:
     "A row of `bench` in words, with its limits."
     busy = "" if row["share"] >= QUIET else f"  (busy machine: {row['share']:.0%} of the cores)"
     best = min(row["times_plain"], row["times_plain_per_core"])
-    return (f"{row['condition']}: {row['times_plain']:.1f} times plain as shipped ({row['least']:.1f} to {row['most']:.1f} in "
-            f"{row['rounds']} rounds; target {row['target']}), {row['times_plain_per_core']:.1f} times plain with a process per core; "
-            f"{best:.1f} times the better of the two ({row['better_plain']}); {row['times_floor']:.1f} times the floor (limit "
-            f"{row['floor_limit']}), {row['memory_seeds']} seed{'s' * (row['memory_seeds'] > 1)} in {row['memory_gb']:.1f} GB (limit "
-            f"{MEMORY_LIMIT:.0f}){busy}")
+    plain = (f"{row['times_plain']:.1f} times plain as shipped ({row['least']:.1f} to {row['most']:.1f} in "
+             f"{row['rounds']} rounds; target {row['target']})")
+    per_core = f"{row['times_plain_per_core']:.1f} times plain with a process per core"
+    better = f"{best:.1f} times the better of the two ({row['better_plain']})"
+    floor = f"{row['times_floor']:.1f} times the floor (limit {row['floor_limit']})"
+    seeds = f"{row['memory_seeds']} seed{'s' * (row['memory_seeds'] > 1)}"
+    memory = f"{seeds} in {row['memory_gb']:.1f} GB (limit {MEMORY_LIMIT:.0f}){busy}"
+    return f"{row['condition']}: {plain}, {per_core}; {better}; {floor}, {memory}"
 
 # %% ../../nbs/3_training/07_bench.ipynb #6b911efb
 def keep(row:dict, path):
