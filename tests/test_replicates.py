@@ -11,7 +11,7 @@ from moe_redistribution.evidence.figures import pick
 from moe_redistribution.studies.sparsity_moves.experiments import TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
-PAGE, SOURCES = "51_replicates", list(ev.SOURCES)
+PAGE, SOURCES = "51_replicates", list(ev.VARIANCE_SOURCES)
 CELLS = [100 * i + j for i in range(1, 9) for j in range(1, 9)]
 shapes = st.tuples(*[st.integers(2, 5)] * 3)
 
