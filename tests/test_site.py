@@ -354,7 +354,8 @@ def written():
 
 def test_no_line_of_code_is_wider_than_120_columns():
     # of a module, all but what nbdev writes above its first cell: the page's first sentence and `__all__`
-    modules = ((m.relative_to(ROOT).as_posix(), m.read_text(encoding="utf-8").partition("\n# %% ../")[2]) for m in MODULES)
+    modules = ((m.relative_to(ROOT).as_posix(), m.read_text(encoding="utf-8").partition("\n# %% ../")[2])
+               for m in MODULES)
     wide = [f"{where}: {len(line)} columns: {line.strip()[:60]}"
             for where, source in (*written(), *modules) for line in source.splitlines() if len(line) > 120]
     assert not wide, "\n".join(wide)
