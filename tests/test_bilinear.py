@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from moe_redistribution.instruments.bilinear import (NULLS, READERS, bilinear_rows, factors, gram, random_tables,
-                                                     readers, redrawn, rotation, scores, shares, tensor, token_power,
-                                                     top, with_nulls)
+from moe_redistribution.instruments.bilinear import (FACTOR_NULLS, READERS, bilinear_rows, factors, gram, random_tables,
+                                                     readers, redrawn_factors, rotation, scores, shares, tensor,
+                                                     token_power, top, with_nulls)
 from moe_redistribution.models.clocks import bilinear_clock, rotated_clock
 from moe_redistribution.instruments.fourier import concentration
 from moe_redistribution.models.population import init
@@ -155,29 +155,29 @@ def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimensi
 def test_nulls_keep_what_they_should_and_nothing_more():
     params, g = population(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
     gate, up, down = factors(params, SMALL["moe_glu"])
-    same_gate, paired, same_down = redrawn(gate, up, down, SMALL["moe_glu"], "shuffled", g)
+    same_gate, paired, same_down = redrawn_factors(gate, up, down, SMALL["moe_glu"], "shuffled", g)
     assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
     near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
-    turned = redrawn(gate, up, down, SMALL["moe_glu"], "rotated", g)
+    turned = redrawn_factors(gate, up, down, SMALL["moe_glu"], "rotated", g)
     near(top(*turned, 5)[0], top(gate, up, down, 5)[0], 1e-7)
     near(turned[0].mT @ turned[1], gate.mT @ up)                                           # both readings turn together
     assert not torch.allclose(turned[0], gate, atol=.1)
     Q = rotation((2, 3, 8), g)
     near(Q @ Q.mT, torch.eye(8).double().expand(2, 3, 8, 8))
-    fresh = redrawn(gate, up, down, SMALL["moe_glu"], "untrained", g)
+    fresh = redrawn_factors(gate, up, down, SMALL["moe_glu"], "untrained", g)
     assert all(x.shape == y.shape for x, y in zip(fresh, (gate, up, down))) and fresh[0].abs().max() <= 32**-.5
 
 
 def test_an_exact_clock_can_have_the_concentration_of_its_nulls_but_not_their_share_of_the_sum():
     twin = with_nulls(rotated_clock(), LINEAR, draws=12)["embedding"]
     assert twin["none"]["concentration"] < twin["random"]["concentration"].max()
-    assert all(twin["none"]["sum_share_logits"] > twin[kind]["sum_share_logits"].max() + .5 for kind in NULLS)
+    assert all(twin["none"]["sum_share_logits"] > twin[kind]["sum_share_logits"].max() + .5 for kind in FACTOR_NULLS)
 
 
 def test_draws_are_seeded():
     params = population(SMALL["glu"], 1)
     one, same, other = (with_nulls(params, SMALL["glu"], draws=2, seed=s)["attention"] for s in (0, 0, 1))
-    for kind in NULLS:
+    for kind in FACTOR_NULLS:
         assert torch.equal(one[kind]["sum_share"], same[kind]["sum_share"])
         assert not torch.equal(one[kind]["sum_share"], other[kind]["sum_share"])
 
@@ -210,7 +210,7 @@ def test_each_number_has_its_nulls_beside_it():
     for metric in frame.query("edit == 'none'")["metric"].unique():
         for suffix in ("", "_sd", "_p"):
             beside = frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]
-            assert len(beside) == 2 * len(NULLS) * len(READERS)
+            assert len(beside) == 2 * len(FACTOR_NULLS) * len(READERS)
     share = frame[frame["metric"].str.endswith("_p")]["value"]
     assert share.between(.25, 1).all()                                                   # of 1 + 3 draws
     assert frame["value"].notna().all()
@@ -229,7 +229,7 @@ def test_unknown_readers_and_nulls_are_refused():
         bilinear_rows(params, SMALL["glu"], [0], draws=0)
     with pytest.raises(ValueError, match="nearest: 'attention'"): readers(params, SMALL["glu"], "attn")
     with pytest.raises(ValueError, match="nearest: 'shuffled'"):
-        redrawn(*factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
+        redrawn_factors(*factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
 
 
 def test_gram_is_the_products_of_the_tables():

@@ -10,7 +10,7 @@ from scipy.stats import CensoredData, logrank
 
 from moe_redistribution.models.clocks import FREQS, bilinear_clock, clock
 from moe_redistribution.tasks.data import split
-from moe_redistribution.instruments.grokking import (definitions, embedding_gini, gini, grokking_rows, growth,
+from moe_redistribution.instruments.grokking import (grokking_epochs, embedding_gini, gini, grokking_rows, growth,
                                                      kaplan_meier, keep_waves, key_waves, mann_whitney, pair_losses,
                                                      progress, run_times, split_losses, sum_means, sum_share, survival,
                                                      survival_table, time_to, two_arms, weight_norms)
@@ -198,7 +198,7 @@ def test_a_failed_run_is_censored_where_it_failed_and_a_rule_not_met_is_no_time(
 
 
 def test_the_epoch_of_the_best_accuracy_is_also_given_to_runs_that_never_grok():
-    got = definitions(histories([[.1, .995, .992, 1.0, .99], [.03, .01, .02, .01, .01]], every=2_000))
+    got = grokking_epochs(histories([[.1, .995, .992, 1.0, .99], [.03, .01, .02, .01, .01]], every=2_000))
     assert got["first99"].tolist()[0] == 4_000 and got["running"].tolist()[0] == 5_000
     assert got["best"].tolist() == [8_000, 2_000] and got[["first99", "running"]].iloc[1].isna().all()
 

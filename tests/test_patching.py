@@ -5,8 +5,8 @@ import torch
 from moe_redistribution.instruments import patching
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
-from moe_redistribution.instruments.patching import (broken, copies, flip_rates, flips, into, known, label_ceiling,
-                                                     pairs, patch, patch_sites, patching_rows)
+from moe_redistribution.instruments.patching import (broken, copies, flip_rates, flips, into, right_alone,
+                                                     label_ceiling, pairs, patch, patch_sites, patching_rows)
 from moe_redistribution.models.planted import carry_by_ffn
 from moe_redistribution.tasks.task import get_task
 
@@ -141,7 +141,7 @@ def test_flips_stays_and_breaks_are_counted_pair_by_pair():
     c = condition("add7/moe-e4k2-h16-silu")
     chosen = random_pairs(TASK, 400)
     said = patch(loud(c), c, chosen)
-    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, broken, copies, known))
+    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, broken, copies, right_alone))
     counts = torch.zeros(4)
     for w, pq in chosen.items():
         j = TASK.positions.index(w)
@@ -228,4 +228,4 @@ def test_parameters_of_another_condition_and_answers_of_nobody_are_refused():
     with pytest.raises(ValueError, match="expected W_router .* got None; fix: give the condition"):
         patch(loud(C, 1), "add7/moe-e4k1-h16-silu", chosen)
     with pytest.raises(ValueError, match="expected the site resid_post, .* got none, embed; fix: patch it too"):
-        known(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)
+        right_alone(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import printed as paper
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, TABLES, definition_hash,
-                                                       definitions, registrations, unregistered, when)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES,
+                                                       definition_hash, definitions, registrations, unregistered, when)
 from moe_redistribution.evidence.dataset import ROOT
 from moe_redistribution.instruments.rows import rows
 
@@ -121,7 +121,8 @@ def test_every_line_of_data_is_registered_as_it_stands():
 
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
-    assert list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS) and set(lines["table"]) == set(TABLES)
+    assert (list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS)
+            and set(lines["table"]) == set(REGISTERED_TABLES))
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()

@@ -12,7 +12,7 @@ from moe_redistribution.evidence.pages import Page
 from moe_redistribution.studies.sparsity_moves.experiments import REPLICATES, TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]
-SOURCES = list(ev.SOURCES)
+SOURCES = list(ev.VARIANCE_SOURCES)
 CELLS = [100 * i + j for i in range(1, 9) for j in range(1, 9)]
 shapes = st.tuples(*[st.integers(2, 5)] * 3)
 

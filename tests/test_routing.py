@@ -14,8 +14,8 @@ from moe_redistribution.instruments.ablation import replacing, shuffled
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, loss, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.instruments.rerouting import (answers, as_in, cells, drops, gradients, permuted, routes_held,
-                                                      swapped, tabled, uniform)
+from moe_redistribution.instruments.rerouting import (rerouted_answers, as_in, cells, drops, gradient_norms, permuted,
+                                                      routes_held, swapped, tabled, uniform)
 from moe_redistribution.instruments.routing import (crosstab, explained, information, nmi, redrawn, routes, saturation,
                                                     tables)
 from moe_redistribution.tasks.task import get_task, labels
@@ -173,7 +173,7 @@ def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     params = population(name)
     ways = [{}, permuted([2, 0, 3, 1]), swapped(shuffled(1000)), uniform(), tabled(cells(ADD7), condition(name).top_k)]
     ways += [replacing(name, "E0", "zero"), replacing(name, "E3", "mean")]
-    got = answers(params, name, ways)
+    got = rerouted_answers(params, name, ways)
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
     assert all(not torch.equal(got[0], x) for x in got[1:5])                              # and each changes something
 
@@ -243,19 +243,19 @@ def test_another_router_reads_the_models_own_stream():
 @pytest.mark.parametrize("gate", ["", "+switch"])
 def test_the_task_trains_a_router_only_where_the_gate_is_not_constant(e, k, gate):
     name = f"add7/moe-e{e}k{k}-h32-silu{gate}"
-    got = gradients(population(name), name)
+    got = gradient_norms(population(name), name)
     assert (got["task_router"] == 0).all() if e == 1 or k == 1 and not gate else (got["task_router"] > 1e-3).all()
     if e == 1: assert (got["balance_router"] == 0).all()
     elif k == e: assert (got["balance_router"] < 1e-8).all()                  # every expert takes every token
     else: assert (got["balance_router"] > 1e-5).all()
     assert (got["task_experts"] > 1e-3).all()
-    assert (gradients(population(name), name + "+lambda0")["balance_router"] == 0).all()
+    assert (gradient_norms(population(name), name + "+lambda0")["balance_router"] == 0).all()
 
 
 @pytest.mark.parametrize("name", [VARIANTS["top-2"], VARIANTS["switch"], VARIANTS["norm"]])
 def test_gradient_norms_are_those_of_plain_modules(name):
     params, tokens, targets = population(name), ADD7.tokens[:40], ADD7.targets[:40]
-    got, c = gradients(params, name, tokens, targets), condition(name)
+    got, c = gradient_norms(params, name, tokens, targets), condition(name)
     for member in range(2):
         model = load_member(params, member, name)
         router = model.blocks[0].ffn.router.weight
@@ -270,7 +270,7 @@ def test_gradient_norms_are_those_of_plain_modules(name):
 
 def test_gradients_leave_the_parameters_alone():
     params = population(VARIANTS["moe"])
-    gradients(params, VARIANTS["moe"])
+    gradient_norms(params, VARIANTS["moe"])
     assert all(v.grad is None and not v.requires_grad for v in params.values())
 
 
@@ -349,7 +349,7 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
 
 @pytest.mark.parametrize("call, says", [
     (lambda: routes(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router .*takes every token; fix: "),
-    (lambda: gradients(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router"),
+    (lambda: gradient_norms(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router"),
     (lambda: routing.routing_rows(carry_by_ffn(), "add7/ffn-h32-relu", [0]), "expected a model with a router"),
     (lambda: routes(PLANTED, BY_EXPERTS + "+L2"), "expected one layer, got 2"),
     (lambda: routes(PLANTED, "add7/moe-e2k1-h64-relu"), r"expected W_router \(1, 64, 2\).* got \(1, 64, 4\)"),
@@ -358,8 +358,9 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice, got 1 and 2"),
     (lambda: permuted([1, 2, 3]), "each expert once"),
     (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors, got 0"),
-    (lambda: answers(PLANTED, BY_EXPERTS, []), "one set of edits or more, got none"),
-    (lambda: answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]), "expected one of gates, expert_out.*`predict`"),
+    (lambda: rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more, got none"),
+    (lambda: rerouted_answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]),
+     "expected one of gates, expert_out.*`predict`"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, permuted([1, 0, 2, 3])), "leave the gates alone"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
      "leave the gates alone, got one of router_probs"),

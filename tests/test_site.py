@@ -374,6 +374,70 @@ def test_no_page_shows_where_it_was_made():
     assert not bad, f"print a name, not a path: {bad}"
 
 
+# ----------------------------------------------------------------------------------------------- how code is written
+
+def written():
+    "Where it stands → source: every code cell without its `#|` lines and commands, every test, every tool."
+    for page in PAGES:
+        for c in cells(page, "code"):
+            yield f"{page} {c['id']}", re.sub(r"^\s*(#\s*\||[%!]).*$", "", c["source"], flags=re.M)
+    for path in sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def test_no_line_of_code_is_wider_than_120_columns():
+    # of a module, all but what nbdev writes above its first cell: the page's first sentence and `__all__`
+    modules = ((m.relative_to(ROOT).as_posix(), m.read_text(encoding="utf-8").partition("\n# %% ../")[2])
+               for m in MODULES)
+    wide = [f"{where}: {len(line)} columns: {line.strip()[:60]}"
+            for where, source in (*written(), *modules) for line in source.splitlines() if len(line) > 120]
+    assert not wide, "\n".join(wide)
+
+
+PROGRAMS = {"tests/test_kills.py"}        # its long one is the text of a program that a process of its own runs
+
+
+def f_strings(node):
+    "The outermost f-strings in a tree; adjacent pieces are one."
+    if isinstance(node, ast.JoinedStr):
+        yield node
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from f_strings(child)
+
+
+def test_no_f_string_is_longer_than_300_characters():
+    "Adjacent pieces count together, the ends of lines between them do not. A page's text is for `prose`."
+    long = [f"{where}: {len(text)} characters: {text[:60]}" for where, source in written() if where not in PROGRAMS
+            for node in f_strings(ast.parse(source))
+            if len(text := re.sub(r"\n\s*", "", ast.get_source_segment(source, node))) > 300]
+    assert not long, "\n".join(long)
+
+
+# names that two rooms still define; none may be added
+TWICE = {"ATTENTION", "P", "PROTOCOLS", "VARIANTS", "progress"}
+
+
+def defined(path):
+    "The public names that a module binds at its top level."
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (n.id for t in targets for n in ast.walk(t)
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def test_a_public_name_is_defined_in_one_module():
+    homes = {}
+    for path in MODULES:
+        for name in {n for n in defined(path) if not n.startswith("_")}:
+            homes.setdefault(name, []).append(path.relative_to(LIB).with_suffix("").as_posix().replace("/", "."))
+    twice = {name: at for name, at in sorted(homes.items()) if len(at) > 1 and name not in TWICE}
+    assert not twice, f"give each a name that says what it is: {twice}"
+
+
 # ------------------------------------------------------------------------------- the package is what the notebooks say
 
 def nbdev(statement, folder):

@@ -14,7 +14,7 @@ from moe_redistribution.training import engine
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.tasks.data import draw, generators, training_pool
-from moe_redistribution.training.groups import merge, train_group
+from moe_redistribution.training.groups import merge_members, train_group
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import EOS, digits, exact, get_task
 from moe_redistribution.training.loop import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval, unflatten,
@@ -354,7 +354,7 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
         ratio = .25 if n in EXPERTS else 1                                          # decay is a share of the rate, too
         torch.testing.assert_close(slow[n], ratio * moved, rtol=1e-3, atol=1e-7)
     apart, together = ([train(c, [5], 2, "paired"), train(c, [6, 7], 4, "paired")] for _ in range(2))
-    train_interval(mixed := merge(together), 3)
+    train_interval(mixed := merge_members(together), 3)
     for m in apart: train_interval(m, 3)
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 

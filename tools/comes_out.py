@@ -25,8 +25,9 @@ from moe_redistribution.record.recording import instruments_for, own_part, rules
 from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded, table_path,
                                                  write_table)
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
+from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import unseal
-from moe_redistribution.instruments.rows import ROW_COLUMNS, tidy
+from moe_redistribution.instruments.rows import ROW_COLUMNS
 
 # the step is the run's, which the file does not hold
 KEYS = [c for c in ROW_COLUMNS if c not in ("step", "value", "n_examples")]

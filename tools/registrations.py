@@ -19,12 +19,12 @@ from pathlib import Path
 import pandas as pd
 from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, TABLES, definition_hash, definitions,
-                                                       registrations, unregistered)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
+                                                       definitions, registrations, unregistered)
 from moe_redistribution.evidence.dataset import run_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA, ROWS = [f"data/{t}.csv" for t in TABLES], ["results/rows", "results/runs"]
+DATA, ROWS = [f"data/{t}.csv" for t in REGISTERED_TABLES], ["results/rows", "results/runs"]
 # what claims.csv left unsaid before it had the column: ablation was the only instrument
 UNSAID = {"instrument": "ablation"}
 SPOT = "stream rule metric site edit".split()
@@ -73,7 +73,7 @@ class History:
     def defined(self, table, blob):
         "(key, protocol) -> hash of its definition, in one version of a file."
         lines = pd.read_csv(self.read(blob), dtype=str, keep_default_na=False).to_dict("records")
-        return {(line[TABLES[table]], line["protocol"]): definition_hash(UNSAID | line) for line in lines}
+        return {(line[REGISTERED_TABLES[table]], line["protocol"]): definition_hash(UNSAID | line) for line in lines}
 
     def since(self, table):
         "(key, protocol) -> its hash at HEAD and the oldest commit from which every step to HEAD has it."
@@ -164,10 +164,10 @@ def new_lines(now):
     rows, begun = Rows(history, now), (ROOT / FILE).exists()
     quoted = {c.id: c for c in present("claims").itertuples(index=False) if c.protocol == "paper"}
     missing = set(left()[["table", "key", "protocol"]].itertuples(index=False, name=None))
-    for table in TABLES:
+    for table in REGISTERED_TABLES:
         dated = history.since(table)
         for line in present(table).itertuples(index=False):
-            key = getattr(line, TABLES[table]), line.protocol
+            key = getattr(line, REGISTERED_TABLES[table]), line.protocol
             if (table, *key) not in missing: continue
             own = definition_hash(line._asdict())
             before, sha = dated.get(key, ("", history.head))
@@ -182,8 +182,8 @@ def new_lines(now):
 def counts():
     "Lines with an answer of their own by protocol and access, contrasts apart from other claims."
     kind = lambda r: "contrasts" if r.table == "claims" and r.key.startswith("contrast.") else r.table
-    asks = {(t, k, p) for t in TABLES
-            for k, p, a in present(t)[[TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
+    asks = {(t, k, p) for t in REGISTERED_TABLES
+            for k, p, a in present(t)[[REGISTERED_TABLES[t], "protocol", "aggregate"]].itertuples(index=False)
             if a not in ("none", "quotes")}
     last = [r for r in registrations(ROOT / FILE).itertuples(index=False) if (r.table, r.key, r.protocol) in asks]
     frame = pd.DataFrame([(kind(r), r.protocol, r.access) for r in last], columns=["lines", "protocol", "access"])

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NAMED', 'NULLS', 'ORDER1', 'RATES', 'COLUMNS1', 'colour', 'named',
            'label', 'is_arm', 'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'figure1',
-           'two_ablations', 'trajectories', 'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'by_rate', 'percent',
-           'table_text', 'verdicts', 'in_short', 'claim', 'points', 'ruled', 'numbers']
+           'two_ablations', 'trajectories', 'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent',
+           'table_text', 'verdicts', 'in_short', 'prose', 'claim', 'points', 'ruled', 'numbers']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
 import re
@@ -225,7 +225,7 @@ def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000
     at = [pick(rows, position=p, **where).set_index("seed")["value"] for p in positions]
     return (sum(at) / len(at)).dropna()
 
-def by_rate(ax, rows, names, **how):
+def rate_lines(ax, rows, names, **how):
     """A line and its 95 % band over `RATES` for each architecture that has two rates or more; `how` as for
     `without_ffn`."""
     for n in names:
@@ -283,6 +283,11 @@ def in_short(*lines) -> str:
         raise ValueError("in short: expected three or four lines of sentences up to 30 words, 20 in the mean; "
                          f"got {len(lines)} lines, words by sentence {said}; fix: say one thing in a sentence")
     return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
+
+# %% ../../nbs/5_evidence/09_figures.ipynb #52709733
+def prose(*lines) -> str:
+    "A passage as Markdown, from sentences or rows of a table; an empty line starts a paragraph."
+    return "\n".join(lines)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #dcfecdd0
 @lru_cache(maxsize=1)

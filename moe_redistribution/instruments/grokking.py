@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RUN', 'COMPONENTS', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whitney', 'two_arms', 'survival_table',
-           'draw_survival', 'definitions', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', 'gini', 'answers',
+           'draw_survival', 'grokking_epochs', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', 'gini', 'answers',
            'split_losses', 'pair_losses', 'weight_norms', 'embedding_gini', 'growth', 'sum_share', 'count_keys',
            'neuron_waves', 'progress', 'grokking_rows']
 
@@ -141,7 +141,7 @@ def draw_survival(times, hue=None, names=None, ax=None):
     return ax
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #95c97631
-def definitions(history, metric="test", level=0.99, grid=5_000) -> pd.DataFrame:
+def grokking_epochs(history, metric="test", level=0.99, grid=5_000) -> pd.DataFrame:
     "Three epochs a run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
     out = time_to(history, metric, level)
     first = out["time"].where(out["reached"])

@@ -127,6 +127,14 @@ def _number(s, x, p, margin):
     v = verdict(mean, sd, len(x), p.value, p.value_std, seeds, margin, digit=p.digit * own)
     return {"agrees": "holds", "differs": "refuted"}.get(v.verdict, "open")
 
+# %% ../../nbs/7_record/02_ledger.ipynb #fd57c569
+def _quotes(s, quoted):
+    "The answer to a statement that stands on quoted numbers and on no rows: what the rule of numbers says of them."
+    words = {q["verdict"] for q in quoted}
+    says = "refuted" if words & {"differs", "corrected"} else "holds" if words == {"agrees"} else "open"
+    if not words or "not attempted" in words: says = "pending"
+    return Answer(*NOTHING[:-1], "rule of numbers" * (says in ("holds", "refuted")), says, s.note)
+
 # %% ../../nbs/7_record/02_ledger.ipynb #e8a75026
 def answer(rows, s, quoted=()):
     """What the rows say to one statement under one protocol: an `Answer`, with `says` one of holds, refuted, open,
@@ -135,11 +143,7 @@ def answer(rows, s, quoted=()):
     `quoted`: its quoted numbers, each with the `printed` row of `paper_values`, its `margin` and the `verdict` on
     it."""
     if s.aggregate == "none": return Answer(*NOTHING, "pending", s.note)
-    if s.aggregate == "quotes":
-        words = {q["verdict"] for q in quoted}
-        says = "refuted" if words & {"differs", "corrected"} else "holds" if words == {"agrees"} else "open"
-        if not words or "not attempted" in words: says = "pending"
-        return Answer(*NOTHING[:-1], "rule of numbers" * (says in ("holds", "refuted")), says, s.note)
+    if s.aggregate == "quotes": return _quotes(s, quoted)
     x, notes = values(rows, s)
     x, absent = x.dropna(), [n for n in notes if n.startswith(("missing run", "not measured"))]
     if x.empty: return Answer(*NOTHING, "pending", "; ".join(filter(None, [*notes, s.note])))

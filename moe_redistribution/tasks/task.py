@@ -32,10 +32,7 @@ SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "
 # %% ../../nbs/1_tasks/02_task.ipynb #cfe24be1
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Tokens, targets and read-out positions of one task; no model and no loss.
-
-    Shapes: `tokens` (n, ctx), `targets` (n, read), both int64; `strata` n rows, `operation_o1` is about one
-    position."""
+    "Tokens, targets and read-out positions of one task; no model and no loss."
     name: str
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
@@ -45,9 +42,9 @@ class Task:
     scored: tuple                     # which entries of `read` the paper's accuracy averages over
     positions: tuple                  # a name for every entry of `read`
     vocab: tuple                      # a printable name for every input token
-    tokens: torch.Tensor = field(repr=False)
-    targets: torch.Tensor = field(repr=False)
-    strata: pd.DataFrame = field(repr=False)
+    tokens: torch.Tensor = field(repr=False)                # (n, ctx), int64
+    targets: torch.Tensor = field(repr=False)               # (n, read), int64
+    strata: pd.DataFrame = field(repr=False)                # n rows; `operation_o1` is about one position
     rules: dict = field(repr=False, default_factory=dict)   # held-out rules: name -> mask of held-out examples
     source: str = "drawn"             # how a seed gets its training examples: SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
