@@ -229,7 +229,8 @@ def table(item):
 
 @lru_cache(None)
 def rows(instrument, name):
-    r = pd.read_parquet(ROOT / "results" / "rows" / instrument / "add7.parquet", filters=[("condition", "==", f"add7/{name}")])
+    r = pd.read_parquet(ROOT / "results" / "rows" / instrument / "add7.parquet",
+                        filters=[("condition", "==", f"add7/{name}")])
     return r[(r["stream"] == "authors") & (r["rule"] == "first256")]
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ def logits_of(params, name):
     return trace(params, t.tokens, name, ["logits"])["logits"][:, :, list(t.read)]
 
 
-@pytest.mark.parametrize("by, name", first([(by, n) for by in SPLITS for n in NAMES if n.startswith("add7") or by == "head"],
-                                           [(by, n) for by in SPLITS for n in NAMES]))
+@pytest.mark.parametrize("by, name",
+                         first([(by, n) for by in SPLITS for n in NAMES if n.startswith("add7") or by == "head"],
+                               [(by, n) for by in SPLITS for n in NAMES]))
 def test_terms_sum_to_the_right_answers_logit_under_every_split(name, by):
     params, t = population(name), get_task(name.split("/")[0])
     logits = logits_of(params, name)

@@ -1,8 +1,8 @@
 """What is recorded of a committed checkpoint comes out of its file: not its accuracy alone, but what instruments say of
 it.
 
-At every change one checkpoint a task, by one cheap and sensitive instrument, and every seed; all instruments of all checkpoints, which
-is what `tools/comes_out.py` asks, by `make audit`."""
+At every change one checkpoint a task, by one cheap and sensitive instrument, and every seed; all instruments of all
+checkpoints, which is what `tools/comes_out.py` asks, by `make audit`."""
 import importlib.util
 
 import pandas as pd
@@ -73,7 +73,8 @@ def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
 def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     d = pd.concat([comes_out.summary(comes_out.differences(name, rule, i)) for i in comes_out.fitting(name, rule)])
     bad = d.query("outside > 0")
-    assert bad.empty, f"not what was recorded; fix: runs.withdraw, train these seeds again, record --replace {name}\n{bad.to_string()}"
+    assert bad.empty, ("not what was recorded; fix: runs.withdraw, train these seeds again, "
+                       f"record --replace {name}\n{bad.to_string()}")
 
 
 def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():

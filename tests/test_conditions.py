@@ -68,7 +68,8 @@ def test_no_choice_has_a_default_that_could_be_guessed_later():
     with pytest.raises(TypeError, match=f"missing {len(fields(Choices))} required"): Condition()
 
 
-def test_the_papers_conditions_are_written_as_their_names_say(): assert [condition(n).name for n in LABELS] == list(LABELS)
+def test_the_papers_conditions_are_written_as_their_names_say():
+    assert [condition(n).name for n in LABELS] == list(LABELS)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

@@ -1,6 +1,8 @@
-"""The way of a GPU, taken on a stand-in (`standin.py`): same losses, gradients and runs, nothing on the wrong device, and no waiting.
+"""The way of a GPU, taken on a stand-in (`standin.py`): same losses, gradients and runs, nothing on the wrong device,
+and no waiting.
 
-A stand-in looks at every operation, so one case of each claim is asked at every change and the others by `make audit`."""
+A stand-in looks at every operation, so one case of each claim is asked at every change and the others by
+`make audit`."""
 import time
 
 import pytest
@@ -155,7 +157,8 @@ def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32", "modadd/ffn-h512-gelu+d32"])
+@pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32",
+                                  "modadd/ffn-h512-gelu+d32"])
 def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
     def launched(seeds):
         members, sums = fresh(condition(name), list(range(seeds)), "paired", "cuda"), []

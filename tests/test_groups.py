@@ -117,7 +117,8 @@ def dies_before(n, work):
 
 
 @pytest.mark.skipif(fork is None, reason="needs fork")
-@pytest.mark.parametrize("save_every", [0, pytest.param(1e9, marks=pytest.mark.audit)], ids=["always saved", "never saved"])
+@pytest.mark.parametrize("save_every", [0, pytest.param(1e9, marks=pytest.mark.audit)],
+                         ids=["always saved", "never saved"])
 def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
     "Three seeds that end at different steps; killed at every write in turn, each resumes to the bits of the whole."
     def work(root):

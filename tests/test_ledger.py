@@ -29,7 +29,9 @@ TEXT = {*"key section statement expects quotes numbers verdict page rows note".s
 
 @pytest.fixture(scope="module")
 def table():
-    "The committed ledger. That it is what the rows give is shown for two items below, and for all of it by `make audit`."
+    """The committed ledger.
+
+    That it is what the rows give is shown for two items below, and for all of it by `make audit`."""
     texts = {c: str for c in room.LEDGER_COLUMNS if c in TEXT}
     numbers = {c: [""] for c in room.LEDGER_COLUMNS if c not in TEXT}
     return pd.read_csv(ROOT / "results/ledger.csv", dtype=texts, keep_default_na=False, na_values=numbers)
@@ -37,7 +39,8 @@ def table():
 
 def assert_recorded(made, table):
     same = dict(check_dtype=False, rtol=1e-6, atol=1e-9)
-    pd.testing.assert_frame_equal(table.reset_index(drop=True), made.reset_index(drop=True), obj="results/ledger.csv; run make record", **same)
+    pd.testing.assert_frame_equal(table.reset_index(drop=True), made.reset_index(drop=True),
+                                  obj="results/ledger.csv; run make record", **same)
 
 
 def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="zero", position="o0-o3", site="ffn_out",
@@ -326,8 +329,9 @@ def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
     assert r["printed"] == pytest.approx(.324) and r["audited_n"] == 64
 
 
-CONTRASTS = pytest.mark.parametrize("item, protocol, keys", [("contrast_carry", "audited", ("5-02", "4.2-07")), ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
-                                                  ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "5-02", "4.2-07"))])
+CONTRASTS = pytest.mark.parametrize("item, protocol, keys", [("contrast_carry", "audited", ("5-02", "4.2-07")),
+    ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
+    ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "5-02", "4.2-07"))])
 
 
 def agree(table, registered, protocol, keys):
@@ -342,7 +346,8 @@ def agree(table, registered, protocol, keys):
 
 @CONTRASTS
 def test_registered_contrasts_say_the_same(table, item, protocol, keys):
-    agree(table, pd.read_csv(ROOT / "results/contrasts.csv").query("family == @item and edit == 'mean'"), protocol, keys)
+    agree(table, pd.read_csv(ROOT / "results/contrasts.csv").query("family == @item and edit == 'mean'"),
+          protocol, keys)
 
 
 @pytest.mark.audit

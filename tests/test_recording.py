@@ -47,7 +47,8 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("instrument", first(INSTRUMENTS.keys() - {"ablation", "histogram", "probes", "speed"}, INSTRUMENTS))
+@pytest.mark.parametrize("instrument",
+                         first(INSTRUMENTS.keys() - {"ablation", "histogram", "probes", "speed"}, INSTRUMENTS))
 def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     name = names_for(instrument)[-1]
     params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
@@ -157,7 +158,8 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     before = read_table("ablation", name, root=tmp_path).query("seed == 42")
     record_runs(other, tmp_path, name, heard.append)
     rows = {i: read_table(i, name, root=tmp_path) for i in two}
-    assert set(rows["copying"]["seed"]) == {137} and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True))
+    assert (set(rows["copying"]["seed"]) == {137}
+            and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True)))
     assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
     record_runs(store, tmp_path, name)
     assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
@@ -217,8 +219,9 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME], paper_items=lambda: [],
-               ledger=lambda root: pd.DataFrame(dict(key=[])), contrast_table=lambda root: pd.DataFrame(dict(family=[])),
+    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME],
+               paper_items=lambda: [], ledger=lambda root: pd.DataFrame(dict(key=[])),
+               contrast_table=lambda root: pd.DataFrame(dict(family=[])),
                recorded_checkpoints=lambda root: [(NAME, "first256")])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 

@@ -17,11 +17,11 @@ from moe_redistribution.training.orders import STEP_SECONDS, _step_flops, expect
 ALL = R.OWN
 
 # The choices in which a sweep departs from the models that the paper trains everywhere, by the word in its key.
-DEPARTS = dict(matched=["d_mlp"], narrow=["d_mlp"], half=["d_mlp"], peractive=["d_mlp"], random=["router"], top2=["top_k"],
-               norm=["norm"], freeze=["freeze", "clip", "balance"], heldout=["hold"], regularised=["drop", "weight_decay"],
-               experts=["n_experts"], width=["d_model", "d_mlp", "n_heads"])
+DEPARTS = dict(matched=["d_mlp"], narrow=["d_mlp"], half=["d_mlp"], peractive=["d_mlp"], random=["router"],
+               top2=["top_k"], norm=["norm"], freeze=["freeze", "clip", "balance"], heldout=["hold"],
+               regularised=["drop", "weight_decay"], experts=["n_experts"], width=["d_model", "d_mlp", "n_heads"])
 DEPARTS["lambda"] = ["balance"]
-MAIN = {"silu", "gelu", "main"}                                                     # words of the sweeps of those models
+MAIN = {"silu", "gelu", "main"}                                                    # words of the sweeps of those models
 
 
 # -------------------------------------------------------------------------------------------------------- experiments
@@ -41,7 +41,8 @@ def test_a_sweep_departs_from_the_main_models_in_what_its_name_says_and_in_nothi
     for c, allowed in ((condition(n), set(DEPARTS[w])) for n, w in word.items() if w not in MAIN):
         departs = {f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(main[alike(c)], f.name)}
         assert departs and departs <= allowed, (c.name, departs)
-    assert {condition(n) for n in EXPERIMENTS["modadd-seeds"].names} <= set(main.values()), "other seeds of the same models"
+    assert {condition(n)
+            for n in EXPERIMENTS["modadd-seeds"].names} <= set(main.values()), "other seeds of the same models"
 
 
 def test_names_are_written_as_the_grammar_writes_them_and_stand_once():

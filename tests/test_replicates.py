@@ -107,7 +107,9 @@ def test_what_cannot_be_split_is_refused(y):
 # rows
 
 @pytest.fixture(scope="module")
-def rows(): return Page(streams=["crossed"], ablation=REPLICATES.names, runs=TWINS.names).rows.query("condition.str.startswith('add7')")
+def rows():
+    return Page(streams=["crossed"], ablation=REPLICATES.names,
+                runs=TWINS.names).rows.query("condition.str.startswith('add7')")
 
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):

@@ -53,7 +53,8 @@ def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
 
 
 def test_the_manifest_says_what_the_tables_hold():
-    pd.testing.assert_frame_equal(results.manifest(), results.manifest_of(), check_dtype=False, obj="results/manifest.csv")
+    pd.testing.assert_frame_equal(results.manifest(), results.manifest_of(), check_dtype=False,
+                                  obj="results/manifest.csv")
 
 
 def test_the_largest_page_reads_its_rows_in_about_a_second():
@@ -137,12 +138,16 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
         assert abs(x.mean() - trial / 100) <= max(tolerance, .005), (name, site, edit, x.mean(), trial)
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.audit)], ids=["two instruments", "everything"])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.audit)],
+                         ids=["two instruments", "everything"])
 def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch, whole):
-    "All five at once in one place; the second two and then all in another. A second recording of the same store writes no run again."
+    """All five at once in one place; the second two and then all in another.
+
+    A second recording of the same store writes no run again."""
     if not whole:
         monkeypatch.setattr(recording, "INSTRUMENTS", {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")})
-        for table in ("ledger", "contrast_table"): monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
+        for table in ("ledger", "contrast_table"):
+            monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
     name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))

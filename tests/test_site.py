@@ -39,13 +39,13 @@ def cells(page, kind=None):
 
 def options(cell):
     "The `#| name: value` lines of a cell."
-    lines = re.findall(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$", cell["source"], flags=re.M)
+    lines = re.findall(r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$", cell["source"], flags=re.M)
     return {name: value.strip("\"'") for name, value in lines}
 
 
 def offenders(among, wrong):
-    """A rule is one test and names all that break it: those of `among` (pages, modules) of which `wrong` finds something to
-    say, with what it says."""
+    """A rule is one test and names all that break it: those of `among` (pages, modules) of which `wrong` finds
+    something to say, with what it says."""
     return {getattr(x, "stem", x): said for x in among if (said := wrong(x))}
 
 
@@ -302,7 +302,8 @@ def test_a_workflow_runs_no_text_from_outside():
 
 def test_a_workflow_runs_no_action_that_can_move():
     pinned = r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$"
-    def loose(path): return [line for line in path.read_text().splitlines() if "uses:" in line and not re.search(pinned, line)]
+    def loose(path):
+        return [line for line in path.read_text().splitlines() if "uses:" in line and not re.search(pinned, line)]
     bad = offenders(WORKFLOWS, loose)
     assert not bad, f"pin it by commit, and write its version beside it: {bad}"
 
@@ -313,7 +314,8 @@ def test_a_workflow_has_no_right_to_write_but_in_the_job_that_needs_it():
 
 
 def test_the_workflow_of_the_site_names_its_quarto():
-    version, = [s["with"]["version"] for s in steps(ROOT / ".github/workflows/site.yml") if "quarto" in s.get("uses", "")]
+    version, = [s["with"]["version"]
+                for s in steps(ROOT / ".github/workflows/site.yml") if "quarto" in s.get("uses", "")]
     assert tuple(map(int, version.split("."))) >= (1, 9)  # the first that writes llms.txt
 
 
@@ -337,15 +339,18 @@ def test_every_figure_and_table_of_the_main_text_is_on_a_page():
     "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
     paper = [page for page in PAGES if page.startswith("6_studies/sparsity_moves/")]
     captions = [options(c).get("fig-cap", "") for page in paper for c in cells(page, "code")]
-    heads = [line for page in paper for c in cells(page, "markdown") for line in c["source"].split("\n") if line.startswith("#")]
-    def missing(kind, number, shown): return not any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
+    heads = [line for page in paper for c in cells(page, "markdown")
+             for line in c["source"].split("\n") if line.startswith("#")]
+    def missing(kind, number, shown):
+        return not any(re.search(rf"\b{kind}s? (\d+ and )?{number}\b", text) for text in shown)
     lost = [f"Figure {i}" for i in range(1, 15) if missing("Figure", i, captions)]
     lost += [f"Table {i}" for i in range(1, 5) if missing("Table", i, captions + heads)]
     assert not lost, lost
 
 
 def test_no_stored_output_is_an_error():
-    def errors(page): return [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
+    def errors(page):
+        return [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
     bad = offenders(PAGES, errors)
     assert not bad, bad
 
@@ -358,7 +363,8 @@ def test_no_page_is_a_burden_to_load():
 
 def test_no_code_cell_is_longer_than_a_reader_can_hold():
     def lines(cell):
-        return len([line for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")])
+        return len([line
+                    for line in cell["source"].splitlines() if line.strip() and not line.lstrip().startswith("#|")])
     def long(page): return {c["source"].splitlines()[0]: n for c in cells(page, "code") if (n := lines(c)) > 25}
     bad = offenders(PAGES, long)
     assert not bad, f"over 25 lines: {bad}"
@@ -533,7 +539,8 @@ def test_readme_is_what_the_front_page_says():
 
 
 def test_imports_stand_in_cells_of_their_own():
-    """The site's build runs every cell that imports something, and no other, so it may not need names from elsewhere."""
+    """The site's build runs every cell that imports something, and no other, so it may not need names from
+    elsewhere."""
     def kinds(source): return {isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body}
     bad = offenders(PAGES, lambda page: [c["source"][:80] for c in cells(page, "code")
                                          if "nbdev_export" not in c["source"] and len(kinds(c["source"])) == 2])

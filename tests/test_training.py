@@ -105,7 +105,8 @@ def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
 
 
 @pytest.mark.parametrize("name", ["modadd/ffn-h24-gelu", "modadd/moe-e4k1-h24-gelu+lambda1", "modadd/glu-h20-silu+wd0",
-                                  "hist/moe_glu-e4k1-h24-gelu+lambda1", pytest.param("hist/ffn-h24-gelu", marks=pytest.mark.audit)])
+                                  "hist/moe_glu-e4k1-h24-gelu+lambda1",
+                                  pytest.param("hist/ffn-h24-gelu", marks=pytest.mark.audit)])
 def test_full_batch_epochs_are_those_of_a_plain_module_on_the_whole_set(name, monkeypatch):
     "In chunks here, at once there, in double precision; the third epoch shows what the second did to Adam's moments."
     monkeypatch.setitem(engine.CHUNK, "dense", 15_000), monkeypatch.setitem(engine.CHUNK, "routed", 15_000)
@@ -359,12 +360,15 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset40", "add7/ffn-h8-silu+reset40+then4+forget", "add7/moe-e2k1-h8-silu+redrawn"])
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset40", "add7/ffn-h8-silu+reset40+then4+forget",
+                                  "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path, monkeypatch):
-    "Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they would have been."
+    """Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they
+    would have been."""
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 20)
     seeds = [1, 2]
-    whole = train_group(name, seeds, "paired", "full", tmp_path / "a", steps=60) and Store(tmp_path / "a").load(name, 1, "paired")
+    whole = (train_group(name, seeds, "paired", "full", tmp_path / "a", steps=60)
+             and Store(tmp_path / "a").load(name, 1, "paired"))
     for steps in (20, 40, 60): train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
     parts = Store(tmp_path / "b").load(name, 1, "paired")
     assert all(torch.equal(whole.weights["final"][n], w) for n, w in parts.weights["final"].items())

@@ -22,8 +22,8 @@ import torch
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.histogram import histogram_rows
 from moe_redistribution.record.recording import instruments_for, own_part, rules_for
-from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded, table_path,
-                                                 write_table)
+from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded,
+                                                 table_path, write_table)
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import unseal

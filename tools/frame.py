@@ -39,7 +39,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
 RESULTS = r"6_studies/\w+/(?!0)"
-DIRECTIVE = r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$"
+DIRECTIVE = r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$"
 
 
 def options(source):

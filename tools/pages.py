@@ -1,4 +1,5 @@
-"""Executes again the pages that would read something else than when they were last run, then the front page and the README.
+"""Executes again the pages that would read something else than when they were last run, then the front page and the
+README.
 
     python tools/pages.py            execute what is stale
     python tools/pages.py --check    change nothing; name what is stale, exit status 1
@@ -19,7 +20,8 @@ def main(args):
     print("\n".join(stale) or "Every page shows the rows that are recorded.")
     if not stale or "--check" in args:
         return int(bool(stale))
-    notebooks = " ".join(f"nbs/{p}" for p in sorted(stale, key=lambda p: p.count("/"), reverse=True))     # the front page last
+    # the front page last
+    notebooks = " ".join(f"nbs/{p}" for p in sorted(stale, key=lambda p: p.count("/"), reverse=True))
     return subprocess.run(["make", "outputs", f"NB={notebooks}"], cwd=ROOT).returncode or subprocess.run(
         [sys.executable, ROOT / "tools" / "readme.py"]).returncode
 

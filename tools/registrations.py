@@ -28,8 +28,8 @@ DATA, ROWS = [f"data/{t}.csv" for t in REGISTERED_TABLES], ["results/rows", "res
 # what claims.csv left unsaid before it had the column: ablation was the only instrument
 UNSAID = {"instrument": "ablation"}
 SPOT = "stream rule metric site edit".split()
-# Rows lie in one file an instrument and task, and lay in one file a condition before; those of ablation elsewhere in the
-# first hours: in the file of the one page that there was, then without a folder for their instrument.
+# Rows lie in one file an instrument and task, and lay in one file a condition before; those of ablation elsewhere in
+# the first hours: in the file of the one page that there was, then without a folder for their instrument.
 BEFORE = ("results/rows/42_partitioning.parquet", "results/rows/{}.parquet")
 
 

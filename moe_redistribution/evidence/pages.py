@@ -20,9 +20,11 @@ from .dataset import (COMPUTED, READ, ROOT, asked, content_hash, far_enough, gat
 STORED = "application/vnd.moe-redistribution.page+json"
 
 class Page:
-    """What a page stands on. `items`: items of a paper whose claims it answers; `more`: instrument → conditions besides;
-    `streams` of those rows; `waits`: conditions whose runs it needs, though it prints no number of them; `files`: others
-    under the repository's root, such as results/ledger.csv. ValueError for an item that no claim names."""
+    """What a page stands on.
+
+    `items`: items of a paper whose claims it answers; `more`: instrument → conditions besides; `streams` of those rows;
+    `waits`: conditions whose runs it needs, though it prints no number of them; `files`: others under the repository's
+    root, such as results/ledger.csv. ValueError for an item that no claim names."""
     def __init__(self, items="", streams=READ, waits=(), files=(), root=None, **more):
         self.items, self.streams, self.waits, self.files = items, tuple(streams), tuple(waits), tuple(files)
         self.more, self.root = {i: list(dict.fromkeys(names)) for i, names in more.items()}, Path(root or ROOT)
@@ -98,7 +100,8 @@ def stored_pages(root=None) -> dict:
         shown = [o["data"][STORED] for c in json.loads(text)["cells"] for o in c.get("outputs", [])
                  if STORED in o.get("data", {})]
         for wish in shown[-1:]:
-            found[path.relative_to(nbs).as_posix()] = Page(**{k: v for k, v in wish.items() if k != "hash"}), wish["hash"]
+            found[path.relative_to(nbs).as_posix()] = (Page(**{k: v for k, v in wish.items() if k != "hash"}),
+                                                       wish["hash"])
     return found
 
 def stale_pages(root=None) -> list:

@@ -206,6 +206,7 @@ def _frames(name) -> dict:
     measured = {i: (x.streams, rules(i, x), of(i, x)) for i, x in instruments_for(name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
+# %% ../../nbs/7_record/03_recording.ipynb #183f1be5
 def record_runs(store, root, name, say=print) -> list:
     """Adds the new runs of a condition to the tables under `root`/results, each as soon as it is measured; says and
     returns what it wrote."""
