@@ -69,15 +69,22 @@ def of_members(edits, at, of) -> dict:
 
 def alike(edits, of, at_once):
     "ValueError for a function of the activation alone that brings a tensor with a seed axis of `of` along."
-    for site, how in (edits or {}).items():
-        if of <= at_once or isinstance(how, (Edit, Tensor)) or _takes_own(how): continue
-        for v in _brought(how):
+    for site, how in (edits or {}).items() if of > at_once else ():
+        for v in _unasked(how):
             if v.shape[:1] == (of,):
                 raise ValueError(f"edit of {site!r}: expected a function that treats all members alike, got one that "
                                  f"brings a tensor {tuple(v.shape)} with a seed axis of {of}, while it is given "
                                  f"{at_once} of them at a time; fix: lambda x, own: … own(v) …, or v itself as the edit")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d7ca98df
+def _unasked(how):
+    "Tensors that an edit, or any in a list or a `partial`, brings along without asking for its own part of them."
+    if isinstance(how, dict): how = [*how.values()]
+    if isinstance(how, (Edit, Tensor)): return
+    if isinstance(how, (list, tuple)): yield from (v for one in how for v in _unasked(one))
+    elif not _takes_own(how): yield from _brought(how)
+    elif isinstance(how, partial): yield from _unasked([*how.args, *how.keywords.values()])
+
 def _brought(x, seen=None):
     "Tensors that a function brings along, also in the functions, lists and dictionaries that it brings."
     seen = set() if seen is None else seen
