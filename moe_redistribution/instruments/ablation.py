@@ -75,7 +75,7 @@ def _with(x, axis, i, value):
                          "given, changed")
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
 
-def _put_head(h, new, z, own): return _with(z, 3, h, applied(new, z.select(3, h), own))
+def _put_head(h, new, z, own=None): return _with(z, 3, h, applied(new, z.select(3, h), own))
 
 def _expert(prefix, e, how, new):
     "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
@@ -83,11 +83,11 @@ def _expert(prefix, e, how, new):
     return {prefix + "gates": partial(_look, routed, e), prefix + "expert_out": partial(_put_expert, routed, e, how, new)}
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #f71014b9
-def _look(routed, e, g, own):
+def _look(routed, e, g, own=None):
     routed["here"] = g.select(3, e)[..., None]
     return g
 
-def _put_expert(routed, e, how, new, out, own):
+def _put_expert(routed, e, how, new, out, own=None):
     mine, g = out.select(3, e), routed["here"]
     if how == "resample": return _with(out, 3, e, mine.take_along_dim(_partner(g > 0), 1))
     if how != "mean": return _with(out, 3, e, applied(new, mine, own))
@@ -132,9 +132,9 @@ def _spelt(s, edits):
     twice = next(name for i, (name, _) in enumerate(each) if name in dict(each[:i]))
     raise ValueError(f"edits: expected each site and unit once, got {twice!r} twice; fix: drop one of them")
 
-def _then(first, then, x, own): return applied(then, applied(first, x, own), own)
+def _then(first, then, x, own=None): return applied(then, applied(first, x, own), own)
 
-def _stretches(made, site, x, own):
+def _stretches(made, site, x, own=None):
     "x with the edit of each set in `made` on its own stretch of the batch."
     return torch.cat([applied(m[site], part, own) if site in m else part
                       for m, part in zip(made, x.chunk(len(made), 1))], 1)

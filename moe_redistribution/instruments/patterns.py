@@ -11,42 +11,44 @@ import pandas as pd
 import torch
 from einops import einsum
 from ..tasks.errors import choose
-from ..tasks.task import get_task, strata
-from ..models.condition import condition
-from ..models.population import forward, checked
+from ..tasks.task import strata
+from ..models.edits import everywhere
 from .rows import rows, tidy
+from .subject import Population, opens, subject
 from .ablation import units
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #3eee2f16
 def heads(c) -> list:
-    "Names of a condition's heads."
+    "Names of a condition's or a subject's heads."
     return [u for u in units(c) if "H" in u]
 
 @torch.no_grad()
+@opens
 def patterns(params, c, numbers=None, weighted=False):
     """Attention (s, n, head, query, key) on all inputs of the task, or on the examples `numbers`.
 
     `weighted`: times ‖v W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
-    c = condition(c)
-    tokens = get_task(c.task).tokens[_examples(c, numbers)].to(params["W_E"].device)
-    one = lambda i: _patterns({n: v[i:i + 1] for n, v in params.items()}, c, tokens, weighted)
-    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+    s = subject(params, c)
+    if weighted and not isinstance(s, Population):
+        raise ValueError(f"patterns: expected a population, whose W_O they are weighted by, got {s.name}; fix: leave "
+                         "weighted out")
+    tokens = s.task.tokens[_examples(s.task, numbers)].to(s.device)
+    return torch.cat([_patterns(m, tokens, weighted) for m in s.members()])
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #789a78bf
-def _examples(c, numbers):
-    n = len(get_task(c.task))
+def _examples(t, numbers):
+    n = len(t)
     at = torch.arange(n) if numbers is None else torch.as_tensor(list(numbers), dtype=torch.long)
     if len(at) and 0 <= at.min() and at.max() < n: return at
     raise ValueError(f"numbers: expected examples from 0 to {n - 1}, got {numbers}; fix: leave it out for all")
 
-def _patterns(p, c, tokens, weighted):
+def _patterns(s, tokens, weighted):
     seen, out = {}, []
-    forward(p, tokens, c, sink=seen, read_only=True)
-    for l in range(c.n_layers):
-        at = lambda site: seen[site if c.n_layers == 1 else f"L{l}.{site}"]
-        pattern = at("pattern")
+    s.run(tokens, sink=seen, read_only=True)
+    for l, (site, of) in enumerate(zip(*(everywhere(f"L*.{n}", s.sites) for n in ("pattern", "v" if weighted else "pattern")))):
+        pattern = seen[site]
         if weighted:
-            brought = einsum(at("v"), p["W_O"][:, l], "s n j h k, s h k d -> s n h j d").norm(dim=-1)
+            brought = einsum(seen[of], s.params["W_O"][:, l], "s n j h k, s h k d -> s n h j d").norm(dim=-1)
             pattern = pattern * brought[:, :, :, None]
         out.append(pattern)
     return torch.cat(out, 2)
@@ -59,15 +61,14 @@ def chosen(c, numbers=None, stratum="all", protocol="audited") -> torch.Tensor:
     """Which examples count at which query place: bool (n, place). `stratum`: a name of `tasks.strata`.
 
     Raises ValueError for unknown names, for the paper's numbers on another task, and where nothing is left."""
-    c = condition(c)
-    t, paper = get_task(c.task), choose("protocol", protocol, PROTOCOLS) == "paper"
+    t, paper = subject(None, c).task, choose("protocol", protocol, PROTOCOLS) == "paper"
     masks = strata(t)
     mask = masks[choose("stratum", stratum, list(masks))]
     if paper and t.name != "add7":
         raise ValueError(f"protocol: expected audited, got 'paper' for {t.name}: the authors drew add7 only; "
                          "fix: omit it")
     if paper and numbers is None: numbers = PAPER_NUMBERS if stratum == "all" else mask.any(1).nonzero()[:50, 0]
-    own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples(c, numbers), True)
+    own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples(t, numbers), True)
     out = mask.all(1, keepdim=True).repeat(1, t.n_ctx)            # a place that writes nothing: what holds of the input
     out[:, list(t.read)] = mask
     out &= own[:, None]
@@ -75,10 +76,12 @@ def chosen(c, numbers=None, stratum="all", protocol="audited") -> torch.Tensor:
     raise ValueError(f"numbers: expected some with {stratum}, got none; fix: leave numbers out")
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #485b1f69
+@opens
 def mean_pattern(params, c, numbers=None, stratum="all", protocol="audited", weighted=False):
     "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `chosen` and `patterns`)."
-    which = chosen(c, numbers, stratum, protocol)
-    return _mean(patterns(params, c, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
+    s = subject(params, c)
+    which = chosen(s, numbers, stratum, protocol)
+    return _mean(patterns(s, which.any(1).nonzero()[:, 0], weighted), which[which.any(1)])
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #d215c329
 def _mean(x, which):
@@ -90,12 +93,14 @@ def _mean(x, which):
                        torch.nan, torch.einsum("snhq...,nq->shq...", x, w.nan_to_num()))
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #3d6459b5
+@opens
 def spread(params, c, numbers=None, stratum="all", protocol="audited") -> dict:
     """How inputs differ, each (s, head, query): `entropy` of a row in nats, mean over inputs; `effective_keys`, its
     exponential; `input_share`, the share of the rows' distance from even attention, Σ(a − 1/K)², that is not in their
     mean (K visible keys; nan where there is one)."""
-    which, t = chosen(c, numbers, stratum, protocol), get_task(condition(c).task)
-    x, which = patterns(params, c, which.any(1).nonzero()[:, 0]), which[which.any(1)]
+    s = subject(params, c)
+    which, t = chosen(s, numbers, stratum, protocol), s.task
+    x, which = patterns(s, which.any(1).nonzero()[:, 0]), which[which.any(1)]
     entropy = _mean(torch.special.entr(x).sum(-1), which)
     visible = torch.arange(1, t.n_ctx + 1).to(x) if t.causal else torch.full((t.n_ctx,), t.n_ctx).to(x)
     whole = _mean(x.square().sum(-1), which) - 1 / visible
@@ -106,7 +111,7 @@ def spread(params, c, numbers=None, stratum="all", protocol="audited") -> dict:
 # %% ../../nbs/4_instruments/07_patterns.ipynb #dd21091a
 def look(mean, c, query, key):
     "Attention (s, head) from one place to another in a mean pattern (s, head, query, key); places as in `Task.places`."
-    places = get_task(condition(c).task).places
+    places = subject(None, c).task.places
     return mean[:, :, places.index(choose("place", query, places)), places.index(choose("place", key, places))]
 
 def by_rank(x, total):
@@ -117,27 +122,31 @@ def by_rank(x, total):
     return x[torch.arange(len(x))[:, None], order], order
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #9fb79652
+@opens
 def relation(params, c):
     "Mean attention (s, head, query) to the place itself, to others with its token and to the rest."
-    t, x = get_task(condition(c).task), patterns(params, c)
+    s = subject(params, c)
+    t, x = s.task, patterns(s)
     own = torch.eye(t.n_ctx, dtype=torch.bool)
     same = (t.tokens[:, :, None] == t.tokens[:, None]) & ~own
     sums = {"to_self": own.expand_as(same), "to_same": same, "to_other": ~(same | own)}
     return {k: torch.einsum("snhqk,nqk->shq", x, m.to(x)) / len(t) for k, m in sums.items()}
 
+@opens
 def pattern_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of every head of a population (s = len(seeds)), by written position: to_PLACE or `relation`, entropy (nats),
     input_share, and arrives (units of the residual stream). `labels`: stream, rule, step and any other row column.
 
     Heads are named by index; compare seeds by rank. With more than eight positions, the mean over positions."""
-    c = checked(params, c, seeds)
-    t, labels = get_task(c.task), dict(condition=c.name, site="pattern") | labels
-    mean, values = mean_pattern(params, c), spread(params, c)
-    values["arrives"] = mean_pattern(params, c, weighted=True).sum(-1)
+    s = subject(params, c)
+    s.check(seeds)
+    t, labels = s.task, dict(condition=s.name, site="pattern") | labels
+    mean, values = mean_pattern(s), spread(s)
+    if isinstance(s, Population): values["arrives"] = mean_pattern(s, weighted=True).sum(-1)
     del values["effective_keys"]
     many = len(t.scored) > 8
-    values |= relation(params, c) if many else {f"to_{p}": mean[..., k] for k, p in enumerate(t.places)}
+    values |= relation(s) if many else {f"to_{p}": mean[..., k] for k, p in enumerate(t.places)}
     where = {"all": [t.read[j] for j in t.scored]} if many else {t.positions[j]: [t.read[j]] for j in t.scored}
     return tidy([rows(v[:, h][:, q].mean(1), seeds, unit=unit, position=position, metric=m, n_examples=len(t), **labels)
                  for position, q in where.items() for m, v in values.items()
-                 if not (t.causal and m[3:] in t.places[q[0] + 1:]) for h, unit in enumerate(heads(c))])
+                 if not (t.causal and m[3:] in t.places[q[0] + 1:]) for h, unit in enumerate(heads(s))])

@@ -11,29 +11,33 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.errors import choose
 from ..tasks.task import get_task, labels, spans
-from ..models.population import forward, loss, predict, unembed
+from ..models.population import forward, loss, predict, unembed, watcher
 from .rows import rows, tidy
 from .ablation import replacing, shuffled, together
 from .routing import each_seed, routed, routes, size, tables
+from .subject import reads_weights
+from ..models.edits import alike, applied, named, of_members
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #d883ed65
 @torch.no_grad()
+@reads_weights
 def answers(params, c, each):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
     c = routed(params, c)
     if not each:
         raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     for edits in each:
-        for site in edits: choose("site", site, ["gates", "expert_out"], "use `predict` for edits of other sites")
+        for site in edits: named(site, ["gates", "expert_out"], hint="; use `predict` for edits of other sites")
+        alike(edits, len(params["W_E"]), 1)
     t, out = get_task(c.task), []
-    for one in each_seed(params):
+    for i, one in enumerate(each_seed(params)):
         forward(one, t.tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         mid = sink["resid_mid"][:, :, list(t.read)]
         def said(edits):
-            g = edits.get("gates", lambda x: x)(sink["gates"])
-            said = einsum(edits.get("expert_out", lambda x: x)(sink["expert_out"]), g, "s b t e d, s b t e -> s b t d")
+            at = watcher(c, of_members(edits, slice(i, i + 1), len(params["W_E"])), read_only=True)
+            g = at("gates", sink["gates"])
+            said = einsum(at("expert_out", sink["expert_out"]), g, "s b t e d, s b t e -> s b t d")
             return unembed(one, mid + said, c).argmax(-1)
         out.append(torch.stack([said(edits) for edits in each]))
     return torch.cat(out, 1)
@@ -97,23 +101,27 @@ def as_in(params, other) -> dict:
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #19ad45bc
 @torch.no_grad()
+@reads_weights
 def routes_held(params, c, edits):
     """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without
     them.
 
     Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = routed(params, c), []
-    if own := {"gates", "router_probs"} & {*edits}:
+    if own := {"gates", "router_probs"} & {u.removeprefix("L0.") for u in edits}:
         raise ValueError(f"routes_held: expected edits that leave the gates alone, got one of {own.pop()}; fix: "
                          "use `answers`")
     made = together(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
-    for one in each_seed(params):
+    alike(made, n := len(params["W_E"]), 1)
+    for i, one in enumerate(each_seed(params)):
         forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
-        out.append(predict(one, c, made | {"gates": lambda _: look(sink["gates"])}))
+        held = made | {"gates": lambda _, own: applied(look, sink["gates"], own)}
+        out.append(predict(one, c, of_members(held, slice(i, i + 1), n)))
     return torch.cat(out)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #197ba48b
+@reads_weights
 def gradients(params, c, tokens=None, targets=None) -> dict:
     """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both
     §2).
@@ -161,6 +169,7 @@ def _edit_rows(params, c, t, put):
         for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, **asked)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #2c5b0dd4
+@reads_weights
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*.
 

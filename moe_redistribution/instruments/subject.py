@@ -8,11 +8,11 @@ __all__ = ['Subject', 'Population', 'subject', 'opens', 'reads_weights', 'Wrappe
 # %% ../../nbs/4_instruments/01b_subject.ipynb #a420bbfd
 from functools import wraps
 
-import torch
+from fastcore.basics import patch
 
 from ..tasks.task import check_tokens, get_task
 from ..models.condition import condition
-from ..models.edits import watching
+from ..models.edits import alike, of_members, watching
 from ..models.population import checked, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
@@ -30,18 +30,28 @@ class Subject:
         raise NotImplementedError(f"{type(self).__name__}: expected a method `run`, got none; fix: see Subject")
     def __repr__(self): return f"{type(self).__name__}({self.name!r})"
     def watch(self, edits=None, sink=None): return watching(self.sites, edits, sink, self.n_seeds)
-    def predict(self, edits=None, tokens=None):
-        "Predictions (s, n, read) on the task's inputs, or on `tokens` (n, t) or (s, n, t)."
-        tokens = self.task.tokens if tokens is None else tokens
-        return self.run(tokens.to(self.device), edits)[:, :, list(self.task.read)].argmax(-1)
-    def members(self) -> list:
-        "Each member as a subject of its own."
-        if self.n_seeds == 1: return [self]
-        raise NotImplementedError(f"{self.name}: expected a method `members`, got none; fix: see Population")
+    def read_out(self, edits=None, tokens=None):
+        "Logits (s, n, read, v) on the task's inputs, or on `tokens` (n, t) or (s, n, t)."
+        out = self.run((self.task.tokens if tokens is None else tokens).to(self.device), edits, read_only=True)
+        return out if out.shape[2] == len(self.task.read) else out[:, :, list(self.task.read)]
+    def predict(self, edits=None, tokens=None): return self.read_out(edits, tokens).argmax(-1)
     def check(self, seeds=None):
         "ValueError unless there is a member for each of `seeds`."
         if seeds is not None and len(seeds) != self.n_seeds:
             raise ValueError(f"seeds: expected {self.n_seeds}, one a member of {self.name}, got {len(seeds)}; fix: name them all")
+
+# %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
+@patch
+def members(self:Subject) -> list:
+    "Each member as a subject of its own."
+    if self.n_seeds == 1: return [self]
+    raise NotImplementedError(f"{self.name}: expected a method `members`, got none; fix: see Population")
+
+@patch
+def each(self:Subject, edits=None) -> list:
+    "(member, its edits) of every member: a subject of its own, and what `edits` (site → edit) are for it."
+    alike(edits, self.n_seeds, 1)
+    return [(m, of_members(edits, slice(i, i + 1), self.n_seeds)) for i, m in enumerate(self.members())]
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #f0bf39e6
 class Population(Subject):

@@ -47,20 +47,19 @@ class Edit:
                              f"{tuple(v.shape)}; fix: one entry for each member, or a function of the activation")
         return applied(self.how, x, own)
 
-def applied(how, x, own):
+def applied(how, x, own=None):
     "What an edit makes of an activation x: a function's answer, or the tensor that it is, repeated to the shape of x."
-    if not isinstance(how, Tensor): return how(x, own) if _takes_own(how) else how(x)
-    v = own(how)
+    if not isinstance(how, Tensor): return how(x, own=own) if _takes_own(how) else how(x)
+    v = own(how) if own else how
     if v.ndim == x.ndim and all(n in (1, m) for n, m in zip(v.shape, x.shape)): return v.expand_as(x)
     raise ValueError(f"edit: expected a tensor of shape {tuple(x.shape)} for the members at hand, or with ones for axes "
                      f"to be repeated, got {tuple(v.shape)}; fix: keep all axes, as mean(1, keepdim=True) does")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #2398e2c1
 def _takes_own(f):
-    "Has a function two arguments without a default?"
-    try: arguments = inspect.signature(f).parameters.values()
+    "Has a function an argument called `own`?"
+    try: return "own" in inspect.signature(f).parameters
     except (TypeError, ValueError): return False                                    # torch's own
-    return sum(a.default is a.empty and a.kind in (a.POSITIONAL_ONLY, a.POSITIONAL_OR_KEYWORD) for a in arguments) > 1
 
 # %% ../../nbs/2_models/01b_edits.ipynb #81ba83ba
 def of_members(edits, at, of) -> dict:

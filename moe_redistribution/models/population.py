@@ -17,7 +17,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..tasks.task import check_tokens, get_task, read_at
-from ..tasks.errors import choose
 from .condition import Condition, condition
 from .edits import alike, of_members, watching
 
