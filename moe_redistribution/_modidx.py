@@ -37,7 +37,9 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers.finest': ( '5_evidence/answers.html#finest',
                                                                                                      'moe_redistribution/evidence/answers.py')},
-            'moe_redistribution.evidence.dataset': { 'moe_redistribution.evidence.dataset._runs': ( '5_evidence/dataset.html#_runs',
+            'moe_redistribution.evidence.dataset': { 'moe_redistribution.evidence.dataset._its_own': ( '5_evidence/dataset.html#_its_own',
+                                                                                                       'moe_redistribution/evidence/dataset.py'),
+                                                     'moe_redistribution.evidence.dataset._runs': ( '5_evidence/dataset.html#_runs',
                                                                                                     'moe_redistribution/evidence/dataset.py'),
                                                      'moe_redistribution.evidence.dataset.asked': ( '5_evidence/dataset.html#asked',
                                                                                                     'moe_redistribution/evidence/dataset.py'),
@@ -1598,5 +1600,9 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.seal_hash': ( '3_training/store.html#seal_hash',
                                                                                                     'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store.set_aside': ( '3_training/store.html#set_aside',
+                                                                                                    'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.unseal': ( '3_training/store.html#unseal',
-                                                                                                 'moe_redistribution/training/store.py')}}}
+                                                                                                 'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store.unseal_state': ( '3_training/store.html#unseal_state',
+                                                                                                       'moe_redistribution/training/store.py')}}}
