@@ -177,7 +177,8 @@ def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, caps
     train_group(name, [seed], stream, root=store.root / "clean", until="full", steps=400)
     got, clean = (s.load(name, seed, stream) for s in (store, Store(store.root / "clean")))
     assert all(torch.equal(v, got.weights["final"][n]) for n, v in clean.weights["final"].items())
-    assert path.with_name(f"{path.name}.damaged").read_bytes() == bad and "starting this seed again" in capsys.readouterr().err
+    assert (path.with_name(f"{path.name}.damaged").read_bytes() == bad
+            and "starting this seed again" in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"),

@@ -33,9 +33,9 @@ def answer(logits): return logits[:, :, list(T.read)].argmax(-1)
 
 # --------------------------------------------------------------------------- one meaning, however many members at once
 
-@pytest.mark.parametrize("name", [MOE, DENSE, TWO, NORM])
-@pytest.mark.parametrize("site", ["attn_out", "ffn_out", "hidden", "resid_mid", "z", "pattern"])
-@pytest.mark.parametrize("kind", ["mean", "whole", "asked"])
+@pytest.mark.parametrize("name, site, kind",
+                         [(MOE, "attn_out", "mean"), (MOE, "ffn_out", "asked"), (DENSE, "hidden", "whole"),
+                          (TWO, "ffn_out", "mean"), (NORM, "pattern", "asked"), (NORM, "z", "mean")])
 def test_a_tensor_that_is_brought_along_is_each_member_s_own_everywhere(name, site, kind):
     "The means of every seed, captured and put in: one pass of all, one by one, in sets of edits, on own prefixes."
     params, site = population(name), "L1." * (name == TWO) + site
@@ -90,7 +90,7 @@ def test_a_tensor_with_another_seed_axis_is_refused_with_both(call, n):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_tensor_that_does_not_fit_the_site_is_refused_with_both_shapes(call):
-    with pytest.raises(ValueError, match=r"expected a tensor of shape .*64\).*, got \(3, 1, 8, 32\); fix: "):
+    with pytest.raises(ValueError, match=r"expected a tensor of shape .*64\).*, got .*32\); fix: "):
         CALLS[call](population(MOE), {"ffn_out": torch.zeros(3, 1, 8, 32)})
 
 
@@ -102,9 +102,11 @@ def everybody(x): return MEANS[:len(x)].expand_as(x)
 @pytest.mark.parametrize("edit", [
     everybody, lambda x, v=MEANS: v[:len(x)].expand_as(x), partial(lambda v, x: v[:len(x)].expand_as(x), MEANS),
     (lambda p: lambda x: p["b_O"][:len(x), :, None, None].expand_as(x))({"b_O": MEANS[:, 0]}),
-    (lambda v: lambda x: v[:len(x)].expand_as(x))(MEANS)], ids=["global", "default", "partial", "dictionary", "closure"])
+    (lambda v: lambda x: v[:len(x)].expand_as(x))(MEANS)],
+                         ids=["global", "default", "partial", "dictionary", "closure"])
 def test_a_function_that_would_give_every_seed_the_first_one_s_is_refused(call, edit):
-    says = r"edit of .*: expected a function that treats all members alike, got one that brings a tensor .* fix: lambda x, own: "
+    says = (r"edit of .*: expected a function that treats all members alike, got one that brings a tensor .* fix: "
+            r"lambda x, own: ")
     for site in ("attn_out", "L0.attn_out"):
         with pytest.raises(ValueError, match=says): CALLS[call](population(MOE), {site: edit})
     with pytest.raises(ValueError, match=says):
@@ -234,7 +236,8 @@ def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_
     assert {*got["condition"]} == {"toy"} and {*got["site"]} == {"none", "thought"} and {*got["seed"]} == {7}
     with pytest.raises(ValueError, match="seeds: expected 1, one a member of toy, got 2"):
         ablation_rows(toy, [7, 8], ("zero",), ["thought"])
-    with pytest.raises(ValueError, match="site: expected one of thought; got 'attn_out'"): ablate(toy, {"attn_out": "zero"})
+    with pytest.raises(ValueError, match="site: expected one of thought; got 'attn_out'"):
+        ablate(toy, {"attn_out": "zero"})
     with pytest.raises(ValueError, match="expected toy alone, got Condition"): trace(toy, T.tokens, condition(MOE))
 
 

@@ -62,6 +62,7 @@ def checkpoint(c, rule="first256", root=None) -> dict:
 
 def checkpoint_seeds(c, rule="first256", root=None) -> list: return _its_own(c, rule, root)[1]["seeds"]
 
+# %% ../../nbs/5_evidence/04_dataset.ipynb #e4d012e7
 def _its_own(c, rule, root):
     "(tensors, info) of a checkpoint file; `Damaged` if it says that it is another's, whatever it is called."
     tensors, info = unseal(path := checkpoint_path(c, rule, root))

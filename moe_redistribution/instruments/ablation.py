@@ -37,8 +37,8 @@ def units(c) -> list:
     return subject(None, c).units
 
 def replacing(c, unit, how) -> dict:
-    """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit` says:
-    by what a function makes of it, or by a tensor with a seed axis.
+    """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
+    says: by what a function makes of it, or by a tensor with a seed axis.
 
     Raises ValueError for what the model has not got, and for an expert of a dense FFN."""
     s, out = subject(None, c), {}
@@ -71,8 +71,8 @@ def _names(s, unit):
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."
     if value.shape != (asked := x.select(axis, i).shape):
-        raise ValueError(f"edit of a unit: expected shape {tuple(asked)}, got {tuple(value.shape)}; fix: return what was "
-                         "given, changed")
+        raise ValueError(f"edit of a unit: expected shape {tuple(asked)}, got {tuple(value.shape)}; fix: "
+                         "return what was given, changed")
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
 
 def _put_head(h, new, z, own=None): return _with(z, 3, h, applied(new, z.select(3, h), own))
@@ -80,7 +80,8 @@ def _put_head(h, new, z, own=None): return _with(z, 3, h, applied(new, z.select(
 def _expert(prefix, e, how, new):
     "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
     routed = {}
-    return {prefix + "gates": partial(_look, routed, e), prefix + "expert_out": partial(_put_expert, routed, e, how, new)}
+    return {prefix + "gates": partial(_look, routed, e),
+            prefix + "expert_out": partial(_put_expert, routed, e, how, new)}
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #f71014b9
 def _look(routed, e, g, own=None):
@@ -242,7 +243,8 @@ def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites
     for site in here:
         for edit in edits:
             choose("replacement", edit, list(REPLACE))
-            out += score_rows(s.predict(together(s, {site: edit})), s.task, seeds, splits, site=site, edit=edit, **labels)
+            out += score_rows(s.predict(together(s, {site: edit})), s.task, seeds, splits, site=site,
+                              edit=edit, **labels)
     if fine: out += _fine(s, seeds, here, edits, labels)
     return tidy(out)
 

@@ -45,7 +45,8 @@ def _examples(t, numbers):
 def _patterns(s, tokens, weighted):
     seen, out = {}, []
     s.run(tokens, sink=seen, read_only=True)
-    for l, (site, of) in enumerate(zip(*(everywhere(f"L*.{n}", s.sites) for n in ("pattern", "v" if weighted else "pattern")))):
+    for l, (site, of) in enumerate(zip(*(everywhere(f"L*.{n}", s.sites)
+                                         for n in ("pattern", "v" if weighted else "pattern")))):
         pattern = seen[site]
         if weighted:
             brought = einsum(seen[of], s.params["W_O"][:, l], "s n j h k, s h k d -> s n h j d").norm(dim=-1)
@@ -132,6 +133,7 @@ def relation(params, c):
     sums = {"to_self": own.expand_as(same), "to_same": same, "to_other": ~(same | own)}
     return {k: torch.einsum("snhqk,nqk->shq", x, m.to(x)) / len(t) for k, m in sums.items()}
 
+# %% ../../nbs/4_instruments/07_patterns.ipynb #cdd3ffdb
 @opens
 def pattern_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of every head of a population (s = len(seeds)), by written position: to_PLACE or `relation`, entropy (nats),

@@ -38,7 +38,8 @@ class Subject:
     def check(self, seeds=None):
         "ValueError unless there is a member for each of `seeds`."
         if seeds is not None and len(seeds) != self.n_seeds:
-            raise ValueError(f"seeds: expected {self.n_seeds}, one a member of {self.name}, got {len(seeds)}; fix: name them all")
+            raise ValueError(f"seeds: expected {self.n_seeds}, one a member of {self.name}, got {len(seeds)}; fix: "
+                             "name them all")
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
 @patch
@@ -55,10 +56,13 @@ def each(self:Subject, edits=None) -> list:
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #f0bf39e6
 class Population(Subject):
-    "A population as a subject: its parameters, and the condition that says what they are. Without parameters: its names."
+    """A population as a subject: its parameters, and the condition that says what they are.
+
+    Without parameters: its names."""
     def __init__(self, params, c):
         self.params, self.condition = params, condition(c)
-        self.name, self.n_layers, self.task = self.condition.name, self.condition.n_layers, get_task(self.condition.task)
+        self.name, self.n_layers, self.task = (self.condition.name, self.condition.n_layers,
+                                               get_task(self.condition.task))
         self.sites = sites(self.condition)
         own = [f"H{h}" for h in range(self.condition.n_heads)]
         own += [f"E{e}" for e in range(self.condition.n_experts)] * self.condition.routed
@@ -71,7 +75,8 @@ class Population(Subject):
                        read_only=read_only)
     def predict(self, edits=None, tokens=None): return predict(self.params, self.condition, edits, tokens)
     def members(self):
-        return [Population({n: v[i:i + 1] for n, v in self.params.items()}, self.condition) for i in range(self.n_seeds)]
+        return [Population({n: v[i:i + 1] for n, v in self.params.items()}, self.condition)
+                for i in range(self.n_seeds)]
     def check(self, seeds=None): checked(self.params, self.condition, seeds)
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7285977c
@@ -102,7 +107,8 @@ def reads_weights(f):
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #fbe9690a
 class Wrapped(Subject):
-    """A function of tokens (b, t) and `at(site, value)` to logits (b, t, v), such as a module that calls `at`, as a subject.
+    """A function of tokens (b, t) and `at(site, value)` to logits (b, t, v), such as a module that calls `at`, as a
+    subject.
 
     `at` adds and takes off the seed axis of one."""
     def __init__(self, name, task, sites, of, **more):

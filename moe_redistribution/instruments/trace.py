@@ -46,7 +46,8 @@ def parts(tr:Trace, params, by="component") -> dict:
     b_O; E0…En, and b_down. A model without a router keeps its FFN whole. Raises ValueError for several layers."""
     choose("split", by, SPLITS)
     if not isinstance(tr.subject, Population):
-        raise ValueError(f"parts: expected a population, whose weights it reads, got {tr.subject.name}; fix: read its sites")
+        raise ValueError(f"parts: expected a population, whose weights it reads, got {tr.subject.name}; fix: "
+                         "read its sites")
     if (n := tr.subject.n_layers) > 1:
         raise ValueError(f"parts: expected one layer, got {n}; fix: read `resid_post` of each layer")
     return _embedding(tr, params, by) | _attention(tr, params, by) | _ffn(tr, params, by)

@@ -35,7 +35,8 @@ def everywhere(name, own, what="site", hint="") -> list:
 
 # %% ../../nbs/2_models/01b_edits.ipynb #286bace0
 class Edit:
-    """An edit of some members (`at`, a slice) of a population of `of`: `Edit(how, at, of)(x, site)` is what becomes of x.
+    """An edit of some members (`at`, a slice) of a population of `of`: `Edit(how, at, of)(x, site)` is what becomes of
+    x.
 
     ValueError for a tensor without an entry for each of the `of`, and for one that does not fit the activation."""
     def __init__(self, how, at, of): self.how, self.at, self.of = how, at, of
@@ -52,8 +53,8 @@ def applied(how, x, own=None):
     if not isinstance(how, Tensor): return how(x, own=own) if _takes_own(how) else how(x)
     v = own(how) if own else how
     if v.ndim == x.ndim and all(n in (1, m) for n, m in zip(v.shape, x.shape)): return v.expand_as(x)
-    raise ValueError(f"edit: expected a tensor of shape {tuple(x.shape)} for the members at hand, or with ones for axes "
-                     f"to be repeated, got {tuple(v.shape)}; fix: keep all axes, as mean(1, keepdim=True) does")
+    raise ValueError(f"edit: expected a tensor of shape {tuple(x.shape)} for the members at hand, or with ones for "
+                     f"axes to be repeated, got {tuple(v.shape)}; fix: keep all axes, as mean(1, keepdim=True) does")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #2398e2c1
 def _takes_own(f):
@@ -73,7 +74,8 @@ def alike(edits, of, at_once):
             if v.shape[:1] == (of,):
                 raise ValueError(f"edit of {site!r}: expected a function that treats all members alike, got one that "
                                  f"brings a tensor {tuple(v.shape)} with a seed axis of {of}, while it is given "
-                                 f"{at_once} of them at a time; fix: lambda x, own: … own(v) …, or v itself as the edit")
+                                 f"{at_once} of them at a time; fix: lambda x, own: … own(v) …, "
+                                 "or v itself as the edit")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d7ca98df
 def _unasked(how):
@@ -94,14 +96,15 @@ def _brought(x, seen=None):
     elif isinstance(x, (list, tuple)): yield from (v for y in x for v in _brought(y, seen))
     elif isinstance(x, partial): yield from _brought([x.func, x.args, x.keywords], seen)
     elif inspect.isfunction(x) and not _takes_own(x):
-        cells = [c.cell_contents for c in x.__closure__ or () if c != type(c)()]              # an empty cell holds nothing
+        cells = [c.cell_contents for c in x.__closure__ or () if c != type(c)()]           # an empty cell holds nothing
         names = {i.argval for i in dis.get_instructions(x) if i.opname == "LOAD_GLOBAL"}
         globals_ = [v for n in names if isinstance(v := x.__globals__.get(n), (Tensor, dict, list, tuple))]
         yield from _brought([cells, x.__defaults__ or (), globals_], seen)
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d02af408
 def watching(own, edits=None, sink=None, of=1, keep=lambda site, v: v):
-    """The function `at(site, value)` that a pass with the sites `own` calls at every site: applies edits, fills the sink.
+    """The function `at(site, value)` that a pass with the sites `own` calls at every site: applies edits, fills the
+    sink.
 
     `of`: members of the population that runs; `keep(site, v)`: a v with all positions as the site has it."""
     made = {}

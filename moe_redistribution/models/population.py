@@ -255,8 +255,9 @@ SIDE_BY_SIDE = 16                                                            # s
 def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
     """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
-    After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are taken.
-    ValueError for tokens that the task has not got, and for a function that brings all members' tensors along."""
+    After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
+    taken. ValueError for tokens that the task has not got, and for a function that brings all members' tensors
+    along."""
     c, S = condition(c), len(params["W_E"])
     tokens = (get_task(c.task).tokens if tokens is None
               else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)

@@ -54,7 +54,8 @@ def unpack(tensors, info, device="cpu") -> Members:
     "The members that `pack` packed."
     c, best, gens = condition(info["condition"]), {}, []
     if info["key"] != c.key:
-        raise Damaged(f"state of {c.name}: expected the key {c.key}, got {info['key']}, of another recipe; fix: delete it")
+        raise Damaged(f"state of {c.name}: expected the key {c.key}, got {info['key']}, of another recipe; fix: "
+                      "delete it")
     for i, s in enumerate(info["seeds"]):
         gens.append(generators(s, info["stream"]))
         for n, g in gens[-1].items(): g.set_state(tensors[f"gen/{i}/{n}"])
@@ -87,7 +88,8 @@ def left_behind(store, c, seeds, stream, device) -> list:
         try: tensors, info = unseal_state(path, c, seeds, stream) if path == own else unseal(path)
         except FileNotFoundError: continue                                    # its group has just ended
         except Damaged as e:
-            if path == own: print(f"{e}. Moved aside as {set_aside(path).name}; starting this group again", file=sys.stderr)
+            if path == own:
+                print(f"{e}. Moved aside as {set_aside(path).name}; starting this group again", file=sys.stderr)
             continue
         if (info["key"], info["stream"]) == (c.key, stream) and {*info["seeds"]} & {*seeds}:
             found.append(unpack(tensors, info, device))
@@ -97,6 +99,7 @@ def left_behind(store, c, seeds, stream, device) -> list:
     for i, p in enumerate(found): p.keep([best.get(s, (0, None))[1] == i for s in p.seeds])
     return [p for p in found if p.seeds]
 
+# %% ../../nbs/3_training/06_groups.ipynb #5f6d021c
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
