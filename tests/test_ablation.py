@@ -89,9 +89,8 @@ def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bi
     params = population(MOE)
     assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}),
                        ablate(params, MOE, {"ffn_out": "zero"}))
-    bias = lambda x: params["b_O"][:, 0, None, None].expand(2, *x.shape[1:])[:len(x)]
-    one = {n: v[:1] for n, v in params.items()}
-    assert torch.equal(ablate(one, MOE, {f"H{h}": "zero" for h in range(4)}), ablate(one, MOE, {"attn_out": bias}))
+    assert torch.equal(ablate(params, MOE, {f"H{h}": "zero" for h in range(4)}),
+                       ablate(params, MOE, {"attn_out": params["b_O"][:, 0, None, None]}))
 
 
 def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
@@ -104,15 +103,16 @@ def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
 
 
 def test_units_of_a_deeper_model_carry_their_layer():
-    assert units(TWO)[:2] == ["L0H0", "L0H1"] and "L1E1" in units(TWO)
+    assert units(TWO)[:2] == ["L0.H0", "L0.H1"] and "L1.E1" in units(TWO)
     params = population(TWO)
     without = {n: v.clone() for n, v in params.items()}
     without["W_O"][:, 1, 2] = 0
-    assert torch.equal(ablate(params, TWO, {"L1H2": "zero"}), right(without, TWO))
+    assert torch.equal(ablate(params, TWO, {"L1.H2": "zero"}), right(without, TWO))
 
 
 @pytest.mark.parametrize("unit, name, says", [
-    ("E1", DENSE, "a dense FFN has no experts"), ("H9", DENSE, "nearest: 'H"), ("H0", TWO, "nearest: 'L.H0'"),
+    ("E1", DENSE, "a dense FFN has no experts"), ("H9", DENSE, "nearest: 'H"), ("H0", TWO, "nearest: 'L..H0'"),
+    ("L0H0", TWO, "L0. to L1. or L.. before one of"), ("L1.H0", DENSE, "expected one of H0, H1, H2, H3"),
     ("mlp_out", DENSE, "expected one of"), ("gates", DENSE, "expected one of")])
 def test_what_a_model_has_not_got_is_refused(unit, name, says):
     with pytest.raises(ValueError, match=says): ablate(population(name), name, {unit: "zero"})

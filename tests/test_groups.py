@@ -214,6 +214,31 @@ def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
     train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert len(intervals) == 4 and "starting this group again" in capsys.readouterr().err
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
+    assert path.with_name(f"{path.name}.damaged").exists() and not path.exists()
+
+
+@pytest.mark.parametrize("other", [("add7/ffn-h8-gelu+d16", [1, 2], "authors"), (TINY, [1, 2], "paired"),
+                                   (TINY, [3, 4], "authors"), (TINY, [1, 2, 3], "authors")])
+def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
+    members = fresh(condition(other[0]), *other[1:])
+    evaluate(members, train_interval(members, 10))
+    path = group_path(Store(tmp_path), condition(TINY), [1, 2], "authors")
+    seal(path, *pack(members))
+    bad = path.read_bytes()
+    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    assert "another one" in (said := capsys.readouterr().err) and "starting this group again" in said
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == bad
+    assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
+
+
+def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_path):
+    members = fresh(condition("add7/ffn-h8-gelu+d16"), [1], "authors")
+    evaluate(members, train_interval(members, 10))
+    seal(group_path(Store(tmp_path), condition(TINY), [1], "authors"), *pack(members))
+    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
 
 
 @pytest.mark.parametrize("stream", ["authors", "paired"])

@@ -169,7 +169,7 @@ def test_predictions_are_what_the_full_forward_pass_reads_out(name):
 
 @pytest.mark.parametrize("name, site, near", [
     ("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),
-    ("two layers", "ffn_out", "L1.ffn_out"), ("moe", "L0.ffn_out", "ffn_out")])
+    ("two layers", "ffn_out", "L1.ffn_out"), ("moe", "L1.ffn_out", "ffn_out"), ("moe", "L0.embed", "embed")])
 def test_an_edit_that_matches_no_site_is_refused_with_the_sites(name, site, near):
     with pytest.raises(ValueError, match=f"site: expected one of embed, .*logits; got '{site}'; .*fix: ") as caught:
         forward(population(VARIANTS[name]), batch(2)[0], VARIANTS[name], {site: torch.zeros_like})

@@ -157,8 +157,28 @@ def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
 def test_a_damaged_resume_file_is_never_continued_from(store):
     damage(store.path(TINY, 1).with_suffix(".resume"))
     with pytest.raises(Damaged): store.resume(TINY, 1)
+    bad = store.path(TINY, 1).with_suffix(".resume").read_bytes()
     train_group(TINY, [1], root=store.root, until="full", steps=400)
     assert store.load(TINY, 1).history["step"].tolist() == [200, 400]               # not from what is left
+    assert store.path(TINY, 1).with_suffix(".resume.damaged").read_bytes() == bad
+
+
+@pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"),
+                                                (TINY, 1, "paired")])
+def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, capsys):
+    "A state copied to another run's place has the right shapes, and would be trained on under that name."
+    train_group(name, [seed], stream, root=store.root, steps=200)
+    path = store.path(name, seed, stream).with_suffix(".resume")
+    shutil.copy(store.path(TINY, 1).with_suffix(".resume"), path)
+    bad = path.read_bytes()
+    with pytest.raises(Damaged, match="expected the state of .*, got .*, another one; fix: "):
+        store.resume(name, seed, stream)
+    train_group(name, [seed], stream, root=store.root, until="full", steps=400)
+    train_group(name, [seed], stream, root=store.root / "clean", until="full", steps=400)
+    got, clean = (s.load(name, seed, stream) for s in (store, Store(store.root / "clean")))
+    assert all(torch.equal(v, got.weights["final"][n]) for n, v in clean.weights["final"].items())
+    assert (path.with_name(f"{path.name}.damaged").read_bytes() == bad
+            and "starting this seed again" in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"),

@@ -18,7 +18,7 @@ NOTE = "<!-- Made from nbs/index.ipynb by `make readme`: edit the notebook. -->\
 
 def directives(source):
     "The `#| name: value` lines of a cell, as a dictionary; `#| hide` gives `{'hide': ''}`."
-    lines = re.findall(r"^\s*#\s*\|\s*([\w-]+)\s*:?\s*(.*?)\s*$", source, flags=re.M)
+    lines = re.findall(r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$", source, flags=re.M)
     return {name: value.strip("\"'") for name, value in lines}
 
 

@@ -24,7 +24,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition, RECIPES
-from ..training.store import unseal
+from ..training.store import Damaged, unseal
 from ..models.population import predict
 from ..training.loop import TASK_RULES
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
@@ -126,7 +126,7 @@ def checkpoint_path(c, rule, root=None) -> Path:
 def checkpoint(c, rule="first256", root=None) -> dict:
     """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete).
 
-    ValueError says what exists."""
+    ValueError says what exists; `Damaged` for a file that is not what was written, or another's."""
     path = checkpoint_path(c, rule, root)
     if not path.exists():
         of_clone(Path(root or ROOT) / "checkpoints")
@@ -134,9 +134,18 @@ def checkpoint(c, rule="first256", root=None) -> dict:
         known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
                        for p in there.rglob("*.safetensors"))
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
-    return {n: v.float() for n, v in unseal(path)[0].items()}
+    return {n: v.float() for n, v in _its_own(c, rule, root)[0].items()}
 
-def checkpoint_seeds(c, rule="first256", root=None) -> list: return unseal(checkpoint_path(c, rule, root))[1]["seeds"]
+def checkpoint_seeds(c, rule="first256", root=None) -> list: return _its_own(c, rule, root)[1]["seeds"]
+
+# %% ../../nbs/5_evidence/04_dataset.ipynb #e4d012e7
+def _its_own(c, rule, root):
+    "(tensors, info) of a checkpoint file; `Damaged` if it says that it is another's, whatever it is called."
+    tensors, info = unseal(path := checkpoint_path(c, rule, root))
+    expected, got = (condition(c).name, rule), (info.get("condition"), info.get("rule"))
+    if got == expected: return tensors, info
+    raise Damaged(f"{path}: expected the checkpoint {expected}, got {got}, another one; fix: git checkout "
+                  f"checkpoints/{'.'.join(expected)}.safetensors")
 
 @torch.no_grad()
 def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:

@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['REPLACE', 'MAIN_SITES', 'shuffled', 'units', 'replacing', 'together', 'ablate', 'ablate_each', 'decode',
-           'whole_answer', 'split_rows', 'share_rows', 'score_rows', 'ablation_rows', 'null_rows', 'ablation_curve']
+           'whole_answer', 'split_rows', 'share_rows', 'score_rows', 'main_sites', 'ablation_rows', 'null_rows',
+           'ablation_curve']
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #e27aac78
+from functools import partial
 import re
 
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task, digits, exact, nulls, slices, spans, strata
-from ..models.condition import condition
-from ..models.population import predict, sites, checked
+from ..tasks.task import digits, exact, nulls, slices, spans, strata
+from ..models.edits import alike, applied, everywhere, of_members
+from .subject import opens, subject
 from .rows import rows, tidy
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c40d0b17
@@ -31,22 +33,23 @@ REPLACE = {"zero": torch.zeros_like,
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #2941931c
 def units(c) -> list:
-    "Names of a condition's heads and experts."
-    c = condition(c)
-    names = [f"H{h}" for h in range(c.n_heads)] + [f"E{e}" for e in range(c.n_experts)] * c.routed
-    return names if c.n_layers == 1 else [f"L{l}{n}" for l in range(c.n_layers) for n in names]
+    "Names of a condition's or a subject's heads and experts."
+    return subject(None, c).units
 
 def replacing(c, unit, how) -> dict:
-    """The edits (site → function) that replace a site, a head or an expert by zero, mean, resample or a function.
+    """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
+    says: by what a function makes of it, or by a tensor with a seed axis.
 
     Raises ValueError for what the model has not got, and for an expert of a dense FFN."""
-    c, found = condition(c), re.fullmatch(r"(?:L(\d+))?([HE])(\d+)", unit)
-    new = how if callable(how) else REPLACE[choose("replacement", how, list(REPLACE))]
-    if not found: return {choose("site", unit, sites(c), "use one of these; a model without FFN has no ffn_out"): new}
-    choose("unit", unit, units(c),
-           None if c.routed else "use a head or a site; a dense FFN has no experts to take apart")
-    prefix = "" if found[1] is None else f"L{found[1]}."
-    return _head(prefix, int(found[3]), new) if found[2] == "H" else _expert(prefix, int(found[3]), how, new)
+    s, out = subject(None, c), {}
+    named_one = not (callable(how) or isinstance(how, torch.Tensor))
+    new = REPLACE[choose("replacement", how, list(REPLACE))] if named_one else how
+    for name in _names(s, unit):
+        prefix, kind, i = re.fullmatch(r"(L\d+\.|)([HE]|)(.*)", name).groups()
+        if name not in s.units: out[name] = new
+        elif kind == "H": out[prefix + "z"] = partial(_put_head, int(i), new)
+        else: out |= _expert(prefix, int(i), how if named_one else "", new)
+    return out
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #3f78ef38
 def _partner(on):
@@ -59,25 +62,38 @@ def _partner(on):
     return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c2e2c966
+def _names(s, unit):
+    "What a subject calls a site or a unit, in every layer for `L*.`."
+    if not re.fullmatch(r"(L[\d*]+\.)?[HE]\d+", unit): return everywhere(unit, s.sites)
+    dense = not any("E" in u for u in s.units)
+    return everywhere(unit, s.units, "unit", "; a dense FFN has no experts to take apart" * dense)
+
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."
+    if value.shape != (asked := x.select(axis, i).shape):
+        raise ValueError(f"edit of a unit: expected shape {tuple(asked)}, got {tuple(value.shape)}; fix: "
+                         "return what was given, changed")
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
 
-def _head(prefix, h, new): return {prefix + "z": lambda z: _with(z, 3, h, new(z.select(3, h)))}
+def _put_head(h, new, z, own=None): return _with(z, 3, h, applied(new, z.select(3, h), own))
 
 def _expert(prefix, e, how, new):
     "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
     routed = {}
-    def look(g):
-        routed["here"] = g.select(3, e)[..., None]
-        return g
-    def put(out):
-        own, g = out.select(3, e), routed["here"]
-        if how == "resample": return _with(out, 3, e, own.take_along_dim(_partner(g > 0), 1))
-        if how != "mean": return _with(out, 3, e, new(own))
-        mean = (own * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
-        return _with(out, 3, e, mean.expand_as(own))
-    return {prefix + "gates": look, prefix + "expert_out": put}
+    return {prefix + "gates": partial(_look, routed, e),
+            prefix + "expert_out": partial(_put_expert, routed, e, how, new)}
+
+# %% ../../nbs/4_instruments/03_ablation.ipynb #f71014b9
+def _look(routed, e, g, own=None):
+    routed["here"] = g.select(3, e)[..., None]
+    return g
+
+def _put_expert(routed, e, how, new, out, own=None):
+    mine, g = out.select(3, e), routed["here"]
+    if how == "resample": return _with(out, 3, e, mine.take_along_dim(_partner(g > 0), 1))
+    if how != "mean": return _with(out, 3, e, applied(new, mine, own))
+    mean = (mine * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
+    return _with(out, 3, e, mean.expand_as(mine))
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #cc61aadf
 def together(c, edits) -> dict:
@@ -85,37 +101,53 @@ def together(c, edits) -> dict:
 
     A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
     it."""
-    out, own = {}, units(c)
-    for unit, how in sorted(edits.items(), key=lambda edit: edit[0] in own):
-        for site, f in replacing(c, unit, how).items():
-            out[site] = f if site not in out else lambda x, first=out[site], then=f: then(first(x))
+    s, out = subject(None, c), {}
+    for name, how in sorted(_spelt(s, edits).items(), key=lambda edit: edit[0] in s.units):
+        for site, f in replacing(s, name, how).items():
+            out[site] = f if site not in out else partial(_then, out[site], f)
     return out
 
+@opens
 def ablate(params, c, edits):
-    """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → replacement, or a function.
+    """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → as for `replacing`.
 
     Raises ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
-    return predict(params, checked(params, c),
-                   together(c, edits)) == get_task(condition(c).task).targets.to(params["W_E"].device)
+    s = subject(params, c)
+    s.check()
+    return s.predict(together(s, edits)) == s.task.targets.to(s.device)
 
+@opens
 def ablate_each(params, c, each):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
     if not each:
         raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
-    made, t = [together(c, edits) for edits in each], get_task(condition(c).task)
-    size = len(made) if params["W_E"].is_cuda else 1
-    return torch.cat([_side_by_side(params, c, made[i:i + size], t) for i in range(0, len(made), size)])
+    s = subject(params, c)
+    made, size = [together(s, edits) for edits in each], len(each) if torch.device(s.device).type == "cuda" else 1
+    return torch.cat([_side_by_side(s, made[i:i + size]) for i in range(0, len(made), size)])
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #070789dc
-def _side_by_side(params, c, made, t):
+def _spelt(s, edits):
+    "`edits` by the subject's own names, those of every layer each by its own; ValueError for a name given twice."
+    each = [(name, how) for unit, how in edits.items() for name in _names(s, unit)]
+    if len(out := dict(each)) == len(each): return out
+    twice = next(name for i, (name, _) in enumerate(each) if name in dict(each[:i]))
+    raise ValueError(f"edits: expected each site and unit once, got {twice!r} twice; fix: drop one of them")
+
+def _then(first, then, x, own=None): return applied(then, applied(first, x, own), own)
+
+def _stretches(made, site, x, own=None):
+    "x with the edit of each set in `made` on its own stretch of the batch."
+    return torch.cat([applied(m[site], part, own) if site in m else part
+                      for m, part in zip(made, x.chunk(len(made), 1))], 1)
+
+def _side_by_side(s, made):
     "Right predictions (edit, s, n, read) of several sets of edits in one pass, each on its own stretch of the batch."
-    def at(site): return lambda x: torch.cat([m[site](part) if site in m else part
-                                              for m, part in zip(made, x.chunk(len(made), 1))], 1)
-    edits = {site: at(site) for site in {site for m in made for site in m}}
-    said = predict(params, c, edits, t.tokens.repeat(len(made), 1))
+    t, edits = s.task, {site: partial(_stretches, made, site) for site in {site for m in made for site in m}}
+    said = s.predict(edits, t.tokens.repeat(len(made), 1))
     return said.unflatten(1, (len(made), len(t))).movedim(1, 0) == t.targets.to(said.device)
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ddfabcbf
+@opens
 def decode(params, c, edits=None):
     """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by
     zero.
@@ -124,18 +156,17 @@ def decode(params, c, edits=None):
     prefix a token may go to an expert that it did not go to teacher forced, where there is no output to keep: raises
     ValueError for other replacements of experts, and for a task whose answers are not written from left to right, token
     by token."""
-    c, edits = condition(c), edits or {}
-    t = get_task(c.task)
+    s = subject(params, c)
+    t, edits = s.task, _spelt(s, edits or {})
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
         raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: "
                          "use ablate")
-    together(c, edits)                                                           # refuses before any work
+    alike(together(s, edits), s.n_seeds if edits else 1, 1)                       # refuses before any work
     for unit, how in edits.items():
-        if unit in units(c) and "E" in unit and how != "zero":
+        if unit in s.units and "E" in unit and not (isinstance(how, str) and how == "zero"):
             raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's "
                              "own prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
-    one = lambda i: _decode({n: v[i:i + 1] for n, v in params.items()}, c, t, edits)
-    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+    return torch.cat([_decode(m, edits, slice(i, i + 1), s.n_seeds) for i, m in enumerate(s.members())])
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #9f4fe799
 def _kept(how):
@@ -146,13 +177,14 @@ def _kept(how):
         return seen[0]
     return put
 
-def _decode(params, c, t, edits):
-    made = together(c, {u: how if callable(how) else _kept(how) for u, how in edits.items()})
-    tokens = t.tokens.to(params["W_E"].device).clone()
-    said = predict(params, c, made, tokens)
-    for j, at in enumerate(t.read[1:], 1):
-        tokens[:, at] = said[0, :, j - 1]
-        said[:, :, j] = predict(params, c, made, tokens)[:, :, j]
+def _decode(s, edits, at, of):
+    "`decode` of member `at` of a population of `of`, given as a subject of its own."
+    t, keep = s.task, {u: _kept(how) if isinstance(how, str) else how for u, how in edits.items()}
+    made, tokens = of_members(together(s, keep), at, of), t.tokens.to(s.device).clone()
+    said = s.predict(made, tokens)
+    for j, place in enumerate(t.read[1:], 1):
+        tokens[:, place] = said[0, :, j - 1]
+        said[:, :, j] = s.predict(made, tokens)[:, :, j]
     return said
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ba5566c2
@@ -191,37 +223,49 @@ def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
 # %% ../../nbs/4_instruments/03_ablation.ipynb #21e49eff
 MAIN_SITES = ("attn_out", "ffn_out")
 
+def main_sites(c) -> list:
+    "Those of `MAIN_SITES` that a subject has; with several layers those of all together, `L*.`, and of each."
+    s = subject(None, c)
+    each = [n for m in MAIN_SITES for n in s.sites if n.split(".")[-1] == m]
+    return [f"L*.{m}" for m in MAIN_SITES if f"L1.{m}" in each] + each
+
+@opens
 def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites=MAIN_SITES, splits=None, fine=False,
                   **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B).
 
-    `labels`: stream, rule, step and any other row column; `splits` as in `score_rows`. Only `MAIN_SITES` is cut to the
-    sites that the model has. `fine` adds each head and expert, and digits on the model's own prefix."""
-    c = checked(params, c, seeds)
-    t = get_task(c.task)
-    here = [s for s in at_sites if s in sites(c) or at_sites is not MAIN_SITES]
-    labels = dict(condition=c.name) | labels
-    out = score_rows(predict(params, c), t, seeds, splits, **labels)
+    `labels`: stream, rule, step and any other row column; `splits` as in `score_rows`. `MAIN_SITES` stand for
+    `main_sites`. `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
+    s = subject(params, c)
+    s.check(seeds)
+    here, labels = _asked(s, at_sites), dict(condition=s.name) | labels
+    out = score_rows(s.predict(), s.task, seeds, splits, **labels)
     for site in here:
         for edit in edits:
             choose("replacement", edit, list(REPLACE))
-            said = predict(params, c, together(c, {site: edit}))
-            out += score_rows(said, t, seeds, splits, site=site, edit=edit, **labels)
-    if fine: out += _fine(params, c, t, seeds, here, edits, labels)
+            out += score_rows(s.predict(together(s, {site: edit})), s.task, seeds, splits, site=site,
+                              edit=edit, **labels)
+    if fine: out += _fine(s, seeds, here, edits, labels)
     return tidy(out)
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ebbdc19b
-def _fine(params, c, t, seeds, here, edits, labels):
+def _asked(s, at_sites):
+    "The sites to be ablated, by the subject's names."
+    if here := main_sites(s) if at_sites is MAIN_SITES else list(at_sites):
+        return [site if site.startswith("L*.") else _names(s, site)[0] for site in here if _names(s, site)]
+    raise ValueError(f"sites: expected one or more of {', '.join(s.sites)}, got none; fix: at_sites=({s.sites[0]!r},)")
+
+def _fine(s, seeds, here, edits, labels):
     "Row frames for heads and experts, without their copy shares, and for main sites on the model's own prefix."
-    out = []
+    out, t = [], s.task
     few = ["all"] + [n for n in strata(t) if n.startswith(("operation", "count"))]
-    for edit in [e for e in edits if e != "resample"]:
-        for unit, right in zip(units(c), ablate_each(params, c, [{u: edit} for u in units(c)])):
-            site = "z" if "H" in unit else "expert_out"
+    for edit in [e for e in edits if e != "resample"] if s.units else []:
+        for unit, right in zip(s.units, ablate_each(s, [{u: edit} for u in s.units])):
+            site = unit[:unit.rfind(".") + 1] + ("z" if "H" in unit else "expert_out")
             out.append(share_rows(right, t, seeds, few, metric="digits", site=site, edit=edit, unit=unit, **labels))
     if not t.causal: return out
-    for site, edit in [("none", "none")] + [(s, e) for s in here for e in edits if e != "resample"]:
-        right = decode(params, c, {} if site == "none" else {site: edit}).cpu() == t.targets
+    for site, edit in [("none", "none")] + [(x, e) for x in here for e in edits if e != "resample"]:
+        right = decode(s, {} if site == "none" else {site: edit}).cpu() == t.targets
         out.append(share_rows(right, t, seeds, ["all"], metric="digits_alone", site=site, edit=edit, **labels))
     return out
 
@@ -233,8 +277,10 @@ def null_rows(t) -> pd.DataFrame:
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #a50f6d12
 @torch.no_grad()
+@opens
 def ablation_curve(params, c) -> dict:
-    "Digits accuracy (s,) with FFN or attention replaced by zero or mean; a measure for `training.evaluate`."
-    t, c = get_task(condition(c).task), condition(c)
-    return {f"{edit}_{site}": digits(ablate(params, c, {site: edit}), t)
-            for site in MAIN_SITES if site in sites(c) for edit in ("zero", "mean")}
+    """Digits accuracy (s,) with FFN or attention, that of all layers, replaced by zero or mean; a measure for
+    `training.evaluate`."""
+    s = subject(params, c)
+    own = [m for m in MAIN_SITES if any(n.split(".")[-1] == m for n in s.sites)]
+    return {f"{edit}_{m}": digits(ablate(s, {f"L*.{m}": edit}), s.task) for m in own for edit in ("zero", "mean")}

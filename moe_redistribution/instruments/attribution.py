@@ -14,8 +14,10 @@ from ..models.condition import condition
 from .trace import trace, parts, SPLITS
 from ..models.population import checked
 from .rows import rows, tidy
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #a1c60fd0
+@reads_weights
 def attribution(params, c, by="component", centred=True, freeze_norm=False) -> dict:
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
 
@@ -86,6 +88,7 @@ def rank1_share(by_rank):
     return by_rank[:, 0].abs() / by_rank.abs().sum(1)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #c26fcea2
+@reads_weights
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,
     and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""

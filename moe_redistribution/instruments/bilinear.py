@@ -16,6 +16,7 @@ from ..tasks.errors import choose
 from ..models.condition import condition
 from ..models.population import forward, init, checked
 from .rows import rows, tidy
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #56a863fb
 def bilinear(c):
@@ -170,6 +171,7 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
     return out
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #8e188ed6
+@reads_weights
 def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     """Rows of a gated population of modular addition (s = len(seeds)), metrics as in `scores`; site: `READERS`.
 

@@ -8,11 +8,10 @@ __all__ = ['without_copy', 'copying_nulls', 'copying_rows']
 # %% ../../nbs/4_instruments/04_copying.ipynb #25916022
 import pandas as pd
 import torch
-from ..tasks.task import get_task, nulls
-from ..models.condition import condition
-from ..models.population import forward, sites, checked
+from ..tasks.task import nulls
 from .rows import rows, tidy
-from .ablation import together, MAIN_SITES
+from .ablation import main_sites, together
+from .subject import opens, subject
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #a0c111c4
 def _asked(t):
@@ -25,18 +24,16 @@ def _asked(t):
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #bb5dc78a
 @torch.no_grad()
+@opens
 def without_copy(params, c, edits=None):
     """Predictions (s, n, read) with the current token ruled out, and the inputs (n, read) on which it is not the
     answer.
 
     `edits` as for `ablation.ablate`. ValueError for tasks that do not answer in the tokens that they read."""
-    c, t = condition(c), get_task(condition(c).task)
-    current, asked = (x.to(params["W_E"].device) for x in _asked(t))
-    made = together(c, edits or {})
-    def one(i):
-        out = forward({n: v[i:i + 1] for n, v in params.items()}, t.tokens.to(current.device), c, made, read_only=True)
-        return out.scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf).argmax(-1)
-    return torch.cat([one(i) for i in range(len(params["W_E"]))]), asked
+    s = subject(params, c)
+    current, asked = (x.to(s.device) for x in _asked(s.task))
+    def one(m, made): return m.read_out(made).scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf)
+    return torch.cat([one(*m).argmax(-1) for m in s.each(together(s, edits or {}))]), asked
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
 def copying_nulls(t) -> pd.DataFrame:
@@ -50,19 +47,20 @@ def copying_nulls(t) -> pd.DataFrame:
     return pd.DataFrame({n: mean(hit) for n, hit in hits.items()}, index=list(t.positions[1:3]))
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #508a6705
+@opens
 def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,
     with that token ruled out; unablated, and attention and FFN under each replacement (a control for §4.1, App. B).
 
     ValueError as `without_copy`."""
-    c, out = checked(params, c, seeds), []
-    t = get_task(c.task)
-    todo = [("none", "none")] + [(s, e) for s in MAIN_SITES if s in sites(c) for e in edits]
+    s, out = subject(params, c), []
+    s.check(seeds)
+    t, todo = s.task, [("none", "none")] + [(site, e) for site in main_sites(s) for e in edits]
     for site, edit in todo:
-        said, asked = without_copy(params, c, {} if site == "none" else {site: edit})
+        said, asked = without_copy(s, {} if site == "none" else {site: edit})
         right = said == t.targets.to(said.device)
         for j in t.scored:
             at = asked[:, j]
-            out.append(rows(right[:, at, j].double().mean(1).cpu(), seeds, condition=c.name, site=site, edit=edit,
+            out.append(rows(right[:, at, j].double().mean(1).cpu(), seeds, condition=s.name, site=site, edit=edit,
                             position=t.positions[j], metric="digits_no_copy", n_examples=int(at.sum()), **labels))
     return tidy(out)

@@ -16,6 +16,7 @@ from ..tasks.task import get_task, P
 from ..models.condition import condition
 from ..models.population import forward, ffn_half, layer, unembed, checked
 from .rows import rows, tidy
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #6aa6ea59
 def group_mean(h, groups, weight=None):
@@ -254,6 +255,7 @@ def _directions(h, site, groups):
     for k in range(min(6, share.shape[1])): yield "pc_concentration_paper", site, f"pc{k + 1}", share[:, k]
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #1f2d2441
+@reads_weights
 def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.

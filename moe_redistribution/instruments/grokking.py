@@ -24,6 +24,7 @@ from .rows import rows, tidy
 from .fourier import (concentration, contribution, dead_share, group_mean, neurons,
                                                     spectrum, weighted)
 from ..training.loop import ATTENTION, EXPERTS, fresh, unflatten
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #81cfde7b
 RUN = ["condition", "stream", "seed"]
@@ -261,6 +262,7 @@ def progress(params, c, keys=None) -> dict:
     return losses | counted | embedding_gini(params, c) | weight_norms(params)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #ec4f860e
+@reads_weights
 def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) at one checkpoint, with its untrained twin under the edit `untrained`.
 

@@ -15,6 +15,7 @@ from ..models.condition import condition
 from ..models.population import predict, checked
 from .rows import rows, tidy
 from .ablation import together
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #3cfa6166
 def parts_of(t, hold) -> dict:
@@ -39,6 +40,7 @@ def _with_rule(c):
     if c.hold: return c, get_task(c.task)
     raise ValueError(f"heldout: expected a condition with a held-out rule; got {c.name}; fix: add +hold_tens9")
 
+@reads_weights
 def generalisation(params, c, edits=None) -> pd.DataFrame:
     """Exact match of each seed on each part of the examples: one column a part, one row a seed.
 
@@ -48,6 +50,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #f4f0c6a7
+@reads_weights
 def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
     c, t = _with_rule(checked(params, c, seeds))

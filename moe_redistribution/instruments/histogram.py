@@ -23,6 +23,7 @@ from ..models.population import ffn_half, forward, layer, predict, shapes, check
 from .rows import rows, tidy
 from .ablation import together
 from .probes import Setting, descend, part, probe, shuffle
+from .subject import reads_weights, subject
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #d7152edc
 D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: token, position, x, y, bag, logits
@@ -199,22 +200,24 @@ def read_out(logits, truth, tokens=None) -> float:
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #80f1bc62
 @torch.no_grad()
+@reads_weights
 def known_of_count(params, c, edits, among=None) -> dict:
     """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
 
     `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
     is asked about, or all. Raises ValueError as `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
-    truth, made = counts(t.tokens), together(c, edits)
-    def one(i):
-        own, at = {n: v[i:i + 1] for n, v in params.items()}, slice(None) if among is None else among[i]
-        logits = forward(own, t.tokens.to(own["W_E"].device), c, made, read_only=True)[0].cpu()[at]
+    truth = counts(t.tokens)
+    def one(i, m, made):
+        at = slice(None) if among is None else among[i]
+        logits = m.read_out(made)[0].cpu()[at]
         return what_it_knows(logits.argmax(-1).flatten() + 1,
                              truth[at].flatten()) | {"readout": read_out(logits, truth[at])}
-    each = [one(i) for i in range(len(params["W_E"]))]
+    each = [one(i, *m) for i, m in enumerate(subject(params, c).each(together(c, edits)))]
     return {k: torch.tensor([e[k] for e in each]) for k in each[0]}
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #888fd3a4
+@reads_weights
 def by_count(params, c, edits, among=None) -> torch.Tensor:
     """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
 
@@ -229,6 +232,7 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
 # %% ../../nbs/4_instruments/15_histogram.ipynb #e1c59d3c
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
+@reads_weights
 def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what
     answers know (App. H).

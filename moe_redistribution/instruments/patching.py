@@ -16,6 +16,7 @@ from ..models.population import ffn_half, gates, layer, rms_norm, unembed, route
 from ..models.experts import dispatch
 from .trace import trace, parts
 from .rows import rows, tidy
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #614ef3a1
 PATCHING_PROTOCOLS = ("audited", "paper", "control")
@@ -119,6 +120,7 @@ def _by_token(here, tokens, params, c):
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #e218e3fa
 @torch.no_grad()
+@reads_weights
 def patch(params, c, chosen, sites=None) -> dict:
     """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
 
@@ -213,6 +215,7 @@ def into(task, chosen) -> dict:
     return {where: {"all": torch.ones(len(ask), dtype=bool)} | own(ask) for where, ask in asked.items()}
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #d1e0ed72
+@reads_weights
 def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
     task = get_task(condition(c).task)
@@ -225,6 +228,7 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
 # %% ../../nbs/4_instruments/06_patching.ipynb #5863687a
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
+@reads_weights
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     """Rows of a population, by position. Edits: patch (audited pairs), patch25 (the authors') and same (control).
 

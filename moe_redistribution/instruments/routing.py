@@ -20,6 +20,7 @@ from ..tasks.errors import choose
 from ..models.condition import condition
 from ..models.population import forward, checked
 from .rows import rows, tidy
+from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #1bcaf32f
 def routed(params, c, seeds=None):
@@ -39,6 +40,7 @@ def each_seed(params):
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #8744894b
 @torch.no_grad()
+@reads_weights
 def routes(params, c, everywhere=False):
     """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
 
@@ -222,6 +224,7 @@ def _load_rows(params, chosen, t, c, put):
             put("coactivation", chance[:, i, j], unit=f"E{i}E{j}", edit="independent")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #879ac4a8
+@reads_weights
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.
 

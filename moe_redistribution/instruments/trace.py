@@ -10,30 +10,31 @@ from dataclasses import dataclass, field
 
 import torch
 from einops import einsum
-from ..tasks.task import check_tokens, get_task
 from ..tasks.errors import choose
-from ..models.condition import Condition, condition
-from ..models.population import forward, sites
+from ..models.edits import named
+from .subject import Subject, Population, subject
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #be244c7b
 @dataclass
 class Trace:
-    "Activations of a population by site, each (seed, batch, position, …); see `models.sites`."
-    condition: Condition
+    "Activations of a [subject](01b_subject.ipynb) by site, each (seed, batch, position, …); see `population.sites`."
+    subject: Subject
     tokens: torch.Tensor = field(repr=False)
     activations: dict = field(repr=False)
 
     def __getitem__(self, site):
+        site = named(site, self.subject.sites)
         return self.activations[choose("site", site, list(self.activations), "ask `trace` for it or use one of these")]
 
 @torch.no_grad()
-def trace(params, tokens, c, keep=None, edits=None) -> Trace:
-    "Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered."
-    c, sink = condition(c), {}
-    check_tokens(tokens, get_task(c.task), beginnings=True)
-    for site in keep or (): choose("site", site, sites(c), "use one of these")
-    forward(params, tokens, c, edits, sink)
-    return Trace(c, tokens, {s: v for s, v in sink.items() if keep is None or s in keep})
+def trace(params, tokens, c=None, keep=None, edits=None) -> Trace:
+    """Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered.
+
+    Of parameters and their condition, or `trace(subject, tokens)`."""
+    s, sink = subject(params, c), {}
+    keep = s.sites if keep is None else [named(site, s.sites) for site in keep]
+    s.run(tokens, edits, sink)
+    return Trace(s, tokens, {site: v for site, v in sink.items() if site in keep})
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #8b0bcc86
 SPLITS = ("component", "head", "source", "expert", "all")
@@ -43,10 +44,12 @@ def parts(tr:Trace, params, by="component") -> dict:
 
     Names: embed, attn_out, ffn_out; finer ones in their place: tok and pos; H0…Hn or, by source, the task's places, and
     b_O; E0…En, and b_down. A model without a router keeps its FFN whole. Raises ValueError for several layers."""
-    c = tr.condition
     choose("split", by, SPLITS)
-    if c.n_layers > 1:
-        raise ValueError(f"parts: expected one layer, got {c.n_layers}; fix: read `resid_post` of each layer")
+    if not isinstance(tr.subject, Population):
+        raise ValueError(f"parts: expected a population, whose weights it reads, got {tr.subject.name}; fix: "
+                         "read its sites")
+    if (n := tr.subject.n_layers) > 1:
+        raise ValueError(f"parts: expected one layer, got {n}; fix: read `resid_post` of each layer")
     return _embedding(tr, params, by) | _attention(tr, params, by) | _ffn(tr, params, by)
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #6e7410c9
@@ -61,12 +64,12 @@ def _attention(tr, params, by):
     W_O, biases = params["W_O"][:, 0], {"b_O": params["b_O"][:, 0, None, None].expand_as(tr["embed"])}
     if by == "source":
         fetched = einsum(tr["pattern"], tr["v"], W_O, "s b h i j, s b j h k, s h k d -> s b i j d")
-        return dict(zip(get_task(tr.condition.task).places, fetched.unbind(3))) | biases
+        return dict(zip(tr.subject.task.places, fetched.unbind(3))) | biases
     heads = einsum(tr["z"], W_O, "s b t h k, s h k d -> s b t h d")
     return {f"H{h}": x for h, x in enumerate(heads.unbind(3))} | biases
 
 def _ffn(tr, params, by):
-    c = tr.condition
+    c = tr.subject.condition
     if c.ffn == "no_ffn": return {}
     bias = by == "all" and not c.gated
     if by not in ("expert", "all") or not c.routed:

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..tasks.task import check_tokens, get_task, read_at
-from ..tasks.errors import choose
 from .condition import Condition, condition
+from .edits import alike, of_members, watching
 
 # %% ../../nbs/2_models/02_population.ipynb #562d00e8
 def shapes(c:Condition) -> dict:
@@ -190,19 +190,12 @@ def looked_up(table, tokens, c):
     return table[seed, torch.arange(tokens.shape[-1], device=tokens.device), tokens]
 
 # %% ../../nbs/2_models/02_population.ipynb #81d623da
-def watcher(c:Condition, edits=None, sink=None):
-    "The function `at(site, value)` that a forward pass calls at every site: applies edits, fills the sink."
-    edits = edits or {}
-    for site in edits: choose("site", site, sites(c), "use one of these; a model without FFN or router lacks some")
-    def at(site, value):
-        new = edits[site](value) if site in edits else value
-        if (of := lambda x: f"{tuple(getattr(x, 'shape', ()))} "
-            f"{getattr(x, 'dtype', type(x).__name__)}")(new) != of(value):
-            raise ValueError(f"edit of {site!r}: expected shape and type {of(value)}, got {of(new)}; "
-                             "fix: return what was given, changed")
-        if sink is not None: sink[site] = new
-        return new
-    return at
+def watcher(c:Condition, edits=None, sink=None, of=1, read_only=False):
+    "`edits.watching` of a population of `of`; with `read_only` the last sites have only the read-out positions."
+    t, last = get_task(c.task), "" if c.n_layers == 1 else f"L{c.n_layers - 1}."
+    late = {"logits", *(last + s for s in SITES[SITES.index("resid_mid") + 1:])} if read_only else ()
+    def keep(site, v): return v[:, :, list(t.read)] if site in late and v.ndim > 3 and v.shape[2] == t.n_ctx else v
+    return watching(sites(c), edits, sink, of, keep)
 
 def block(p, x, c, at, causal, keep=slice(None)):
     "One layer on the residual stream x (s b t d): output, balance loss (s,). `keep`: positions kept after attention."
@@ -232,14 +225,15 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
             read_only=False):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
 
-    `edits`: site → function of the activation (returning one of the same shape); `sink`: a dict that gets all sites.
+    `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
     attention. Raises ValueError for an edit that matches no site, and for the last two together."""
     c = condition(c)
     if with_balance and read_only:
         raise ValueError("forward: expected with_balance or read_only, got both: the balance "
                          "loss looks at all positions; fix: drop one of them")
-    t, at, S = get_task(c.task), watcher(c, edits, sink), len(params["W_E"])
+    t, S = get_task(c.task), len(params["W_E"])
+    at = watcher(c, edits, sink, S, read_only)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     seed = torch.arange(S, device=tokens.device)[:, None, None]
     x = at("embed", params["W_E"][seed, tokens] + params["W_pos"][:, None, :tokens.shape[-1]])
@@ -261,14 +255,17 @@ SIDE_BY_SIDE = 16                                                            # s
 def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
     """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
-    After attention `edits` see only the read-out positions. ValueError for tokens that the task has not got."""
+    After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
+    taken. ValueError for tokens that the task has not got, and for a function that brings all members' tensors
+    along."""
     c, S = condition(c), len(params["W_E"])
     tokens = (get_task(c.task).tokens if tokens is None
               else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     n = SIDE_BY_SIDE if tokens.is_cuda else 1                                # a CPU keeps one seed in its cache
-    some = lambda i: forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c, edits,
-                             read_only=True)
+    alike(edits, S, n)
+    def some(i): return forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c,
+                                of_members(edits, slice(i, i + n), S), read_only=True)
     return torch.cat([some(i).argmax(-1) for i in range(0, S, n)])
 
 # %% ../../nbs/2_models/02_population.ipynb #51bac86c

@@ -19,7 +19,7 @@ from ..tasks.errors import choose
 from ..tasks.task import get_task
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import Store, Run, seal, unseal, machine, Damaged
+from .store import Store, Run, seal, set_aside, unseal, unseal_state, machine, Damaged
 from .executors import open_executor, processes, watch, Tell, Bars
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
@@ -53,7 +53,9 @@ def pack(members:Members):
 def unpack(tensors, info, device="cpu") -> Members:
     "The members that `pack` packed."
     c, best, gens = condition(info["condition"]), {}, []
-    if info["key"] != c.key: raise Damaged(f"state of {c.name}: written under another recipe; fix: delete it")
+    if info["key"] != c.key:
+        raise Damaged(f"state of {c.name}: expected the key {c.key}, got {info['key']}, of another recipe; fix: "
+                      "delete it")
     for i, s in enumerate(info["seeds"]):
         gens.append(generators(s, info["stream"]))
         for n, g in gens[-1].items(): g.set_state(tensors[f"gen/{i}/{n}"])
@@ -83,17 +85,21 @@ def left_behind(store, c, seeds, stream, device) -> list:
     furthest."""
     own, found, best = group_path(store, c, seeds, stream), [], {}
     for path in sorted(own.parent.glob("*.state"), key=lambda p: p != own):
-        try: tensors, info = unseal(path)
-        except (Damaged, FileNotFoundError) as e:
-            if path == own: print(f"{e}; starting this group again", file=sys.stderr), path.unlink(missing_ok=True)
+        try: tensors, info = unseal_state(path, c, seeds, stream) if path == own else unseal(path)
+        except FileNotFoundError: continue                                    # its group has just ended
+        except Damaged as e:
+            if path == own:
+                print(f"{e}. Moved aside as {set_aside(path).name}; starting this group again", file=sys.stderr)
             continue
-        if info["stream"] == stream and {*info["seeds"]} & {*seeds}: found.append(unpack(tensors, info, device))
+        if (info["key"], info["stream"]) == (c.key, stream) and {*info["seeds"]} & {*seeds}:
+            found.append(unpack(tensors, info, device))
     for i, p in enumerate(found):
         for s, step in zip(p.seeds, p.step.tolist()):
             if s in seeds and step > best.get(s, (-1, 0))[0]: best[s] = step, i
     for i, p in enumerate(found): p.keep([best.get(s, (0, None))[1] == i for s in p.seeds])
     return [p for p in found if p.seeds]
 
+# %% ../../nbs/3_training/06_groups.ipynb #5f6d021c
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
@@ -110,7 +116,9 @@ def gather_members(store, c, seeds, stream, until, steps, device):
         if run is None: return fresh(c, [s], stream, device)
         if _answers(run, until, steps): return None
         try: left = store.resume(c, s, stream)
-        except Damaged as e: left = print(f"{e}; starting this seed again", file=sys.stderr)
+        except Damaged as e:
+            moved, left = set_aside(store.path(c, s, stream).with_suffix(".resume")), None
+            print(f"{e}. Moved aside as {moved.name}; starting this seed again", file=sys.stderr)
         return unpack(*left, device) if left else fresh(c, [s], stream, device)
     def stale(s, step):
         "Has a member of the state been overtaken by its stored run, which another grouping may have trained further?"

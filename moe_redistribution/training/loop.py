@@ -19,7 +19,7 @@ from torch.optim.adamw import adamw
 from ..tasks.task import get_task, digits, exact
 from ..tasks.data import generators, batches, held_back, split
 from ..models.condition import Condition, condition
-from ..models.population import init_one, shapes, predict
+from ..models.population import checked, init_one, shapes, predict
 from .engine import gradients
 
 # %% ../../nbs/3_training/03_loop.ipynb #d9817526
@@ -60,9 +60,12 @@ def unflatten(flat, c) -> dict:
         at += n
     return out
 
-def flatten(params) -> torch.Tensor:
-    "Parameters with a leading seed axis → rows (s, p), in the order of `shapes`."
-    return torch.cat([v.reshape(len(v), -1) for v in params.values()], 1)
+def flatten(params, c) -> torch.Tensor:
+    """Parameters with a leading seed axis → rows (s, p), in the order of `shapes`, whatever theirs is.
+
+    ValueError for names and shapes that are not the condition's."""
+    c = checked(params, c)
+    return torch.cat([params[n].reshape(len(params[n]), -1) for n in shapes(c)], 1)
 
 # %% ../../nbs/3_training/03_loop.ipynb #72640fb0
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")
@@ -118,7 +121,7 @@ def fresh(c, seeds, stream, device="cpu") -> Members:
     "Members at step 0."
     gens = [generators(s, stream) for s in seeds]
     members = [init_one(c, g["weights"]) for g in gens]
-    w = flatten({n: torch.stack([p[n] for p in members]) for n in shapes(c)}).to(device)
+    w = flatten({n: torch.stack([p[n] for p in members]) for n in shapes(c)}, c).to(device)
     S, none = len(seeds), torch.zeros(len(seeds), dtype=torch.long, device=device)
     best = {r: {"value": torch.zeros(S, device=device), "step": none.clone(), "w": w.clone()} for r in rules(c)}
     return Members(c, stream, list(seeds), w, torch.zeros_like(w), torch.zeros_like(w), none.clone(), none.clone(),
