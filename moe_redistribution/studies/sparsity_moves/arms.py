@@ -6,7 +6,7 @@
 __all__ = ['TABLE1', 'FIGURE1', 'ARMS', 'GELU', 'LABELS', 'SHAPES7', 'MODADD4', 'HIST4']
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #2ea8c50d
-from ...evidence.figures import named
+from ...evidence.figures import labelled
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #9831a7a1
 TABLE1 = {"FFN": "add7/ffn-h256-silu", "Narrow FFN": "add7/ffn-h64-silu",
@@ -16,7 +16,7 @@ FIGURE1 = {"GLU": "add7/glu-h170-silu", "MoE, top-2": "add7/moe-e4k2-h256-silu"}
 ARMS = {"FFN, lr × ¼": "add7/ffn-h256-silu+ffnlr0.25", "MoE, lr × 4": "add7/moe-e4k1-h256-silu+ffnlr4"}
 GELU = {"Narrow FFN, GELU": "add7/ffn-h64-gelu", "MoE, frozen router, GELU": "add7/moe-e4k1-h256-gelu+frozen",
         "MoE, top-2, GELU": "add7/moe-e4k2-h256-gelu"}
-LABELS = named({name: label for label, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()})
+LABELS = labelled({name: label for label, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()})
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #a59b4030
 SHAPES7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256",
