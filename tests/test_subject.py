@@ -10,7 +10,8 @@ from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.copying import copying_rows
 from moe_redistribution.instruments.patching import patching_rows
 from moe_redistribution.instruments.patterns import pattern_rows, patterns
-from moe_redistribution.instruments.rerouting import answers, routes_held
+from moe_redistribution.instruments.grokking import answers
+from moe_redistribution.instruments.rerouting import routes_held
 from moe_redistribution.instruments.routing import routes
 from moe_redistribution.instruments.subject import Population, Subject, Wrapped, subject
 from moe_redistribution.instruments.trace import parts, trace

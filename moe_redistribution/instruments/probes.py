@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROBED_SHARE', 'SETTINGS', 'L2', 'PROBED_SITES', 'ANSWER', 'part', 'Setting', 'converge', 'whitened', 'descend',
-           'probe', 'shuffle', 'lookup', 'tokens_alone', 'features', 'answer_rows']
+           'probe', 'shuffle', 'lookup', 'tokens_alone', 'features', 'probe_rows', 'answer_rows']
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #aedf9b55
 from dataclasses import dataclass
@@ -209,14 +209,8 @@ def _sites(c, at_sites):
     return [s for s, last in zip(sites(c), own) if last in at_sites]
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #e714a98f
-<<<<<<< /tmp/tmpoz_y5sk_.txt
-def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, **labels) -> pd.DataFrame:
-||||||| /tmp/tmp4g4f5exu.txt
-def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels) -> pd.DataFrame:
-=======
 @reads_weights
-def probe_rows(params, c, seeds, settings=("audited",), at_sites=SITES, **labels) -> pd.DataFrame:
->>>>>>> /tmp/tmpsl5tycuh.txt
+def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) by site and place (App. B): operation_ and carry_ + accuracy, control,
     balanced, balanced_control; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code`
     take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
