@@ -11,8 +11,8 @@ from moe_redistribution.models import experts
 from moe_redistribution.training.store import population as models
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.engine import fast_loss, flops
-from moe_redistribution.models.experts import dispatch
-from moe_redistribution.models.population import ffn_shapes, init
+from moe_redistribution.models.ffn import dispatch, ffn_shapes
+from moe_redistribution.models.population import init
 from moe_redistribution.tasks.task import get_task
 
 ADD7 = get_task("add7")

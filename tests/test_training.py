@@ -12,12 +12,13 @@ from hypothesis import given, strategies as st
 import moe_redistribution
 from moe_redistribution.training import engine
 from moe_redistribution.models.condition import condition
+from moe_redistribution.models.events import ATTENTION, EXPERTS
 from moe_redistribution.models.population import forward
 from moe_redistribution.tasks.data import draw, generators, training_pool
 from moe_redistribution.training.groups import merge, train_group
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import EOS, digits, exact, get_task
-from moe_redistribution.training.loop import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval, unflatten,
+from moe_redistribution.training.loop import (evaluate, fresh, settled, train_interval, unflatten,
                                               update_rules, without_subnormals)
 from plain import examples, load_member, optimiser, plain_train
 
@@ -37,6 +38,7 @@ def train(name, seeds, n, stream="authors"):
 ELSEWHERE = """
 import sys, torch
 from moe_redistribution.models.condition import condition
+from moe_redistribution.models.events import ATTENTION, EXPERTS
 from moe_redistribution.training.loop import fresh, train_interval
 path, *work = sys.argv[1:]
 rows = {}

@@ -20,7 +20,7 @@ import moe_redistribution
 from ..tasks.errors import choose
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
-from ..models.condition import condition, RECIPES
+from ..models.condition import condition
 from ..training.store import unseal
 from ..models.population import predict
 from ..training.loop import TASK_RULES
@@ -128,7 +128,7 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 def far_enough(runs=None) -> dict:
     "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
-    ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: RECIPES[c.task]["steps"])),
+    ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: c.steps)),
                  ["condition", "stream"])
     own_rule = by_condition(runs, lambda c: f"{TASK_RULES[c.task][0]}_reached")
     first = np.logical_or.reduce([(own_rule == rule) & runs[rule].eq(True) for rule in own_rule.unique()])
@@ -142,7 +142,7 @@ def run_rows(runs) -> pd.DataFrame:
     """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the
     `epoch` if so, and `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of
     survival analysis."""
-    end, out = by_condition(runs, lambda c: RECIPES[c.task]["steps"]), []
+    end, out = by_condition(runs, lambda c: c.steps), []
     whole = runs["step"] >= end
     for name, own in runs[runs["failed"].isna()].groupby("condition"):
         for rule in TASK_RULES[condition(name).task]:

@@ -53,7 +53,7 @@ def write_frame(frame, path):
 # %% ../../nbs/7_record/01_runs.ipynb #69a5df96
 def has(run, rule) -> bool:
     "Are there weights by a rule? The last ones of a run that was cut short are not `final`."
-    return rule in run.weights and (rule != "final" or run.step >= RECIPES[run.condition.task]["steps"])
+    return rule in run.weights and (rule != "final" or run.step >= run.condition.steps)
 
 def reach(run, rules=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose
 from ..tasks.task import get_task
+from ..models.events import renamed
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
 from .store import Store, Run, seal, unseal, machine, Damaged
@@ -52,7 +53,7 @@ def pack(members:Members):
 
 def unpack(tensors, info, device="cpu") -> Members:
     "The members that `pack` packed."
-    c, best, gens = condition(info["condition"]), {}, []
+    c, best, gens = condition(renamed(info["condition"])), {}, []
     if info["key"] != c.key: raise Damaged(f"state of {c.name}: written under another recipe; fix: delete it")
     for i, s in enumerate(info["seeds"]):
         gens.append(generators(s, info["stream"]))
@@ -97,7 +98,7 @@ def left_behind(store, c, seeds, stream, device) -> list:
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
-    if until == "full" or run.step <= run.condition.reset: return False
+    if until == "full" or run.step <= run.condition.last_event: return False
     first = run.manifest["rules"][rules(run.condition)[0]]      # a stored manifest has them in the order of their names
     return run.manifest["settled"] or until == "first" and first["reached"]
 
@@ -183,7 +184,7 @@ def finish(store, members, done, steps, group):
         run = to_run(members, i, steps, group)
         alone = Members(**{k: getattr(members, k) for k in members.__dataclass_fields__})
         alone.keep([j == i for j in range(len(members.seeds))])
-        store.save(run, None if run.failed or run.step >= RECIPES[members.c.task]["steps"] else pack(alone))
+        store.save(run, None if run.failed or run.step >= members.c.steps else pack(alone))
     if done.any(): members.keep(~done)
 
 # %% ../../nbs/3_training/06_groups.ipynb #6c0788f5
@@ -211,7 +212,7 @@ def check_steps(c, steps) -> int:
     """The schedule's length, or `steps` instead, rounded up to whole intervals.
 
     ValueError if that is not a positive whole number."""
-    if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or RECIPES[c.task]["steps"])
+    if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
     raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
 
 def check_size(size) -> int:
