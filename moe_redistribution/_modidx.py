@@ -1614,6 +1614,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                       'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.Store.find': ( '3_training/store.html#store.find',
                                                                                                      'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store.Store.folders': ( '3_training/store.html#store.folders',
+                                                                                                        'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.Store.load': ( '3_training/store.html#store.load',
                                                                                                      'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.Store.locked': ( '3_training/store.html#store.locked',

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
+from moe_redistribution.models.events import formerly
 from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, TABLES, definition_hash, definitions,
@@ -106,14 +107,15 @@ class Rows:
     def _cells(self, path, instrument, name, date, content):
         if instrument == "runs": got = run_rows(pd.read_parquet(content()))
         else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"])
-        got = got[got["condition"] == name]
+        got = got[got["condition"].isin([name, formerly(name)])]
         return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
 
     def of(self, instrument, name):
         "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
         if (instrument, name) not in self.known:
             folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
-            paths = [f"{folder}/{name}.parquet", *(p.format(name) for p in BEFORE if instrument == "ablation")]
+            paths = [f"{folder}/{n}.parquet" for n in dict.fromkeys([name, formerly(name)])]
+            paths += [p.format(name) for p in BEFORE if instrument == "ablation"]
             found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)
             first = (pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"])

@@ -129,16 +129,21 @@ class Store:
 
 # %% ../../nbs/3_training/02_store.ipynb #73183bc9
 @patch
+def folders(self:Store, c) -> list:
+    "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
+    return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / formerly(condition(c).name)]))
+
+@patch
 def adopt(self:Store, c, seed:int, stream:str="authors") -> Path:
-    "Where this run lies, after it was moved there from the folder of its condition's old name, if it had one."
-    c, new = condition(c), self.path(c, seed, stream)
-    old = self.root / "v1" / formerly(c.name) / new.name
-    if not c.events or new.exists() or old.parent.name == c.name or not old.exists(): return new
-    with contextlib.suppress(Damaged, FileNotFoundError):                   # another process may have been first
-        if unseal(old)[1]["key"] == c.key:
-            new.parent.mkdir(parents=True, exist_ok=True)
-            for suffix in (".resume", new.suffix):                          # the run last: with it the move is done
-                if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
+    "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
+    new = self.path(c, seed, stream)
+    for folder in self.folders(c)[1:] if not new.exists() else ():
+        old = folder / new.name
+        with contextlib.suppress(Damaged, FileNotFoundError):               # not there, or another process was first
+            if unseal(old)[1]["key"] == condition(c).key:
+                new.parent.mkdir(parents=True, exist_ok=True)
+                for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
+                    if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
     return new
 
 # %% ../../nbs/3_training/02_store.ipynb #de9581f9
