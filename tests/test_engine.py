@@ -7,8 +7,8 @@ from hypothesis import example, given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moe_redistribution.training import engine
-from moe_redistribution.models import experts
-from moe_redistribution.training.store import population as models
+from moe_redistribution.models import ffn as experts
+from moe_redistribution.models import population as models
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.engine import fast_loss, flops
 from moe_redistribution.models.ffn import dispatch, ffn_shapes

@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.figures import printed as paper
+from moe_redistribution.evidence import printed as paper
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, TABLES, definition_hash,
                                                        definitions, registrations, unregistered, when)
 from moe_redistribution.evidence.dataset import ROOT
