@@ -1550,6 +1550,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                 'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.clip_': ( '3_training/loop.html#clip_',
                                                                                               'moe_redistribution/training/loop.py'),
+                                                  'moe_redistribution.training.loop.counted': ( '3_training/loop.html#counted',
+                                                                                                'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.eras': ( '3_training/loop.html#eras',
                                                                                              'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.evaluate': ( '3_training/loop.html#evaluate',

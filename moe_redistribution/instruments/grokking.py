@@ -19,11 +19,12 @@ from scipy.stats import CensoredData, ecdf, logrank, mannwhitneyu
 from ..tasks.task import P, get_task
 from ..tasks.errors import choose
 from ..tasks.data import split
+from ..models.events import ATTENTION, EXPERTS
 from ..models.population import forward, checked, modular
 from .rows import rows, tidy
 from .fourier import (concentration, contribution, dead_share, group_mean, neurons,
                                                     spectrum, weighted)
-from ..training.loop import ATTENTION, EXPERTS, fresh, unflatten
+from ..training.loop import fresh, unflatten
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #81cfde7b
 RUN = ["condition", "stream", "seed"]

@@ -198,6 +198,7 @@ def _check(name, got, rest):
     if not rest["lr"]: _bad(name, "a learning rate above 0", "0", "write +lr0.003")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
 
+# %% ../../nbs/2_models/03_condition.ipynb #675f92ee
 def _check_task(name, task, rest):
     "Refuses what a task has no examples for, and a schedule that ends between two evaluations."
     every, r, usual = RECIPES[task]["eval_every"], ROUTERS[rest["router"]], RECIPES[task]["batch"]

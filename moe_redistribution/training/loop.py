@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_rows_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals', 'happen_',
-           'eras', 'by_rate', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
+           'counted', 'eras', 'by_rate', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from contextlib import contextmanager
@@ -164,6 +164,13 @@ def happen_(members:Members):
             now = {n: v[0] for n, v in unflatten(members.w[i:i + 1], c).items()}
             for e in due: e.apply(c, now, began, (members.m[i], members.v[i]))
 
+def counted(members:Members):
+    "How many steps (s,) each member's optimiser has counted: all, or those since it began anew."
+    count = members.step
+    for e in members.c.events:
+        if e.anew: count = torch.where(members.step >= e.step, members.step - e.step, count)
+    return count
+
 @lru_cache(maxsize=None)
 def eras(c) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."
@@ -192,7 +199,7 @@ def train_interval(members:Members, n:int):
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
     live = [name for name, rate in rates(c).items() if rate > 0]
     masks = [g["batches"] for g in members.gens]                            # of dropout, which drawn batches never meet
-    due, anew = {e.step - 1 for e in c.events}, [e.step for e in c.events if e.anew]
+    due = {e.step - 1 for e in c.events}
     for i, (tokens, targets) in enumerate(batches(get_task(c.task), members.seeds, members.stream, members.gens, began,
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
@@ -201,8 +208,7 @@ def train_interval(members:Members, n:int):
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         clip_(grad, c.clip)
-        count = members.step
-        for s in anew: count = torch.where(members.step >= s, members.step - s, count)
+        count = counted(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
         members.step += 1
