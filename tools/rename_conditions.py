@@ -3,8 +3,8 @@
     python tools/rename_conditions.py results data       every CSV and parquet file below these folders
     python tools/rename_conditions.py --check results    change nothing; name what would change, exit status 1
 
-Only names change (`add7/ffn-h8-silu+reset5+part1` is `add7/ffn-h8-silu@5:reset1`), in cells and in names of files; the order
-of rows stays. Files without such a name keep their bytes. `renamed_frame` does the same to one frame."""
+Only names change (`add7/ffn-h8-silu+reset5+part1` is `add7/ffn-h8-silu@5:reset1`), in cells and in names of files; the
+order of rows stays. Files without such a name keep their bytes. `renamed_frame` does the same to one frame."""
 import csv
 import io
 import sys

@@ -25,8 +25,8 @@ def definition_hash(row) -> str:
     """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its
     columns.
 
-    Empty and absent columns count the same, `margin` is a number (`0.05` is `0.050`), and a condition with events counts
-    as it was spelled before there were any. ValueError without seeds."""
+    Empty and absent columns count the same, `margin` is a number (`0.05` is `0.050`), and a condition with events
+    counts as it was spelled before there were any. ValueError without seeds."""
     row = dict(row)
     said = {c: row[c] for c in DEFINES if c in row and not pd.isna(row[c]) and row[c] != ""}
     if "seeds" not in said:

@@ -14,8 +14,8 @@ import hashlib, json, math, re
 from ..tasks.errors import choose, nearest
 from ..tasks.task import get_task, TASKS
 from .routers import ROUTERS, Router
-from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events, renamed, spelled,
-                                              write_events)
+from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events, renamed,
+                                              spelled, write_events)
 
 # %% ../../nbs/2_models/03_condition.ipynb #65b66d7b
 RECIPE_VERSION = 1         # bump by hand when training changes in a way that the fields below do not show
@@ -82,7 +82,8 @@ class Condition(Choices):
         for n, unsaid in (("drop", 0.0), ("steps", RECIPES[self.task]["steps"]), ("events", ())):
             if said[n] == unsaid or n == "events": del said[n]
         said |= dict(events=write_events(self.events)) if self.events and old is None else old or {}
-        return hashlib.sha256(json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 # %% ../../nbs/2_models/03_condition.ipynb #82b1ab7c
 OPTIONS = {                                                # field: (pattern, reader, example)
@@ -204,7 +205,8 @@ def _check_task(name, task, rest):
     every, r, usual = RECIPES[task]["eval_every"], ROUTERS[rest["router"]], RECIPES[task]["batch"]
     if rest["steps"] < 1 or rest["steps"] % every and rest["steps"] != RECIPES[task]["steps"]:
         near = max(every, round(rest["steps"] / every) * every)
-        _bad(name, f"a schedule in steps of {every}, at which it is measured", f"{rest['steps']}", f"write +steps{near}")
+        _bad(name, f"a schedule in steps of {every}, at which it is measured", f"{rest['steps']}",
+             f"write +steps{near}")
     if rest["batch"] != usual and not (usual and rest["batch"]):
         _bad(name, "at least one example a step" if usual else f"the full batch ({task} draws none)",
              f"+batch{rest['batch']}", "write +batch256" if usual else "drop it")
@@ -260,14 +262,15 @@ ALIKE = (                       # (what is the same, where, and what the valid n
 def plainest(c:Condition):
     "(the condition by whose name a training is called, why if that is another one)."
     whys = []
-    while found := next(((why, n) for why, where, what in ALIKE if where(c) and (n := replace(c, **what(c))) != c), None):
+    steps = lambda c: ((why, n) for why, where, what in ALIKE if where(c) and (n := replace(c, **what(c))) != c)
+    while found := next(steps(c), None):
         whys, c = whys + [found[0]], found[1]
     return c, "; ".join(whys)
 
 # %% ../../nbs/2_models/03_condition.ipynb #ba347bc5
 def multipliers(c:Condition, era:int=0) -> dict:
-    """Learning-rate multiplier by parameter after the first `era` events; 0 for what is held: a router that does not learn,
-    attention, or the FFN with its router (App. G.1). A parameter that is not named has 1."""
+    """Learning-rate multiplier by parameter after the first `era` events, 1 for one that is not named; 0 for what is
+    held: a router that does not learn, attention, or the FFN with its router (App. G.1)."""
     own = dict.fromkeys(EMBEDDINGS, 1.0) | dict.fromkeys(ATTENTION, c.attn_lr)
     if c.ffn != "no_ffn": own |= dict.fromkeys(EXPERTS, c.ffn_lr)
     for e in c.events[:era]: own = e.scales(own)

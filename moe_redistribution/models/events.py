@@ -16,7 +16,7 @@ from ..tasks.errors import nearest
 
 # %% ../../nbs/2_models/02_events.ipynb #951a6670
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O", "b_O")
-EXPERTS = ("W_gate", "W_up", "b_up", "W_down", "b_down")             # the FFN without its router, of a dense one as well
+EXPERTS = ("W_gate", "W_up", "b_up", "W_down", "b_down")             # the FFN without its router, also a dense one
 EMBEDDINGS = ("W_E", "W_pos", "W_U")
 
 # %% ../../nbs/2_models/02_events.ipynb #609aa28a
@@ -97,7 +97,8 @@ class Restart(Event):
             if n in now: now[n].copy_(began[n])
 
     def refusal(self, c, own):
-        if not any(own.get(n) for n in self.names): return "attention that learns", "none that does", f"drop {self.word}"
+        if not any(own.get(n) for n in self.names):
+            return "attention that learns", "none that does", f"drop {self.word}"
 
 # %% ../../nbs/2_models/02_events.ipynb #b10b2d0b
 @dataclass(frozen=True)
@@ -148,11 +149,12 @@ def _read_step(text, bad):
     for word in words.split(","):
         hits = [kind.read(int(step), m) for kind in KINDS if (m := re.fullmatch(kind.pattern, word))]
         examples = [*(k.example for k in KINDS), "embed"]
-        if not hits: bad(f"events such as {', '.join(examples)}", f"{word!r}; {nearest(word, examples)}", "use a valid event")
+        if not hits:
+            bad(f"events such as {', '.join(examples)}", f"{word!r}; {nearest(word, examples)}", "use a valid event")
         yield hits[0]
 
 # %% ../../nbs/2_models/02_events.ipynb #4af7f951
-FIELDS = {"reset": 0, "part": .25, "also": "", "then": None, "forget": False}      # and what each had where it was not said
+FIELDS = {"reset": 0, "part": .25, "also": "", "then": None, "forget": False}    # and their values where not said
 _OPTION = r"\+[A-Za-z_]\w*(?:\.\d+)?(?:e-?\d+)?"
 _OLD = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*\+reset\d+(?:{_OPTION})*)")
 _WORD = r"[a-z]+(?:\d+(?:\.\d+)?(?:e-?\d+)?)?"
@@ -163,8 +165,8 @@ _AS_WORD = (("part", "reset"), ("also_", ""), ("then", "ffnlr"), ("forget", "fre
 def fields_of(events):
     "The five fields that said some events before, but those left at their defaults; None where they could not."
     words = {e.what: e for e in events}
-    if len({e.step for e in events}) != 1 or Reset.pattern not in words or {"attn", "embed"} <= words.keys(): return None
-    if not {type(e) for e in events} <= {Reset, Restart, Rate, Fresh}: return None
+    if len({e.step for e in events}) != 1 or not {type(e) for e in events} <= {Reset, Restart, Rate, Fresh}: return None
+    if Reset.pattern not in words or {"attn", "embed"} <= words.keys(): return None
     reset, rate = words[Reset.pattern], words.get(Rate.pattern)
     said = dict(reset=reset.step, part=reset.part, also=next((w for w in ("attn", "embed") if w in words), ""),
                 then=rate and rate.rate, forget=Fresh.pattern in words)

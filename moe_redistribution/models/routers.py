@@ -25,11 +25,11 @@ class Router:
     def shape(self, c, t) -> tuple: return c.d_model, c.n_experts
 
     def begin(self, p, c, t, g):
-        "Initial `W_router` (l, …) from parameters `p` without seed axis, in which the map is drawn already; `g` draws more."
+        "Initial `W_router` (l, …) from parameters `p` without seed axis, where the map is drawn; `g` draws more."
         return p["W_router"]
 
     def hold(self, W, tokens, t, keep=slice(None)):
-        "What a forward pass holds of one layer's `W` (s, …) for tokens (s b t): the map, or routes at the positions `keep`."
+        "What a pass holds of one layer's `W` (s, …) for tokens (s b t): the map, or routes at positions `keep`."
         return W
 
     def logits(self, held, x, c):
@@ -89,5 +89,6 @@ class Absent(Router):
     "No router: a dense FFN, or none."
     reads_stream = False
 
-ROUTERS = {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False), Tokens("tokens", False),
-                               Inputs("inputs", False), Shuffled("shuffled", False), Redrawn("redrawn", False))}
+ROUTERS = {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False),
+                               Tokens("tokens", False), Inputs("inputs", False), Shuffled("shuffled", False),
+                               Redrawn("redrawn", False))}

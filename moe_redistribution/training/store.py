@@ -124,7 +124,7 @@ class Store:
         "Where this run lies, or would. ValueError for a seed that is no whole number."
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
             raise ValueError(f"seed: expected a whole number, got {seed!r}; fix: for example 42")
-        folder = condition(c).name.replace(":", "-")                  # a colon may not stand in a file's name everywhere
+        folder = condition(c).name.replace(":", "-")      # a colon may not stand in a file's name everywhere
         return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
 # %% ../../nbs/3_training/02_store.ipynb #73183bc9

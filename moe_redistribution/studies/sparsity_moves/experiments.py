@@ -112,11 +112,12 @@ ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()),
                   tuple(range(129, 161)))  # to the end
 _DISTURBED = {                                     # what happens after step 2,000, to which
     "ffn-h256-silu+ffnlr2": "reset0.25 reset0.5 reset0.75 reset1 reset0.25,ffnlr0.25 reset1,ffnlr8 reset1,ffnlr0.5 "
-        "reset1,ffnlr0.25 reset1,attn reset1,embed reset0.25,fresh reset1,fresh reset1,attn,fresh reset1,ffnlr0.25,fresh",
+        "reset1,ffnlr0.25 reset1,attn reset1,embed reset0.25,fresh reset1,fresh reset1,attn,fresh "
+        "reset1,ffnlr0.25,fresh",
     "moe-e4k1-h256-silu+lambda0+ffnlr2": "reset0.25 reset0.5 reset1",
     "moe-e4k1-h256-silu+tokens+ffnlr2": "reset0.25 reset1",
-    "moe-e4k1-h256-silu+inputs+ffnlr2": "reset0.25 reset1 reset0.25,ffnlr8 reset1,ffnlr8 reset1,ffnlr0.5 reset1,ffnlr0.25 "
-        "reset1,attn reset0.25,fresh reset1,fresh reset1,attn,fresh"}
+    "moe-e4k1-h256-silu+inputs+ffnlr2": "reset0.25 reset1 reset0.25,ffnlr8 reset1,ffnlr8 reset1,ffnlr0.5 "
+        "reset1,ffnlr0.25 reset1,attn reset0.25,fresh reset1,fresh reset1,attn,fresh"}
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (
     *(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")),
     *(f"{n}@2000:{events}" for n, all_ in _DISTURBED.items() for events in all_.split()))), ENDS.seeds)
