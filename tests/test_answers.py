@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution.evidence import answers, statistics as ev
-from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence import answers, statistics as ev, printed as paper
 from moe_redistribution.evidence.answers import compare
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds

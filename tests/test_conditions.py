@@ -1,47 +1,73 @@
 """Names say every choice and read back to the same condition; what cannot be built is refused in one message."""
+import csv
+import hashlib
+import itertools
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import assume, given, settings, strategies as st
 
-from moe_redistribution.models.condition import (ACTIVATIONS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS, Choices,
-                                                 Condition, condition, defaults)
+from moe_redistribution.evidence.registrations import definition_hash
+from moe_redistribution.models import condition as conditions_room
+from moe_redistribution.models.condition import (ACTIVATIONS, ALIKE, LIMITS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS,
+                                                 Choices, Condition, condition, defaults, multipliers, n_params,
+                                                 plainest)
+from moe_redistribution.models.events import Fresh, Rate, Reset, Restart, formerly, renamed
+from moe_redistribution.models.population import shapes
+from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.studies.sparsity_moves.arms import LABELS
+from moe_redistribution.studies.sparsity_moves.experiments import OWN
 from moe_redistribution.training.groups import check_work
+from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from moe_redistribution.tasks.task import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
 VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "redrawn"]), "gate": st.just("switch"),
           "norm": st.just(True), "freeze": st.sampled_from(["attn", "ffn"]), "n_layers": st.integers(1, 9),
-          **dict.fromkeys(["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT),
-          "drop": st.floats(0, 1, exclude_max=True), "part": st.floats(0, 1, exclude_min=True),
-          "then": FLOAT.filter(bool), "also": st.sampled_from(["attn", "embed"]), "forget": st.just(True)}
+          **dict.fromkeys(["balance", "ffn_lr", "attn_lr", "weight_decay", "clip"], FLOAT), "lr": FLOAT.filter(bool),
+          "drop": st.floats(0, 1, exclude_max=True), "d_head": st.integers(1, 40), "d_model": st.integers(1, 7),
+          "batch": st.integers(1, 1000), "steps": st.integers(1, 500)}
+
+
+@st.composite
+def happens(draw, c):
+    "Events that may happen to a condition, in order."
+    kinds = (st.integers(1, max(c.d_mlp, 1)).map(lambda n: (Reset, n / max(c.d_mlp, 1))), st.just((Fresh,)),
+             st.sampled_from(["attn", "embed"]).map(lambda p: (Restart, p)), FLOAT.map(lambda x: (Rate, x)))
+    steps = draw(st.lists(st.integers(1, c.steps - 1), max_size=2, unique=True)) if c.steps > 1 else []
+    found = [kind(step, *args) for step in steps for kind, *args in draw(st.lists(st.one_of(kinds), max_size=3))]
+    found = sorted({(e.step, e.what): e for e in found}.values(), key=lambda e: (e.step, e.place))
+    for e in found:
+        if not e.refusal(c, multipliers(c, len(c.events))): c = replace(c, events=(*c.events, e))
+    return c
 
 
 @st.composite
 def conditions(draw):
-    "Any condition that the grammar can say."
+    "Any condition that the grammar can say, as the plainest of its names says it."
     task, ffn = draw(st.sampled_from(list(RECIPES))), draw(st.sampled_from(VARIANTS))
     recipe, routed = RECIPES[task], ffn in ("moe", "moe_glu")
-    resets = st.integers(0, recipe["steps"] - 1)
-    values = VALUES | {"reset": resets, "d_model": st.integers(1, 9).map(lambda n: n * recipe["d_head"]),
-                       "hold": st.sampled_from(list(get_task(task).rules) or [""])}
+    values = VALUES | {"hold": st.sampled_from(list(get_task(task).rules) or [""])}
     assert set(values) == set(OPTIONS)                                              # a new option needs a strategy here
-    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY)
-           and (ffn != "no_ffn" or o not in ("reset", "part", "also", "then", "forget", "ffn_lr"))]
+    own = [o for o in OPTIONS if (routed or o not in ROUTED_ONLY) and (ffn != "no_ffn" or o != "ffn_lr")
+           and (o != "batch" or recipe["batch"])]
     chosen = {o: draw(values[o]) for o in draw(st.lists(st.sampled_from(own), unique=True))}
     if ffn == "no_ffn" and chosen.get("freeze") == "ffn": chosen["freeze"] = "attn"
     # it has no question before the answers
     if task == "hist" and chosen.get("router") in ("inputs", "shuffled", "redrawn"): chosen["router"] = "tokens"
-    if {"part", "also", "then", "forget"} & set(chosen): chosen["reset"] = 1 + draw(st.integers(0, recipe["steps"] - 2))
-    if chosen.get("ffn_lr", 1) in (0, chosen.get("then")): chosen.pop("then", 0)  # the same rate as before is no option
+    if "d_model" in chosen or "d_head" in chosen:
+        chosen["d_model"] = chosen.get("d_model", 3) * chosen.get("d_head", recipe["d_head"])
+    if "steps" in chosen: chosen["steps"] *= recipe["eval_every"]
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0
     rest = defaults(task, ffn, chosen.get("freeze", "")) | chosen
-    return Condition(task=task, ffn=ffn, n_experts=E, top_k=draw(st.integers(1, E)), d_mlp=width, **rest,
-                     activation="none" if ffn == "no_ffn" else draw(st.sampled_from(ACTIVATIONS)),
-                     n_heads=rest["d_model"] // recipe["d_head"], lr=recipe["lr"], batch=recipe["batch"])
+    c = Condition(task=task, ffn=ffn, n_experts=E, top_k=draw(st.integers(1, E)), d_mlp=width, events=(),
+                  activation="none" if ffn == "no_ffn" else draw(st.sampled_from(ACTIVATIONS)),
+                  n_heads=rest["d_model"] // rest.pop("d_head"), **rest)
+    return draw(happens(plainest(c)[0]))
 
 
 @given(conditions())
@@ -51,15 +77,19 @@ def test_a_name_reads_back_to_its_condition(c):
 
 @given(conditions(), st.randoms(use_true_random=False))
 def test_options_may_come_in_any_order_and_the_name_is_one(c, random):
-    head, *options = c.name.split("+")
-    random.shuffle(options)
-    assert condition("+".join([head, *options])).name == c.name
+    said, *events = c.name.split("@")
+    head, *options = said.split("+")
+    random.shuffle(options), random.shuffle(events)
+    shuffled = [(step, words.split(",")) for step, _, words in (e.partition(":") for e in events)]
+    for _, words in shuffled: random.shuffle(words)
+    assert condition("+".join([head, *options]) + "".join(f"@{s}:{','.join(w)}" for s, w in shuffled)).name == c.name
 
 
 @settings(max_examples=200)
-@given(conditions(), conditions(), st.sampled_from(list(OPTIONS)))
+@given(conditions(), conditions(), st.sampled_from([*OPTIONS, "events"]))
 def test_two_conditions_share_name_and_key_only_if_every_choice_is_the_same(c, other, field):
     assume(field not in ROUTED_ONLY or c.routed == other.routed)                    # a dense model has none of these
+    field = {"d_head": "n_heads"}.get(field, field)
     near = replace(c, **{field: getattr(other, field)})                             # differs in one choice or in none
     assert (near == c) == (near.name == c.name) == (near.key == c.key)
 
@@ -116,17 +146,148 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "add7/moe-h256-silu": "moe-e4k1", "add7/ffn-e4k1-h256-silu": "drop -e4k1", "add7/no_ffn-h256": "that shape",
     "add7/ffn-h256-silu+wd0+wd1": "keep one", "add7/ffn-h256-silu+norm+norm": "keep one",
     "add7/ffn-h256-silu+frozen": "moe", "add7/glu-h256-silu+lambda0": "moe",
-    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+reset2000": "drop +reset2000",
-    "add7/no_ffn+part0.5": "drop +part0.5", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
-    "hist/ffn-h512-gelu+reset2000": "write +reset200", "add7/ffn-h8-silu+ffnlr1e400": "valid option",
-    "add7/ffn-h8-silu+reset5+part0": "write +part1", "add7/ffn-h8-silu+reset5+part2": "write +part1",
-    "add7/ffn-h8-silu+part1": "+reset2000, too",
-    "add7/ffn-h8-silu+then0.5": "+reset2000, too", "add7/ffn-h8-silu+also_attn": "+reset2000, too",
-    "add7/ffn-h8-silu+reset5+then0": "+then0.25", "add7/ffn-h8-silu+ffnlr0+reset5+then2": "no +ffnlr0",
-    "add7/ffn-h8-silu+ffnlr2+reset5+then2": "drop it", "add7/no_ffn+reset5+then2": "drop +reset5",
+    "add7/no_ffn+freeze_ffn": "drop +freeze_ffn", "add7/no_ffn+ffnlr4": "drop +ffnlr4",
+    "add7/no_ffn@2000:reset1": "drop reset1", "add7/no_ffn@5:ffnlr2": "drop ffnlr2",
+    "hist/ffn-h512-gelu@2000:reset1": "write @200:reset1", "add7/ffn-h8-silu@0:reset1": "write @2000:reset1",
+    "add7/ffn-h8-silu+ffnlr1e400": "valid option", "add7/ffn-h8-silu@5:ffnlr1e400": "drop ffnlr",
+    "add7/ffn-h8-silu@5:reset0": "write reset1", "add7/ffn-h8-silu@5:reset2": "write reset1",
+    "add7/ffn-h8-silu@5:reset0.3": "write reset0.25", "add7/ffn-h8-silu@5:reset": "valid event",
+    "add7/ffn-h8-silu@5:": "valid event", "add7/ffn-h8-silu@reset1": "write @2000:reset0.25",
+    "add7/ffn-h8-silu@5:ffnlr0": "drop ffnlr0", "add7/ffn-h8-silu+ffnlr2@5:ffnlr2": "drop ffnlr2",
+    "add7/ffn-h8-silu+freeze_ffn@5:ffnlr2": "drop ffnlr2", "add7/ffn-h8-silu+freeze_ffn@5:reset1": "drop reset1",
+    "add7/ffn-h8-silu+freeze_attn@5:attn": "drop attn", "add7/ffn-h8-silu@5:reset1,reset0.5": "keep one",
+    "add7/ffn-h8-silu@5:fresh@5:fresh": "keep one", "add7/ffn-h8-silu@5:reset1+norm": "valid event",
+    "add7/ffn-h8-silu+lr0": "write +lr0.003", "add7/ffn-h8-silu+batch0": "write +batch256",
+    "modadd/ffn-h8-gelu+batch256": "drop it", "add7/ffn-h8-silu+steps0": "write +steps200",
+    "add7/ffn-h8-silu+steps250": "write +steps200", "add7/ffn-h8-silu+head0": "write +head8",
+    "add7/ffn-h8-silu" + "+norm" * 99: "shorten it",
     "add7/ffn-h256-silu+": "option", "add7/ffn-h256-silu+wd-1": "option"}.items())
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]
+
+
+TOO_LARGE = {"add7/ffn-h2560000-silu": ("parameters", "330,"), "add7/ffn-h8-silu+d6400": ("parameters", "164,"),
+             "add7/moe-e5000k1-h5000-silu": ("experts", "5,000"), "add7/ffn-h8-silu+L65": ("layers", "65"),
+             "add7/ffn-h8-silu+batch1000000": ("batch", "1,000,000"),
+             "add7/ffn-h8-silu+steps20000000": ("steps", "20,000,000")}
+
+
+@pytest.mark.parametrize("name, says", TOO_LARGE.items())
+def test_what_is_too_large_to_be_meant_is_refused_with_its_size(name, says):
+    message = refusal(condition, name)
+    assert f"expected at most {LIMITS[says[0]]:,} {says[0]}; got {says[1]}" in message
+
+
+@given(conditions())
+def test_a_size_is_known_without_a_shape(c):
+    sizes = [torch.Size(s).numel() for s in shapes(c).values()]
+    assert n_params(c) == sum(sizes)
+
+
+# ------------------------------------------------------------------------------------------- one name for one training
+
+AXES = ([("moe-e1k1", "moe-e2k1", "moe-e2k2")] + [("", *(f"+{w}" for w in words.split())) for words in (
+    "frozen tokens inputs redrawn", "switch", "lambda0 lambda0.1", "ffnlr0 ffnlr4", "attnlr0 attnlr4", "wd0",
+    "freeze_attn freeze_ffn")] + [("", "@1:reset0.5", "@1:attn", "@1:ffnlr2", "@1:fresh", "@1:reset1,fresh")])
+
+
+def grid(ways):
+    "Names of tiny mixtures, dense FFNs and models without, which depart from the recipe in so many `ways` at most."
+    for body, *options in itertools.product(*AXES):
+        if sum(map(bool, options)) <= ways: yield f"add7/{body}-h4-silu+d16" + "".join(options)
+    dense = [a for a in AXES[1:] if a[-1] not in ("+redrawn", "+switch", "+lambda0.1")]
+    for body, *options in itertools.product(("ffn-h4-silu", "glu-h4-silu", "no_ffn"), *dense):
+        if sum(map(bool, options)) <= ways: yield f"add7/{body}+d16" + "".join(options)
+
+
+def accepted(name):
+    try: return condition(name)
+    except ValueError: return None
+
+
+def trained(name, steps=3):
+    "Weights of one seed after a few steps."
+    members = fresh(condition(name), [1], "paired")
+    train_interval(members, steps)
+    return unflatten(members.w, members.c)
+
+
+@pytest.mark.parametrize("ways", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_no_two_valid_names_train_the_same_weights(ways):
+    seen = {}
+    for c in {c: 0 for n in grid(ways) if (c := accepted(n))}:
+        bits = b"".join(n.encode() + v.numpy().tobytes() for n, v in sorted(trained(c).items()))
+        other = seen.setdefault(hashlib.sha256(bits).hexdigest(), c.name)
+        assert other == c.name, f"{other} and {c.name} train the same weights: a rule of ALIKE is missing"
+    assert len(seen) > 50 * ways
+
+
+SAME = {"ffn-h4-silu+attnlr0": "+freeze_attn", "ffn-h4-silu+freeze_attn+attnlr4": "+freeze_attn",
+        "moe-e2k1-h4-silu+ffnlr4+freeze_ffn": "+freeze_ffn", "ffn-h4-silu+ffnlr0": "+freeze_ffn",
+        "ffn-h4-silu+ffnlr0+freeze_attn": "+attnlr0+freeze_ffn",
+        "moe-e2k1-h4-silu+frozen+ffnlr0": "+lambda0.01+freeze_ffn", "moe-e2k1-h4-silu+frozen+freeze_ffn": "+freeze_ffn",
+        "moe-e1k1-h4-silu+switch": "", "moe-e1k1-h4-silu+lambda0": "", "moe-e1k1-h4-silu+frozen": "",
+        "moe-e2k2-h4-silu+switch": "", "moe-e2k2-h4-silu+lambda0": "", "moe-e2k1-h4-silu+tokens+lambda0": "+tokens",
+        "moe-e2k1-h4-silu+inputs+lambda0.1": "+inputs", "moe-e2k1-h4-silu+lambda0+wd0": "+frozen+lambda0+wd0"}
+
+
+@pytest.mark.parametrize("said, plain", SAME.items())
+def test_a_name_is_refused_for_the_one_that_trains_the_same(said, plain, monkeypatch):
+    """Trained all the same, it ends with the same weights: to the bit, but for a router that only decays, and for gates
+    that are divided by a sum of 1."""
+    name, same = f"add7/{said}", f"add7/{said.partition('+')[0]}{plain}"
+    assert refusal(condition, name).endswith(f"fix: write {same}")
+    there = trained(condition(same))
+    monkeypatch.setattr(conditions_room, "ALIKE", ())
+    own = trained(name)
+    conditions_room._as_named.cache_clear()
+    for n in own.keys() - {"W_router"} if "e1k1" in name else own:
+        torch.testing.assert_close(own[n], there[n], rtol=0, atol=2e-3 if "k2" in name else 0)
+
+
+def test_every_reason_for_refusing_a_name_has_its_example():
+    said = [re.search(r"training \((.*?)\);", refusal(condition, f"add7/{name}"))[1] for name in SAME]
+    whys = {why for text in said for why in text.split("; ")}
+    assert whys == {why for why, *_ in ALIKE}
+
+
+# ------------------------------------------------------------------------------------------------------ what is stored
+
+KEYS = dict(list(csv.reader(open(Path(__file__).parent / "keys.csv")))[1:])
+HASHED = {"seeds": "1-9", "metric": "digits"}
+
+
+@pytest.mark.parametrize("name, key", KEYS.items())
+def test_a_key_is_what_it_was_when_its_first_run_was_stored(name, key):
+    "And old names of conditions with a reset are refused with today's, which lead back to them."
+    today = renamed(name)
+    assert condition(today).key == key and condition(today).name == today and formerly(today) == name
+    if today != name: assert refusal(condition, name).endswith(f"fix: write {today}")
+    assert definition_hash(HASHED | dict(condition=today)) == definition_hash(HASHED | dict(condition=name))
+
+
+def test_every_condition_of_the_study_has_its_key_written_down():
+    assert {n for e in OWN.values() for n in e.names} <= {renamed(n) for n in KEYS}
+    assert len(set(KEYS.values())) == len(KEYS)
+
+
+@given(conditions())
+def test_an_old_spelling_leads_back_to_todays_name(c):
+    old = formerly(c.name)
+    assert renamed(old) == c.name and (old == c.name or "@" not in old)
+    assert formerly(f"({c.name}), {c.name}.") == f"({old}), {old}." and renamed(f"{old} {old}") == f"{c.name} {c.name}"
+
+
+def test_another_router_is_a_line_in_its_room(monkeypatch):
+    class Third(type(ROUTERS["tokens"])):
+        "The third token's route, for all positions."
+        def row(self, tokens, t): return tokens[..., 2:3].expand(tokens.shape)
+    monkeypatch.setitem(ROUTERS, "third", Third("third", False))
+    c = condition("add7/moe-e2k1-h8-silu+d16+third")
+    assert c.name == "add7/moe-e2k1-h8-silu+third+d16" and condition(c.name) == c
+    own = trained(c)
+    assert torch.equal(own["W_router"], trained("add7/moe-e2k1-h8-silu+d16+tokens")["W_router"])
+    conditions_room._as_named.cache_clear()
 
 
 @pytest.mark.parametrize("seeds, says", [([42, 137, 42], "[42]"), ([], "[]"), ([-1], "[-1]"), ([1.5], "[1.5]"),

@@ -7,12 +7,11 @@ from hypothesis import example, given, settings, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from moe_redistribution.training import engine
-from moe_redistribution.models import experts
-from moe_redistribution.training.store import population as models
+from moe_redistribution.models import ffn as experts, population as models
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.engine import fast_loss, flops
-from moe_redistribution.models.experts import dispatch
-from moe_redistribution.models.population import ffn_shapes, init
+from moe_redistribution.models.ffn import dispatch, ffn_shapes
+from moe_redistribution.models.population import init
 from moe_redistribution.tasks.task import get_task
 
 ADD7 = get_task("add7")

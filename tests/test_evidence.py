@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from scipy import stats
 
-from moe_redistribution.evidence import statistics as ev
-from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence import statistics as ev, printed as paper
 
 unit = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 3))
 quick = settings(max_examples=60)

@@ -80,7 +80,7 @@ def test_a_longer_interval_does_not_wait_more_often_for_a_gpu(name, gpu):
 
 @pytest.mark.audit
 def test_a_reset_waits_at_its_own_step_only(gpu):
-    members, waits = fresh(condition("add7/ffn-h40-silu+reset4"), [1, 2], "paired", "cuda"), []
+    members, waits = fresh(condition("add7/ffn-h40-silu@4:reset0.25"), [1, 2], "paired", "cuda"), []
     for n in (3, 2, 3):                                                    # step 4 is in the second interval
         gpu.clear()
         train_interval(members, n)

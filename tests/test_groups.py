@@ -391,8 +391,8 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.loop.settled",
                         lambda members, until: torch.ones(len(members.seeds), dtype=bool))
-    train([TINY, TINY + "+reset30"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
-    assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "+reset30")] == [10, 40]
+    train([TINY, TINY + "@30:reset0.25"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
+    assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "@30:reset0.25")] == [10, 40]
 
 
 def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
@@ -400,8 +400,8 @@ def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(t
                         lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     monkeypatch.setattr(groups, "settled", lambda members: torch.ones(len(members.seeds), dtype=bool))
     for steps, end in ((20, 20), (100, 40)):
-        train(TINY + "+reset30", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
-        run = Store(tmp_path).load(TINY + "+reset30", 1)
+        train(TINY + "@30:reset0.25", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
+        run = Store(tmp_path).load(TINY + "@30:reset0.25", 1)
         assert run.manifest["settled"] and run.step == end
 
 

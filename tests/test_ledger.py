@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution.evidence import answers
-from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record.ledger import (ledger as room, VERDICTS, Answer, answer, changed, decide, judge, shown,
                                               statements, values)
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost

@@ -1,9 +1,10 @@
 """The population transformer against plain PyTorch modules, and what an edit, a part and a gate may and may not do."""
+from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.training.store import population as models
+from moe_redistribution.models import ffn, population as models
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import (SITES, Transformer, forward, init, init_one, loss, predict, shapes,
                                                   sites)
@@ -102,7 +103,7 @@ def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
     def written_out(probs, c):
         kept, chosen = probs.topk(c.top_k, -1)
         return torch.zeros_like(probs).scatter(-1, chosen, kept / kept.sum(-1, keepdim=True))
-    monkeypatch.setattr(models, "gates", written_out)
+    monkeypatch.setattr(ffn, "gates", written_out)
     noise = router_gradient(VARIANTS["moe"])
     assert (noise < 1e-12).all() and (noise > 0).any()                              # which Adam would turn into steps
 
@@ -112,7 +113,8 @@ def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
 def test_gates_keep_the_k_most_probable_experts(Ek, seed):
     E, k = Ek
     probs = torch.randn(40, E, generator=torch.Generator().manual_seed(seed), dtype=torch.double).softmax(-1)
-    renorm, switch = (models.gates(probs, condition(f"add7/moe-e{E}k{k}-h{E}-silu{o}")) for o in ("", "+switch"))
+    c = condition(f"add7/moe-e{E}k{k}-h{E}-silu")                   # of all experts, both gates are one condition
+    renorm, switch = ffn.gates(probs, c), ffn.gates(probs, replace(c, gate="switch"))
     kept = probs >= probs.sort(-1, descending=True).values[:, [k - 1]]
     assert torch.equal(renorm > 0, kept) and torch.equal(switch, probs * kept)
     torch.testing.assert_close(renorm.sum(-1), torch.ones(40, dtype=torch.double))
@@ -121,10 +123,10 @@ def test_gates_keep_the_k_most_probable_experts(Ek, seed):
 
 def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
     even = torch.full((1, 2, 4, 4), .25)
-    assert models.balance(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
-    assert models.balance(even, torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
+    assert ffn.balance(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
+    assert ffn.balance(even, torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
     one = torch.tensor([1., 0, 0, 0]).expand(1, 2, 4, 4)
-    assert models.balance(one, one).item() == pytest.approx(4)
+    assert ffn.balance(one, one).item() == pytest.approx(4)
 
 
 # ------------------------------------------------------------------------------------------------------ edits and parts

@@ -7,14 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import answers, dataset as results
-from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence import answers, dataset as results, printed as paper, pages
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
-from moe_redistribution.evidence import pages
 from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, standing, stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), paper.claims()

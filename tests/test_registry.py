@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from moe_redistribution.studies.sparsity_moves import experiments as R
+from moe_redistribution.training import orders as O
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, GELU, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.evidence.printed import claims, paper_values
 from moe_redistribution.studies.sparsity_moves.experiments import AUDIT, EXPERIMENTS, ITEMS, conditions_for, orders
-from moe_redistribution.training.engine import flops
-from moe_redistribution.training.orders import STEP_SECONDS, _step_flops, expected_seconds, expected_steps
+from moe_redistribution.training.orders import expected_seconds, expected_steps
 
 ALL = R.OWN
 
@@ -236,9 +236,9 @@ def test_a_wider_model_and_a_longer_training_cost_more(task, shape, width, more,
     assert expected_seconds(narrow, 2 * steps) == pytest.approx(2 * expected_seconds(narrow, steps))
 
 
-@pytest.mark.parametrize("key", STEP_SECONDS)
+@pytest.mark.parametrize("key", O.STEP_SECONDS)
 def test_a_reference_condition_costs_what_was_measured(key):
-    reference, seconds, fixed = STEP_SECONDS[key]
+    reference, seconds, fixed = O.STEP_SECONDS[key]
     c = condition(reference)
     assert (c.task, c.routed) == key and 0 <= fixed < 1
     assert expected_seconds(reference, 100) == pytest.approx(100 * seconds)
@@ -247,7 +247,7 @@ def test_a_reference_condition_costs_what_was_measured(key):
 def test_a_full_batch_step_is_priced_by_all_its_examples():
     for task, n in {"modadd": 3830, "hist": 10_000}.items():
         name = f"{task}/ffn-h512-gelu"
-        assert condition(name).batch == 0 and _step_flops(name) == flops(name, batch=n)
+        assert condition(name).batch == 0 and O._step_flops(name) == O.flops(name, batch=n)
     assert expected_seconds("modadd/ffn-h1024-gelu+d256", 1) > 2 * expected_seconds("modadd/ffn-h512-gelu", 1)
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.models.condition import condition as conditions
+from moe_redistribution.models import condition as conditions
 from moe_redistribution.tasks import task as tasks
 from moe_redistribution.training import loop as training
 from moe_redistribution.training.engine import fast_loss

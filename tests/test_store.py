@@ -12,7 +12,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.training import groups
+from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.training.groups import group_path, pack, train, train_group
 from moe_redistribution.training.store import Damaged, Store, seal, unseal
 from moe_redistribution.training.loop import fresh
@@ -102,6 +104,35 @@ def damage(path):
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
+
+@pytest.mark.parametrize("steps", [100, 300])
+def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, steps, monkeypatch):
+    """It is moved when it is first asked for, with the state from which it goes on; a file that is not what its folder
+    says stays where it is, and is no run of the condition."""
+    monkeypatch.setitem(conditions.RECIPES["add7"], "eval_every", 100)
+    name, old = TINY.replace("+d16", "+d16@150:reset1,fresh"), TINY.replace("+d16", "+reset150+part1+forget+d16")
+    train_group(name, [1, 2], root=tmp_path, until="full", steps=200)
+    store = Store(tmp_path)
+    own, before = store.path(name, 1).parent, [store.load(name, s) for s in (1, 2)]
+    assert ":" not in own.name and own.name != old.partition("/")[2]
+    own.rename(there := store.root / "v1" / old)
+    train_group(TINY, [3], root=tmp_path, steps=100)
+    shutil.copy(store.path(TINY, 3), there / "authors-3.safetensors")
+    assert store.find(name, 3) is None and [r.seed for r in stored_runs(store, name)] == [1, 2]
+    assert all(same(store.load(name, r.seed), r) for r in before)
+    assert {p.name for p in there.iterdir() if p.suffix != ".lock"} == {"authors-3.safetensors"}
+    train_group(name, [1, 2], root=tmp_path, until="full", steps=steps)
+    assert [store.load(name, s).step for s in (1, 2)] == [max(200, steps)] * 2
+    if steps > 200:
+        train_group(name, [1, 2], root=tmp_path / "whole", until="full", steps=steps)
+        for s in (1, 2): assert store.load(name, s).history.equals(Store(tmp_path / "whole").load(name, s).history)
+
+
+def test_a_group_s_state_that_was_written_under_an_old_name_goes_on(tmp_path):
+    c = condition(TINY + "@150:reset1")
+    tensors, info = pack(fresh(c, [1, 2], "authors"))
+    assert groups.unpack(tensors, info | dict(condition=TINY.replace("+d16", "+reset150+part1+d16"))).c == c
+
 
 def test_a_damaged_run_is_moved_aside_with_a_warning_and_nothing_is_deleted(store):
     path, resume = store.path(TINY, 1), store.path(TINY, 1).with_suffix(".resume")

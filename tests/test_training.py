@@ -12,13 +12,14 @@ from hypothesis import given, strategies as st
 import moe_redistribution
 from moe_redistribution.training import engine
 from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.models.events import ATTENTION, EXPERTS
 from moe_redistribution.models.population import forward
 from moe_redistribution.tasks.data import draw, generators, training_pool
 from moe_redistribution.training.groups import merge_members, train_group
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import EOS, digits, exact, get_task
-from moe_redistribution.training.loop import (ATTENTION, EXPERTS, evaluate, fresh, settled, train_interval, unflatten,
-                                              update_rules, without_subnormals)
+from moe_redistribution.training.loop import (evaluate, fresh, settled, train_interval, unflatten, update_rules,
+                                              without_subnormals)
 from plain import examples, load_member, optimiser, plain_train
 
 ADD7 = get_task("add7")
@@ -36,7 +37,8 @@ def train(name, seeds, n, stream="authors"):
 
 ELSEWHERE = """
 import sys, torch
-from moe_redistribution.models.condition import condition
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.models.events import ATTENTION, EXPERTS
 from moe_redistribution.training.loop import fresh, train_interval
 path, *work = sys.argv[1:]
 rows = {}
@@ -284,15 +286,15 @@ def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
     assert (tiny * 1 > 0).all()
 
 
-@pytest.mark.parametrize("name, part, n", [("add7/ffn-h64-silu", "", 16),
-                                           ("add7/ffn-h64-silu", "+part1", 64), ("add7/moe-e4k1-h64-silu", "", 16),
-                                           ("add7/moe_glu-e8k2-h64-silu", "+part0.5", 32)])
+@pytest.mark.parametrize("name, part, n", [("add7/ffn-h64-silu", 0.25, 16), ("add7/ffn-h64-silu", 1, 64),
+                                           ("add7/moe-e4k1-h64-silu", 0.25, 16),
+                                           ("add7/moe_glu-e8k2-h64-silu", 0.5, 32)])
 def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_step_and_changes_nothing_else(name, part,
     n):
     """Up to that step it is the same run to the bit; the optimiser keeps its memory; members at other steps are left
     alone."""
-    c, (plain, kicked) = condition(f"{name}+reset3{part}"), (fresh(condition(m), [5, 6], "paired")
-                                                             for m in (name, f"{name}+reset3{part}"))
+    c = condition(f"{name}@3:reset{part}")
+    plain, kicked = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
     began = unflatten(kicked.w.clone(), c)
     for m in (plain, kicked): train_interval(m, 2)
     assert torch.equal(plain.w, kicked.w)
@@ -313,8 +315,8 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
 @pytest.mark.parametrize("name, also, back", [("add7/ffn-h8-silu", "attn", set(ATTENTION)),
                                               ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
 def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
-    c, (only, both) = condition(f"{name}+reset2+also_{also}"), (fresh(condition(n), [5, 6], "paired")
-        for n in (f"{name}+reset2", f"{name}+reset2+also_{also}"))
+    c = condition(f"{name}@2:reset0.25,{also}")
+    only, both = (fresh(m, [5, 6], "paired") for m in (condition(f"{name}@2:reset0.25"), c))
     began = unflatten(both.w.clone(), c)
     for m in (only, both): train_interval(m, 2)
     without, now = unflatten(only.w, c), unflatten(both.w, c)
@@ -324,10 +326,10 @@ def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
 
 def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
     """The first step of Adam is as long as the learning rate, wherever there is a gradient, and so it is here after the
-    reset; without +forget it is not."""
-    name = "add7/ffn-h8-silu+wd0+clip0+reset30"
-    c, (remembers, forgets) = condition(name + "+forget"), (fresh(condition(n), [5, 6], "paired")
-                                                            for n in (name, name + "+forget"))
+    reset; one that is not fresh does not."""
+    name = "add7/ffn-h8-silu+wd0+clip0@30:reset0.25"
+    c = condition(name + ",fresh")
+    remembers, forgets = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
     for m in (remembers, forgets): train_interval(m, 30)
     assert (torch.equal(remembers.w, forgets.w) and not forgets.m.any() and not forgets.v.any() and remembers.v.any()
             and forgets.step.tolist() == [30, 30])
@@ -343,9 +345,9 @@ def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
 def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
     """Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's
     multiple, and no others."""
-    name = "add7/ffn-h8-silu+ffnlr2+reset3"
-    c, (as_before, later) = condition(name + "+then0.5"), (fresh(condition(n), [5, 6], "paired")
-                                                           for n in (name, name + "+then0.5"))
+    name = "add7/ffn-h8-silu+ffnlr2@3:reset0.25"
+    c = condition(name + ",ffnlr0.5")
+    as_before, later = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
     for m in (as_before, later): train_interval(m, 3)
     assert torch.equal(as_before.w, later.w)
     start = later.w.clone()
@@ -360,7 +362,21 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["add7/ffn-h8-silu+reset40", "add7/ffn-h8-silu+reset40+then4+forget",
+def test_events_happen_one_after_the_other_each_at_its_own_step():
+    "Weights, rates and the optimiser's count are those of the last event, as if the run had been stopped and changed."
+    members = train("add7/ffn-h8-silu+wd0+clip0@2:fresh@3:ffnlr4@5:attn,ffnlr0.5", [5, 6], 3, "paired")
+    c, other = members.c, train("add7/ffn-h8-silu+wd0+clip0@2:fresh", [5, 6], 3, "paired")
+    assert torch.equal(members.w, other.w)                                          # the rate is another from here on
+    for m in (members, other): train_interval(m, 1)
+    assert not torch.equal(members.w, other.w) and torch.equal(members.v, other.v)
+    train_interval(members, 1)
+    began = unflatten(fresh(c, [5, 6], "paired").w, c)
+    assert {n for n, v in unflatten(members.w, c).items() if torch.equal(v, began[n])} == set(ATTENTION)
+    assert [e.step for e in c.events] == [2, 3, 5, 5] and c.last_event == 5
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h8-silu@40:reset0.25", "add7/ffn-h8-silu@40:reset0.25,ffnlr4,fresh",
+                                  "add7/ffn-h8-silu@20:ffnlr4@30:attn,fresh@50:reset1,ffnlr0.5,fresh",
                                   "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path, monkeypatch):
     """Whether the interruption comes before the reset or after it; routes drawn anew at every step are drawn as they

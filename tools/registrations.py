@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
+from moe_redistribution.models.events import formerly
 from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
@@ -104,7 +105,7 @@ class Rows:
         if (ROOT / path).exists(): yield self.now, lambda: ROOT / path
 
     def _cells(self, path, instrument, name, date, content):
-        own = [("condition", "==", name)]
+        own = [("condition", "in", [name, formerly(name)])]
         if instrument == "runs": got = run_rows(pd.read_parquet(content(), filters=own))
         else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"], filters=own)
         return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
@@ -113,8 +114,7 @@ class Rows:
         "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
         if (instrument, name) not in self.known:
             folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
-            task = name.partition("/")[0]
-            paths = [f"{folder}/{task}.parquet", f"{folder}/{name}.parquet"]
+            paths = [f"{folder}/{n}.parquet" for n in dict.fromkeys([name.partition("/")[0], name, formerly(name)])]
             paths += [p.format(name) for p in BEFORE if instrument == "ablation"]
             found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)

@@ -19,6 +19,7 @@ import pandas as pd
 from safetensors.torch import load_file
 
 from moe_redistribution.models.condition import condition
+from moe_redistribution.models.events import renamed
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("results", "checkpoints", "data")
@@ -35,7 +36,7 @@ def folder(state, at):
 
 def names(column):
     "A condition's name as it is written today; what is no condition (a null of a task) keeps its name."
-    return column.map({n: condition(n).name if "/" in n else n for n in column.unique()})
+    return column.map({n: condition(renamed(n)).name if "/" in n else n for n in column.unique()})
 
 
 def frames(root):
@@ -49,7 +50,7 @@ def frames(root):
         texts = [c for c in whole if whole[c].dtype == "category"]
         yield key, whole.astype(dict.fromkeys(texts, str)).assign(condition=lambda f: names(f["condition"].astype(str)))
     for path in sorted((root / "results").rglob("*.csv")):
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False).apply(lambda f: f.map(renamed))
         yield (path.relative_to(root).as_posix(),), frame.drop(columns=[c for c in LINKS
                                                                         if c in frame and "verdict" in frame])
 

@@ -23,7 +23,7 @@ import moe_redistribution
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
-from ..models.condition import condition, RECIPES
+from ..models.condition import condition
 from ..training.store import Damaged, unseal
 from ..models.population import predict
 from ..training.loop import TASK_RULES
@@ -212,7 +212,7 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
 def far_enough(runs=None) -> dict:
     "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
-    ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: RECIPES[c.task]["steps"])),
+    ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: c.steps)),
                  ["condition", "stream"])
     own_rule = by_condition(runs, lambda c: f"{TASK_RULES[c.task][0]}_reached")
     first = np.logical_or.reduce([(own_rule == rule) & runs[rule].eq(True) for rule in own_rule.unique()])
@@ -226,7 +226,7 @@ def run_rows(runs) -> pd.DataFrame:
     """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the
     `epoch` if so, and `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of
     survival analysis."""
-    end, out = by_condition(runs, lambda c: RECIPES[c.task]["steps"]), []
+    end, out = by_condition(runs, lambda c: c.steps), []
     whole = runs["step"] >= end
     sound = runs[runs["failed"].isna()]
     for task, own in sound.groupby(sound["condition"].str.partition("/")[0]):

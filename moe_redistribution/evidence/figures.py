@@ -51,7 +51,9 @@ def label(name) -> str:
     ones, and its options."""
     # a planted model has no width
     if str(name) in NAMED or "/" not in str(name): return NAMED.get(str(name), str(name))
-    c, (body, *options) = condition(name), str(name).split("+")
+    said, *events = str(name).split("@")
+    c, (body, *options) = condition(name), said.split("+")
+    options += ["@" + e for e in events]
     if body in NAMED: return ", ".join([NAMED[body], *options])
     usual = PLAIN.get(c.task, WIDE).get(c.ffn) == c.d_mlp or c.ffn == "no_ffn"
     unusual = [(c.routed and c.n_experts != 4, f"{c.n_experts} expert{'s' * (c.n_experts > 1)}"),

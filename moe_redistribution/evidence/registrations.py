@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
+from ..models.events import formerly
 from .printed import DATA, of_clone
 from ..tasks.errors import refuse, choose
 
@@ -25,11 +26,13 @@ def definition_hash(row) -> str:
     """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its
     columns.
 
-    Empty and absent columns count the same, and `margin` is a number: `0.05` is `0.050`. ValueError without seeds."""
+    Empty and absent columns count the same, `margin` is a number (`0.05` is `0.050`), and a condition with events
+    counts as it was spelled before there were any. ValueError without seeds."""
     row = dict(row)
     said = {c: row[c] for c in DEFINES if c in row and not pd.isna(row[c]) and row[c] != ""}
     if "seeds" not in said:
         refuse("definition", "a row with seeds", sorted(said), "a line of data/claims.csv", "name its seeds")
+    said |= {c: formerly(said[c]) for c in ("condition", "versus") if c in said}
     if "margin" in said: said["margin"] = float(said["margin"])
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 

@@ -12,8 +12,8 @@ import torch
 from ..tasks.errors import choose
 from ..tasks.task import get_task, labels
 from ..models.condition import condition
-from ..models.population import ffn_half, gates, layer, rms_norm, unembed, router, checked
-from ..models.experts import dispatch
+from ..models.population import ffn_half, layer, rms_norm, unembed, checked
+from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
 from .subject import reads_weights
@@ -82,7 +82,7 @@ def after_attention(params, c, mid):
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
     seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x
-    if not c.reading: router(p, seen, c)                                   # refuses: the stream does not know its token
+    if not c.routing.reads_stream: c.routing.logits(p["W_router"], seen, c)   # refuses: the stream knows no token
     weight, chosen = gates((seen @ p["W_router"]).softmax(-1), c).topk(c.top_k)
     return _said(params, c, (x + dispatch(p, seen, chosen, weight, c))[0])
 

@@ -24,6 +24,7 @@ from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line,
 from ..evidence.registrations import when
 from ..training.loop import TASK_RULES
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
+import moe_redistribution.studies.sparsity_moves.facts          # its facts are rows, too
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = ("key protocol section statement quotes page expects instrument stream condition versus metric "
@@ -70,8 +71,8 @@ def statements(path=None) -> pd.DataFrame:
 _SPOT = "instrument stream condition versus metric site edit rule unit position stratum split aggregate".split()
 def changed(s, word):
     "Statement `s` as a word of its `versus` changes it. A constant gives a float instead."
-    word = word.replace(",", " ") if "=" in word else f"condition={word}"
-    changes = dict(part.split("=", 1) for part in word.split("&"))
+    word = word if "=" in word else f"condition={word}"
+    changes = {n: v if n == "condition" else v.replace(",", " ") for n, v in (p.split("=", 1) for p in word.split("&"))}
     if "value" in changes: return float(changes["value"])
     if "null" in changes:
         known = baselines(s.condition.split("/")[0])

@@ -81,7 +81,7 @@ def _add7(c): return c.task == "add7" and c.n_layers == 1
 def _plain(c): return c.n_layers == 1 and c.ffn != "no_ffn"
 def _modadd(c): return c.task == "modadd" and _plain(c)
 # is the FFN's output a function of the stream? Routes from a table are not
-def _streams(c): return c.reading or not c.routed
+def _streams(c): return c.routing.reads_stream or not c.routed
 
 def speed_of(params, c, seeds, stream, rule):
     """Learning speed at a few early steps, one step ahead and from the start; it needs no weights but trains its own.

@@ -54,7 +54,7 @@ def write_frame(frame, path):
 # %% ../../nbs/7_record/01_runs.ipynb #69a5df96
 def has(run, rule) -> bool:
     "Are there weights by a rule? The last ones of a run that was cut short are not `final`."
-    return rule in run.weights and (rule != "final" or run.step >= RECIPES[run.condition.task]["steps"])
+    return rule in run.weights and (rule != "final" or run.step >= run.condition.steps)
 
 def reach(run, rules=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."
@@ -64,8 +64,8 @@ def reach(run, rules=None) -> int:
 
 def stored_runs(store, name) -> list:
     "All runs of a condition that the store has, ordered by stream and seed."
-    at = store.path(name, 0).parent
-    found = sorted((p.stem.split("-") for p in at.glob("*-[0-9]*.safetensors")), key=lambda x: (x[0], int(x[1])))
+    found = {tuple(p.stem.split("-")) for at in store.folders(name) for p in at.glob("*-[0-9]*.safetensors")}
+    found = sorted(found, key=lambda x: (x[0], int(x[1])))
     return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
 
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from ..tasks.task import get_task
 from ..models.condition import condition, Condition
-from ..models.population import rms_norm, loss, dropout, looked_up
-from ..models.experts import dispatch, expert_layer
+from ..models.ffn import dispatch, expert_layer
+from ..models.population import rms_norm, loss, dropout
 
 # %% ../../nbs/3_training/01_engine.ipynb #f33005c3
 class Rows:
@@ -117,14 +117,14 @@ def first_half(p, tokens, c, t):
     "Residual stream after attention where it is read (s, n, d), and router logits of all tokens (s, e, n) or None."
     (S, B), d, first = tokens.shape[:2], c.d_model, min(t.read)
     rows = Rows(p, tokens, t)
-    start = 0 if c.reading else first                  # the first position that must attend,
-    begin = 0 if c.reading and c.norm else first       # and the first where the residual stream is needed
+    start = 0 if c.routing.reads_stream else first                  # the first position that must attend,
+    begin = 0 if c.routing.reads_stream and c.norm else first       # and the first where the stream is needed
     pattern, v = attend(p, rows, _norm(p, rows.x, "w_ln1", c), c, t.causal, start)
     z = heads_out(rows, pattern[:, :, :, begin - start:], v)
     add = torch.baddbmm(p["b_O"][:, None], z.reshape(S, -1, d), p["W_O"].reshape(S, d, d))
     mid = rows.take(rows.x, begin) + add.view(S, B, -1, d)
     if not c.routed: logits = None
-    elif not c.reading: logits = looked_up(p["W_router"], tokens, c).flatten(1, 2).mT
+    elif not c.routing.reads_stream: logits = c.routing.hold(p["W_router"], tokens, t).flatten(1, 2).mT
     elif c.norm: logits = Narrow.apply(_norm(p, mid, "w_ln2", c).reshape(S, -1, d), p["W_router"])
     else: logits = router_logits(p, rows, pattern, v, None if begin else z, c)
     return mid[:, :, first - begin:].reshape(S, -1, d), logits
@@ -214,11 +214,11 @@ def products(c:Condition, batch=None, plain=False) -> list:
     plain = plain or bool(c.drop) or not short(c, t)
     B, T, d, k, H = batch or c.batch or BATCH[c.task], t.n_ctx, c.d_model, c.d_head, c.n_heads
     read, rows = (T, B * T) if plain else (len(t.read), T * t.d_vocab)
-    ask = T if plain or c.reading else T - min(t.read)               # positions that attend, and that gather values
-    mix = T if plain or c.reading and c.norm else T - min(t.read)
+    ask = T if plain or c.routing.reads_stream else T - min(t.read)     # positions that attend, and that gather values
+    mix = T if plain or c.routing.reads_stream and c.norm else T - min(t.read)
     out = [("W_Q W_K W_V", 1, rows, d, 3 * d), ("scores", B * H, ask, k, T), ("pattern · v", B * H, mix, T, k),
            ("W_O", 1, B * read, d, d)]
-    if c.reading:
+    if c.routing.reads_stream:
         out.append(("W_router", B, T, H * T, c.n_experts) if mix < T else ("W_router", 1, B * T, d, c.n_experts))
     used = c.n_experts if plain else c.top_k
     n_tokens = B * read * used // c.n_experts

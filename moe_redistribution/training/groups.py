@@ -24,6 +24,7 @@ from .executors import open_executor, processes, watch, Tell, Bars
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
                                               train_interval, evaluate, update_rules)
+from ..models.events import renamed
 
 # %% ../../nbs/3_training/06_groups.ipynb #1492e2d1
 def to_run(members:Members, i:int, steps:int, group:list) -> Run:
@@ -52,7 +53,7 @@ def pack(members:Members):
 
 def unpack(tensors, info, device="cpu") -> Members:
     "The members that `pack` packed."
-    c, best, gens = condition(info["condition"]), {}, []
+    c, best, gens = condition(renamed(info["condition"])), {}, []
     if info["key"] != c.key:
         raise Damaged(f"state of {c.name}: expected the key {c.key}, got {info['key']}, of another recipe; fix: "
                       "delete it")
@@ -103,7 +104,7 @@ def left_behind(store, c, seeds, stream, device) -> list:
 def _answers(run, until, steps):
     "Does a stored run (or None) answer the request, so that nothing is left to train?"
     if run is None or run.failed or run.step >= steps: return run is not None
-    if until == "full" or run.step <= run.condition.reset: return False
+    if until == "full" or run.step <= run.condition.last_event: return False
     first = run.manifest["rules"][rules(run.condition)[0]]      # a stored manifest has them in the order of their names
     return run.manifest["settled"] or until == "first" and first["reached"]
 
@@ -191,7 +192,7 @@ def finish(store, members, done, steps, group):
         run = to_run(members, i, steps, group)
         alone = Members(**{k: getattr(members, k) for k in members.__dataclass_fields__})
         alone.keep([j == i for j in range(len(members.seeds))])
-        store.save(run, None if run.failed or run.step >= RECIPES[members.c.task]["steps"] else pack(alone))
+        store.save(run, None if run.failed or run.step >= members.c.steps else pack(alone))
     if done.any(): members.keep(~done)
 
 # %% ../../nbs/3_training/06_groups.ipynb #6c0788f5
@@ -219,7 +220,7 @@ def check_steps(c, steps) -> int:
     """The schedule's length, or `steps` instead, rounded up to whole intervals.
 
     ValueError if that is not a positive whole number."""
-    if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or RECIPES[c.task]["steps"])
+    if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
     raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
 
 def check_size(size) -> int:

@@ -39,11 +39,11 @@ TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_
 def expected_steps(c, until:str) -> int:
     """Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end
     (`full`)."""
-    c, whole = condition(c), RECIPES[condition(c).task]["steps"]
+    c, whole = condition(c), condition(c).steps
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
     # a quarter of the rate takes three times the steps
     typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * min(1, c.ffn_lr or 1) ** -0.75
-    return min(whole, max(round(typical), c.reset and c.reset + RECIPES[c.task]["eval_every"]))
+    return min(whole, max(round(typical), c.last_event and c.last_event + RECIPES[c.task]["eval_every"]))
 
 # %% ../../nbs/3_training/04_orders.ipynb #528737c7
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose
 from ..tasks.data import STREAMS
+from ..models.events import formerly
 from ..models.condition import Condition, condition
 
 # %% ../../nbs/3_training/02_store.ipynb #9c0cd213
@@ -124,7 +125,27 @@ class Store:
         "Where this run lies, or would. ValueError for a seed that is no whole number."
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
             raise ValueError(f"seed: expected a whole number, got {seed!r}; fix: for example 42")
-        return self.root / "v1" / condition(c).name / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
+        folder = condition(c).name.replace(":", "-")      # a colon may not stand in a file's name everywhere
+        return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
+
+# %% ../../nbs/3_training/02_store.ipynb #73183bc9
+@patch
+def folders(self:Store, c) -> list:
+    "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
+    return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / formerly(condition(c).name)]))
+
+@patch
+def adopt(self:Store, c, seed:int, stream:str="authors") -> Path:
+    "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
+    new = self.path(c, seed, stream)
+    for folder in self.folders(c)[1:] if not new.exists() else ():
+        old = folder / new.name
+        with contextlib.suppress(Damaged, FileNotFoundError):               # not there, or another process was first
+            if unseal(old)[1]["key"] == condition(c).key:
+                new.parent.mkdir(parents=True, exist_ok=True)
+                for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
+                    if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
+    return new
 
 # %% ../../nbs/3_training/02_store.ipynb #de9581f9
 @patch
@@ -138,14 +159,14 @@ def save(self:Store, run:Run, resume=None):
 @patch
 def load(self:Store, c, seed:int, stream:str="authors") -> Run:
     "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
-    c, path = condition(c), self.path(c, seed, stream)
+    c, path = condition(c), self.adopt(c, seed, stream)
     if not path.exists():
         raise FileNotFoundError(f"run {c.name} seed {seed} ({stream}) is not in the store; "
                                 f"fix: moe-redistribution train {c.name} --seeds {seed} --stream {stream}")
     tensors, info = unseal(path)
     expected, got = (c.key, seed, stream), tuple(info[k] for k in ("key", "seed", "stream"))
     if got != expected: raise Damaged(f"{path}: expected the run {expected}, got {got}, another one; fix: delete it")
-    weights = {}
+    weights, info["condition"] = {}, c.name
     for name, v in tensors.items(): weights.setdefault(name.split("/")[0], {})[name.split("/")[1]] = v
     return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
 

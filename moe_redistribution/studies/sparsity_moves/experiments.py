@@ -110,15 +110,17 @@ TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/mo
                    tuple(100 * i + j for i in (1, 2, 3) for j in (1, 2, 3)))
 ENDS = Experiment("audit-ends", (*(n for n in _sweep if n not in ARMS.values()), FIGURE1["GLU"]),
                   tuple(range(129, 161)))  # to the end
-_DISTURBED = {"ffn-h256-silu+ffnlr2": " "
-              "+part0.5 +part0.75 +part1 +then0.25 +part1+then8 +part1+then0.5 +part1+then0.25 +part1+also_attn "
-              "+part1+also_embed +forget +part1+forget +part1+also_attn+forget +part1+then0.25+forget",
-              **{f"moe-e4k1-h256-silu+{o}+ffnlr2": parts for o, parts in (("lambda0", " +part0.5 +part1"),
-                  ("tokens", " +part1"), ("inputs", " +part1 +then8 +part1+then8 +part1+then0.5 +part1+then0.25 "
-                                          "+part1+also_attn +forget +part1+forget +part1+also_attn+forget"))}}
+_DISTURBED = {                                     # what happens after step 2,000, to which
+    "ffn-h256-silu+ffnlr2": "reset0.25 reset0.5 reset0.75 reset1 reset0.25,ffnlr0.25 reset1,ffnlr8 reset1,ffnlr0.5 "
+        "reset1,ffnlr0.25 reset1,attn reset1,embed reset0.25,fresh reset1,fresh reset1,attn,fresh "
+        "reset1,ffnlr0.25,fresh",
+    "moe-e4k1-h256-silu+lambda0+ffnlr2": "reset0.25 reset0.5 reset1",
+    "moe-e4k1-h256-silu+tokens+ffnlr2": "reset0.25 reset1",
+    "moe-e4k1-h256-silu+inputs+ffnlr2": "reset0.25 reset1 reset0.25,ffnlr8 reset1,ffnlr8 reset1,ffnlr0.5 "
+        "reset1,ffnlr0.25 reset1,attn reset0.25,fresh reset1,fresh reset1,attn,fresh"}
 AFTER = Experiment("audit-after", tuple(f"add7/{n}" for n in (
     *(f"moe-e4k1-h256-silu{o}+ffnlr2" for o in ("+lambda0", "+frozen+lambda0", "+tokens", "+inputs")),
-    *(f"{n}+reset2000{part}" for n, parts in _DISTURBED.items() for part in parts.split(" ")))), ENDS.seeds)
+    *(f"{n}@2000:{events}" for n, all_ in _DISTURBED.items() for events in all_.split()))), ENDS.seeds)
 OWN = {e.key: e for e in (*EXPERIMENTS.values(), *AUDIT.values(), REPLICATES, TWINS, ENDS, AFTER)}
 SWEPT = tuple(dict.fromkeys([*TABLE1.values(), *FIGURE1.values(), *AUDIT["audit-rates"].names]))
 

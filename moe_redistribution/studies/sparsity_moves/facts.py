@@ -11,7 +11,7 @@ from ...tasks.task import get_task, labels, OPERATIONS, P
 from ...tasks.data import split, sampled, REFRESH, SEEDS
 from ...models.condition import condition, RECIPES
 from ...training.engine import BATCH
-from ...models.population import ffn_shapes, count
+from ...models.ffn import ffn_shapes, count
 from ...instruments.rows import rows, tidy
 from ...instruments.patching import pairs
 from ...evidence.dataset import COMPUTED
@@ -39,7 +39,7 @@ def model_facts(name) -> dict:
     return dict(hidden_width=c.d_expert, ffn_params=params, param_tolerance=abs(params / of - 1), d_model=c.d_model,
                 n_heads=c.n_heads, uniform_head_share=1 / c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance,
                 learning_rate=c.lr, weight_decay=c.weight_decay, batch_size=c.batch or BATCH[c.task],
-                duration=RECIPES[c.task]["steps"])
+                duration=c.steps)
 
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #70235069
 def fact_rows(name) -> pd.DataFrame:
