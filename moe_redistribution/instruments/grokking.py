@@ -24,11 +24,8 @@ from .rows import rows, tidy
 from .fourier import (concentration, contribution, dead_share, group_mean, neurons,
                                                     spectrum, weighted)
 from ..training.loop import fresh, unflatten
-from ..models.events import ATTENTION
-from ..models.events import EXPERTS
+from ..models.events import ATTENTION, EXPERTS
 from .subject import reads_weights
-from ..models.events import ATTENTION
-from ..models.events import EXPERTS
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #81cfde7b
 RUN = ["condition", "stream", "seed"]

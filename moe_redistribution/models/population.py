@@ -15,9 +15,7 @@ from torch import Tensor
 from ..tasks.task import check_tokens, get_task, read_at
 from .condition import Condition, condition
 from .edits import alike, of_members, watching
-from .ffn import ffn
-from .ffn import ffn_shapes
-from .ffn import init_ffn
+from .ffn import ffn, ffn_shapes, init_ffn
 
 # %% ../../nbs/2_models/05_population.ipynb #562d00e8
 def shapes(c:Condition) -> dict:

@@ -17,10 +17,9 @@ import torch
 from torch.optim.adamw import adamw
 from ..tasks.task import get_task, digits, exact
 from ..tasks.data import generators, batches, held_back, split
-from ..models.condition import Condition, condition
+from ..models.condition import Condition, condition, multipliers
 from ..models.population import checked, init_one, shapes, predict
 from .engine import gradients
-from ..models.condition import multipliers
 
 # %% ../../nbs/3_training/03_loop.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
