@@ -78,10 +78,9 @@ class Condition(Choices):
     @property
     def key(self):
         "Hash of the choices and the recipe version, 16 hexadecimal digits."
-        said, old = {f.name: getattr(self, f.name) for f in fields(self)}, fields_of(self.events)
-        for n, unsaid in (("drop", 0.0), ("steps", RECIPES[self.task]["steps"]), ("events", ())):
-            if said[n] == unsaid or n == "events": del said[n]
-        said |= dict(events=write_events(self.events)) if self.events and old is None else old or {}
+        unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
+        said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
+        if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
         text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
