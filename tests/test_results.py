@@ -147,9 +147,8 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     A second recording of the same store writes no run again."""
     if not whole:
         monkeypatch.setattr(recording, "INSTRUMENTS", {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")})
-        for table in ("ledger", "contrast_table"):
-            monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
-    name, store, night = "add7/ffn-h64-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
+        for table in ("ledger", "contrast_table"): monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
+    name, store, night = f"add7/ffn-h{64 if whole else 8}-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))
     for room in (results, recording):

@@ -275,8 +275,10 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(store, disk):
 
 def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, monkeypatch):
     "The run fails with the disk's own words; with room again the same command gives what a good disk gives."
-    monkeypatch.setitem(RECIPES["add7"], "eval_every", 20)
-    go = lambda root, **kw: train_group(TINY, [1, 2], root=root, until="full", steps=40, save_every=0, **kw)
+    def go(root, **kw):
+        with pytest.MonkeyPatch.context() as often:
+            often.setitem(RECIPES["add7"], "eval_every", 20)
+            train_group(TINY, [1, 2], root=root, until="full", steps=40, save_every=0, **kw)
     def seal_once(*args):
         seal(*args)
         disk.fill()
