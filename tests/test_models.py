@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.training.store import population as models
+from moe_redistribution.models import population as models
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import (SITES, Transformer, forward, init, init_one, loss, predict, shapes,
                                                   sites)
