@@ -927,7 +927,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                             'moe_redistribution/models/edits.py'),
                                                  'moe_redistribution.models.edits.applied': ( '2_models/edits.html#applied',
                                                                                               'moe_redistribution/models/edits.py'),
-                                                 'moe_redistribution.models.edits.everywhere': ( '2_models/edits.html#everywhere',
+                                                 'moe_redistribution.models.edits.each_layer': ( '2_models/edits.html#each_layer',
                                                                                                  'moe_redistribution/models/edits.py'),
                                                  'moe_redistribution.models.edits.named': ( '2_models/edits.html#named',
                                                                                             'moe_redistribution/models/edits.py'),

@@ -9,6 +9,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.models.planted import carry_by_experts
 from moe_redistribution.tasks.task import get_task, slices, spans, strata
+from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 
 T = get_task("add7")
@@ -98,7 +99,7 @@ def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
     alone = torch.stack([ablate(params, MOE, e) for e in each])
     with pytest.raises(ValueError, match="one set of edits or more"): ablate_each(params, MOE, [])
     assert torch.equal(ablate_each(params, MOE, each), alone)
-    beside = _side_by_side(params, MOE, [together(MOE, e) for e in each], T)
+    beside = _side_by_side(Population(params, MOE), [together(MOE, e) for e in each])
     assert (beside == alone).double().mean() > .9999            # sums over another batch may round otherwise
 
 

@@ -120,7 +120,7 @@ def test_heads_of_all_layers_stand_in_one_axis():
     name = "add7/moe-e2k1-h8-silu+L2"
     p = population(name)
     got, tr = patterns(p, name, [5, 6]), trace(p, get_task("add7").tokens[[5, 6]], name)
-    assert heads(name) == [f"L{l}H{h}" for l in range(2) for h in range(4)] and got.shape == (2, 2, 8, 8, 8)
+    assert heads(name) == [f"L{l}.H{h}" for l in range(2) for h in range(4)] and got.shape == (2, 2, 8, 8, 8)
     torch.testing.assert_close(got, torch.cat([tr["L0.pattern"], tr["L1.pattern"]], 2), rtol=0, atol=1e-12)
     brought = torch.einsum("snjhk,shkd->snhjd", tr["L1.v"], p["W_O"][:, 1]).norm(dim=-1)
     torch.testing.assert_close(patterns(p, name, [5, 6], weighted=True)[:, :, 4:],

@@ -26,7 +26,10 @@ MOE, DENSE, TWO, NORM = ("add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe
 S = 3
 
 
-def population(name, n=S): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
+def population(name, n=S):
+    "Untrained, with embeddings so small that what is said is not the copy of the current token, whatever is put in."
+    params = init(name, [torch.Generator().manual_seed(s) for s in range(n)])
+    return params | {"W_E": .1 * params["W_E"], "W_pos": .1 * params["W_pos"]}
 
 
 def answer(logits): return logits[:, :, list(T.read)].argmax(-1)
@@ -53,6 +56,10 @@ def test_a_tensor_that_is_brought_along_is_each_member_s_own_everywhere(name, si
     first = [forward({n: v[i:i + 1] for n, v in params.items()}, T.tokens, name,
                      {site: Edit(edits[site], slice(i, i + 1), S)}) for i in range(S)]
     assert torch.equal(answer(torch.cat(first)), wanted)
+    others = ({site: edits[site].roll(1, 0)} if kind != "asked"
+              else {site: lambda x, own: edits[site](x, lambda v: own(v.roll(1, 0)))})
+    # it does matter whose it is
+    assert (answer(forward(params, T.tokens, name, others)) != wanted).double().mean() > .02
     if kind != "asked":                             # a first token is written from the true prefix in any case
         assert torch.equal(decode(params, name, edits)[..., 0], wanted[..., 0])
 

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose
 from ..tasks.task import digits, exact, nulls, slices, spans, strata
-from ..models.edits import alike, applied, everywhere, of_members
+from ..models.edits import alike, applied, each_layer, of_members
 from .subject import opens, subject
 from .rows import rows, tidy
 
@@ -64,9 +64,9 @@ def _partner(on):
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c2e2c966
 def _names(s, unit):
     "What a subject calls a site or a unit, in every layer for `L*.`."
-    if not re.fullmatch(r"(L[\d*]+\.)?[HE]\d+", unit): return everywhere(unit, s.sites)
+    if not re.fullmatch(r"(L[\d*]+\.)?[HE]\d+", unit): return each_layer(unit, s.sites)
     dense = not any("E" in u for u in s.units)
-    return everywhere(unit, s.units, "unit", "; a dense FFN has no experts to take apart" * dense)
+    return each_layer(unit, s.units, "unit", "; a dense FFN has no experts to take apart" * dense)
 
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."

@@ -192,8 +192,7 @@ def _rows_of_one(params, c, seeds, draws, base) -> list:
         for n, v in real.items(): put(v, metric=n, edit="none", site=site)
         for (edit, drawn), n in ((kind, n) for kind in kinds.items() for n in real):
             own = dict(edit=edit, site=site)
-            counted = (~drawn[n].isnan()).sum(0)
-            mean = drawn[n].nanmean(0)
+            counted, mean = (~drawn[n].isnan()).sum(0), drawn[n].nanmean(0)
             put(mean, metric=n, **own)
             put(((drawn[n] - mean).square().nansum(0) / (counted - 1)).sqrt(), metric=f"{n}_sd", **own)
             above = (1 + (drawn[n] >= real[n]).sum(0)) / (1 + counted)

@@ -12,7 +12,7 @@ import torch
 from einops import einsum
 from ..tasks.errors import choose
 from ..tasks.task import strata
-from ..models.edits import everywhere
+from ..models.edits import each_layer
 from .rows import rows, tidy
 from .subject import Population, opens, subject
 from .ablation import units
@@ -45,7 +45,7 @@ def _examples(t, numbers):
 def _patterns(s, tokens, weighted):
     seen, out = {}, []
     s.run(tokens, sink=seen, read_only=True)
-    for l, (site, of) in enumerate(zip(*(everywhere(f"L*.{n}", s.sites)
+    for l, (site, of) in enumerate(zip(*(each_layer(f"L*.{n}", s.sites)
                                          for n in ("pattern", "v" if weighted else "pattern")))):
         pattern = seen[site]
         if weighted:
