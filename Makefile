@@ -24,7 +24,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test audit check record registrations pages outputs readme docs clean
+.PHONY: help setup reproduce paper test audit check record registrations sums pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ record: $(READY)  ## add what the store has to results/ and checkpoints/; nothin
 
 registrations: $(READY)  ## write down when definitions in data/ were made or changed: adds to results/registrations.csv
 	@$(PY) tools/registrations.py $(ARGS)
+
+sums: $(READY)  ## SHA256SUMS of data/, results/ and checkpoints/ again, after a deliberate change by hand
+	@$(PY) -c 'from moe_redistribution.evidence.dataset import sums; print(sums(), end="")' > SHA256SUMS
 
 pages: $(READY)  ## execute again the pages whose rows have changed since they were last run
 	@$(PY) tools/pages.py $(ARGS)

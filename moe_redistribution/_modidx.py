@@ -87,6 +87,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                       'moe_redistribution/evidence/dataset.py'),
                                                      'moe_redistribution.evidence.dataset.run_rows': ( '5_evidence/dataset.html#run_rows',
                                                                                                        'moe_redistribution/evidence/dataset.py'),
+                                                     'moe_redistribution.evidence.dataset.sums': ( '5_evidence/dataset.html#sums',
+                                                                                                   'moe_redistribution/evidence/dataset.py'),
                                                      'moe_redistribution.evidence.dataset.table_path': ( '5_evidence/dataset.html#table_path',
                                                                                                          'moe_redistribution/evidence/dataset.py'),
                                                      'moe_redistribution.evidence.dataset.unlearned': ( '5_evidence/dataset.html#unlearned',

@@ -58,6 +58,11 @@ def test_the_manifest_says_what_the_tables_hold():
                                   obj="results/manifest.csv")
 
 
+def test_everything_committed_under_data_results_and_checkpoints_is_covered_by_its_hash():
+    said = (results.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
+    assert said == results.sums(), "make sums, if the change was meant; git checkout, if not"
+
+
 def test_the_largest_page_reads_its_rows_in_about_a_second():
     began = time.process_time()
     assert len(Page(**PAGES["52_speed"].wish).rows) > 500_000 and time.process_time() - began < 3
@@ -159,8 +164,8 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):
         go(store, place)
-        both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()})
-    assert both[0] == both[1] and len(both[0]) == 7 + len(recording.instruments_for(name))
+        both.append({p.relative_to(place).as_posix(): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file() and not p.name.startswith(".")})
+    assert both[0] == both[1] and len(both[0]) == 9 + len(recording.instruments_for(name))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}

@@ -22,7 +22,7 @@ from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
                                                        definitions, registrations, unregistered)
-from moe_redistribution.evidence.dataset import run_rows
+from moe_redistribution.evidence.dataset import run_rows, sums
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, ROWS = [f"data/{t}.csv" for t in REGISTERED_TABLES], ["results/rows", "results/runs"]
@@ -204,6 +204,7 @@ def main(args):
     lines = new_lines(now) if len(todo) else []
     heading = [] if path.exists() else [COLUMNS]
     with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
+    if (whole := ROOT / "SHA256SUMS").exists(): whole.write_text(sums(ROOT), encoding="utf-8")
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")
     print(counts().to_string())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'NO_ROWS', 'COMPUTED', 'READ', 'content_hash', 'fingerprint', 'table_path', 'kinds',
-           'read_table', 'manifest', 'manifest_of', 'write_table', 'recorded', 'checkpoint_path', 'checkpoint',
+           'read_table', 'manifest', 'manifest_of', 'write_table', 'sums', 'recorded', 'checkpoint_path', 'checkpoint',
            'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless', 'unlearned',
            'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'asked', 'rows_of', 'gather',
            'item_rows']
@@ -103,6 +103,14 @@ def write_table(frame, kind, task, root=None) -> Path:
     frame.to_parquet(part, index=False, compression="zstd", compression_level=9, row_group_size=1 << 17)
     os.replace(part, path)
     return path
+
+# %% ../../nbs/5_evidence/04_dataset.ipynb #b4bca88e
+def sums(root=None) -> str:
+    "A line for each file under data/, results/ and checkpoints/ of a root: its SHA-256, its path."
+    root = Path(root or ROOT)
+    paths = (p for part in ("checkpoints", "data", "results") for p in sorted((root / part).rglob("*"))
+             if p.is_file() and not p.name.startswith("."))
+    return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root).as_posix()}\n" for p in paths)
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #486e4e47
 def recorded(name, instrument="ablation", root=None, **where) -> pd.DataFrame:

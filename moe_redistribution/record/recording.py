@@ -23,7 +23,7 @@ from ..training.executors import open_executor, watch
 from ..evidence.printed import paper_items
 from ..studies.sparsity_moves.experiments import conditions_for
 from ..instruments.rows import tidy, ROW_COLUMNS
-from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table
+from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table, sums
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.ablation import ablation_curve, ablation_rows, whole_answer
@@ -226,7 +226,7 @@ def add_rows(new, kind, task, root):
     "Lays rows over those of a table. Others that write the same table wait."
     path = table_path(kind, task, root)
     (root / "results").mkdir(parents=True, exist_ok=True)
-    with FileLock(root / "results" / f".{kind}.{task}.lock"):
+    with FileLock(root / "results/.lock"):
         old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
         write_table(overlaid(new, old), kind, task, root)
 
@@ -252,7 +252,9 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
     for name, table in (("ledger", ledger), ("contrasts", contrast_table)):
         written.append(root / f"results/{name}.csv")
         write_frame(table(root=root), written[-1])
-    return written + record_checkpoints(store, root)
+    written += record_checkpoints(store, root)
+    (root / "SHA256SUMS").write_text(sums(root), encoding="utf-8")
+    return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
 def record_checkpoints(store, root) -> list:

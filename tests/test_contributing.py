@@ -1,0 +1,78 @@
+"""The four changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+USE = {
+    "Add an arm": """
+from moe_redistribution.studies.sparsity_moves.experiments import orders
+assert {o.condition for o in orders("audit-two")} == {"add7/moe-e2k1-h256-silu"}""",
+    "Add a router": """
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.loop import fresh, train_interval
+members = fresh(condition("add7/moe-e4k1-h16-silu+positions"), [1, 2], "paired")
+assert train_interval(members, 3).isfinite().all()""",
+    "Add an event": """
+from moe_redistribution.models.condition import condition
+from moe_redistribution.training.loop import fresh, train_interval, unflatten
+c = condition("add7/ffn-h16-silu@2:halve")
+a, b = (fresh(condition(n), [1], "paired") for n in (c.name, "add7/ffn-h16-silu"))
+for members in (a, b): train_interval(members, 2)
+(x, y) = (unflatten(m.w, m.c)["W_down"] for m in (a, b))
+assert x.equal(y / 2) and c.events[0].step == 2""",
+    "Add an instrument": """
+import torch
+from moe_redistribution.models.population import init
+from moe_redistribution.record.recording import instruments_for
+params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(1)])
+got = instruments_for("add7/ffn-h8-silu")["norms"].rows(params, "add7/ffn-h8-silu", [1], stream="authors", rule="final")
+assert len(got) == len(params) and (got["value"] >= 0).all()""",
+}
+NEW_ROOM = "import torch\nfrom .rows import rows, tidy\n\n"
+
+
+def changes(title):
+    "(notebook, [(old lines, new lines)]) of the diff under a heading."
+    section = re.search(rf"^## {title}$(.*?)(?=^## )", TEXT, flags=re.M | re.S)[1]
+    [diff] = re.findall(r"^```diff\n(.*?)^```", section, flags=re.M | re.S)
+    for name, body in re.findall(r"^--- (\S+)\n(.*?)(?=^--- |\Z)", diff, flags=re.M | re.S):
+        hunks = [[line for line in part.split("\n") if line] for part in body.split("@@\n")]
+        yield name, [("".join(l[1:] + "\n" for l in h if l[0] in " -"), "".join(l[1:] + "\n" for l in h if l[0] in " +"))
+                     for h in hunks]
+
+
+def module(notebook):
+    "Where a notebook's module lies in the package."
+    part, _, name = notebook.removeprefix("nbs/").rpartition("/")
+    return "/".join(re.sub(r"^\d+\w?_", "", p) for p in [*part.split("/"), name]).replace(".ipynb", ".py")
+
+
+def as_exported(text):
+    "Lines of a notebook as nbdev writes them into a module of record/."
+    return re.sub(r"^from moe_redistribution\.", "from ..", text, flags=re.M)
+
+
+@pytest.mark.parametrize("title", USE)
+def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
+    package, touched = tmp_path / "moe_redistribution", list(changes(title))
+    shutil.copytree(ROOT / "moe_redistribution", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    assert 1 <= len(touched) <= 3
+    for notebook, hunks in touched:
+        path = package / module(notebook)
+        if not (ROOT / notebook).exists():
+            path.write_text(NEW_ROOM)
+            hunks = [("", new) for _, new in hunks]
+        for old, new in hunks:
+            text, old, new = path.read_text(encoding="utf-8"), as_exported(old), as_exported(new)
+            assert not old or text.count(old) == 1, f"{notebook} has not got, once:\n{old}"
+            path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", USE[title]], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PYTHONPATH": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
