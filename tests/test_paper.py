@@ -18,7 +18,8 @@ from moe_redistribution.evidence.pages import stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
-MAIN_TEXT = [item for page, _ in stored_pages().values() for item in page.items.split()]
+MAIN_TEXT = [item for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")
+             for item in page.items.split()]
 
 
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
