@@ -372,8 +372,8 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
               c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
              for c in reads for n in c.condition.split() for at in c.position.split()}
     found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
-    for instrument, name in {c[:2] for c in cells}:
-        if (got := rows_of(instrument, name)) is not None:
+    for instrument in {c[0] for c in cells}:
+        for name, got in rows_of(instrument, {c[1] for c in cells if c[0] == instrument}).groupby("condition"):
             found[instrument, name] = set(got[columns].drop_duplicates().itertuples(index=False, name=None))
     measured = {k: {spot[:2] for spot in spots} for k, spots in found.items()}
     assert len(cells) > 800 and len(found) > 100

@@ -269,6 +269,7 @@ READ = ("authors", "paired", "none")           # streams of one member a seed, a
 
 def rows_of(instrument, names, streams=None, root=None) -> pd.DataFrame:
     "Rows of one instrument for some conditions, facts and runs among them; what is not recorded is left out."
+    names = [names] if isinstance(names, str) else list(names)
     if instrument in COMPUTED: found = tidy([NO_ROWS, *map(COMPUTED[instrument], names)])
     else: found = read_table(instrument, names, streams, root)
     if instrument == "runs" and len(found): found = run_rows(found.reindex(columns={*found, "failed"}))

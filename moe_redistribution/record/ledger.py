@@ -217,12 +217,15 @@ def _wanted():
 def ledger_rows(root=None) -> pd.DataFrame:
     "Every recorded row that the ledger reads, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]
-    for (instrument, name), want in _wanted().groupby(["instrument", "condition"], sort=False):
-        if (got := rows_of(instrument, name, root)) is None: continue
-        got = got[got["stream"].isin(want["stream"])]
-        if "learned" in set(want["rule"]): got = pd.concat([got, learned(got, root)], ignore_index=True)
-        named = np.logical_and.reduce([got[k].isin(want[k]) for k in _WHERE])
-        found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
+    for instrument, lines in _wanted().groupby("instrument", sort=False):
+        whole = rows_of(instrument, list(lines["condition"].unique()), root=root)
+        there = dict(list(whole.groupby("condition", sort=False)))
+        for name, want in lines.groupby("condition", sort=False):
+            if name not in there: continue
+            got = there[name][there[name]["stream"].isin(want["stream"])].reset_index(drop=True)
+            if "learned" in set(want["rule"]): got = pd.concat([got, learned(got, root)], ignore_index=True)
+            named = np.logical_and.reduce([got[k].isin(want[k]) for k in _WHERE])
+            found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
     return pd.concat(found[1:] or found, ignore_index=True)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
