@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moe_redistribution.training.bench import (bench, HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
                                                share_of, target, train_for)
-from moe_redistribution.models import ffn as experts
-from moe_redistribution.training.store import population as models
+from moe_redistribution.models import ffn as experts, population as models
+
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.engine import BATCH, fast_loss, flops, products
 from moe_redistribution.models.population import init

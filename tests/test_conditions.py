@@ -212,7 +212,7 @@ def trained(name, steps=3):
     return unflatten(members.w, members.c)
 
 
-@pytest.mark.parametrize("ways", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ways", [2, pytest.param(3, marks=pytest.mark.audit)])
 def test_no_two_valid_names_train_the_same_weights(ways):
     seen = {}
     for c in {c: 0 for n in grid(ways) if (c := accepted(n))}:

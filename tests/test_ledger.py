@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from moe_redistribution.evidence import answers, printed as paper
-from moe_redistribution.record.ledger import (ledger as room, VERDICTS, Answer, answer, changed, decide, judge, shown,
+from moe_redistribution.record import ledger as room
+from moe_redistribution.record.ledger import (VERDICTS, Answer, answer, changed, decide, judge, shown,
                                               statements, values)
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.dataset import ROOT, rows_of
