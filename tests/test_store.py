@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from moe_redistribution.evidence import dataset
 from moe_redistribution.training import groups
 from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
@@ -219,6 +220,18 @@ def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(store.path(TINY, 1), path)
     with pytest.raises(Damaged, match="expected .*, got .*; fix: "): store.load(name, seed, stream)
+
+
+def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
+    "A dense model's file under the name of another activation, whose shapes are the same, and under another rule's."
+    of, there = "add7/ffn-h256-silu", dataset.checkpoint_path("add7/ffn-h256-silu", "first256")
+    for name, rule in ((of.replace("silu", "gelu"), "first256"), (of, "final")):
+        path = dataset.checkpoint_path(name, rule, tmp_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(there, path)
+        for read in (dataset.checkpoint, dataset.checkpoint_seeds):
+            with pytest.raises(Damaged, match="expected the checkpoint .*, got .*, another one; fix: git checkout"):
+                read(name, rule, tmp_path)
 
 
 def test_a_run_that_was_never_trained_says_how_to_train_it(store):
