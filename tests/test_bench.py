@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from moe_redistribution.training.bench import (bench, HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
                                                share_of, target, train_for)
 from moe_redistribution.models import ffn as experts, population as models
+from moe_redistribution.training import bench as bench_room
 
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.engine import BATCH, fast_loss, flops, products
@@ -49,7 +50,7 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
     take."""
     def seconds(copies, m, k, n, _):
         return 2 * copies * m * k * n / 1e10 * (100 if copies > 64 else 2 if m * k > 2e6 else 1)
-    monkeypatch.setattr(bench, "bmm_seconds", seconds)
+    monkeypatch.setattr(bench_room, "bmm_seconds", seconds)
     for name in HEADLINE["modadd"] + HEADLINE["hist"]:
         got = floor_for(name, 1, 1.0)
         assert got["rate"] == pytest.approx(1e10) and got["floor"] == pytest.approx(flops(name) / 1e10)
@@ -101,6 +102,6 @@ def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those
 def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch):
     from moe_redistribution.record import cli
     seen = []
-    monkeypatch.setattr(bench, "bench", lambda **asked: seen.append(asked))
+    monkeypatch.setattr(bench_room, "bench", lambda **asked: seen.append(asked))
     assert cli.main(["bench", "--task", "hist", "--record", "rows.csv"]) == cli.main(["bench"]) == 0
     assert [(asked["task"], asked["record"]) for asked in seen] == [("hist", "rows.csv"), ("add7", None)]

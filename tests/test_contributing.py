@@ -43,7 +43,8 @@ def changes(title):
     [diff] = re.findall(r"^```diff\n(.*?)^```", section, flags=re.M | re.S)
     for name, body in re.findall(r"^--- (\S+)\n(.*?)(?=^--- |\Z)", diff, flags=re.M | re.S):
         hunks = [[line for line in part.split("\n") if line] for part in body.split("@@\n")]
-        yield name, [("".join(l[1:] + "\n" for l in h if l[0] in " -"), "".join(l[1:] + "\n" for l in h if l[0] in " +"))
+        yield name, [("".join(l[1:] + "\n" for l in h if l[0] in " -"),
+                      "".join(l[1:] + "\n" for l in h if l[0] in " +"))
                      for h in hunks]
 
 

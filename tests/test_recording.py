@@ -326,14 +326,15 @@ def test_what_cannot_be_replaced_is_said_before_any_work(study):
 def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
     "Killed between the rows and the history: the rest is still known to be of another run."
     study.another(42)
-    write, count = runs.write_frame, []
-    def dies(frame, path):
-        count.append(path)
-        if len(count) > 3: raise KeyboardInterrupt
-        write(frame, path)
-    monkeypatch.setattr(runs, "write_frame", dies)
+    write, count = runs.write_table, []
+    def dies(frame, kind, *where):
+        count.append(kind)
+        if kind == "history": raise KeyboardInterrupt
+        write(frame, kind, *where)
+    monkeypatch.setattr(runs, "write_table", dies)
     with pytest.raises(KeyboardInterrupt): recording.record(study.other, study.root, lambda text: None, replace=[NAME])
-    monkeypatch.setattr(runs, "write_frame", write)
+    assert count[-2:] == ["runs", "history"]
+    monkeypatch.setattr(runs, "write_table", write)
     recording.record(study.other, study.root, lambda text: None, replace=[NAME])
     fresh = study.root.parent / "fresh"
     recording.record(study.other, fresh, lambda text: None)

@@ -8,7 +8,7 @@ import rederive
 from tiers import first
 
 CLAIMS = rederive.claims()
-PRINTED = ("tab1.003", "fig3_caption.001", "fig11_bottom.014")                # at every change; all others by `make audit`
+PRINTED = ("tab1.003", "fig3_caption.001", "fig11_bottom.014")             # at every change; all others by `make audit`
 
 
 @pytest.mark.parametrize("id", first(PRINTED, CLAIMS))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.evidence import statistics as ev, dataset as results
-from moe_redistribution.instruments.trace import trace
+from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.evidence.pages import Page
 from moe_redistribution.studies.sparsity_moves.experiments import REPLICATES, TWINS
@@ -113,7 +113,7 @@ def rows():
 
 
 def test_rows_are_whole_answers_of_the_crossed_stream_in_the_schema(rows):
-    assert list(rows) == [*trace.ROW_COLUMNS, "instrument"] and set(rows["condition"]) == set(CONDITIONS)
+    assert list(rows) == [*ROW_COLUMNS, "instrument"] and set(rows["condition"]) == set(CONDITIONS)
     assert set(rows["stream"]) == {"crossed"} and set(rows["rule"]) == {"first1000"} and set(rows["stratum"]) == {"all"}
     assert set(rows["position"]) == {"o0-o3", "all"} and not rows["value"].isna().any()
     assert not rows.drop(columns=["value", "n_examples", "step"]).duplicated().any()

@@ -239,8 +239,8 @@ def test_another_router_reads_the_models_own_stream():
 
 # ---------------------------------------------------------------------------------------------------------- gradients
 
-@pytest.mark.parametrize("e, k", [(e, k) for e in (1, 2, 4) for k in (1, 2) if k <= e])
-@pytest.mark.parametrize("gate", ["", "+switch"])
+@pytest.mark.parametrize("e, k, gate", [(e, k, gate) for gate in ("", "+switch") for e in (1, 2, 4) for k in (1, 2)
+                                        if k < e or k == e and not gate])         # another name of the same training
 def test_the_task_trains_a_router_only_where_the_gate_is_not_constant(e, k, gate):
     name = f"add7/moe-e{e}k{k}-h32-silu{gate}"
     got = gradient_norms(population(name), name)
@@ -249,7 +249,7 @@ def test_the_task_trains_a_router_only_where_the_gate_is_not_constant(e, k, gate
     elif k == e: assert (got["balance_router"] < 1e-8).all()                  # every expert takes every token
     else: assert (got["balance_router"] > 1e-5).all()
     assert (got["task_experts"] > 1e-3).all()
-    assert (gradient_norms(population(name), name + "+lambda0")["balance_router"] == 0).all()
+    if k < e: assert (gradient_norms(population(name), name + "+lambda0")["balance_router"] == 0).all()
 
 
 @pytest.mark.parametrize("name", [VARIANTS["top-2"], VARIANTS["switch"], VARIANTS["norm"]])

@@ -10,7 +10,7 @@ from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.copying import copying_rows
 from moe_redistribution.instruments.patching import patching_rows
 from moe_redistribution.instruments.patterns import pattern_rows, patterns
-from moe_redistribution.instruments.grokking import answers
+from moe_redistribution.instruments.rerouting import rerouted_answers
 from moe_redistribution.instruments.rerouting import routes_held
 from moe_redistribution.instruments.routing import routes
 from moe_redistribution.instruments.subject import Population, Subject, Wrapped, subject
@@ -132,9 +132,9 @@ def test_routes_and_answers_give_each_seed_its_own_too():
     params = population(MOE)
     own = trace(params, T.tokens, MOE, ["expert_out"])["expert_out"].mean(1, keepdim=True)
     wanted = predict(params, MOE, {"expert_out": own})
-    assert torch.equal(answers(params, MOE, [{}, {"L0.expert_out": own}])[1], wanted)
+    assert torch.equal(rerouted_answers(params, MOE, [{}, {"L0.expert_out": own}])[1], wanted)
     assert torch.equal(routes_held(params, MOE, {"expert_out": own}), wanted)
-    with pytest.raises(ValueError, match="seed axis of 3"): answers(params, MOE, [{"expert_out": own[:1]}])
+    with pytest.raises(ValueError, match="seed axis of 3"): rerouted_answers(params, MOE, [{"expert_out": own[:1]}])
 
 
 # ------------------------------------------------------------------------------------------------------------- names

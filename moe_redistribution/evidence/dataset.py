@@ -61,8 +61,8 @@ def kinds(root=None) -> list:
     return sorted({p.parent.name for p in (Path(root or ROOT) / "results").glob("**/*.parquet")})
 
 def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
-    """Rows of one kind for some conditions, of some streams or all; columns without any value are left out. Empty if
-    nothing of them is recorded."""
+    """Rows of one kind for some conditions, of some streams or all; of a history the columns without any value are left
+    out. Empty if nothing of them is recorded."""
     parts, names = [], [names] if isinstance(names, str) else list(names)
     for task in dict.fromkeys(n.partition("/")[0] for n in names):
         if not (path := table_path(kind, task, root)).exists(): continue
@@ -70,7 +70,7 @@ def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
         if streams is not None: where.append(("stream", "in", list(streams)))
         parts.append(pd.read_parquet(path, filters=where))
     found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=ROW_COLUMNS)
-    return found.dropna(axis=1, how="all") if kind in _ORDER else found
+    return found.dropna(axis=1, how="all") if kind == "history" else found
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #93d6d624
 MANIFEST = ["kind", "condition", "stream", "seeds", "rows", "sha256"]
@@ -182,7 +182,7 @@ def weightless(name, root=None, but=()) -> list:
     """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
     its own."""
     first, runs = TASK_RULES[condition(name).task][0], read_table("runs", name, root=root)
-    if "failed" in runs: runs = runs[runs["failed"].isna()]
+    if len(runs): runs = runs[runs["failed"].isna()]
     return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}})
             for r in runs.itertuples() if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
@@ -272,7 +272,7 @@ def rows_of(instrument, names, streams=None, root=None) -> pd.DataFrame:
     names = [names] if isinstance(names, str) else list(names)
     if instrument in COMPUTED: found = tidy([NO_ROWS, *map(COMPUTED[instrument], names)])
     else: found = read_table(instrument, names, streams, root)
-    if instrument == "runs" and len(found): found = run_rows(found.reindex(columns={*found, "failed"}))
+    if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]
 
 def gather(pairs, streams=READ, root=None) -> pd.DataFrame:

@@ -33,8 +33,8 @@ def costs(names=HEADLINE4, instruments=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/04_costs.ipynb #9f246c8b
 def within(table) -> list:
-    """A line for each of `CPU_LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is too
-    much."""
+    """A line for each of `CPU_LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is
+    too much."""
     out = []
     for tasks, limit in CPU_LIMITS.items():
         if not (own := [n for n in table if n.split("/")[0] in tasks]): continue

@@ -214,6 +214,7 @@ def _wanted():
              for c in every for n in c.condition.split() for at in c.position.split()]
     return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_WHERE])
 
+# %% ../../nbs/7_record/02_ledger.ipynb #c4658ed1
 def ledger_rows(root=None) -> pd.DataFrame:
     "Every recorded row that the ledger reads, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]

@@ -131,7 +131,8 @@ def take_out(name, stream, seed, root):
     for rule in mine:
         if seed in checkpoint_seeds(name, rule, root): withdraw(name, rule, [seed], root)
     task = name.partition("/")[0]
-    for kind in kinds(root):
+    # histories last: they tell another run of a seed from the recorded one, should this be cut short
+    for kind in sorted(kinds(root), key=lambda k: (k == "history", k == "runs")):
         if not (path := table_path(kind, task, root)).exists(): continue
         frame = pd.read_parquet(path)
         gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
