@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from moe_redistribution.models.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
-from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.fourier import (concentration, contribution, cycles, enough, fourier_rows,
                                                     frequency_share, group_mean, kept_accuracy, key_frequencies, live,
                                                     neurons, principal, random_neurons, spectrum, wave_share, weighted)

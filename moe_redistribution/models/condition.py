@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 import hashlib, json, math, re
 
-from ..tasks.errors import choose, nearest
+from ..tasks.errors import choose, nearest, refuse
 from ..tasks.task import get_task, TASKS
 from .routers import ROUTERS, Router
 from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events, renamed,
@@ -137,7 +137,7 @@ def format_name(c:Condition) -> str:
 _SHAPE = "task/variant[-eEkK]-hTOTAL-activation[+option…][@STEP:event…], for example add7/moe-e4k1-h256-silu+frozen"
 _BODY = re.compile(r"(?P<ffn>[a-z_]+)(?:-e(?P<n_experts>\d+)k(?P<top_k>\d+))?-h(?P<d_mlp>\d+)-(?P<activation>[a-z]+)")
 
-def _bad(name, expected, got, fix): raise ValueError(f"condition {name!r}: expected {expected}; got {got}; fix: {fix}")
+def _bad(name, expected, got, fix): refuse(f"condition {name!r}", expected, got, fix=fix)
 
 def _read_body(name, body):
     "Fields that stand before the first `+`."
