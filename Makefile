@@ -60,6 +60,7 @@ audit: $(READY)  ## the second tier: notebooks whole, kills, the stand-in for a 
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
 	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing || failed="$$failed notebooks"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m audit -n logical --dist worksteal || failed="$$failed tests"; \
+	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
 
 paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)

@@ -151,10 +151,11 @@ def finest(paper, bridge) -> dict:
 
     `paper`, `bridge`: as `paper_values` and one protocol of `claims` give them. Two prints are the same number where
     the coarser one is the finer one rounded."""
-    printed, out = {p.id: p for p in paper.itertuples(index=False)}, {}
-    asked = bridge[bridge["id"].isin(list(printed)) & (bridge["aggregate"] != "none")]
-    for _, group in asked.groupby(_CELL, sort=False):
-        each = [(printed[c.id], c.margin) for c in group.itertuples(index=False)]
+    printed, out, cells = {p.id: p for p in paper.itertuples(index=False)}, {}, {}
+    for c in bridge.itertuples(index=False):
+        if c.id in printed and c.aggregate != "none":
+            cells.setdefault(tuple(getattr(c, k) for k in _CELL), []).append((printed[c.id], c.margin))
+    for each in cells.values():
         for p, margin in each:
             same = [q for q in each if abs(q[0].value - p.value) <= max(q[0].digit, p.digit) / 2 + TINY]
             out[p.id] = min(same or [(p, margin)],

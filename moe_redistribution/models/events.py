@@ -155,7 +155,7 @@ def _read_step(text, bad):
 
 # %% ../../nbs/2_models/02_events.ipynb #4af7f951
 FIELDS = {"reset": 0, "part": .25, "also": "", "then": None, "forget": False}    # and their values where not said
-_OPTION = r"\+[A-Za-z_]\w*(?:\.\d+)?(?:e-?\d+)?"
+_OPTION = r"\+[A-Za-z_]\w*(?:\.\d+)?(?:(?<=e)-\d+|e-?\d+)?"
 _OLD = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*\+reset\d+(?:{_OPTION})*)")
 _WORD = r"[a-z]+(?:\d+(?:\.\d+)?(?:e-?\d+)?)?"
 _NEW = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*)@(\d+):({_WORD}(?:,{_WORD})*)(?![@,\w]|\.\d)")
