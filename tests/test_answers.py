@@ -142,6 +142,7 @@ def test_rule_seeds_and_stream_can_be_overridden_together():
     assert answer(rows, "tab1.003", seeds=[1, 2], stream="paired")["ours_mean"] == pytest.approx(.3)
 
 
+@pytest.mark.audit
 def test_shuffled_rows_give_the_same_bytes():
     "Five seeds under the paper's protocol; under the audit's as many as a bootstrap needs, which draws by place."
     rows, many = pd.concat([table1(), table1("audited", 1)]), range(1, 22)

@@ -127,6 +127,7 @@ def test_what_is_held_back_was_not_in_the_batches(task):
 # --------------------------------------------------------------------------------------------------------- what was
 # never trained on
 
+@pytest.mark.audit
 def test_an_unseen_sequence_of_the_clean_set_is_in_none_of_the_twenty_sets_and_every_other_in_one():
     trained = {tuple(row) for e in range(0, 1000, REFRESH) for row in sampled(42, epoch=e)[0].tolist()}
     own = [tuple(row) not in trained for row in HIST.tokens.tolist()]

@@ -138,6 +138,7 @@ def lock_is_free(path):
     except filelock.Timeout: return False
 
 
+@pytest.mark.audit
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
     "SIGKILL to the maker alone; Ctrl-C to all, as a terminal does it. A lock a worker holds is free soon after."

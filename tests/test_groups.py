@@ -117,7 +117,8 @@ def dies_before(n, work):
 
 
 @pytest.mark.skipif(fork is None, reason="needs fork")
-@pytest.mark.parametrize("save_every", [0, pytest.param(1e9, marks=pytest.mark.audit)],
+@pytest.mark.audit
+@pytest.mark.parametrize("save_every", [0, 1e9],
                          ids=["always saved", "never saved"])
 def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
     "Three seeds that end at different steps; killed at every write in turn, each resumes to the bits of the whole."
@@ -252,6 +253,7 @@ def test_packed_members_go_on_as_if_nothing_had_happened(stream):
 
 # ----------------------------------------------------------------------------------------------------- several at once
 
+@pytest.mark.audit
 def test_two_processes_on_one_run_train_it_once(tmp_path):
     "Two ask for seeds 1 and 2 at the same moment, a third for 2 and 3: three seeds are trained, and all three answer."
     wait = f"""

@@ -134,6 +134,7 @@ def test_an_unknown_protocol_is_refused():
     with pytest.raises(ValueError, match="nearest: 'paper'"): count_probes(count_by_inventory(), NAME, "papers")
 
 
+@pytest.mark.audit
 def test_rows_of_a_seed_s_own_sequences_are_a_loop_over_them_and_the_others_stay_as_they_are():
     name, t = "hist/moe-e2k1-h8-gelu", get_task("hist")
     p, own = start(name, 2), torch.arange(len(t)) % torch.tensor([[20], [30]]) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as parquet
 import pytest
 import torch
 
@@ -52,6 +53,7 @@ def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
         if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 
 
+@pytest.mark.audit
 def test_the_manifest_says_what_the_tables_hold():
     pd.testing.assert_frame_equal(results.manifest(), results.manifest_of(), check_dtype=False,
                                   obj="results/manifest.csv")
@@ -143,7 +145,8 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
         assert abs(x.mean() - trial / 100) <= max(tolerance, .005), (name, site, edit, x.mean(), trial)
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.audit)],
+@pytest.mark.audit
+@pytest.mark.parametrize("whole", [False, True],
                          ids=["two instruments", "everything"])
 def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch, whole):
     """All five at once in one place; the second two and then all in another.
@@ -172,6 +175,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
+@pytest.mark.audit
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
     monkeypatch.setattr(recording, "INSTRUMENTS", {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")})
@@ -199,8 +203,13 @@ LOST = {("modadd/ffn-h512-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu"
 
 
 def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper_s_seeds():
-    runs = results.recorded_runs()
-    for name, own in runs.groupby("condition"):
+    runs, ended_at = dict(list(results.recorded_runs().groupby("condition"))), {}
+    for kind in set(results.kinds()) - {"runs", "history"}:        # each table once, and of it only where its rows are
+        rows = parquet.read_table(results.table_path(kind, "").parent, columns=[*results.KEYS, "step"])
+        last = rows.group_by(results.KEYS).aggregate([("step", "max")]).to_pandas()
+        steps = last.set_index(results.KEYS)["step_max"]
+        ended_at |= {(kind, name): own.droplevel("condition") for name, own in steps.groupby(level="condition")}
+    for name, own in runs.items():
         for i, instrument in recording.instruments_for(name).items():
             # stopped at first99, where only the authors' are opened
             streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]
@@ -208,11 +217,10 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
             lost = {("authors", seed) for n, lacks, seed in LOST if (n, lacks) == (name, i)}
             mine = mine[~mine.index.isin(lost)]
             if mine.empty: continue
-            rows = results.read_table(i, name)
-            assert set(zip(rows["stream"], rows["seed"])) == set(mine.index), (name, i)
+            got = ended_at[i, name]
+            assert set(got.index) == set(mine.index), (name, i)
             ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]          # has weights at its end
             if "final" not in recording.rules_for(name, "authors", i) or ended.empty: continue
-            got = rows.groupby(["stream", "seed"])["step"].max()
             assert got[ended.index].equals(ended), (name, i)
 
 

@@ -1,6 +1,8 @@
 """The notebooks are the source of the package, the site and the README; these tests hold the four to each other."""
 import ast
 import configparser
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -545,6 +547,18 @@ def test_imports_stand_in_cells_of_their_own():
     bad = offenders(PAGES, lambda page: [c["source"][:80] for c in cells(page, "code")
                                          if "nbdev_export" not in c["source"] and len(kinds(c["source"])) == 2])
     assert not bad, f"split these cells: {bad}"
+
+
+def test_what_a_cell_imports_is_there():
+    "Pages that only the second tier runs are read at every change, too."
+    def missing(page):
+        ours = [n for c in cells(page, "code") if "import" in c["source"] and "%" not in c["source"]
+                for n in ast.parse(c["source"]).body
+                if isinstance(n, ast.ImportFrom) and n.module.startswith("moe_redistribution")]
+        return [f"{n.module}.{a.name}" for n in ours for a in n.names
+                if not hasattr(module := importlib.import_module(n.module), a.name)
+                and not importlib.util.find_spec(f"{module.__name__}.{a.name}")]
+    assert not (bad := offenders([p for p in PAGES if not p.startswith("_")], missing)), bad
 
 
 def unusable(block):

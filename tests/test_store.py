@@ -19,6 +19,7 @@ from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.training.groups import group_path, pack, train, train_group
 from moe_redistribution.training.store import Damaged, Store, seal, unseal
 from moe_redistribution.training.loop import fresh
+from tiers import first
 
 TINY = "add7/ffn-h8-silu+d16"
 
@@ -195,8 +196,8 @@ def test_a_damaged_resume_file_is_never_continued_from(store):
     assert store.path(TINY, 1).with_suffix(".resume.damaged").read_bytes() == bad
 
 
-@pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"),
-                                                (TINY, 1, "paired")])
+@pytest.mark.parametrize("name, seed, stream", first([(TINY, 2, "authors")], [
+    ("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"), (TINY, 1, "paired")]))
 def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, capsys):
     "A state copied to another run's place has the right shapes, and would be trained on under that name."
     train_group(name, [seed], stream, root=store.root, steps=200)

@@ -257,7 +257,7 @@ def asked(*items) -> list:
     "(instrument, condition) pairs that the claims about some items of the paper read."
     every = claims()
     for i in items: choose("item", i, sorted(every["item"].unique()), "add its ids to data/claims.csv")
-    wanted = [c for c in every.itertuples() if c.item in items and c.aggregate not in ("none", "null")]
+    wanted = list(every[every["item"].isin(items) & ~every["aggregate"].isin(["none", "null"])].itertuples())
     for c in wanted:
         if c.stream == "none" and c.instrument not in COMPUTED:
             refuse(f"{c.id}", f"an instrument that needs no run, one of {list(COMPUTED)}", c.instrument,
