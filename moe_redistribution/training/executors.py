@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DIED', 'FORMS', 'worker', 'prepared', 'LocalExecutor', 'n_cores', 'local_executor', 'watch', 'Tell', 'Bars',
-           'read_spec', 'processes', 'open_executor', 'respects_lock', 'try_workers', 'dask_client', 'JobPool']
+           'read_spec', 'processes', 'open_executor', 'spread', 'respects_lock', 'try_workers', 'dask_client',
+           'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
 from concurrent.futures import (BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor,
@@ -97,10 +98,12 @@ class Tell:
     def __call__(self, members, until, steps):
         n, each = len(self.work.seeds), self.work.each
         done = sum(min(int(s), each) for s in members.step) + each * (n - len(members.seeds))
-        losses = [h[-1]["loss"] for h in members.history if h]
+        self.write(done, n - len(members.seeds), [h[-1]["loss"] for h in members.history if h])
+    def write(self, done, ended, losses):
+        "Tells steps done by all seeds, seeds that ended, and losses."
         self.path.parent.mkdir(parents=True, exist_ok=True)
         tmp = self.path.with_suffix(f".{os.getpid()}")
-        tmp.write_text(json.dumps(dict(done=done, ended=n - len(members.seeds), losses=losses)))
+        tmp.write_text(json.dumps(dict(done=done, ended=ended, losses=losses)))
         os.replace(tmp, self.path)
     def read(self):
         "What was told last: done, ended, losses; zeros if nothing was."
@@ -177,6 +180,20 @@ def open_executor(spec=None, folder=None, timeout=8):
         with local_executor(value) as pool:
             try: yield pool
             except BaseException: pool.stop(); raise
+
+# %% ../../nbs/3_training/05_executors.ipynb #5b1de002
+def spread(f, jobs, tells, folder=None, executor=None, quiet=None) -> list:
+    """`f(*job)` for every job on the executor that a spec names, with bars for what they tell; results in the order of
+    jobs.
+
+    What was told is removed at the end. Errors as `open_executor` and `watch` raise them."""
+    bars = Bars(tells, quiet, processes(executor) or 4)
+    try:
+        with open_executor(executor, folder) as pool: return watch(pool, f, jobs, bars.show)
+    finally:
+        bars.show()
+        bars.close()
+        for t in tells: t.path.unlink(missing_ok=True)
 
 # %% ../../nbs/3_training/05_executors.ipynb #97e3d037
 def respects_lock(path) -> bool:

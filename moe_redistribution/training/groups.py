@@ -20,7 +20,7 @@ from ..tasks.task import get_task
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
 from .store import Store, Run, seal, set_aside, unseal, unseal_state, machine, Damaged
-from .executors import open_executor, processes, watch, Tell, Bars
+from .executors import processes, spread, Tell
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
                                               train_interval, evaluate, update_rules)
@@ -285,13 +285,7 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     tells = [Tell(store.root / "progress" / f"{name(w)}.json", w) for w in work]
     jobs = [(w.condition, list(w.seeds), w.stream, w.until, str(store.root), measures, w.steps, device, until, t,
              save_every) for w, t in zip(work, tells)]
-    bars = Bars(tells, quiet, at_once or 4)
-    try:
-        with open_executor(executor, store.root) as pool: watch(pool, train_group, jobs, bars.show)
-    finally:
-        bars.show()
-        bars.close()
-        for t in tells: t.path.unlink(missing_ok=True)
+    spread(train_group, jobs, tells, store.root, executor, quiet)
 
 # %% ../../nbs/3_training/06_groups.ipynb #12b5078c
 def outlook(work, at_once=1) -> str:
