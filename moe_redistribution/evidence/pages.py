@@ -13,6 +13,7 @@ import hashlib, json
 import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
+from ..training.loop import TASK_RULES
 from .dataset import (COMPUTED, READ, ROOT, asked, content_hash, far_enough, gather,
                                                  manifest, rows_of)
 
@@ -60,7 +61,7 @@ def page_hash(page) -> str:
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
-    names = [n for instrument, n in page.own if instrument not in COMPUTED]
+    names = [n for instrument, n in page.own if instrument not in COMPUTED and n.partition("/")[0] in TASK_RULES]
     for n in dict.fromkeys([*names, *page.waits]):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
         hours = expected_seconds(n, len(seeds) * expected_steps(n, "first")) / 3600

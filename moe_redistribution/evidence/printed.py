@@ -19,7 +19,9 @@ from ..tasks.errors import refuse
 # %% ../../nbs/5_evidence/02_printed.ipynb #99e3f893
 DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"
 PAPER_COLUMNS = "id item task variant condition metric mean std n_seeds unit note".split()
-SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_value": 1}   # printed = scale × value
+# printed = scale × value; the last line has the units of the companions
+SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_value": 1,
+         "relative error": 1, "size": 1, "rate": 1}
 
 READ_OFF = .01                            # how finely a bar of a printed picture can be read, in fractions
 
@@ -52,10 +54,12 @@ def sealed(path) -> Path:
 def paper_values(path=None):
     """Every number the papers print, one row per `id`; `value` and `value_std` are fractions where `unit` is percent.
 
-    `digit`: unit of the last printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0.
-    Raises ValueError if the file is not, byte for byte, the one in `SHA256SUMS`."""
-    path = sealed(Path(path or DATA / "paper_values.csv"))
-    df, text = (_read(path, PAPER_COLUMNS, ["id"], numbers) for numbers in (["mean", "std", "n_seeds"], []))
+    An id of a companion begins with its number, as in `004.F_grid.001`, and so does its item. `digit`: unit of the last
+    printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0. Raises ValueError if a file is
+    not, byte for byte, the one in `SHA256SUMS`."""
+    paths = [Path(path)] if path else [DATA / f"{part}_values.csv" for part in ("paper", "companion")]
+    df, text = (pd.concat([_read(sealed(p), PAPER_COLUMNS, ["id"], numbers) for p in paths], ignore_index=True)
+                for numbers in (["mean", "std", "n_seeds"], []))
     scale, note = df["unit"].map(SCALE), df["note"].str.lower()
     digit = .1 ** text["mean"].str.partition(".")[2].str.len() / scale
     digit = digit.mask(note.str.startswith("approx"), 0.0).mask(note.str.startswith("approximate read-off"), READ_OFF)
@@ -83,7 +87,7 @@ MARGIN_COLUMNS = "quantity share digits least most why".split()
 def quantity(unit, instrument="", aggregate="", metric=""):
     "Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's."
     if metric == "train_pct": return metric
-    if instrument == "facts": return "fact as a share" if unit in ("percent", "fraction") else "fact"
+    if instrument in ("facts", "architectures"): return "fact as a share" if unit in ("percent", "fraction") else "fact"
     return "ratio" if aggregate == "ratio" else unit
 
 def margins(bridge) -> pd.Series:

@@ -19,7 +19,7 @@ from ..tasks.errors import choose, refuse
 from ..evidence.printed import DATA, AGGREGATES, _read, of_clone, paper_values, claims, seed_list
 from ..evidence.statistics import (interval, paired_permutation, seeds_beside, seeds_needed, tost,
                                                     verdict, holm)
-from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line, baselines, contrasts,
+from ..evidence.answers import (REST, each_name, trained, _by_condition, _by_seed, _together, _line, baselines, contrasts,
                                                  finest)
 from ..evidence.registrations import when
 from ..training.loop import TASK_RULES
@@ -209,9 +209,9 @@ def _wanted():
     every += [changed(s, w) for s in every for w in s.versus.split()]
     every = [c for c in every if not isinstance(c, float)]
     every += [c._replace(rule=TASK_RULES[c.condition.split("/")[0]][0])
-              for c in every if c.rule == "best"]  # may stand in
+              for c in every if c.rule == "best" and trained(c.condition)]  # may stand in
     lines = [(c.instrument, n, at, *(getattr(c, k).removeprefix(REST) for k in _WHERE[1:]))
-             for c in every for n in c.condition.split() for at in c.position.split()]
+             for c in every for n in each_name(c.condition) for at in c.position.split()]
     return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_WHERE])
 
 # %% ../../nbs/7_record/02_ledger.ipynb #c4658ed1
@@ -302,7 +302,7 @@ def _entry(rows, pair, compared, known, written):
                   fact or FORCED in p.note)
     one = s["paper"].expects == "number" and len(quoted) == 1
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in ("none", "quotes")
-                          for n in f"{x.condition} {x.versus}".split() if "=" not in n)
+                          for n in each_name(f"{x.condition} {x.versus}") if "=" not in n)
     return line | dict(verdict=found, printed=first["printed"].value if one else _printed(s["paper"], known),
                        numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
                        n_decides=max(needed, default=np.nan) if found == "inconclusive" else np.nan,
