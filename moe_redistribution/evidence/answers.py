@@ -65,8 +65,10 @@ def _absent(rows, c, name, rule, seeds, stream):
     "Why the rows of `seeds` of a condition are not there, in a sentence."
     known = set(rows.loc[(rows["condition"] == name) & (rows["stream"] == (stream or c.stream)), "seed"])
     unmeasured, untrained = [s for s in seeds if s in known], [s for s in seeds if s not in known]
-    steps = len(untrained) * expected_steps(name, "full" if rule == "final" else "selected") if trained(name) else 0
-    price = f", about {expected_seconds(name, steps) / 3600:.2g} core-hours" * bool(steps)
+    price = ""
+    if trained(name):
+        steps = len(untrained) * expected_steps(name, "full" if rule == "final" else "selected")
+        price = f", about {expected_seconds(name, steps) / 3600:.2g} core-hours"
     parts = [f"missing run: {name}, seeds {_who(untrained)}{price}"] * bool(untrained)
     return parts + [f"not measured: {c.metric} of {name} at {rule}, {c.site} {c.edit}, "
                     f"seeds {_who(unmeasured)}"] * bool(unmeasured)

@@ -87,7 +87,7 @@ MARGIN_COLUMNS = "quantity share digits least most why".split()
 def quantity(unit, instrument="", aggregate="", metric=""):
     "Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's."
     if metric == "train_pct": return metric
-    if instrument in ("facts", "architectures"): return "fact as a share" if unit in ("percent", "fraction") else "fact"
+    if instrument in ("facts", "architectures") and unit not in ("size", "rate"): return "fact as a share" if unit in ("percent", "fraction") else "fact"
     return "ratio" if aggregate == "ratio" else unit
 
 def margins(bridge) -> pd.Series:
