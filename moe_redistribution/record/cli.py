@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
-           'add_train', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure', 'run_train', 'main']
+           'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure', 'run_train',
+           'imported_study', 'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
 from pathlib import Path
-import argparse, os, re, sys, time
+import argparse, importlib, os, re, sys, time
 
 import matplotlib
 import pandas as pd
@@ -24,13 +25,15 @@ from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
 from ..training.executors import processes
 from ..training.groups import train, fulfil, plan, outlook, check_work
+from ..training.study import Study, missing_jobs, run_study, study_jobs, study_state
 from ..evidence.answers import compare, baselines, comparison
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint
 from ..studies.sparsity_moves.reading import unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from ..instruments.rows import tidy
-from .recording import measure_runs, measure, track, record, rules_for, instruments_for
+from .recording import (measure_runs, measure, track, record, rules_for, instruments_for,
+                                                  known_studies)
 from .runs import write_frame
 from .costs import costs, within, HEADLINES
 
@@ -98,6 +101,7 @@ def parser():
     add_train(sub.add_parser("train", help="train what is missing for items of the paper, or conditions by name"))
     add_measure(sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one"))
     add_record(sub.add_parser("record", help="add what the store has to results/ and checkpoints/"))
+    add_study(sub.add_parser("study", help="carry out another paper's experiments, or one's own, at some preset"))
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     p = sub.add_parser("ledger", help="the paper's claims with their verdicts, and its numbers beside ours by id")
@@ -142,6 +146,20 @@ def add_train(p):
     p.add_argument("--dry-run", action="store_true",
                    help="say what is missing and how long it takes, and train nothing")
 
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de020
+def add_study(p):
+    "Arguments of the study command."
+    p.add_argument("study", nargs="?", help="granularity … (--list shows them)")
+    p.add_argument("--list", action="store_true", help="every study and preset: jobs, what is stored, what the rest costs")
+    p.add_argument("--preset", default="small", help="tiny, small (default), night, paper …: see --list")
+    p.add_argument("--arm", action="append", help="only this arm; may be repeated")
+    p.add_argument("--seeds", help="only these of the preset's: 1,2 or 1-3")
+    p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
+    p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
+    p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
+    p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet)")
+    p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
+
 # %% ../../nbs/7_record/05_cli.ipynb #3a5ab696
 def read_seeds(text:str) -> list:
     "`42,137` or `1-128` or both → list of seeds. ValueError says what was expected."
@@ -185,6 +203,7 @@ def run(args):
         frame = registry(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
+    elif args.command == "study": run_study_command(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
@@ -239,6 +258,39 @@ def run_train(args):
     fulfil(todo, measures=(track,), executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + outlook(plan(todo, store)))
+
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de022
+def imported_study(path) -> Study:
+    "The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none."
+    path = Path(path).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"import: expected a Python file, got {path}; fix: --import my_study.py")
+    sys.path.insert(0, str(path.parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), os.environ.get("PYTHONPATH")]))
+    found = getattr(importlib.import_module(path.stem), "STUDY", None)
+    if isinstance(found, Study): return found
+    raise ValueError(f"import {path.name}: expected a Study called STUDY, got {type(found).__name__}; fix: define it")
+
+def run_study_command(args):
+    "Lists studies, or carries out what is missing of a preset and writes all its rows."
+    known = known_studies() | ({} if not args.module else {(own := imported_study(args.module)).name: own})
+    if args.list:
+        table = pd.concat([study_state(s) for s in known.values()], ignore_index=True)
+        return print(table.assign(hours=table["hours"].round(2)).to_string(index=False))
+    name = args.study or (own.name if args.module else None)
+    if name is None: raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
+    study, seeds = known[choose("study", name, list(known))], read_seeds(args.seeds) if args.seeds else None
+    out = Path(args.out or f"out/{study.name}.{args.preset}.parquet")
+    if out.suffix not in (".parquet", ".csv") or out.is_dir():
+        raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
+    jobs, say = study_jobs(study, args.preset, args.arm, seeds), lambda text: print(text, file=sys.stderr, flush=True)
+    if args.dry_run: return print(outlook(missing_jobs(jobs), processes(args.executor)))
+    rows = run_study(study, args.preset, args.arm, seeds, executor=args.executor, budget=args.budget, say=say)
+    print("Now: " + outlook(missing_jobs(jobs)))
+    if rows.empty: return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_frame(tidy([rows]), out)
+    print(f"{len(rows):,} rows in {out}")
 
 # %% ../../nbs/7_record/05_cli.ipynb #b27252e6
 def main(argv=None):
