@@ -29,6 +29,7 @@ def built(truth, teacher, student, d, blank) -> dict:
         refuse("built student", f"sparsity {teacher.k}/{teacher.m}", student.name, teacher.name, "one of equal sparsity")
     fine = math.lcm(teacher.k, student.k)
     cut, group = fine // teacher.k, fine // student.k
+    scale = student.k / teacher.k if student.combine == "softmax" else 1      # a softmax shares 1 among the active experts
     p = {n: v.clone() for n, v in blank.items()}
     p["W_down"].zero_()
     taken = np.zeros(student.m, int)                            # neurons of each student expert that are filled
@@ -42,9 +43,9 @@ def built(truth, teacher, student, d, blank) -> dict:
         to = slice(s * student.width + taken[s], s * student.width + taken[s] + len(own))
         taken[s] += len(own)
         p["W_up"][:, to], p["b_up"][:, to] = truth["W_up"][:, own], truth["b_up"][:, own]
-        p["W_down"][:, to] = truth["W_down"][:, own] * (student.k / teacher.k)
+        p["W_down"][:, to] = truth["W_down"][:, own] * scale
         p["W_router"][:, s] += truth["W_router"][:, e] / group
-        p["b_down"][:, s] += truth["b_down"][:, e] / group
+        p["b_down"][:, s] += truth["b_down"][:, e] / group * scale * teacher.k / student.k
     return p
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #2ccb789f
