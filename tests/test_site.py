@@ -101,10 +101,10 @@ def site():
     return yaml.safe_load((ROOT / "_quarto.yml").read_text())
 
 
-def test_the_sidebar_has_five_groups_that_open_one_at_a_time_and_no_numbers():
+def test_the_sidebar_has_six_groups_that_open_one_at_a_time_and_no_numbers():
     shown = site()["website"]["sidebar"]
-    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "How we measure",
-                                                                 "Reference"]
+    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "Companions",
+                                                                 "How we measure", "Reference"]
     assert shown["collapse-level"] == 1 and shown["contents"][0]["contents"][0] == "index.ipynb"
 
 

@@ -262,7 +262,8 @@ def asked(*items) -> list:
         if c.stream == "none" and c.instrument not in COMPUTED:
             refuse(f"{c.id}", f"an instrument that needs no run, one of {list(COMPUTED)}", c.instrument,
                    fix="import the room of the study that counts it")
-    return list(dict.fromkeys((c.instrument, n) for c in wanted for n in f"{c.condition} {c.versus}".replace("|", " ").split()))
+    return list(dict.fromkeys((c.instrument, n) for c in wanted
+                              for n in f"{c.condition} {c.versus}".replace("|", " ").split()))
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #c7b71556
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts

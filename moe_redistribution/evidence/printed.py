@@ -55,8 +55,8 @@ def paper_values(path=None):
     """Every number the papers print, one row per `id`; `value` and `value_std` are fractions where `unit` is percent.
 
     An id of a companion begins with its number, as in `004.F_grid.001`, and so does its item. `digit`: unit of the last
-    printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0. Raises ValueError if a file is
-    not, byte for byte, the one in `SHA256SUMS`."""
+    printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0. Raises ValueError if a file
+    is not, byte for byte, the one in `SHA256SUMS`."""
     paths = [Path(path)] if path else [DATA / f"{part}_values.csv" for part in ("paper", "companion")]
     df, text = (pd.concat([_read(sealed(p), PAPER_COLUMNS, ["id"], numbers) for p in paths], ignore_index=True)
                 for numbers in (["mean", "std", "n_seeds"], []))
@@ -87,7 +87,8 @@ MARGIN_COLUMNS = "quantity share digits least most why".split()
 def quantity(unit, instrument="", aggregate="", metric=""):
     "Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's."
     if metric == "train_pct": return metric
-    if instrument in ("facts", "architectures") and unit not in ("size", "rate"): return "fact as a share" if unit in ("percent", "fraction") else "fact"
+    if instrument in ("facts", "architectures") and unit not in ("size", "rate"):
+        return "fact as a share" if unit in ("percent", "fraction") else "fact"
     return "ratio" if aggregate == "ratio" else unit
 
 def margins(bridge) -> pd.Series:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
-           'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure', 'run_train',
-           'imported_study', 'run_study_command', 'main']
+           'add_bench', 'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure',
+           'run_train', 'imported_study', 'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
@@ -26,6 +26,8 @@ from ..training.orders import Order
 from ..training.executors import processes
 from ..training.groups import train, fulfil, plan, outlook, check_work
 from ..training.study import Study, missing_jobs, run_study, study_jobs, study_state
+
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de025
 from ..evidence.answers import compare, baselines, comparison
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint
@@ -106,12 +108,7 @@ def parser():
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     p = sub.add_parser("ledger", help="the paper's claims with their verdicts, and its numbers beside ours by id")
     p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
-    p = sub.add_parser("bench", help="speed against a plain implementation and against the FLOP floor")
-    p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
-    p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
-    p.add_argument("--force", action="store_true", help="report even if the machine was busy")
-    p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
-    p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
+    add_bench(sub.add_parser("bench", help="speed against a plain implementation and against the FLOP floor"))
     return top
 
 # %% ../../nbs/7_record/05_cli.ipynb #8814e8c8
@@ -128,6 +125,15 @@ def add_record(p):
     p.add_argument("--replace", nargs="+", default=[], metavar="CONDITION",
                    help="of these, let another run of a recorded seed take its place, whole, if it went as far")
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
+
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de024
+def add_bench(p):
+    "Arguments of the bench command."
+    p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
+    p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
+    p.add_argument("--force", action="store_true", help="report even if the machine was busy")
+    p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
+    p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
 
 # %% ../../nbs/7_record/05_cli.ipynb #586fd883
 def add_train(p):
@@ -150,7 +156,8 @@ def add_train(p):
 def add_study(p):
     "Arguments of the study command."
     p.add_argument("study", nargs="?", help="granularity … (--list shows them)")
-    p.add_argument("--list", action="store_true", help="every study and preset: jobs, what is stored, what the rest costs")
+    p.add_argument("--list", action="store_true",
+                   help="every study and preset: jobs, what is stored, what the rest costs")
     p.add_argument("--preset", default="small", help="tiny, small (default), night, paper …: see --list")
     p.add_argument("--arm", action="append", help="only this arm; may be repeated")
     p.add_argument("--seeds", help="only these of the preset's: 1,2 or 1-3")
@@ -271,6 +278,7 @@ def imported_study(path) -> Study:
     if isinstance(found, Study): return found
     raise ValueError(f"import {path.name}: expected a Study called STUDY, got {type(found).__name__}; fix: define it")
 
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de023
 def run_study_command(args):
     "Lists studies, or carries out what is missing of a preset and writes all its rows."
     known = known_studies() | ({} if not args.module else {(own := imported_study(args.module)).name: own})
@@ -278,7 +286,8 @@ def run_study_command(args):
         table = pd.concat([study_state(s) for s in known.values()], ignore_index=True)
         return print(table.assign(hours=table["hours"].round(2)).to_string(index=False))
     name = args.study or (own.name if args.module else None)
-    if name is None: raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
+    if name is None:
+        raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
     study, seeds = known[choose("study", name, list(known))], read_seeds(args.seeds) if args.seeds else None
     out = Path(args.out or f"out/{study.name}.{args.preset}.parquet")
     if out.suffix not in (".parquet", ".csv") or out.is_dir():

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DIED', 'FORMS', 'worker', 'prepared', 'LocalExecutor', 'n_cores', 'local_executor', 'watch', 'Tell', 'Bars',
-           'read_spec', 'processes', 'open_executor', 'spread', 'respects_lock', 'try_workers', 'dask_client',
+           'read_spec', 'processes', 'open_executor', 'hand_out', 'respects_lock', 'try_workers', 'dask_client',
            'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
@@ -182,7 +182,7 @@ def open_executor(spec=None, folder=None, timeout=8):
             except BaseException: pool.stop(); raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #5b1de002
-def spread(f, jobs, tells, folder=None, executor=None, quiet=None) -> list:
+def hand_out(f, jobs, tells, folder=None, executor=None, quiet=None) -> list:
     """`f(*job)` for every job on the executor that a spec names, with bars for what they tell; results in the order of
     jobs.
 

@@ -20,7 +20,7 @@ from ..tasks.task import get_task
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
 from .store import Store, Run, seal, set_aside, unseal, unseal_state, machine, Damaged
-from .executors import processes, spread, Tell
+from .executors import processes, hand_out, Tell
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
                                               train_interval, evaluate, update_rules)
@@ -285,7 +285,7 @@ def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None
     tells = [Tell(store.root / "progress" / f"{name(w)}.json", w) for w in work]
     jobs = [(w.condition, list(w.seeds), w.stream, w.until, str(store.root), measures, w.steps, device, until, t,
              save_every) for w, t in zip(work, tells)]
-    spread(train_group, jobs, tells, store.root, executor, quiet)
+    hand_out(train_group, jobs, tells, store.root, executor, quiet)
 
 # %% ../../nbs/3_training/06_groups.ipynb #12b5078c
 def outlook(work, at_once=1) -> str:

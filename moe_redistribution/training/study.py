@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from .store import Damaged, Store, machine, seal, set_aside, unseal
-from .executors import Tell, processes, spread
+from .executors import Tell, processes, hand_out
 from .groups import check_means, outlook, whole_seeds
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
@@ -36,9 +36,11 @@ def everything(arm, settings): return [arm, settings]
 
 @dataclass(frozen=True)
 class Study:
-    """One paper's experiments. `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm,
-    seeds, settings)` what that is expected to take on one core. `content(arm, settings)`: what an arm's rows depend on, as
-    JSON can keep it (default: its name and all settings); `version` goes up when they change for another reason."""
+    """One paper's experiments.
+
+    `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)` what
+    that is expected to take on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it
+    (default: its name and all settings); `version` goes up when they change for another reason."""
     name: str
     about: str
     presets: dict
@@ -68,20 +70,24 @@ class Job:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
     def path(self, store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
 
+# %% ../../nbs/3_training/08_study.ipynb #1c43ee5f
 def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
-    """The jobs of a preset, or of some of its arms or seeds. ValueError (expected, got, nearest valid) for a preset, an arm
-    or seeds that it has not got, and for nothing at all."""
+    """The jobs of a preset, or of some of its arms or seeds.
+
+    ValueError (expected, got, nearest valid) for a preset, an arm or seeds that it has not got, and for nothing at
+    all."""
     p = study.presets[choose(f"preset of {study.name}", preset, list(study.presets))]
     if p.note: refuse(f"preset {preset} of {study.name}", "one that is carried out", f"an estimate: {p.note}",
                       next(n for n, x in study.presets.items() if not x.note), "take a smaller one")
-    wanted = [choose(f"arm of {study.name}", a, list(p.arms)) for a in ([arms] if isinstance(arms, str) else arms or p.arms)]
+    arms = [arms] if isinstance(arms, str) else arms or p.arms
+    wanted = [choose(f"arm of {study.name}", a, list(p.arms)) for a in arms]
     seeds = None if seeds is None else whole_seeds(seeds)
     out = []
     for arm in dict.fromkeys(wanted):
         own = [s for s in p.arms[arm] if seeds is None or s in seeds]
         out += [Job(study, preset, arm, tuple(own[i:i + p.stack])) for i in range(0, len(own), p.stack)]
-    if not out: refuse(f"seeds of {study.name}", f"some of {sorted({s for a in wanted for s in p.arms[a]})}", seeds, "all",
-                       "leave seeds out")
+    known = sorted({s for a in wanted for s in p.arms[a]})
+    if not out: refuse(f"seeds of {study.name}", f"some of {known}", seeds, "all", "leave seeds out")
     return out
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
@@ -93,7 +99,7 @@ def find_rows(job:Job, store:Store):
     except Damaged as e:
         warnings.warn(f"{e}. Moved aside as {set_aside(path).name}")
         return None
-    if info["key"] == job.key: return pd.DataFrame(info["rows"])
+    if info["key"] == job.key: return pd.DataFrame(info["rows"])[info.get("columns", list(info["rows"]))]
     warnings.warn(f"{path}: expected the job {job.key}, got {info['key']}. Moved aside as {set_aside(path).name}")
     return None
 
@@ -131,6 +137,7 @@ def next(self:Desk, state) -> bool:
         self.last = time.monotonic()
     return go_on
 
+# %% ../../nbs/3_training/08_study.ipynb #748ae963
 def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0) -> bool:
     """Carries out a job unless its rows are stored; True if they are by now. Safe to repeat, and for two at once.
 
@@ -146,14 +153,15 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0) -> b
             found = job.study.run(job.arm, list(job.seeds), job.settings, desk)
             if found is None: return False
             if found.empty: refuse(f"job {job.condition}", "rows", "none", "one", "let its function return rows")
-            info = dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), settings=job.settings,
-                        rows=found.to_dict("list"), cpu_seconds=round(time.process_time() - began, 1), machine=machine())
-            seal(path, {}, info)
+            spent = round(time.process_time() - began, 1)
+            seal(path, {},
+                 dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(),
+                      settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
             desk.path.unlink(missing_ok=True)
             return True
     except Timeout: return False
 
-# %% ../../nbs/3_training/08_study.ipynb #2b4e638d
+# %% ../../nbs/3_training/08_study.ipynb #54d1127f
 def missing_jobs(jobs, root=None) -> list:
     "Those of some jobs whose rows are not stored."
     store = Store(root)
@@ -169,8 +177,8 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
               say=None) -> pd.DataFrame:
     """Carries out what is missing of a preset and returns all its rows; safe to interrupt and to repeat.
 
-    `executor`, `quiet`, `budget` and `say` as in `fulfil`. A study that was defined in a notebook runs "here". ValueError
-    before any work for bad input, OSError for a bad disk."""
+    `executor`, `quiet`, `budget` and `say` as in `fulfil`. A study that was defined in a notebook runs "here".
+    ValueError before any work for bad input, OSError for a bad disk."""
     check_means("cpu", budget)
     store, at_once = Store(root), processes(executor)
     work = missing_jobs(study_jobs(study, preset, arms, seeds), root)
@@ -179,10 +187,11 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
     if work:
         until = None if budget is None else time.time() + budget
         tells = [Tell(store.root / "progress" / f"{j.key}.json", j) for j in work]
-        spread(carry_out, [(j, str(store.root), until, t) for j, t in zip(work, tells)], tells, store.root, executor, quiet)
+        given = [(j, str(store.root), until, t) for j, t in zip(work, tells)]
+        hand_out(carry_out, given, tells, store.root, executor, quiet)
     return study_rows(study, preset, arms, seeds, root)
 
-# %% ../../nbs/3_training/08_study.ipynb #31bb34a4
+# %% ../../nbs/3_training/08_study.ipynb #ba37433e
 def study_state(study:Study, root=None) -> pd.DataFrame:
     "A line for each preset: jobs, how many are stored, and what the missing ones cost in hours of one core."
     lines = []

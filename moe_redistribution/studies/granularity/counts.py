@@ -17,7 +17,8 @@ from .study import HALVES, STUDY
 
 # %% ../../../nbs/6_studies/granularity/03_counts.ipynb #41f49921
 PUBLISHED = {"DeepSeek-V3": (8, 256), "Qwen1.5-MoE-A2.7B": (4, 64), "DBRX": (4, 16), "Snowflake-Arctic": (2, 128),
-             "Google-GLaM": (2, 64), "Mixtral-8x7B/8x22B": (2, 8), "Llama-4-Maverick": (1, 128), "Llama-4-Scout": (1, 16)}
+             "Google-GLaM": (2, 64), "Mixtral-8x7B/8x22B": (2, 8), "Llama-4-Maverick": (1, 128),
+             "Llama-4-Scout": (1, 16)}
 
 def architecture(name) -> dict:
     "What can be counted of a model of Table 1, a student such as `16e8a`, or the paper's `set-up`: name → number."
@@ -40,6 +41,7 @@ def set_up() -> dict:
 def architecture_rows(name) -> pd.DataFrame:
     "What can be counted of an architecture as rows, in the stream and at the rule `none`, seed 0."
     said = name.partition("/")[2]
-    return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m) for m, v in architecture(said).items()])
+    return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
+                 for m, v in architecture(said).items()])
 
 COMPUTED["architectures"] = architecture_rows

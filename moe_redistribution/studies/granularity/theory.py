@@ -17,7 +17,8 @@ from .students import Mixture, mixture
 # %% ../../../nbs/6_studies/granularity/04_theory.ipynb #52d302f6
 def subsets(m:int, k:int) -> torch.Tensor:
     "Every set of k of m experts as a row of 0 and 1: (C(m, k), m). ValueError where that would be a million or more."
-    if not 0 < k <= m or comb(m, k) >= 10**6: refuse("subsets", "fewer than a million", f"C({m}, {k})", "C(20, 10)", "take fewer")
+    if not 0 < k <= m or comb(m, k) >= 10**6:
+        refuse("subsets", "fewer than a million", f"C({m}, {k})", "C(20, 10)", "take fewer")
     at = torch.tensor(list(combinations(range(m), k)))
     return torch.zeros(len(at), m, dtype=torch.double).scatter_(1, at, 1.0)
 
@@ -30,8 +31,10 @@ def regions(scores, k:int) -> torch.Tensor:
 
 # %% ../../../nbs/6_studies/granularity/04_theory.ipynb #97aa899c
 def one_of_many(p, x:Mixture) -> tuple:
-    "(parameters, layer) of the (C(m, k), 1)-MoE that equals an unweighted (m, k)-MoE with parameters `p` (seed axis first)."
-    if x.combine != "sum": refuse(f"mixture {x.name}", "+sum, whose experts are not weighted", x.combine, "sum", "add +sum")
+    """(parameters, layer) of the (C(m, k), 1)-MoE that equals an unweighted (m, k)-MoE with parameters `p` (seed axis
+    first)."""
+    if x.combine != "sum":
+        refuse(f"mixture {x.name}", "+sum, whose experts are not weighted", x.combine, "sum", "add +sum")
     S = subsets(x.m, x.k).to(p["W_up"])
     sets = torch.tensor(list(combinations(range(x.m), x.k)))
     def gathered(v): return v.unflatten(1, (x.m, x.width))[:, sets].flatten(1, 3)      # (seed, set · k · width, …)

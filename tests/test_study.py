@@ -1,0 +1,132 @@
+"""Jobs of a study: found when they are asked for again, safe to interrupt, and never another's."""
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_redistribution.record.cli import main
+from moe_redistribution.record.recording import known_studies, record_studies
+from moe_redistribution.studies.granularity.study import STUDY
+from moe_redistribution.training.store import Store, seal, unseal
+from moe_redistribution.training.study import (Desk, Preset, carry_out, find_rows, missing_jobs, run_study, study_jobs,
+                                               study_rows)
+
+TINY = study_jobs(STUDY, "tiny")[0]
+
+
+@pytest.fixture
+def store(tmp_path): return Store(tmp_path)
+
+
+def test_a_second_call_finds_everything_and_workers_say_what_this_process_says(tmp_path):
+    here = run_study(STUDY, "tiny", root=tmp_path / "here", executor="here", quiet=True)
+    there = run_study(STUDY, "tiny", root=tmp_path / "there", executor="local:1", quiet=True)
+    assert len(here) and here.equals(there)
+    said = []
+    assert run_study(STUDY, "tiny", root=tmp_path / "here", say=said.append).equals(here)
+    assert said == ["Nothing is missing."]
+
+
+def test_a_job_whose_time_is_over_keeps_its_state_and_goes_on_to_the_bit(store):
+    straight = STUDY.run(TINY.arm, list(TINY.seeds), TINY.settings, Desk(TINY, Store(store.root / "else")))
+    assert carry_out(TINY, store.root, time.time() - 1) is False                        # no time at all: nothing begun
+    desk = Desk(TINY, store, deadline=time.time() + 1e-3)
+    assert STUDY.run(TINY.arm, list(TINY.seeds), TINY.settings, desk) is None and desk.path.exists()
+    assert unseal(desk.path)[1]["step"] == TINY.settings["steps"] // TINY.settings["looks"]
+    assert carry_out(TINY, store.root) and find_rows(TINY, store).equals(straight) and not desk.path.exists()
+
+
+def test_a_state_of_another_job_is_not_gone_on_with(store):
+    desk = Desk(TINY, store)
+    seal(desk.path, {"p/W_up": torch.zeros(1)}, dict(step=50, key="another"))
+    with pytest.warns(UserWarning, match="another job's state. Moved aside"): assert desk.left() is None
+    assert not desk.path.exists() and carry_out(TINY, store.root)
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b[:-7], lambda b: b.replace(b"final", b"finaL", 1), lambda b: b""],
+                         ids=["cut short", "altered", "empty"])
+def test_rows_that_are_not_what_was_written_are_made_again(store, spoil):
+    assert carry_out(TINY, store.root)
+    path, good = TINY.path(store), find_rows(TINY, store)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.warns(UserWarning, match="Moved aside as"): assert missing_jobs([TINY], store.root) == [TINY]
+    assert carry_out(TINY, store.root) and find_rows(TINY, store).equals(good)
+
+
+def test_rows_of_another_job_in_a_job_s_place_are_not_believed(store):
+    other = study_jobs(STUDY, "small")[0]
+    assert carry_out(TINY, store.root)
+    os.replace(TINY.path(store), other.path(store))
+    with pytest.warns(UserWarning, match="expected the job"): assert find_rows(other, store) is None
+
+
+def test_a_key_follows_what_an_arm_depends_on_and_not_the_rest_of_its_preset():
+    old = study_jobs(STUDY, "night", "grid/8e4a")[0]
+    p = STUDY.presets["night"]
+    changed = lambda **s: study_jobs(replace(STUDY, presets={"night": replace(p, settings=p.settings | s)}), "night",
+                                     "grid/8e4a")[0].key
+    assert changed(times=[1, 2]) == changed(thin_active=70) == old.key                  # what only other arms read
+    assert len({old.key, changed(steps=4_000), changed(lr=.02), changed(students=["8e4a"])}) == 4
+
+
+@pytest.mark.audit
+def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
+    "Killed twice in the middle: the third process ends with the bits of one that was left alone."
+    code = ("import sys; from moe_redistribution.training.study import *; "
+            "from moe_redistribution.studies.granularity.study import STUDY; import torch; torch.set_num_threads(1); "
+            "carry_out(study_jobs(STUDY, 'small', 'built/8e4a')[0], sys.argv[1], save_every=0)")
+    job = study_jobs(STUDY, "small", "built/8e4a")[0]
+    state = job.path(Store(tmp_path)).with_suffix(".state")
+    for _ in range(2):
+        before, p = (state.stat().st_mtime_ns if state.exists() else 0,
+                     subprocess.Popen([sys.executable, "-c", code, tmp_path]))
+        while not state.exists() or state.stat().st_mtime_ns == before: time.sleep(.01)
+        p.kill(), p.wait()
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert carry_out(job, tmp_path / "alone")
+    assert find_rows(job, Store(tmp_path)).equals(find_rows(job, Store(tmp_path / "alone")))
+
+
+def test_what_cannot_be_asked_for_is_refused_in_one_line(capsys, tmp_path):
+    for words, says in ((["granularty"], "nearest: 'granularity'"), ([], "study --list"),
+                        (["granularity", "--preset", "nigth"], "nearest: 'night'"),
+                        (["granularity", "--arm", "grid/4e4a"], "nearest: 'grid/"),
+                        (["granularity", "--seeds", "77"], "some of"),
+                        (["granularity", "--out", "rows.txt"], "expected a .parquet or .csv"),
+                        (["granularity", "--import", "nothing.py"], "expected a Python file")):
+        assert main(["study", *words]) == 2 and says in capsys.readouterr().err, words
+
+
+def test_a_study_of_one_s_own_runs_from_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    (tmp_path / "my_own_study.py").write_text(
+        "from moe_redistribution.instruments.rows import rows\n"
+        "from moe_redistribution.training.study import Preset, Study\n"
+        "def run(arm, seeds, settings, desk): return rows([len(arm)] * len(seeds), seeds, condition=arm, "
+        "metric='letters')\ndef seconds(arm, seeds, settings): return 1\nSTUDY = Study('words', 'How long is an arm?', "
+        "{'small': Preset('two', {'a': [1, 2], 'bb': [1]})}, run, seconds)\n")
+    out = tmp_path / "rows.csv"
+    assert main(["study", "--import", str(tmp_path / "my_own_study.py"), "--executor", "local:1", "--out",
+                 str(out)]) == 0
+    assert "3 rows" in capsys.readouterr().out and out.read_text().count("words.small/") == 3
+
+
+def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("moe_redistribution.record.recording.UNRECORDED", ())
+    run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
+    said = []
+    first, again = (record_studies(Store(tmp_path), tmp_path / "root", said.append) for _ in range(2))
+    assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1
+
+
+def test_an_estimate_is_listed_and_not_carried_out():
+    dear = replace(STUDY, presets=STUDY.presets | {"paper": Preset("dear", {"grid/8e4a": [1]}, note="a year")})
+    with pytest.raises(ValueError, match="an estimate: a year; nearest valid: tiny"): study_jobs(dear, "paper")
+    assert ({"granularity"} <= set(known_studies())
+            and study_rows(STUDY, "small", root=Path(os.devnull).parent / "no").empty)
