@@ -31,6 +31,7 @@ from ..training.study import Study, missing_jobs, run_study, study_jobs, study_s
 from ..evidence.answers import compare, baselines, comparison
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint
+from ..studies.granularity.bench import stack_speed
 from ..studies.sparsity_moves.reading import unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from ..instruments.rows import tidy
@@ -130,6 +131,7 @@ def add_record(p):
 def add_bench(p):
     "Arguments of the bench command."
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
+    p.add_argument("--study", help="granularity: its stack of students against single ones, instead of --task")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
     p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
@@ -212,6 +214,9 @@ def run(args):
     elif args.command == "measure": run_measure(args)
     elif args.command == "study": run_study_command(args)
     elif args.command == "ledger": run_ledger(args.item)
+    elif args.command == "bench" and args.study:
+        choose("study with a bench", args.study, ["granularity"])
+        print(stack_speed(seconds=args.seconds).round(2).to_string())
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
         names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]

@@ -1,0 +1,113 @@
+"""What companion 004's study must not get wrong: its layers, its copies of a teacher, and the lines that ask about
+it."""
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from moe_redistribution.evidence.printed import claims, paper_values, seed_list
+from moe_redistribution.studies.granularity.students import (begin, drawn, expert_weights, loss_and_gradients, mixture,
+                                                             outputs, places)
+from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, read_arm
+
+NUMBERS = paper_values().query("item.str.startswith('004.')")
+ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")
+
+
+def made(names, active=12, d=5, seeds=(0, 1)):
+    stack = [mixture(n, active, floor=True) for n in names]
+    return stack, {n: v.double() for n, v in begin(stack, d, seeds).items()}
+
+
+def test_every_number_of_the_companion_has_one_line_that_answers_it_or_says_why_not():
+    lines = ASKED[~ASKED["item"].str.startswith("contrast")]
+    assert len(NUMBERS) == 250 and sorted(lines["id"]) == sorted(NUMBERS["id"])
+    none = lines[lines["aggregate"] == "none"]
+    assert (none["note"] != "").all() and len(none) == 9
+
+
+def test_every_arm_and_student_that_is_asked_about_is_one_of_the_night():
+    p = STUDY.presets["night"]
+    asked = {(n, c.seeds) for c in ASKED.itertuples() if c.instrument == "granularity"
+             for n in f"{c.condition} {c.versus}".split()}
+    assert len(asked) > 100
+    for name, seeds in asked:
+        arm, _, student = name.removeprefix("granularity.night/").rpartition("/")
+        assert student in {s.name for s in read_arm(arm, p.settings)[2]}, name
+        assert set(seed_list(seeds)) <= set(p.arms[arm]), name
+
+
+def test_a_registered_contrast_compares_what_its_words_say():
+    k = lambda n: int(n.rpartition("e")[2].partition("a")[0])
+    by_id = ASKED.set_index("id")
+    for name, much in (("coarse", np.less), ("divide", lambda s, t: (s > t) & (s % t > 0))):
+        cells = [c.split("/")[-2:] for c in by_id.loc[f"contrast.granularity.{name}", "condition"].split()]
+        assert all(much(k(s), k(t)) for t, s in cells) and len(cells) > 5
+    for _, s in (c.split("/")[-2:] for c in by_id.loc["contrast.granularity.coarse", "versus"].split()):
+        assert s in HALVES
+
+
+@given(st.sampled_from(["", "+sum", "+switch"]), st.integers(1, 4), st.integers(0, 5))
+def test_a_layer_is_the_sum_over_its_active_experts(combine, k, seed):
+    x, p = made([f"4e{k}a{combine}"], seeds=(seed,))
+    X = torch.randn(1, 5, 7, generator=drawn(seed), dtype=torch.double)
+    L = p["W_router"][0] @ X[0]
+    for b in range(7):
+        kept = L[:, b].topk(k).indices
+        weight = dict(zip(kept.tolist(), {"": L[kept, b].softmax(0), "+sum": torch.ones(k).double(),
+                                          "+switch": L[:, b].softmax(0)[kept]}[combine]))
+        w, says = x[0].width, 0
+        for e, g in weight.items():
+            h = (p["W_up"][0, e * w:(e + 1) * w] @ X[0, :, b] + p["b_up"][0, e * w:(e + 1) * w, 0]).relu()
+            says = says + g * (p["W_down"][0, e * w:(e + 1) * w].T @ h + p["b_down"][0, e])
+        torch.testing.assert_close(outputs(p, x, X)[0, 0, :, b], says, rtol=0, atol=1e-12)
+
+
+def test_one_renormalised_active_expert_teaches_its_router_nothing_and_the_other_rule_does():
+    stack, p = made(["4e1a", "4e1a+switch", "4e1a+sum"])
+    X, y = (torch.randn(2, 5, 64, generator=drawn("k1", i), dtype=torch.double) for i in range(2))
+    out = {n: torch.zeros_like(v) for n, v in p.items()}
+    loss_and_gradients(p, stack, X, y, out)
+    assert [bool(out["W_router"][:, e].any()) for _, e, _ in places(stack)] == [False, True, False]
+
+
+@pytest.mark.parametrize("student", ["8e4a", "12e6a", "16e8a", "20e10a"])
+def test_a_teacher_that_is_cut_and_copied_is_the_teacher_exactly_where_its_k_divides_the_student_s(student):
+    t, s = mixture("8e4a", 20), mixture(student, 40, floor=True)
+    truth, blank = ({n: v.double() for n, v in begin([x], 6, [0, 1], r).items()}
+                    for x, r in ((t, "teacher"), (s, "student")))
+    X = torch.randn(2, 6, 200, generator=drawn("cut"), dtype=torch.double)
+    apart = (outputs(built(truth, t, s, 6, blank), [s], X) - outputs(truth, [t], X)).abs().max()
+    assert apart < 1e-12 if s.k % t.k == 0 else apart > .01
+
+
+def test_a_copy_that_does_not_fit_is_refused():
+    t = mixture("8e4a", 20)
+    truth = begin([t], 6, [0], "teacher")
+    for s, says in ((mixture("16e4a", 20), "expected sparsity 4/8"), (mixture("16e8a", 8), "experts of 3 neurons")):
+        with pytest.raises(ValueError, match=says): built(truth, t, s, 6, begin([s], 6, [0]))
+
+
+def test_a_student_begins_the_same_whoever_is_beside_it_and_seeds_differ():
+    alone, together = begin([mixture("4e2a", 8)], 3, [5]), begin([mixture(n, 8) for n in ("2e1a", "4e2a")], 3, [4, 5])
+    assert (torch.equal(alone["W_up"][0], together["W_up"][1, 16:])
+            and not torch.equal(together["W_up"][0], together["W_up"][1]))
+
+
+def test_weights_of_kept_experts_sum_to_one_or_to_what_their_scores_say():
+    L = torch.randn(2, 6, 9, generator=drawn("weights"), dtype=torch.double)
+    for name, total in (("6e3a", 1.0), ("6e3a+sum", 3.0)):
+        G = expert_weights(L, mixture(name, 6))
+        assert (G > 0).sum(1).eq(3).all() and torch.allclose(G.sum(1), torch.tensor(total).double())
+    assert (expert_weights(L, mixture("6e3a+switch", 6)).sum(1) < 1).all()
+
+
+def test_recorded_errors_are_ratios_and_the_best_look_is_no_worse_than_the_last():
+    from moe_redistribution.evidence.dataset import ROOT, table_path
+    paths = sorted(table_path("granularity", "").parent.glob("*.parquet"))
+    assert [p.stem for p in paths] and ROOT in paths[0].parents
+    for path in paths:
+        rows = pd.read_parquet(path).query("metric == 'error' and rule != 'training'")
+        wide = rows.pivot(index=["condition", "seed"], columns="rule", values="value")
+        assert wide.notna().all(axis=None) and (wide["best"] <= wide["final"]).all() and (wide["final"] < 1).all()
