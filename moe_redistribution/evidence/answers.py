@@ -199,7 +199,7 @@ def _read_at(rows, c, null, rule, seeds, stream):
     ours, notes = _ours(rows, c, null, rule, seeds, stream)
     first = TASK_RULES[c.condition.split("/")[0]][0] if trained(c.condition) else ""
     short = any(n.startswith(("missing run", "not measured")) for n in notes)
-    if rule or c.rule != "best" or first == "best" or not short: return ours, notes, ""
+    if rule or c.rule != "best" or first in ("", "best") or not short: return ours, notes, ""
     there, more = _ours(rows, c, null, first, seeds, stream)
     if not there[4]: return ours, notes, ""
     return there, [f"read at {first}, where the paper reads the best accuracy", *notes, *more], OTHER

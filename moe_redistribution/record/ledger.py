@@ -24,7 +24,8 @@ from ..evidence.answers import (REST, each_name, trained, _by_condition, _by_see
 from ..evidence.registrations import when
 from ..training.loop import TASK_RULES
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
-import moe_redistribution.studies.sparsity_moves.facts          # its facts are rows, too
+import moe_redistribution.studies.granularity.counts             # what can be counted is rows, too
+import moe_redistribution.studies.sparsity_moves.facts           # and so are facts
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = ("key protocol section statement quotes page expects instrument stream condition versus metric "
