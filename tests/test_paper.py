@@ -18,7 +18,7 @@ from moe_redistribution.evidence.pages import stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
-MAIN_TEXT = [item for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")
+MAIN_TEXT = [item for p, (page, _) in stored_pages().items() if p.startswith("6_studies/sparsity_moves/")
              for item in page.items.split()]
 
 
