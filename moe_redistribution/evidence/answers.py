@@ -65,7 +65,8 @@ def _absent(rows, c, name, rule, seeds, stream):
     "Why the rows of `seeds` of a condition are not there, in a sentence."
     known = set(rows.loc[(rows["condition"] == name) & (rows["stream"] == (stream or c.stream)), "seed"])
     unmeasured, untrained = [s for s in seeds if s in known], [s for s in seeds if s not in known]
-    price = ""
+    study, _, preset = name.partition("/")[0].partition(".")
+    price = f", made by moe-redistribution study {study} --preset {preset}"
     if trained(name):
         steps = len(untrained) * expected_steps(name, "full" if rule == "final" else "selected")
         price = f", about {expected_seconds(name, steps) / 3600:.2g} core-hours"
