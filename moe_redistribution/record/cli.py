@@ -101,6 +101,7 @@ def parser():
     p = sub.add_parser("reproduce", help="train eight conditions at five seeds and print Table 1 beside the paper's")
     p.add_argument("--full", action="store_true", help="go on to 10,000 steps and add the final columns")
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
+    p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
     add_train(sub.add_parser("train", help="train what is missing for items of the paper, or conditions by name"))
     add_measure(sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one"))
     add_record(sub.add_parser("record", help="add what the store has to results/ and checkpoints/"))
@@ -203,7 +204,7 @@ def read_orders(args) -> list:
 # %% ../../nbs/7_record/05_cli.ipynb #02af3d63
 def run(args):
     "Carries out parsed arguments."
-    if args.command == "reproduce": reproduce(args.full, args.out)
+    if args.command == "reproduce": reproduce(args.full, args.out, read_seeds(args.seeds) if args.seeds else SEEDS)
     elif args.command == "train": run_train(args)
     elif args.command == "record":
         written = record(say=print, executor=args.executor, replace=args.replace, reason=args.reason)
