@@ -49,8 +49,8 @@ def without(line):
     if c["aggregate"] == "none": return len(c["note"]) > 15 and c["note"] in line.reason
     if found := PRICED.findall(line.reason):
         return all(float(hours) > 0 and condition(name).name == name for name, _, hours in found)
-    return bool(re.search(r"missing run: \w+\.\w+/\S+, seeds [\d, ]+, made by moe-redistribution study \w+ --preset \w+",
-                          line.reason))
+    arm = r"missing run: \w+\.\w+/\S+, seeds [\d, ]+, made by moe-redistribution study \w+ --preset \w+"
+    return bool(re.search(arm, line.reason))
 
 
 def answered(page):
