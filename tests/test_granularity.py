@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from moe_redistribution.evidence.dataset import ROOT, table_path
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
 from moe_redistribution.studies.granularity.students import (begin, drawn, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
@@ -104,7 +105,6 @@ def test_weights_of_kept_experts_sum_to_one_or_to_what_their_scores_say():
 
 
 def test_recorded_errors_are_ratios_and_the_best_look_is_no_worse_than_the_last():
-    from moe_redistribution.evidence.dataset import ROOT, table_path
     paths = sorted(table_path("granularity", "").parent.glob("*.parquet"))
     assert [p.stem for p in paths] and ROOT in paths[0].parents
     for path in paths:

@@ -44,7 +44,7 @@ def test_a_job_whose_time_is_over_keeps_its_state_and_goes_on_to_the_bit(store):
 def test_a_state_of_another_job_is_not_gone_on_with(store):
     desk = Desk(TINY, store)
     seal(desk.path, {"p/W_up": torch.zeros(1)}, dict(step=50, key="another"))
-    with pytest.warns(UserWarning, match="another job's state. Moved aside"): assert desk.left() is None
+    with pytest.warns(UserWarning, match="got another. Moved aside"): assert desk.left() is None
     assert not desk.path.exists() and carry_out(TINY, store.root)
 
 
@@ -118,8 +118,10 @@ def test_a_study_of_one_s_own_runs_from_a_file(tmp_path, monkeypatch, capsys):
 
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.record.recording.UNRECORDED", ())
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
+    assert not record_studies(Store(tmp_path), tmp_path / "root", print)             # tiny says that it is not recorded
+    kept = replace(STUDY, presets={"tiny": replace(STUDY.presets["tiny"], recorded=True)})
+    monkeypatch.setattr("moe_redistribution.record.recording.known_studies", lambda: {"granularity": kept})
     said = []
     first, again = (record_studies(Store(tmp_path), tmp_path / "root", said.append) for _ in range(2))
     assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1

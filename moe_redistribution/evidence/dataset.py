@@ -6,8 +6,8 @@
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'NO_ROWS', 'COMPUTED', 'READ', 'content_hash', 'fingerprint', 'table_path', 'kinds',
            'read_table', 'manifest', 'manifest_of', 'write_table', 'sums', 'recorded', 'checkpoint_path', 'checkpoint',
            'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless', 'unlearned',
-           'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'asked', 'rows_of', 'gather',
-           'item_rows']
+           'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'asked', 'trained', 'rows_of',
+           'gather', 'item_rows']
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #36e3c0c5
 from functools import lru_cache
@@ -28,7 +28,7 @@ from ..training.store import Damaged, unseal
 from ..models.population import predict
 from ..training.loop import TASK_RULES
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
-from .printed import claims, of_clone
+from .printed import claims, each_name, of_clone
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
@@ -262,8 +262,11 @@ def asked(*items) -> list:
         if c.stream == "none" and c.instrument not in COMPUTED:
             refuse(f"{c.id}", f"an instrument that needs no run, one of {list(COMPUTED)}", c.instrument,
                    fix="import the room of the study that counts it")
-    return list(dict.fromkeys((c.instrument, n) for c in wanted
-                              for n in f"{c.condition} {c.versus}".replace("|", " ").split()))
+    return list(dict.fromkeys((c.instrument, n) for c in wanted for n in each_name(f"{c.condition} {c.versus}")))
+
+def trained(name) -> bool:
+    "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
+    return name.partition("/")[0] in TASK_RULES
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #c7b71556
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts

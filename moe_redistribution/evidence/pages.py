@@ -13,9 +13,8 @@ import hashlib, json
 import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
-from ..training.loop import TASK_RULES
 from .dataset import (COMPUTED, READ, ROOT, asked, content_hash, far_enough, gather,
-                                                 manifest, rows_of)
+                                                 manifest, rows_of, trained)
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #237ef666
 STORED = "application/vnd.moe-redistribution.page+json"
@@ -61,7 +60,7 @@ def page_hash(page) -> str:
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
-    names = [n for instrument, n in page.own if instrument not in COMPUTED and n.partition("/")[0] in TASK_RULES]
+    names = [n for instrument, n in page.own if instrument not in COMPUTED and trained(n)]
     for n in dict.fromkeys([*names, *page.waits]):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
         hours = expected_seconds(n, len(seeds) * expected_steps(n, "first")) / 3600

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'CLAIM_COLUMNS', 'AGGREGATES', 'MARGIN_COLUMNS', 'of_clone', 'sealed',
-           'paper_values', 'seed_list', 'quantity', 'margins', 'claims', 'paper_items']
+           'paper_values', 'seed_list', 'each_name', 'quantity', 'margins', 'claims', 'paper_items']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from functools import lru_cache
@@ -80,6 +80,10 @@ def seed_list(text):
     "The seeds a claim names: `1-64` or `42 137 256` → sorted list of int."
     lo, dash, hi = text.partition("-")
     return list(range(int(lo), int(hi) + 1)) if dash else sorted(int(s) for s in text.split())
+
+def each_name(names) -> list:
+    "The conditions of a claim's cell; in a word of `versus` a bar stands between those that are averaged."
+    return names.replace("|", " ").split()
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #ad6974b0
 MARGIN_COLUMNS = "quantity share digits least most why".split()

@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from ..evidence.printed import DATA, AGGREGATES, _read, of_clone, paper_values, claims, seed_list
+from ..evidence.printed import (DATA, AGGREGATES, _read, of_clone, paper_values, claims,
+                                                 each_name, seed_list)
 from ..evidence.statistics import (interval, paired_permutation, seeds_beside, seeds_needed, tost,
                                                     verdict, holm)
-from ..evidence.answers import (REST, each_name, trained, _by_condition, _by_seed, _together, _line,
+from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line,
                                                  baselines, contrasts, finest)
 from ..evidence.registrations import when
 from ..training.loop import TASK_RULES
-from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
+from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of, trained
 import moe_redistribution.studies.granularity.counts             # what can be counted is rows, too
 import moe_redistribution.studies.sparsity_moves.facts           # and so are facts
 

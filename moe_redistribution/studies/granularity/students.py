@@ -8,14 +8,14 @@ __all__ = ['COMBINE', 'MOMENTS', 'Mixture', 'mixture', 'pieces_of', 'places', 'd
            'Class']
 
 # %% ../../../nbs/6_studies/granularity/01_students.ipynb #2c6ac31a
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import hashlib
 import math
 import re
 
 from fastcore.basics import patch
 import torch
-from ...tasks.errors import choose, refuse
+from ...tasks.errors import refuse
 
 # %% ../../../nbs/6_studies/granularity/01_students.ipynb #aa5d4c2c
 COMBINE = {"softmax": "softmax over the kept scores, as released", "sum": "every kept expert counts 1, equation (2.2)",

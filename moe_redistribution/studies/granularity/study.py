@@ -17,8 +17,7 @@ import torch
 from ...tasks.errors import choose, refuse
 from ...instruments.rows import rows, tidy
 from ...training.study import Preset, Study
-from .students import (Class, Lesson, activations, begin, drawn, mixture, outputs,
-                                                             pieces_of)
+from .students import Class, Lesson, begin, drawn, mixture
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #decb7bcf
 def built(truth, teacher, student, d, blank) -> dict:
@@ -149,11 +148,11 @@ def presets():
     own = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in (
         *arms_of("grid", teachers=HALVES), *arms_of("thin", teachers=DOUBLED), *sweep("16e8a", (2, 4, 6, 8)))], (1,))
     return {"tiny": Preset("one teacher, two students: does it run?", {"grid/4e2a": (1, 2)}, 2,
-                           preset_size(12, 100, 128, students=("4e2a", "8e4a"), looks=2)),
+                           preset_size(12, 100, 128, students=("4e2a", "8e4a"), looks=2), recorded=False),
             "small": Preset("d = 24, three teachers, k from 1 to 12", dict.fromkeys(small, six), 3,
                             preset_size(24, 2_000, 512, students=TRAP + HALVES[:6], looks=10)),
             "pilot": Preset("three learning rates on a seed of their own", dict.fromkeys(rates, pilot), 1,
-                            preset_size(64, 6_000, 512)),
+                            preset_size(64, 6_000, 512), recorded=False),
             "night": Preset("d = 64: both grids, the size sweep, three starts", night, 1, preset_size(64, 6_000, 512)),
             "paper": Preset("the authors' sizes, d = 256", own, 1, preset_size(256, 12_800, 2_048, looks=100))}
 

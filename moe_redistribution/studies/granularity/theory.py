@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 import torch
 from ...tasks.errors import refuse
-from .students import Mixture, mixture
+from .students import Mixture
 
 # %% ../../../nbs/6_studies/granularity/04_theory.ipynb #52d302f6
 def subsets(m:int, k:int) -> torch.Tensor:
