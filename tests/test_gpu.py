@@ -11,11 +11,13 @@ import torch
 from moe_redistribution.record import cli
 from moe_redistribution.instruments.ablation import ablate_each, ablation_rows
 from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.studies.granularity.study import STUDY, class_of
 from moe_redistribution.training.engine import gradients
 from moe_redistribution.training.groups import left_behind, train
 from moe_redistribution.models.population import predict
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.study import study_jobs
 from moe_redistribution.training.loop import evaluate, fresh, train_interval, unflatten, update_rules
 from standin import Away, Standin
 from test_engine import OTHERS, VARIANTS, population
@@ -168,3 +170,15 @@ def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
             sums.append(sum(gpu.kernels.values()))
         return (sums[1] - sums[0]) / 2
     assert 100 < launched(2) == launched(9) < 210
+
+
+def test_a_study_s_stack_learns_on_a_gpu_what_it_learns_on_a_cpu(gpu):
+    job = study_jobs(STUDY, "tiny")[0]
+    settings = job.settings | dict(steps=4, looks=2)
+    here, there = (class_of(job.arm, [1, 2], settings, where) for where in ("cpu", "cuda"))
+    assert all(isinstance(v, Away) for v in there.p.values())
+    for c in (here, there): c.learn()
+    on = class_of(job.arm, [1, 2], settings, "cuda").take_up(*there.state())
+    for c in (here, there, on): c.learn()
+    torch.testing.assert_close(there.errors[-1], here.errors[-1], rtol=1e-4, atol=1e-6)
+    assert torch.equal(there.errors[-1], on.errors[-1])

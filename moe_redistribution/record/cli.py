@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
            'add_bench', 'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure',
-           'run_train', 'imported_study', 'run_study_command', 'main']
+           'run_train', 'imported_study', 'study_line', 'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
@@ -31,12 +31,11 @@ from ..training.study import Study, missing_jobs, run_study, study_jobs, study_s
 from ..evidence.answers import compare, baselines, comparison
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint
-from ..studies.granularity.bench import stack_speed
 from ..studies.sparsity_moves.reading import unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from ..instruments.rows import tidy
 from .recording import (measure_runs, measure, track, record, rules_for, instruments_for,
-                                                  known_studies)
+                                                  known_studies, of_studies, recorded_jobs)
 from .runs import write_frame
 from .costs import costs, within, HEADLINES
 
@@ -132,7 +131,7 @@ def add_record(p):
 def add_bench(p):
     "Arguments of the bench command."
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
-    p.add_argument("--study", help="granularity: its stack of students against single ones, instead of --task")
+    p.add_argument("--study", help="granularity …: what this study's speed is compared with, instead of --task")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
     p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
@@ -160,12 +159,14 @@ def add_study(p):
     "Arguments of the study command."
     p.add_argument("study", nargs="?", help="granularity … (--list shows them)")
     p.add_argument("--list", action="store_true",
-                   help="every study and preset: jobs, what is stored, what the rest costs")
+                   help="every study and preset: jobs, how many are recorded and stored, what storing the rest costs")
     p.add_argument("--preset", default="small", help="tiny, small (default), night, paper …: see --list")
     p.add_argument("--arm", action="append", help="only this arm; may be repeated")
     p.add_argument("--seeds", help="only these of the preset's: 1,2 or 1-3")
     p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
+    p.add_argument("--device", default="cpu", help="cpu (default) or cuda: jobs one by one, or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
+    p.add_argument("--unrecorded", action="store_true", help="leave out jobs whose rows results/ holds already")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet)")
     p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
@@ -216,8 +217,8 @@ def run(args):
     elif args.command == "study": run_study_command(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.study:
-        choose("study with a bench", args.study, ["granularity"])
-        print(stack_speed(seconds=args.seconds).round(2).to_string())
+        benches = of_studies("bench", "BENCH")
+        print(benches[choose("study with a bench", args.study, list(benches))](seconds=args.seconds).round(2).to_string())
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
         names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]
@@ -285,12 +286,17 @@ def imported_study(path) -> Study:
     raise ValueError(f"import {path.name}: expected a Study called STUDY, got {type(found).__name__}; fix: define it")
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de023
+def study_line(study) -> pd.DataFrame:
+    "A study's `study_state`, and how many jobs of each preset are recorded."
+    state = study_state(study)
+    recorded = [len(recorded_jobs(study_jobs(study, n))) if not p.note else 0 for n, p in study.presets.items()]
+    state.insert(4, "recorded", recorded)
+    return state.assign(hours=state["hours"].round(2))
+
 def run_study_command(args):
     "Lists studies, or carries out what is missing of a preset and writes all its rows."
     known = known_studies() | ({} if not args.module else {(own := imported_study(args.module)).name: own})
-    if args.list:
-        table = pd.concat([study_state(s) for s in known.values()], ignore_index=True)
-        return print(table.assign(hours=table["hours"].round(2)).to_string(index=False))
+    if args.list: return print(pd.concat(map(study_line, known.values())).to_string(index=False))
     name = args.study or (own.name if args.module else None)
     if name is None:
         raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
@@ -299,9 +305,12 @@ def run_study_command(args):
     if out.suffix not in (".parquet", ".csv") or out.is_dir():
         raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
     jobs, say = study_jobs(study, args.preset, args.arm, seeds), lambda text: print(text, file=sys.stderr, flush=True)
-    if args.dry_run: return print(outlook(missing_jobs(jobs), processes(args.executor)))
-    rows = run_study(study, args.preset, args.arm, seeds, executor=args.executor, budget=args.budget, say=say)
-    print("Now: " + outlook(missing_jobs(jobs)))
+    skip = recorded_jobs(jobs) if args.unrecorded else []
+    wanted, executor = [j for j in jobs if j not in skip], args.executor or ("here" if args.device == "cuda" else None)
+    if args.dry_run: return print(outlook(missing_jobs(wanted), processes(executor)))
+    rows = run_study(study, args.preset, args.arm, seeds, executor=executor, budget=args.budget, say=say,
+                     device=args.device, skip=skip)
+    print("Now: " + outlook(missing_jobs(wanted)))
     if rows.empty: return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_frame(tidy([rows]), out)

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'Instrument', 'own_part', 'ablation_of', 'speed_of', 'at_first', 'probes_of',
            'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'overlaid',
-           'not_in', 'record_runs', 'add_rows', 'known_studies', 'record_studies', 'record', 'record_checkpoints']
+           'not_in', 'record_runs', 'add_rows', 'of_studies', 'known_studies', 'recorded_jobs', 'record_studies',
+           'record', 'record_checkpoints']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from dataclasses import dataclass
@@ -236,12 +237,24 @@ def add_rows(new, kind, task, root):
         write_table(overlaid(new, old), kind, task, root)
 
 # %% ../../nbs/7_record/03_recording.ipynb #5b1de011
+def of_studies(module, name) -> dict:
+    "What every study's folder that has this module calls by this name, by folder."
+    rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
+             for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
+    return {study: getattr(import_module(room), name) for study, room in rooms.items() if find_spec(room)}
+
 def known_studies() -> dict:
-    "Every study of this package by name."
-    rooms = [f"moe_redistribution.studies.{m.name}.study"
-             for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)]
-    found = [import_module(room).STUDY for room in rooms if find_spec(room)]       # the main paper's runs are trainings
-    return {s.name: s for s in found}
+    "Every study of this package by name. The main paper's runs are trainings."
+    return {s.name: s for s in of_studies("study", "STUDY").values()}
+
+def recorded_jobs(jobs, root=None) -> list:
+    "Those of some jobs of whose every seed `results/` has rows."
+    have = set()
+    for study, task in {(j.study.name, j.condition.partition("/")[0]) for j in jobs}:
+        if (path := table_path(study, task, root)).exists():
+            for name, seed in pd.read_parquet(path, columns=["condition", "seed"]).drop_duplicates().values:
+                have |= {(name, seed), (name.rpartition("/")[0], seed)}
+    return [j for j in jobs if all((j.condition, s) in have for s in j.seeds)]
 
 def record_studies(store, root, say=print) -> list:
     "Lays the stored rows of every study over the recorded ones; returns the paths of tables that changed."

@@ -113,8 +113,9 @@ def find_rows(job:Job, store:Store):
 
 # %% ../../nbs/3_training/08_study.ipynb #be1ef11d
 class Desk:
-    "What a job may ask of whoever carries it out."
-    def __init__(self, job, store, deadline=None, tell=None, save_every=5.0):
+    "What a job may ask of whoever carries it out; `device`: where its tensors go."
+    def __init__(self, job, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
+        self.device = device
         self.path, self.key, self.deadline, self._tell = job.path(store).with_suffix(".state"), job.key, deadline, tell
         self.n, self.each, self.save_every, self.last = len(job.seeds), job.each, save_every, time.monotonic()
         self.began = time.monotonic()
@@ -139,10 +140,11 @@ def next(self:Desk, state) -> bool:
     return go_on
 
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
-def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0) -> bool:
+def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
     """Carries out a job unless its rows are stored; True if they are by now. Safe to repeat, and for two at once.
 
-    `deadline` (of `time.time()`) ends it early, its state kept, if its function asks its desk."""
+    `deadline` (of `time.time()`) ends it early, its state kept, if its function asks its desk. The `device` is not
+    part of a job's key: rows from a GPU answer for it, too, and their machine is kept beside them."""
     store, path = Store(root), job.path(Store(root))
     path.parent.mkdir(parents=True, exist_ok=True)
     wait = -1 if deadline is None else max(0, deadline - time.time())
@@ -150,13 +152,13 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0) -> b
         with FileLock(path.with_suffix(".lock"), timeout=wait):
             if find_rows(job, store) is not None: return True
             if deadline is not None and time.time() >= deadline: return False
-            began, desk = time.process_time(), Desk(job, store, deadline, tell, save_every)
+            began, desk = time.process_time(), Desk(job, store, deadline, tell, save_every, device)
             found = job.study.run(job.arm, list(job.seeds), job.settings, desk)
             if found is None: return False
             if found.empty: refuse(f"job {job.condition}", "rows", "none", "one", "let its function return rows")
             spent = round(time.process_time() - began, 1)
             seal(path, {},
-                 dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(),
+                 dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
                       settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
             desk.path.unlink(missing_ok=True)
             return True
@@ -175,20 +177,20 @@ def study_rows(study:Study, preset="small", arms=None, seeds=None, root=None) ->
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
 def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, executor=None, quiet=None, budget=None,
-              say=None) -> pd.DataFrame:
-    """Carries out what is missing of a preset and returns all its rows; safe to interrupt and to repeat.
+              say=None, device="cpu", skip=()) -> pd.DataFrame:
+    """Carries out what is missing of a preset and returns all its stored rows; safe to interrupt and to repeat.
 
-    `executor`, `quiet`, `budget` and `say` as in `fulfil`. A study that was defined in a notebook runs "here".
-    ValueError before any work for bad input, OSError for a bad disk."""
-    check_means("cpu", budget)
-    store, at_once = Store(root), processes(executor)
-    work = missing_jobs(study_jobs(study, preset, arms, seeds), root)
+    `executor`, `quiet`, `budget`, `say` and `device` as in `fulfil`; jobs in `skip` are left out. A study that was
+    defined in a notebook runs "here". ValueError before any work for bad input, OSError for a bad disk."""
+    check_means(device, budget)
+    store, at_once, left_out = Store(root), processes(executor), {j.key for j in skip}
+    work = [j for j in missing_jobs(study_jobs(study, preset, arms, seeds), root) if j.key not in left_out]
     store.check(1_000_000 * len(work))
     if say: say(outlook(work, at_once))
     if work:
         until = None if budget is None else time.time() + budget
         tells = [Tell(store.root / "progress" / f"{j.key}.json", j) for j in work]
-        given = [(j, str(store.root), until, t) for j, t in zip(work, tells)]
+        given = [(j, str(store.root), until, t, 5.0, device) for j, t in zip(work, tells)]
         hand_out(carry_out, given, tells, store.root, executor, quiet)
     return study_rows(study, preset, arms, seeds, root)
 

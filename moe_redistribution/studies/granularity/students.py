@@ -136,8 +136,9 @@ def loss_and_gradients(p, stack, X, y, out) -> torch.Tensor:
         dG = torch.bmm(p["b_down"][:, e], E).add_((dZ * h).sum(2))
         h.copy_(dZ.mul_(G[:, :, None]).mul_(h > 0))                                 # H now holds its own gradient
         L[:, e] = score_gradient(G, dG, L[:, e], x)
-    own = torch.tensor([x.router_bias for x in stack for _ in range(x.m)], dtype=X.dtype)[:, None]
-    torch.sum(L, 2, keepdim=True, out=out["b_router"]).mul_(own)
+    torch.sum(L, 2, keepdim=True, out=out["b_router"])
+    for x, e, _ in places(stack):
+        if not x.router_bias: out["b_router"][:, e].zero_()
     torch.bmm(L, X.transpose(1, 2), out=out["W_router"])
     torch.bmm(H, X.transpose(1, 2), out=out["W_up"])
     torch.sum(H, 2, keepdim=True, out=out["b_up"])
@@ -176,22 +177,25 @@ def check_lesson(x:Lesson) -> Lesson:
 class Class:
     """A teacher and a stack of its students, for each of `seeds`; `errors` (look, layer, seed) so far.
 
-    `start`: name of a student → parameters with a seed axis from which it starts instead of at random."""
-    def __init__(self, teacher, students, seeds, lesson:Lesson, start=None):
+    `start`: name of a student → parameters with a seed axis from which it starts instead of at random. All is drawn on
+    the CPU, so that a seed says the same on every `device`."""
+    def __init__(self, teacher, students, seeds, lesson:Lesson, start=None, device="cpu"):
         self.x, self.seeds, self.step, self.errors = check_lesson(lesson), list(seeds), 0, []
-        self.teacher, self.students = teacher, list(students)
-        self.truth = begin([teacher], lesson.d, seeds, "teacher")
-        self.p = begin(students, lesson.d, seeds)
+        self.teacher, self.students, self.device = teacher, list(students), device
+        self.truth = {n: v.to(device) for n, v in begin([teacher], lesson.d, seeds, "teacher").items()}
+        self.p = {n: v.to(device) for n, v in begin(students, lesson.d, seeds).items()}
         for layer, experts, neurons in places(self.students):
             for n, v in (start or {}).get(layer.name, {}).items():
-                self.p[n][:, neurons if n in ("W_up", "b_up", "W_down") else experts] = v
+                self.p[n][:, neurons if n in ("W_up", "b_up", "W_down") else experts] = v.to(device)
         self.out = {n: torch.zeros_like(v) for n, v in self.p.items()}
         for n, v in self.p.items(): v.grad = self.out[n]
         self.adamw = torch.optim.AdamW(self.p.values(), lr=lesson.lr, fused=True)
         self.inputs = [drawn("inputs", s, lesson.d, lesson.batch) for s in seeds]
         unseen = [torch.randn(lesson.d, lesson.test, generator=drawn("test", s, lesson.d)) for s in seeds]
         self.test = self.pair(torch.stack(unseen))
-    def pair(self, X): return X, outputs(self.truth, [self.teacher], X)[0]
+    def pair(self, X):
+        X = X.to(self.device, non_blocking=True)
+        return X, outputs(self.truth, [self.teacher], X)[0]
     def batch(self):
         return self.pair(torch.stack([torch.randn(self.x.d, self.x.batch, generator=g) for g in self.inputs]))
 
@@ -205,7 +209,7 @@ def learn(self:Class):
         self.adamw.param_groups[0]["lr"] = self.x.lr * (1 + math.cos(math.pi * self.step / self.x.steps)) / 2
         self.adamw.step()
         self.step += 1
-    self.errors.append(self.test_errors())
+    self.errors.append(self.test_errors().cpu())
 
 @patch
 def test_errors(self:Class) -> torch.Tensor:
@@ -237,5 +241,5 @@ def take_up(self:Class, tensors, info):
     for n, v in self.p.items():
         v.copy_(tensors[f"p/{n}"])
         if self.step:
-            self.adamw.state[v] = {k: tensors[f"{k}/{n}"].clone() for k in MOMENTS}
+            self.adamw.state[v] = {k: tensors[f"{k}/{n}"].to(v.device, copy=True) for k in MOMENTS}
     return self

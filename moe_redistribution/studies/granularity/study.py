@@ -72,17 +72,17 @@ def content(arm, settings):
     return [arm, start, asdict(teacher), [asdict(s) for s in students], asdict(lesson)]
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #3a618e86
-def class_of(arm, seeds, settings) -> Class:
+def class_of(arm, seeds, settings, device="cpu") -> Class:
     "The teacher and the students of an arm before any training."
     kind, teacher, students, x = read_arm(arm, settings)
-    if kind not in ("built", "near"): return Class(teacher, students, seeds, x)
+    if kind not in ("built", "near"): return Class(teacher, students, seeds, x, device=device)
     truth, start = begin([teacher], x.d, seeds, "teacher"), {}
     for s in students:
         p = start[s.name] = built(truth, teacher, s, x.d, begin([s], x.d, seeds))
         for n, v in p.items() if kind == "near" else ():
             noise = torch.stack([torch.randn(v[0].shape, generator=drawn("near", seed, s.name, n)) for seed in seeds])
             v += NOISE * noise * v.std(dim=tuple(range(1, v.ndim)), keepdim=True)
-    return Class(teacher, students, seeds, x, start)
+    return Class(teacher, students, seeds, x, start, device)
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #0c5849b7
 TELLABLE = 1e-7                    # of an error, before its logarithm: single precision cannot tell less from 0
@@ -99,9 +99,9 @@ def error_rows(arm, taught, errors, at) -> list:
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #5b1de031
 def taught_rows(arm, seeds, settings, desk):
     "The job of this study: trains the students of an arm and gives the rows of all looks."
-    taught = class_of(arm, seeds, settings)
+    taught = class_of(arm, seeds, settings, desk.device)
     if left := desk.left(): taught.take_up(*left)
-    else: taught.errors.append(taught.test_errors())
+    else: taught.errors.append(taught.test_errors().cpu())
     while taught.step < taught.x.steps:
         taught.learn()
         desk.tell(taught.step / taught.x.steps, taught.errors[-1].mean(1).tolist())
@@ -147,6 +147,7 @@ def presets():
              for lr in (.01, .003, .001)]
     own = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in (
         *arms_of("grid", teachers=HALVES), *arms_of("thin", teachers=DOUBLED), *sweep("16e8a", (2, 4, 6, 8)))], (1,))
+    batched = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in arms_of("grid", teachers=HALVES)], three)
     return {"tiny": Preset("one teacher, two students: does it run?", {"grid/4e2a": (1, 2)}, 2,
                            preset_size(12, 100, 128, students=("4e2a", "8e4a"), looks=2), recorded=False),
             "small": Preset("d = 24, three teachers, k from 1 to 12", dict.fromkeys(small, six), 3,
@@ -154,6 +155,8 @@ def presets():
             "pilot": Preset("three learning rates on a seed of their own", dict.fromkeys(rates, pilot), 1,
                             preset_size(64, 6_000, 512), recorded=False),
             "night": Preset("d = 64: both grids, the size sweep, three starts", night, 1, preset_size(64, 6_000, 512)),
+            "gpu": Preset("the half grid at the authors' sizes, for --device cuda", batched, 3,
+                          preset_size(256, 12_800, 2_048, looks=100)),
             "paper": Preset("the authors' sizes, d = 256", own, 1, preset_size(256, 12_800, 2_048, looks=100))}
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #d8bc7445
