@@ -10,7 +10,6 @@ import pytest
 from moe_redistribution.evidence import answers, dataset as results, printed as paper, pages
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
-import moe_redistribution.studies.granularity.counts  # noqa: F401  what can be counted is rows, too
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import moe_redistribution.studies.granularity.counts  # noqa: F401  what can be counted is rows, too
-import moe_redistribution.studies.sparsity_moves.facts  # noqa: F401  and so are facts
 from moe_redistribution.evidence.pages import stale_pages
 
 ROOT = Path(__file__).resolve().parent.parent

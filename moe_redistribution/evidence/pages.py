@@ -13,7 +13,7 @@ import hashlib, json
 import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
-from .dataset import (COMPUTED, READ, ROOT, asked, content_hash, far_enough, gather,
+from .dataset import (READ, ROOT, asked, computed, content_hash, far_enough, gather,
                                                  manifest, rows_of, trained)
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #237ef666
@@ -53,14 +53,14 @@ def page_hash(page) -> str:
     lines = lines[lines["stream"].isin(page.streams)].sort_values(["kind", "condition", "stream"])
     h = hashlib.sha256("\n".join(lines["sha256"]).encode())
     for i, name in page.needs:
-        if i in COMPUTED: h.update(content_hash(rows_of(i, [name])).encode())
+        if i in computed(): h.update(content_hash(rows_of(i, [name])).encode())
     for name in page.files: h.update(hashlib.sha256((page.root / name).read_bytes()).digest())
     return h.hexdigest()[:12]
 
 def missing_runs(page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
-    names = [n for instrument, n in page.own if instrument not in COMPUTED and trained(n)]
+    names = [n for instrument, n in page.own if instrument not in computed() and trained(n)]
     for n in dict.fromkeys([*names, *page.waits]):
         seeds = [s for s in SEEDS if s not in have.get((n, "authors"), set())]
         hours = expected_seconds(n, len(seeds) * expected_steps(n, "first")) / 3600

@@ -25,7 +25,7 @@ from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
 from ..training.executors import processes
 from ..training.groups import train, fulfil, plan, outlook, check_work
-from ..training.study import Study, missing_jobs, run_study, study_jobs, study_state
+from ..training.study import Study, missing_jobs, of_studies, run_study, study_jobs, study_state
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de025
 from ..evidence.answers import compare, baselines, comparison
@@ -35,7 +35,7 @@ from ..studies.sparsity_moves.reading import unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from ..instruments.rows import tidy
 from .recording import (measure_runs, measure, track, record, rules_for, instruments_for,
-                                                  known_studies, of_studies, recorded_jobs)
+                                                  known_studies, recorded_jobs)
 from .runs import write_frame
 from .costs import costs, within, HEADLINES
 

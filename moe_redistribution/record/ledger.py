@@ -25,8 +25,6 @@ from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line,
 from ..evidence.registrations import when
 from ..training.loop import TASK_RULES
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of, trained
-import moe_redistribution.studies.granularity.counts             # what can be counted is rows, too
-import moe_redistribution.studies.sparsity_moves.facts           # and so are facts
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ded0a510
 STATEMENT_COLUMNS = ("key protocol section statement quotes page expects instrument stream condition versus metric "

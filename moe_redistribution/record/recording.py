@@ -5,15 +5,12 @@
 # %% auto #0
 __all__ = ['HEADLINE4', 'INSTRUMENTS', 'Instrument', 'own_part', 'ablation_of', 'speed_of', 'at_first', 'probes_of',
            'histogram_of', 'track', 'instruments_for', 'rules_for', 'measure', 'stack', 'measure_runs', 'overlaid',
-           'not_in', 'record_runs', 'add_rows', 'of_studies', 'known_studies', 'recorded_jobs', 'record_studies',
-           'record', 'record_checkpoints']
+           'not_in', 'record_runs', 'add_rows', 'known_studies', 'recorded_jobs', 'record_studies', 'record',
+           'record_checkpoints']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-import pkgutil
 
 import pandas as pd
 import torch
@@ -24,8 +21,7 @@ from ..models.condition import condition
 from ..studies.sparsity_moves.arms import TABLE1, FIGURE1
 from ..training.store import Store, compact, seal, unseal
 from ..training.executors import open_executor, watch
-from ..training.study import study_rows
-import moe_redistribution.studies
+from ..training.study import of_studies, study_rows
 from ..evidence.printed import paper_items
 from ..studies.sparsity_moves.experiments import conditions_for
 from ..instruments.rows import tidy, ROW_COLUMNS
@@ -237,12 +233,6 @@ def add_rows(new, kind, task, root):
         write_table(overlaid(new, old), kind, task, root)
 
 # %% ../../nbs/7_record/03_recording.ipynb #5b1de011
-def of_studies(module, name) -> dict:
-    "What every study's folder that has this module calls by this name, by folder."
-    rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
-             for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
-    return {study: getattr(import_module(room), name) for study, room in rooms.items() if find_spec(room)}
-
 def known_studies() -> dict:
     "Every study of this package by name. The main paper's runs are trainings."
     return {s.name: s for s in of_studies("study", "STUDY").values()}

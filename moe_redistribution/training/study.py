@@ -4,12 +4,15 @@
 
 # %% auto #0
 __all__ = ['Preset', 'everything', 'Study', 'Job', 'study_jobs', 'own_file', 'find_rows', 'Desk', 'carry_out', 'missing_jobs',
-           'study_rows', 'run_study', 'study_state']
+           'study_rows', 'run_study', 'study_state', 'of_studies']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 import hashlib
 import json
+import pkgutil
 import time
 import warnings
 
@@ -20,6 +23,7 @@ from ..tasks.errors import choose, refuse
 from .store import Damaged, Store, machine, seal, set_aside, unseal
 from .executors import Tell, processes, hand_out
 from .groups import check_means, outlook, whole_seeds
+import moe_redistribution.studies
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
 @dataclass(frozen=True)
@@ -206,3 +210,10 @@ def study_state(study:Study, root=None) -> pd.DataFrame:
             line |= dict(jobs=len(jobs), stored=len(jobs) - len(left), hours=sum(j.seconds for j in left) / 3600)
         lines.append(line)
     return pd.DataFrame(lines)
+
+# %% ../../nbs/3_training/08_study.ipynb #c5a0e002
+def of_studies(module, name) -> dict:
+    "What every study's folder that has this module calls by this name, by folder."
+    rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
+             for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
+    return {study: getattr(import_module(room), name) for study, room in rooms.items() if find_spec(room)}
