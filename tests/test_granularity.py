@@ -10,7 +10,7 @@ from moe_redistribution.evidence.dataset import ROOT, table_path
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
 from moe_redistribution.studies.granularity.students import (begin, drawn, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
-from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, read_arm
+from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, class_of, read_arm
 
 NUMBERS = paper_values().query("item.str.startswith('004.')")
 ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")
@@ -111,3 +111,13 @@ def test_recorded_errors_are_ratios_and_the_best_look_is_no_worse_than_the_last(
         rows = pd.read_parquet(path).query("metric == 'error' and rule != 'training'")
         wide = rows.pivot(index=["condition", "seed"], columns="rule", values="value")
         assert wide.notna().all(axis=None) and (wide["best"] <= wide["final"]).all() and (wide["final"] < 1).all()
+
+
+@pytest.mark.parametrize("preset", [n for n, p in STUDY.presets.items() if n not in ("gpu", "paper")])
+def test_every_started_student_of_a_preset_can_be_built(preset):
+    p = STUDY.presets[preset]
+    for arm in [a for a in p.arms if a.startswith(("built", "near"))]:
+        taught = class_of(arm, [1], p.settings)
+        for x, error in zip(taught.students, taught.test_errors()[:, 0]):
+            exact = arm.startswith("built") and x.k % taught.teacher.k == 0
+            assert (error < 1e-10) == exact and error < 1.5, f"{arm}/{x.name}"

@@ -32,14 +32,13 @@ def built(truth, teacher, student, d, blank) -> dict:
     scale = student.k / teacher.k if student.combine == "softmax" else 1   # a softmax shares 1 among the active experts
     p = {n: v.clone() for n, v in blank.items()}
     for n in ("W_down", "W_router", "b_down"): p[n].zero_()
-    taken = np.zeros(student.m, int)                            # neurons of each student expert that are filled
+    if student.width < (need := -(-teacher.neurons // student.m)):
+        refuse("built student", f"experts of {need} neurons", student.width, need, "more active neurons")
+    first = np.arange(teacher.m * cut + 1) * teacher.neurons // (teacher.m * cut)         # neuron of each fine piece
     for piece in range(teacher.m * cut):
         e, s = piece // cut, piece // group
-        own = np.array_split(np.arange(teacher.width), cut)[piece % cut] + e * teacher.width
-        to = np.arange(len(own)) + s * student.width + taken[s]
-        taken[s] += len(own)
-        if taken[s] > student.width:
-            refuse("built student", f"experts of {taken[s]} neurons", student.width, taken[s], "more active neurons")
+        own = np.arange(first[piece], first[piece + 1])
+        to = own - first[s * group] + s * student.width
         p["W_up"][:, to], p["b_up"][:, to] = truth["W_up"][:, own], truth["b_up"][:, own]
         p["W_down"][:, to] = truth["W_down"][:, own] * scale
         p["W_router"][:, s] += truth["W_router"][:, e] / group
@@ -68,7 +67,7 @@ def read_arm(arm, settings):
 def content(arm, settings):
     "What an arm's rows depend on: who teaches whom, the start, and the lesson."
     kind, teacher, students, lesson = read_arm(arm, settings)
-    start = kind if kind in ("built", "near") else "random"
+    start = f"{kind} of even cuts" if kind in ("built", "near") else "random"
     return [arm, start, asdict(teacher), [asdict(s) for s in students], asdict(lesson)]
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #3a618e86
