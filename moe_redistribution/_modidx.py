@@ -1217,6 +1217,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.table1_text': ( '7_record/cli.html#table1_text',
                                                                                               'moe_redistribution/record/cli.py'),
+                                               'moe_redistribution.record.cli.table_file': ( '7_record/cli.html#table_file',
+                                                                                             'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.write_reproduction': ( '7_record/cli.html#write_reproduction',
                                                                                                      'moe_redistribution/record/cli.py')},
             'moe_redistribution.record.costs': { 'moe_redistribution.record.costs.costs': ( '7_record/costs.html#costs',

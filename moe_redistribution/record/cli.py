@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
-           'add_bench', 'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'run_measure',
-           'run_train', 'imported_study', 'study_line', 'run_study_command', 'main']
+           'add_bench', 'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'table_file',
+           'run_measure', 'run_train', 'imported_study', 'study_line', 'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
@@ -217,8 +217,9 @@ def run(args):
     elif args.command == "study": run_study_command(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.study:
-        benches = of_studies("bench", "BENCH")
-        print(benches[choose("study with a bench", args.study, list(benches))](seconds=args.seconds).round(2).to_string())
+        known = of_studies("bench", "BENCH")
+        table = known[choose("study with a bench", args.study, list(known))](seconds=args.seconds)
+        print(table.round(2).to_string())
     elif args.command == "bench" and args.instruments:
         task = choose("task", args.task, [*HEADLINES, "all"])
         names = [n for t, own in HEADLINES.items() if task in (t, "all") for n in own]
@@ -238,12 +239,15 @@ def run_ledger(item=None):
     print("\n" + numbers.to_string(index=False, **wide))
 
 # %% ../../nbs/7_record/05_cli.ipynb #b267e4f9
+def table_file(path) -> Path:
+    "The path of a table. ValueError for another kind of file, or a folder."
+    if (out := Path(path)).suffix in (".parquet", ".csv") and not out.is_dir(): return out
+    raise ValueError(f"out: expected a .parquet or .csv file, got {path}; fix: --out out/rows.parquet")
+
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store = choose("stream", args.stream, STREAMS), Store()
-    todo, seeds, out = [], read_seeds(args.seeds) if args.seeds else SEEDS, Path(args.out)
-    if out.suffix not in (".parquet", ".csv") or out.is_dir():
-        raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
+    todo, seeds, out = [], read_seeds(args.seeds) if args.seeds else SEEDS, table_file(args.out)
     # all that is wrong is said before any work
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):
         fitting = instruments_for(name)
@@ -300,17 +304,16 @@ def run_study_command(args):
     name = args.study or (own.name if args.module else None)
     if name is None:
         raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
-    study, seeds = known[choose("study", name, list(known))], read_seeds(args.seeds) if args.seeds else None
-    out = Path(args.out or f"out/{study.name}.{args.preset}.parquet")
-    if out.suffix not in (".parquet", ".csv") or out.is_dir():
-        raise ValueError(f"out: expected a .parquet or .csv file, got {args.out}; fix: --out out/rows.parquet")
-    jobs, say = study_jobs(study, args.preset, args.arm, seeds), lambda text: print(text, file=sys.stderr, flush=True)
-    skip = recorded_jobs(jobs) if args.unrecorded else []
-    wanted, executor = [j for j in jobs if j not in skip], args.executor or ("here" if args.device == "cuda" else None)
-    if args.dry_run: return print(outlook(missing_jobs(wanted), processes(executor)))
-    rows = run_study(study, args.preset, args.arm, seeds, executor=executor, budget=args.budget, say=say,
-                     device=args.device, skip=skip)
-    print("Now: " + outlook(missing_jobs(wanted)))
+    study = known[choose("study", name, list(known))]
+    of = dict(preset=args.preset, arms=args.arm, seeds=read_seeds(args.seeds) if args.seeds else None)
+    out = table_file(args.out or f"out/{study.name}.{args.preset}.parquet")
+    skip = recorded_jobs(study_jobs(study, **of)) if args.unrecorded else []
+    jobs = [j for j in study_jobs(study, **of) if j not in skip]
+    executor = args.executor or ("here" if args.device == "cuda" else None)
+    if args.dry_run: return print(outlook(missing_jobs(jobs), processes(executor)))
+    rows = run_study(study, **of, executor=executor, budget=args.budget, device=args.device, skip=skip,
+                     say=lambda text: print(text, file=sys.stderr, flush=True))
+    print("Now: " + outlook(missing_jobs(jobs)))
     if rows.empty: return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_frame(tidy([rows]), out)
