@@ -289,7 +289,7 @@ def imported_study(path) -> Study:
     if isinstance(found, Study): return found
     raise ValueError(f"import {path.name}: expected a Study called STUDY, got {type(found).__name__}; fix: define it")
 
-# %% ../../nbs/7_record/05_cli.ipynb #5b1de023
+# %% ../../nbs/7_record/05_cli.ipynb #c5a0e021
 def study_line(study) -> pd.DataFrame:
     "A study's `study_state`, and how many jobs of each preset are recorded."
     state = study_state(study)
@@ -297,6 +297,7 @@ def study_line(study) -> pd.DataFrame:
     state.insert(4, "recorded", recorded)
     return state.assign(hours=state["hours"].round(2))
 
+# %% ../../nbs/7_record/05_cli.ipynb #5b1de023
 def run_study_command(args):
     "Lists studies, or carries out what is missing of a preset and writes all its rows."
     known = known_studies() | ({} if not args.module else {(own := imported_study(args.module)).name: own})
