@@ -431,7 +431,7 @@ def defined(path):
     "The public names that a module binds at its top level."
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
+            if not any("patch" in ast.unparse(d) for d in node.decorator_list): yield node.name    # else a method
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             yield from (n.id for t in targets for n in ast.walk(t)

@@ -43,10 +43,13 @@ def replacing(c, unit, how) -> dict:
     Raises ValueError for what the model has not got, and for an expert of a dense FFN."""
     s, out = subject(None, c), {}
     named_one = not (callable(how) or isinstance(how, torch.Tensor))
-    new = REPLACE[choose("replacement", how, list(REPLACE))] if named_one else how
     for name in _names(s, unit):
+        if (own := s.own_edit(name, how)) is not None:
+            out |= own
+            continue
+        new = REPLACE[choose("replacement", how, list(REPLACE))] if named_one else how
         prefix, kind, i = re.fullmatch(r"(L\d+\.|)([HE]|)(.*)", name).groups()
-        if name not in s.units: out[name] = new
+        if name in s.sites or name not in s.units: out[name] = new
         elif kind == "H": out[prefix + "z"] = partial(_put_head, int(i), new)
         else: out |= _expert(prefix, int(i), how if named_one else "", new)
     return out
@@ -122,7 +125,8 @@ def ablate_each(params, c, each):
     if not each:
         raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     s = subject(params, c)
-    made, size = [together(s, edits) for edits in each], len(each) if torch.device(s.device).type == "cuda" else 1
+    at_once = torch.device(s.device).type == "cuda" and s.side_by_side
+    made, size = [together(s, edits) for edits in each], len(each) if at_once else 1
     return torch.cat([_side_by_side(s, made[i:i + size]) for i in range(0, len(made), size)])
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #070789dc
@@ -208,16 +212,18 @@ def share_rows(hit, t, seeds, only=None, **labels) -> pd.DataFrame:
     return rows(values, list(seeds) * len(here), **labels,
                 **dict(zip(("position", "stratum", "n_examples"), map(list, zip(*places)))))
 
-def score_rows(predicted, t, seeds, splits=None, **labels) -> list:
+def score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
 
-    `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples."""
+    `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples, `losses` (s, n, read) in nats
+    their mean."""
     predicted = predicted.cpu()
     right, copy = predicted == t.targets, predicted == t.tokens[:, list(t.read)]
     out = [rows(exact(right), seeds, metric="exact", position="all", n_examples=len(t), **labels)]
     out += split_rows(right, t, splits or {}, seeds, **labels)
     out.append(share_rows(right, t, seeds, metric="digits", **labels))
     if t.d_vocab == t.d_vocab_out: out.append(share_rows(copy, t, seeds, ["all"], metric="copy_share", **labels))
+    if losses is not None: out.append(share_rows(losses, t, seeds, metric="loss", **labels))
     return out
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #21e49eff
@@ -239,12 +245,13 @@ def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites
     s = subject(params, c)
     s.check(seeds)
     here, labels = _asked(s, at_sites), dict(condition=s.name) | labels
-    out = score_rows(s.predict(), s.task, seeds, splits, **labels)
+    said, losses = s.predict_and_lose()
+    out = score_rows(said, s.task, seeds, splits, losses, **labels)
     for site in here:
         for edit in edits:
             choose("replacement", edit, list(REPLACE))
-            out += score_rows(s.predict(together(s, {site: edit})), s.task, seeds, splits, site=site,
-                              edit=edit, **labels)
+            said, losses = s.predict_and_lose(together(s, {site: edit}))
+            out += score_rows(said, s.task, seeds, splits, losses, site=site, edit=edit, **labels)
     if fine: out += _fine(s, seeds, here, edits, labels)
     return tidy(out)
 

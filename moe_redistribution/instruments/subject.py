@@ -21,8 +21,9 @@ class Subject:
 
     `name` stands in rows, `task` is a `Task` and says where answers are read; `n_seeds`, `n_layers`, `device`; `sites`
     names activations, as `L3.attn_out`. `units`: `L3.H2` is entry 2 of axis 3 of `L3.z`, `L3.E7` entry 7 of axis 3 of
-    `L3.expert_out` and of `L3.gates`; none where there are no such sites."""
-    n_seeds, n_layers, device, units = 1, 1, "cpu", ()
+    `L3.expert_out` and of `L3.gates`, unless `L3.E7` is a site itself; none where there are no such sites.
+    `side_by_side`: may several sets of edits share a pass, each on its own examples?"""
+    n_seeds, n_layers, device, units, side_by_side = 1, 1, "cpu", (), True
 
     def run(self, tokens, edits=None, sink=None, read_only=False):
         """Logits (s, b, t, v) of `tokens` (b, t), or (s, b, t); calls `at(site, value)` of `self.watch` at its sites.
@@ -42,6 +43,15 @@ class Subject:
                              "name them all")
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
+@patch
+def predict_and_lose(self:Subject, edits=None):
+    "(predictions (s, n, read), losses in nats of that shape, or None) on the task's inputs."
+    return self.predict(edits), None
+
+@patch
+def own_edit(self:Subject, unit, how):
+    "The edits (site → edit) that a word of the subject's own stands for; None where it has no such word."
+
 @patch
 def members(self:Subject) -> list:
     "Each member as a subject of its own."

@@ -50,11 +50,11 @@ class Task:
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
     by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
+    whole_only: bool = False          # is the whole answer measured, and no position for itself?
 
     def __post_init__(self):
         object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
-    @property
-    def n_ctx(self): return self.tokens.shape[1]
+    n_ctx = property(lambda self: self.tokens.shape[1])
     def __len__(self): return len(self.tokens)
 
 # %% ../../nbs/1_tasks/02_task.ipynb #296039ed
@@ -169,7 +169,8 @@ def check_tokens(tokens, t:Task, beginnings=False) -> torch.Tensor:
 def spans(task:Task) -> dict:
     "Names of groups of scored positions → entries of `read`: the whole answer first, each single position last."
     name = lambda js: "-".join(dict.fromkeys(task.positions[j] for j in (js[0], js[-1])))
-    groups = [task.scored] + [task.scored[:-1]] * (task.name == "add7") + [(j,) for j in task.scored]
+    each = [] if task.whole_only else [(j,) for j in task.scored]
+    groups = [task.scored] + [task.scored[:-1]] * (task.name == "add7") + each
     return {name(js): list(js) for js in groups}
 
 def labels(task:Task, by:str) -> np.ndarray:
