@@ -161,16 +161,21 @@ class Listener:
         raise RuntimeError(f"{self.prefix}{what}: expected its parts to sum to its output, got another by up to "
                            f"{(parts - whole).abs().max():.2g}; {type(self.x.whole).__name__} adds what is not opened; "
                            f"fix: open one of {', '.join(FAMILIES)}")
-    def into(self, module, args, kwargs):
-        x = args[0] if args else kwargs["hidden_states"]
-        self.kept["pre"] = new = self.at("embed", x) if self.prefix == "L0." else x
-        if new is not x: return ((new, *args[1:]), kwargs) if args else (args, kwargs | dict(hidden_states=new))
-    def mix(self, module, args):
-        z = args[0]
-        new = self.at("z", (own := z.unflatten(-1, (self.told["heads"], -1))))
-        return None if new is own else (new.flatten(-2), *args[1:])
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #19add46d
+@patch
+def into(self:Listener, module, args, kwargs):
+    x = args[0] if args else kwargs["hidden_states"]
+    self.kept["pre"] = new = self.at("embed", x) if self.prefix == "L0." else x
+    if new is not x: return ((new, *args[1:]), kwargs) if args else (args, kwargs | dict(hidden_states=new))
+
+@patch
+def mix(self:Listener, module, args):
+    z = args[0]
+    new = self.at("z", (own := z.unflatten(-1, (self.told["heads"], -1))))
+    return None if new is own else (new.flatten(-2), *args[1:])
+
+# %% ../../nbs/4_instruments/03b_open.ipynb #2b3bb59f
 @patch
 def after_attn(self:Listener, module, args, out):
     first = out[0] if isinstance(out, tuple) else out
@@ -198,7 +203,7 @@ def after_gate(self:Listener, module, args, out):
     self.at("routes", index.view(*shape, -1))
     return logits, weights, index
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #2b3bb59f
+# %% ../../nbs/4_instruments/03b_open.ipynb #dd2332d1
 @patch
 def after_experts(self:Listener, module, args, out): self.kept["experts"] = out
 
@@ -224,7 +229,7 @@ def after_layer(self:Listener, module, args, out):
     self.fits(first, self.kept["mid"] + self.kept["ffn"], "resid_post")
     if (new := self.at("resid_post", first)) is not first: return (new, *out[1:]) if isinstance(out, tuple) else new
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #dd2332d1
+# %% ../../nbs/4_instruments/03b_open.ipynb #30817bec
 @patch
 def hang(self:Listener):
     "Hangs all hooks; returns their handles."
@@ -236,7 +241,7 @@ def hang(self:Listener):
             x.attn.o_proj.register_forward_pre_hook(self.mix),
             *(m.register_forward_hook(f) for m, f in after if m is not None)]
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #227f080f
+# %% ../../nbs/4_instruments/03b_open.ipynb #0e8dbe87
 @contextmanager
 def listening(model, layers, at, wanted, told):
     "Within it a forward pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was."
@@ -260,7 +265,7 @@ def listening(model, layers, at, wanted, told):
         model.set_attn_implementation(before[0])
         if any(x.experts is not None for x in layers): model.set_experts_implementation(before[1])
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #bbbcb0cc
+# %% ../../nbs/4_instruments/03b_open.ipynb #113bd3f8
 def text_task(tokens, d_vocab, name="text") -> Task:
     """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
 
@@ -275,7 +280,7 @@ def text_task(tokens, d_vocab, name="text") -> Task:
                 positions=tuple(f"p{i}" for i in at), vocab=tuple(map(str, range(d_vocab))), tokens=tokens[:, :-1],
                 targets=tokens[:, 1:], strata=pd.DataFrame(index=range(len(tokens))), whole_only=True)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #113bd3f8
+# %% ../../nbs/4_instruments/03b_open.ipynb #e33bbbab
 class LanguageModel(Subject):
     """A causal transformers model as a subject; `tokens`: windows (n, T + 1) that its instruments read.
 
@@ -294,7 +299,7 @@ class LanguageModel(Subject):
                       [f"H{h}" for h in range(self.n_heads)] + [f"E{e}" for e in range(n)]]
     device = property(lambda self: self.model.device)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #91c00962
+# %% ../../nbs/4_instruments/03b_open.ipynb #c318e323
 @patch
 @torch.no_grad()
 def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
@@ -322,7 +327,7 @@ def changed_tokens(site, before, after) -> int:
     if site.endswith(".pattern"): differs = differs.transpose(2, 3)
     return int(differs.flatten(3).any(-1).sum())
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #c318e323
+# %% ../../nbs/4_instruments/03b_open.ipynb #b2843ddc
 @patch
 def _each(self:LanguageModel, of, edits, tokens):
     "`of(slice, logits)` of all windows, `batch` at a time, put together along their axis."
@@ -343,7 +348,7 @@ def predict_and_lose(self:LanguageModel, edits=None):
     said, losses = self._each(both, edits, self.task.tokens).unbind(-1)
     return said.long(), losses
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #3f7c3018
+# %% ../../nbs/4_instruments/03b_open.ipynb #fc6ad8d5
 @patch
 def own_edit(self:LanguageModel, unit, how):
     "The edits (site → function) that an expert's `route_around` or `swap:E2` stands for; None for another word."
@@ -362,7 +367,7 @@ def _moved_to(e, other, gates):
     new[..., e] = 0
     return new
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #1030e9a8
+# %% ../../nbs/4_instruments/03b_open.ipynb #d4f5e594
 def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 
@@ -379,7 +384,7 @@ def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **
     return LanguageModel(load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more), tokens,
                          Path(model).name, batch)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #c7e19eb8
+# %% ../../nbs/4_instruments/03b_open.ipynb #8da565f3
 _BASE = dict(vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, num_experts_per_tok=2, max_position_embeddings=64,
              **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")))
@@ -405,7 +410,7 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
         if p.ndim > 1 or "bias" in name or "sinks" in name: p.data = .3 * torch.randn(p.shape, generator=g).to(dtype)
     return model
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #0d5c1e40
+# %% ../../nbs/4_instruments/03b_open.ipynb #72997435
 @torch.no_grad()
 def sum_of_parts(s:LanguageModel, tr, layer) -> float:
     "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."

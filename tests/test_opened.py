@@ -1,0 +1,183 @@
+"""What a real mixture of experts must not be told wrongly: nothing changes unless it is edited, every edit does what it
+says, and the model is left as it was found."""
+import pytest
+import torch
+from transformers.utils import logging
+
+from moe_redistribution.instruments.ablation import ablate, ablation_rows, replacing, together
+from moe_redistribution.instruments.opened import (DENSE, FAMILIES, OURS, dense_gates, layers_of, open_model, reroute,
+                                                   sum_of_parts, tiny_model)
+from moe_redistribution.instruments.patterns import patterns
+from moe_redistribution.instruments.routing import coactivation, effective, loads, overlap
+from moe_redistribution.instruments.trace import Kept, trace
+from tiers import first
+
+logging.disable_progress_bar()
+TOKENS = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(3))
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def opened(family, dtype=torch.float64, **sizes):
+    "In double precision, with the library's own loop over experts and eager attention: its faster ways are single."
+    model = tiny_model(family, dtype=dtype, **sizes)
+    model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
+    return open_model(model, TOKENS)
+
+
+def alone(s, tokens=None):
+    with torch.no_grad(): return s.model(input_ids=s.task.tokens if tokens is None else tokens, use_cache=False).logits
+
+
+def hooks(s): return [m for m in s.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *DENSE])
+def test_a_watched_pass_says_what_the_model_says_and_leaves_it_as_it_was(family):
+    s = opened(family)
+    before = (alone(s), s.model.config._attn_implementation, s.model.config._experts_implementation)
+    tr = trace(s, s.task.tokens)
+    assert set(tr.activations) == set(s.sites)
+    torch.testing.assert_close(tr["logits"][0], before[0], rtol=1e-9, atol=1e-9)
+    assert (s.model.config._attn_implementation, s.model.config._experts_implementation) == before[1:]
+    assert torch.equal(alone(s), before[0]) and not hooks(s)
+
+
+@every_family
+def test_weighted_experts_and_shared_ones_sum_to_the_ffn(family):
+    s = opened(family)
+    tr = trace(s, s.task.tokens)
+    for l, x in enumerate(s.layers):
+        if x.gate is not None: assert sum_of_parts(s, tr, l) < 1e-12
+    mid = tr["L1.resid_mid"] if "L1.resid_mid" in tr.activations else None
+    torch.testing.assert_close(mid + tr["L1.ffn_out"], tr["L1.resid_post"])
+
+
+@every_family
+def test_heads_sum_to_attention_and_patterns_mix_values(family):
+    s = opened(family)
+    tr, o = trace(s, s.task.tokens), s.layers[1].attn.o_proj
+    heads = torch.einsum("bthk,dhk->bthd", tr["L1.z"][0], o.weight.unflatten(1, (s.n_heads, -1)))
+    bias = 0 if o.bias is None else o.bias
+    torch.testing.assert_close(heads.sum(2) + bias, tr["L1.attn_out"][0])
+    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", tr["L1.pattern"][0], tr["L1.v"][0]), tr["L1.z"][0])
+    assert torch.equal(patterns(s), torch.cat([tr[f"L{l}.pattern"] for l in range(2)], 2))
+
+
+@every_family
+def test_the_same_logits_are_routed_as_the_family_routes_them(family):
+    s = opened(family)
+    tr = trace(s, s.task.tokens)
+    _, weights, index = reroute(s.layers[1].gate, tr["L1.router_logits"][0].flatten(0, 1))
+    assert torch.equal(index.sort(1)[0], tr["L1.routes"][0].flatten(0, 1).sort(1)[0])
+    E = tr["L1.gates"].shape[-1]
+    torch.testing.assert_close(dense_gates(weights, index, E), tr["L1.gates"][0].flatten(0, 1))
+    same = s.run(s.task.tokens, {"L1.router_logits": torch.clone})
+    torch.testing.assert_close(same[0], alone(s))
+
+
+@every_family
+def test_edits_of_an_expert_do_what_they_say(family):
+    s = opened(family)
+    plain = trace(s, s.task.tokens)
+    zero = s.run(s.task.tokens, together(s, {"L1.E1": "zero"}))
+    moved = dict(s.moved)
+    assert moved == {"L1.E1": plain["L1.E1"].shape[1]}
+    closed = s.run(s.task.tokens, {"L1.gates": lambda g: g * (torch.arange(g.shape[-1]) != 1)})
+    torch.testing.assert_close(zero, closed)
+    assert s.moved["L1.gates"] == moved["L1.E1"]
+    around = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "route_around"}))
+    assert (around["L1.routes"] != 1).all() and around["L1.E1"].shape == (1, 0, 32)
+    assert s.moved["L1.router_logits"] == moved["L1.E1"]
+    swap = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "swap:E2"}))
+    torch.testing.assert_close(swap["L1.gates"].sum(-1), plain["L1.gates"].sum(-1))
+    assert (swap["L1.gates"][..., 1] == 0).all() and sum_of_parts(s, swap, 1) < 1e-12
+
+
+def test_a_given_route_is_taken_whole():
+    s = opened("mixtral")
+    given = torch.zeros(1, 3, 11, 4)
+    given[..., 3] = .7
+    tr = trace(s, s.task.tokens, edits={"L0.gates": given})
+    assert (tr["L0.routes"] == 3).all() and tr["L0.E3"].shape[1] == 33 and tr["L0.E0"].shape[1] == 0
+    torch.testing.assert_close(tr["L0.ffn_out"][0].flatten(0, 1), given[0, 0, 0, 3] * tr["L0.E3"][0])
+
+
+@every_family
+def test_another_last_token_changes_nothing_before_it(family):
+    s, other = opened(family), TOKENS[:, :-1].clone()
+    other[:, -1] = (other[:, -1] + 1) % 50
+    a, b = (s.run(t, sink=Kept({"L0.pattern"})) for t in (TOKENS[:, :-1], other))
+    torch.testing.assert_close(a[:, :, :-1], b[:, :, :-1], rtol=0, atol=1e-12)
+    assert (a - b)[:, :, -1].abs().max() > 1e-3
+
+
+def test_padding_on_the_right_changes_no_token_before_it():
+    s = opened("olmoe")
+    s.pad = 0
+    tokens = TOKENS[:, :8] % 49 + 1
+    padded = torch.cat([tokens, torch.zeros(3, 3, dtype=torch.long)], 1)
+    torch.testing.assert_close(s.run(padded)[0, :, :8], alone(s, tokens))
+
+
+@pytest.mark.parametrize("family", first(["gpt_oss", "mixtral"], FAMILIES))
+def test_an_edited_pattern_reaches_the_output(family):
+    s = opened(family)
+    same = s.run(s.task.tokens, {"L0.pattern": torch.clone})
+    torch.testing.assert_close(same[0], alone(s))
+    tr = trace(s, s.task.tokens, edits={"L0.pattern": lambda p: torch.zeros_like(p)})
+    assert not tr["L0.z"].any() and s.moved["L0.pattern"] == 33
+
+
+def test_an_edit_of_the_middle_of_the_stream_counts_for_the_residual_too():
+    s = opened("olmoe")
+    tr = trace(s, s.task.tokens, edits={"L1.resid_mid": torch.zeros_like})
+    torch.testing.assert_close(tr["L1.resid_post"], tr["L1.ffn_out"])
+
+
+def test_a_model_is_left_as_it_was_after_an_error():
+    s = opened("olmoe")
+    before = alone(s)
+    def fail(x): raise ZeroDivisionError
+    for site in ("L0.pattern", "L1.E0", "L1.gates", "L1.resid_mid"):
+        with pytest.raises(ZeroDivisionError): s.run(s.task.tokens, {site: fail})
+    assert torch.equal(alone(s), before) and s.model.config._experts_implementation != OURS
+    assert not hooks(s)
+
+
+def test_a_block_that_adds_something_of_its_own_is_found_out():
+    s = opened("olmoe")
+    ffn = s.layers[1].ffn
+    own, ffn.forward = ffn.forward, lambda x: ffn.__class__.forward(ffn, x) + .1
+    with pytest.raises(RuntimeError, match="L1.ffn_out: expected its parts to sum"): s.run(s.task.tokens)
+    ffn.forward = own
+    s.run(s.task.tokens)
+
+
+def test_instruments_take_it_as_they_take_a_population():
+    s = opened("qwen2_moe")
+    rows = ablation_rows(s, [0], edits=("zero", "mean"))
+    loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
+    assert len(loss) == 13 and loss.notna().all()
+    want = torch.nn.functional.cross_entropy(alone(s).flatten(0, 1), TOKENS[:, 1:].flatten()).item()
+    assert abs(loss["none", "none"] - want) < 1e-5
+    right = ablate(s, {"L1.shared_out": "zero", "L0.H1": "mean", "L*.E0": "zero"})
+    assert right.shape == (1, 3, 11)
+    chosen = trace(s, s.task.tokens, keep=["L1.routes"])["L1.routes"]
+    assert loads(chosen, 4).sum().isclose(torch.tensor(1.).double()) and 1 <= effective(chosen, 4).item() <= 4
+    assert coactivation(chosen, 4)[0].shape == (1, 4, 4) and overlap(chosen, chosen).item() == 1
+
+
+def test_half_precision_is_opened_too():
+    s = opened("mixtral", torch.bfloat16)
+    tr = trace(s, s.task.tokens)
+    assert sum_of_parts(s, tr, 0) < .1 and tr["L0.E1"].dtype == torch.bfloat16
+
+
+def test_what_cannot_be_opened_says_what_can():
+    gpt = __import__("transformers").AutoModelForCausalLM.from_config(__import__("transformers").GPT2Config(
+        n_layer=1, n_embd=8, n_head=2, vocab_size=20, n_positions=8))
+    with pytest.raises(ValueError, match="got gpt2; nearest valid: olmoe"): layers_of(gpt)
+    with pytest.raises(ValueError, match="expected an expert to swap, got L0.H1|an expert to swap"):
+        replacing(opened("olmoe"), "L0.H1", "swap:E2")
+    with pytest.raises(ValueError, match="int64 windows"): open_model(tiny_model("llama"), TOKENS.float())
+    with pytest.raises(ValueError, match="nearest: 'mixtral'"): tiny_model("mixtrall")
