@@ -5,8 +5,8 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import replacing
 from moe_redistribution.instruments.opened import FAMILIES, open_model, tiny_model
-from moe_redistribution.instruments.scores import (SENDERS, Receiver, chosen_ranks, head_sources, measures, routing_scores,
-                                                   score_rows_of, tally, total_aarv)
+from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, head_sources, measures,
+                                                   routing_scores, score_rows_of, tally, total_aarv)
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.population import init
@@ -31,7 +31,7 @@ def made(n=40, E=6, d=5, k=2, seed=0):
     return Receiver("router_logits", rows, torch.ones(1, d), torch.ones(1, 1, n, 1), scores, scores.topk(k).indices, 1)
 
 
-def by_name(r, part): return dict(zip(("influence", "aps", "ans", "covariance", "aarv"), measures(r, part).mean((1, 2, 3))))
+def by_name(r, part): return dict(zip(MEASURES, measures(r, part).mean((1, 2, 3))))
 
 
 @every_family

@@ -95,6 +95,7 @@ class Layer:
     shared: object = None
     shared_gate: object = None
 
+# %% ../../nbs/4_instruments/03b_open.ipynb #62526867
 def layers_of(model) -> list:
     "A `Layer` for every decoder layer. ValueError (expected, got, nearest) for a model that is built in another way."
     own, out = getattr(getattr(model, "model", None), "layers", ()), []
@@ -110,7 +111,7 @@ def layers_of(model) -> list:
            getattr(getattr(model, "config", None), "model_type", type(model).__name__), FAMILIES[0],
            "open one of these")
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #4708dc97
+# %% ../../nbs/4_instruments/03b_open.ipynb #1ff85984
 def reroute(gate, logits):
     "(logits, weights, indices) that a family's router makes of other logits (tokens, E), by its own rule."
     twin, E = copy(gate), logits.shape[-1]
@@ -129,7 +130,7 @@ def chosen_gates(dense):
     index = on.to(torch.int8).topk(max(1, int(on.sum(1).max())), 1).indices
     return dense.gather(1, index), index
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #cf10a03b
+# %% ../../nbs/4_instruments/03b_open.ipynb #49b2e41f
 READ_ONLY = ("router_probs", "routes")
 
 def layer_sites(x:Layer) -> list:
@@ -144,7 +145,7 @@ def close(a, b):
     slack = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 5e-2)
     return bool((a - b).abs().max() <= slack * b.abs().max().clamp(min=1e-6)) if a.numel() else True
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #49b2e41f
+# %% ../../nbs/4_instruments/03b_open.ipynb #19add46d
 class Listener:
     "Hooks of one pass on one layer; `at(site, value)` is called for the sites in `wanted`."
     def __init__(self, x:Layer, prefix, at, wanted, told):
@@ -162,7 +163,7 @@ class Listener:
                            f"{(parts - whole).abs().max():.2g}; {type(self.x.whole).__name__} adds what is not opened; "
                            f"fix: open one of {', '.join(FAMILIES)}")
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #19add46d
+# %% ../../nbs/4_instruments/03b_open.ipynb #2b3bb59f
 @patch
 def into(self:Listener, module, args, kwargs):
     x = args[0] if args else kwargs["hidden_states"]
@@ -175,7 +176,7 @@ def mix(self:Listener, module, args):
     new = self.at("z", (own := z.unflatten(-1, (self.told["heads"], -1))))
     return None if new is own else (new.flatten(-2), *args[1:])
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #2b3bb59f
+# %% ../../nbs/4_instruments/03b_open.ipynb #dd2332d1
 @patch
 def after_attn(self:Listener, module, args, out):
     first = out[0] if isinstance(out, tuple) else out
@@ -188,6 +189,7 @@ def after_attn(self:Listener, module, args, out):
 @patch
 def before_norm(self:Listener, module, args): self.fits(args[0], self.kept["mid"], "resid_mid")
 
+# %% ../../nbs/4_instruments/03b_open.ipynb #30817bec
 @patch
 def after_gate(self:Listener, module, args, out):
     (logits, weights, index), shape = out, self.kept["mid"].shape[:2]
@@ -203,7 +205,7 @@ def after_gate(self:Listener, module, args, out):
     self.at("routes", index.view(*shape, -1))
     return logits, weights, index
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #dd2332d1
+# %% ../../nbs/4_instruments/03b_open.ipynb #227f080f
 @patch
 def after_experts(self:Listener, module, args, out): self.kept["experts"] = out
 
@@ -229,7 +231,7 @@ def after_layer(self:Listener, module, args, out):
     self.fits(first, self.kept["mid"] + self.kept["ffn"], "resid_post")
     if (new := self.at("resid_post", first)) is not first: return (new, *out[1:]) if isinstance(out, tuple) else new
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #30817bec
+# %% ../../nbs/4_instruments/03b_open.ipynb #0e8dbe87
 @patch
 def hang(self:Listener):
     "Hangs all hooks; returns their handles."
@@ -241,7 +243,7 @@ def hang(self:Listener):
             x.attn.o_proj.register_forward_pre_hook(self.mix),
             *(m.register_forward_hook(f) for m, f in after if m is not None)]
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #0e8dbe87
+# %% ../../nbs/4_instruments/03b_open.ipynb #113bd3f8
 @contextmanager
 def listening(model, layers, at, wanted, told):
     "Within it a forward pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was."
@@ -265,7 +267,7 @@ def listening(model, layers, at, wanted, told):
         model.set_attn_implementation(before[0])
         if any(x.experts is not None for x in layers): model.set_experts_implementation(before[1])
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #113bd3f8
+# %% ../../nbs/4_instruments/03b_open.ipynb #91c00962
 def text_task(tokens, d_vocab, name="text") -> Task:
     """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
 
@@ -280,7 +282,7 @@ def text_task(tokens, d_vocab, name="text") -> Task:
                 positions=tuple(f"p{i}" for i in at), vocab=tuple(map(str, range(d_vocab))), tokens=tokens[:, :-1],
                 targets=tokens[:, 1:], strata=pd.DataFrame(index=range(len(tokens))), whole_only=True)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #e33bbbab
+# %% ../../nbs/4_instruments/03b_open.ipynb #c318e323
 class LanguageModel(Subject):
     """A causal transformers model as a subject; `tokens`: windows (n, T + 1) that its instruments read.
 
@@ -299,7 +301,7 @@ class LanguageModel(Subject):
                       [f"H{h}" for h in range(self.n_heads)] + [f"E{e}" for e in range(n)]]
     device = property(lambda self: self.model.device)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #c318e323
+# %% ../../nbs/4_instruments/03b_open.ipynb #3f7c3018
 @patch
 @torch.no_grad()
 def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
@@ -319,6 +321,7 @@ def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
         logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[None]
     return at("logits", logits) if "logits" in wanted else logits
 
+# %% ../../nbs/4_instruments/03b_open.ipynb #fc6ad8d5
 def changed_tokens(site, before, after) -> int:
     "How many tokens an edit changed at a site; of a pattern, how many queries."
     if after is before: return 0
@@ -327,7 +330,7 @@ def changed_tokens(site, before, after) -> int:
     if site.endswith(".pattern"): differs = differs.transpose(2, 3)
     return int(differs.flatten(3).any(-1).sum())
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #b2843ddc
+# %% ../../nbs/4_instruments/03b_open.ipynb #1030e9a8
 @patch
 def _each(self:LanguageModel, of, edits, tokens):
     "`of(slice, logits)` of all windows, `batch` at a time, put together along their axis."
@@ -348,7 +351,7 @@ def predict_and_lose(self:LanguageModel, edits=None):
     said, losses = self._each(both, edits, self.task.tokens).unbind(-1)
     return said.long(), losses
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #fc6ad8d5
+# %% ../../nbs/4_instruments/03b_open.ipynb #c7e19eb8
 @patch
 def own_edit(self:LanguageModel, unit, how):
     "The edits (site → function) that an expert's `route_around` or `swap:E2` stands for; None for another word."
@@ -367,7 +370,7 @@ def _moved_to(e, other, gates):
     new[..., e] = 0
     return new
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #d4f5e594
+# %% ../../nbs/4_instruments/03b_open.ipynb #d4085707
 def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 
@@ -384,7 +387,7 @@ def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **
     return LanguageModel(load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more), tokens,
                          Path(model).name, batch)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #8da565f3
+# %% ../../nbs/4_instruments/03b_open.ipynb #72997435
 _BASE = dict(vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, num_experts_per_tok=2, max_position_embeddings=64,
              **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")))
@@ -410,7 +413,7 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
         if p.ndim > 1 or "bias" in name or "sinks" in name: p.data = .3 * torch.randn(p.shape, generator=g).to(dtype)
     return model
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #72997435
+# %% ../../nbs/4_instruments/03b_open.ipynb #ea5c3af9
 @torch.no_grad()
 def sum_of_parts(s:LanguageModel, tr, layer) -> float:
     "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."

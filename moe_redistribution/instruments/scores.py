@@ -37,6 +37,7 @@ def stream_terms(self:LanguageModel, tr, by="component"):
         if by in ("expert", "all") and x.gate is not None: yield from self._experts(tr, x, p, 2 * l + 2)
         else: yield f"{p}ffn_out", 2 * l + 2, tr[p + "ffn_out"]
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #cca67348
 @patch
 def _heads(self:LanguageModel, tr, x, p, depth):
     W = x.attn.o_proj.weight.unflatten(1, (self.n_heads, -1))                                  # d h k
@@ -52,7 +53,7 @@ def _experts(self:LanguageModel, tr, x, p, depth):
         yield f"{p}E{e}", depth, out
     if x.shared is not None: yield f"{p}shared_out", depth, tr[p + "shared_out"]
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #aa8869cc
+# %% ../../nbs/4_instruments/17_scores.ipynb #e1e2ec21
 class Receiver:
     """A router that reads a stream at `site`: `rows` (s, E, d) of its weights, the norm's `weight` (s, d) and, per
     token, its `norm` (s, b, t, 1); its `logits` (s, b, t, E), chosen `routes` (s, b, t, k) and `depth`."""
@@ -71,7 +72,7 @@ def chosen_ranks(logits, routes):
     "How many experts score higher than each chosen one: (s, b, t, k)."
     return (logits[..., None, :] > logits.gather(-1, routes)[..., None]).sum(-1)
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #e1e2ec21
+# %% ../../nbs/4_instruments/17_scores.ipynb #14345ec2
 @patch
 def receivers(self:LanguageModel, tr) -> list:
     "A `Receiver` for the router of every layer that has one; sums are made in single precision or better."
@@ -87,6 +88,7 @@ def receivers(self:LanguageModel, tr) -> list:
     if out: return out
     refuse("scores", "a model with routers", f"{self.name}, which is dense", "olmoe", "open a mixture of experts")
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #f9c3c835
 @patch
 def router_bias(self:LanguageModel, r):
     "A router's own bias as a term of its score (1, 1, 1, E), or None."
@@ -102,7 +104,7 @@ def score_sites(self:LanguageModel, by="component") -> list:
     whole = lambda site: site == "embed" or site.split(".")[-1] in inner
     return [s for s in self.sites if whole(s) or by in ("expert", "all") and s in self.units]
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #f9c3c835
+# %% ../../nbs/4_instruments/17_scores.ipynb #a1efb98b
 @patch
 def score_sites(self:Population, by="component") -> list: return self.sites
 
@@ -128,7 +130,7 @@ def receivers(self:Population, tr) -> list:
 @patch
 def router_bias(self:Population, r): return None
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #a1efb98b
+# %% ../../nbs/4_instruments/17_scores.ipynb #c33acdbf
 @torch.no_grad()
 def routing_scores(s:Subject, tokens, by="component") -> dict:
     """Site of a router → {sender: (s, b, t, E)}, which sum to its logits.
@@ -145,7 +147,7 @@ def routing_scores(s:Subject, tokens, by="component") -> dict:
         out[r.site]["remainder"] = r.logits - sum(out[r.site].values())
     return out
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #bc99b0a8
+# %% ../../nbs/4_instruments/17_scores.ipynb #5f985f41
 MEASURES = ("influence", "aps", "ans", "covariance", "aarv", "null")
 
 def measures(r:Receiver, part, null=None) -> torch.Tensor:
@@ -156,6 +158,7 @@ def measures(r:Receiver, part, null=None) -> torch.Tensor:
     return torch.stack([part.var(-1, correction=0), part.clamp(min=0).mean(-1), part.clamp(max=0).mean(-1),
                         (middle(part) * middle(r.logits)).mean(-1), moved, null])
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #fb7964d1
 class Tally:
     "Sums over tokens, batch by batch, of the measures of every (router, sender), within masks (b, t) by name."
     def __init__(self): self.sums, self.n = defaultdict(float), defaultdict(float)
@@ -169,7 +172,7 @@ class Tally:
                      for (site, sender, stratum), sums in self.sums.items() if (n := self.n[site, sender, stratum])
                      for metric, v in zip(MEASURES, (sums / n).cpu()) if not v.isnan().all()])
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #2b77d276
+# %% ../../nbs/4_instruments/17_scores.ipynb #524ce331
 @torch.no_grad()
 def tally(s:Subject, tokens, by="component", masks=None, into=None) -> Tally:
     "Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t); default all but padding."
@@ -195,7 +198,7 @@ def score_rows_of(s:Subject, batches, seeds=(0,), by="component", **labels) -> p
     if not total.sums: refuse("batches", "one or more", "none", "one", "give it tokens")
     return total.rows(list(seeds), **dict(condition=s.name, edit=by) | labels)
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #4a4130df
+# %% ../../nbs/4_instruments/17_scores.ipynb #3efc2a61
 @torch.no_grad()
 def head_sources(s:LanguageModel, tokens, head, site) -> torch.Tensor:
     """What a head such as `L0.H2` puts into the scores of a later router, by key: (1, b, query, key, E); over keys it
@@ -208,7 +211,7 @@ def head_sources(s:LanguageModel, tokens, head, site) -> torch.Tensor:
     says = tr[f"L{l}.v"][..., h, :].to(r.rows.dtype) @ ((r.weight[:, 0] * r.rows) @ W)[:, None].mT        # s b key E
     return tr[f"L{l}.pattern"][:, :, h, :, :, None] * says[:, :, None] / r.norm[..., None]
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #9bd10233
+# %% ../../nbs/4_instruments/17_scores.ipynb #6d397cf2
 @torch.no_grad()
 def total_aarv(s:LanguageModel, tokens, sender) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
