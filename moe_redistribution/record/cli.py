@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
-           'add_bench', 'add_train', 'add_study', 'read_seeds', 'read_orders', 'run', 'run_ledger', 'table_file',
-           'run_measure', 'run_train', 'imported_study', 'study_line', 'run_study_command', 'main']
+           'add_bench', 'add_train', 'add_study', 'add_text_command', 'read_seeds', 'read_orders', 'run', 'run_ledger',
+           'table_file', 'run_measure', 'run_text_command', 'run_train', 'imported_study', 'study_line',
+           'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
@@ -26,6 +27,10 @@ from ..training.orders import Order
 from ..training.executors import processes
 from ..training.groups import train, fulfil, plan, outlook, check_work
 from ..training.study import Study, missing_jobs, of_studies, run_study, study_jobs, study_state
+from ..instruments.opened import open_model
+from ..instruments.scores import SENDERS
+from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
+                                                      text_file, tokenizer_of)
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de025
 from ..evidence.answers import compare, baselines, comparison
@@ -104,6 +109,9 @@ def parser():
     add_train(sub.add_parser("train", help="train what is missing for items of the paper, or conditions by name"))
     add_measure(sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one"))
     add_record(sub.add_parser("record", help="add what the store has to results/ and checkpoints/"))
+    for name, what in (("scores", "where a real model's routers get their decisions from, over a text file"),
+                       ("ablate", "what a real model loses without its parts, over a text file")):
+        add_text_command(sub.add_parser(name, help=what), name)
     add_study(sub.add_parser("study", help="carry out another paper's experiments, or one's own, at some preset"))
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
@@ -171,6 +179,24 @@ def add_study(p):
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet)")
     p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
 
+# %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
+def add_text_command(p, name):
+    "Arguments of the scores and ablate commands."
+    p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
+    p.add_argument("--text", required=True, metavar="FILE", help="a text file")
+    p.add_argument("--context", type=int, default=512, help="tokens of a window (default: 512)")
+    p.add_argument("--batch", type=int, default=8, help="windows at a time (default: 8)")
+    p.add_argument("--tokens", type=int, help="stop after about so many tokens (default: the whole text)")
+    if name == "scores":
+        p.add_argument("--by", default="component", help=f"one of {', '.join(SENDERS)} (default: component)")
+    else:
+        p.add_argument("--unit", action="append", help="sites (default), heads, experts, or L3.E7; may be repeated")
+        p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; repeatable")
+    p.add_argument("--bytes", action="store_true", help="the model reads bytes: no tokenizer is needed")
+    p.add_argument("--dtype", default="auto", help="float32, bfloat16 … (default: as the weights are)")
+    p.add_argument("--device-map", help="auto to spread a large model over devices (needs accelerate)")
+    p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/MODEL.COMMAND.parquet)")
+
 # %% ../../nbs/7_record/05_cli.ipynb #3a5ab696
 def read_seeds(text:str) -> list:
     "`42,137` or `1-128` or both → list of seeds. ValueError says what was expected."
@@ -215,6 +241,7 @@ def run(args):
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
     elif args.command == "study": run_study_command(args)
+    elif args.command in ("scores", "ablate"): run_text_command(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.study:
         known = of_studies("bench", "BENCH")
@@ -265,6 +292,27 @@ def run_measure(args):
                          f"moe-redistribution train {todo[0][0]} --until full")
     write_frame(tidy(found), out)
     print(f"{sum(map(len, found)):,} rows in {out}")
+
+# %% ../../nbs/7_record/05_cli.ipynb #c5a0e032
+def run_text_command(args):
+    "Opens a model, runs it over a text, writes rows and a picture beside them."
+    text_file(args.text)                                              # all that is wrong is said before a model is read
+    out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
+    s = open_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    tokenize = tokenizer_of(None if args.bytes else args.model, s.d_vocab)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    of = dict(context=args.context, batch=args.batch, tokens=args.tokens, part=out.with_suffix(".part"),
+              say=lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True))
+    if args.command == "scores":
+        rows = stream_scores(s, args.text, tokenize, by=args.by, **of)
+        picture = score_map(rows)
+    else:
+        edits = args.edit or ("zero", "mean")
+        rows = stream_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
+        picture = ablation_map(rows, edits[-1])
+    write_frame(rows, out)
+    picture.figure.savefig(out.with_suffix(".png"), dpi=150)
+    print(f"\n{len(rows):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
 # %% ../../nbs/7_record/05_cli.ipynb #8b060652
 def run_train(args):
@@ -331,10 +379,10 @@ def main(argv=None):
     except BrokenPipeError:             # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, OSError, RuntimeError) as e:
+    except (ValueError, OSError, RuntimeError, ImportError) as e:
         print(f"moe-redistribution: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nInterrupted. What is trained is kept; the same command goes on from here.", file=sys.stderr)
+        print("\nInterrupted. What is done is kept; the same command goes on from here.", file=sys.stderr)
         return 130
     return 0
