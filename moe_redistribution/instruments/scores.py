@@ -174,11 +174,12 @@ class Tally:
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #524ce331
 @torch.no_grad()
-def tally(s:Subject, tokens, by="component", masks=None, into=None) -> Tally:
-    "Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t); default all but padding."
+def tally(s:Subject, tokens, by="component", masks=None, into=None, edits=None) -> Tally:
+    """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t); default all but padding.
+    `edits`: of the pass that is measured."""
     real = torch.ones(tokens.shape, dtype=bool) if getattr(s, "pad", None) is None else tokens != s.pad
     masks, into = masks or {"all": real}, Tally() if into is None else into
-    tr = trace(s, tokens, keep=s.score_sites(by))
+    tr = trace(s, tokens, keep=s.score_sites(by), edits=edits)
     routers = s.receivers(tr)
     left = [r.logits.clone() for r in routers]
     for name, depth, u in s.stream_terms(tr, by):
