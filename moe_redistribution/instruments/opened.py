@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task
+from ..training.language import with_transformers
 from ..models.edits import named
 from .subject import Subject
 
@@ -64,14 +65,8 @@ def attention_watched(module, q, k, v, mask, **kwargs):
 # %% ../../nbs/4_instruments/03b_open.ipynb #7974bd84
 @lru_cache(maxsize=1)
 def transformers_here():
-    "The transformers package with our functions registered. ImportError or RuntimeError (expected, got, fix) if unfit."
-    try: import transformers
-    except ImportError as e:
-        raise ImportError("open a model: expected transformers 5.13 or later, got none; fix: "
-                          "pip install 'moe_redistribution[hf]'") from e
-    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (5, 13):
-        raise RuntimeError(f"open a model: expected transformers 5.13 or later, got {transformers.__version__}; fix: "
-                           "pip install 'transformers>=5.13,<6'")
+    "The transformers package with our functions registered. ImportError (expected, got, fix) if it is absent or old."
+    transformers = with_transformers()
     from transformers.integrations.moe import ExpertsInterface
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
     ExpertsInterface.register(OURS, experts_in_use)

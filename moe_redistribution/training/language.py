@@ -25,9 +25,9 @@ def with_transformers():
     fix = "fix: pip install 'moe_redistribution[hf]'"
     try: import transformers
     except ImportError as e:
-        raise ImportError(f"small model: expected transformers 5.13 or later, got none; {fix}") from e
+        raise ImportError(f"transformers: expected 5.13 or later, got none; {fix}") from e
     if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 13):
-        raise ImportError(f"small model: expected transformers 5.13 or later, got {transformers.__version__}; {fix}")
+        raise ImportError(f"transformers: expected 5.13 or later, got {transformers.__version__}; {fix}")
     return transformers
 
 # %% ../../nbs/3_training/09_language.ipynb #2051f2dc

@@ -117,9 +117,9 @@ def find_rows(job:Job, store:Store):
 
 # %% ../../nbs/3_training/08_study.ipynb #be1ef11d
 class Desk:
-    "What a job may ask of whoever carries it out; `device`: where its tensors go."
+    "What a job may ask of whoever carries it out; `device`: where its tensors go; `root`: the store's folder."
     def __init__(self, job, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
-        self.device = device
+        self.device, self.root = device, store.root
         self.path, self.key, self.deadline, self._tell = job.path(store).with_suffix(".state"), job.key, deadline, tell
         self.n, self.each, self.save_every, self.last = len(job.seeds), job.each, save_every, time.monotonic()
         self.began = time.monotonic()
