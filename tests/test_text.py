@@ -1,12 +1,14 @@
 """Text: every probability of the planted language, its bindings, and windows that depend on seed and step only."""
 import math
+import sys
+import types
 from collections import Counter
 
 import pytest
 import torch
 
-from moe_redistribution.tasks.text import (GET, LET, SAY, TEXTS, Planted, as_text, generator_of, kjv, load_text,
-                                           python_docs, read_text, side_by_side, windows, words)
+from moe_redistribution.tasks.text import (GET, LET, SAY, TEXTS, Planted, as_text, generator_of, hub, kjv,
+                                           load_text, python_docs, read_text, side_by_side, windows, words)
 
 TINY = Planted(n_keys=2, n_values=2, n_words=2, successors=2, window=4, p_let=.5, p_get=.2, run=2.)
 FULL = Planted()
@@ -140,6 +142,21 @@ def test_bad_texts_are_refused_with_a_way_out(tmp_path):
     with pytest.raises(FileNotFoundError, match="apt-get install bible-kjv bible-kjv-text; bible -l10000"): kjv(None)
     with pytest.raises(ValueError, match="from `Genesis 1` to"): kjv(short)
     with pytest.raises(ValueError, match="nearest: 'python'"): load_text("pyton")
+
+
+def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="fix: pip install datasets"): load_text("hub")
+    asked = []
+    class Rows(list):
+        def take(self, n): return self[:n]
+    def load_dataset(*what, **how):
+        asked.append((what, how))
+        return Rows(dict(text=w) for w in ("a b", "b c", "c d"))
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert len(load_text("hub", "me/mine:raw", 3).tokens) == 6 and len(hub(None, 3, rows=2).tokens) == 4
+    assert [a[0] for a in asked] == [("me/mine", "raw"), ("Salesforce/wikitext", "wikitext-103-raw-v1")]
+    assert [a[1]["streaming"] for a in asked] == [False, True]
 
 
 def test_python_documentation_is_text_on_every_machine():

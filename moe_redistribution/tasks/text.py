@@ -128,8 +128,8 @@ def read(self:Reader, token) -> torch.Tensor:
     self.last, self.t = token, self.t + 1
     return source
 
-# %% ../../nbs/1_tasks/04_text.ipynb #9c9dd34d
-@dataclass(frozen=True)
+# %% ../../nbs/1_tasks/04_text.ipynb #c2623da9
+@dataclass(frozen=True, eq=False)
 class Judged:
     """Texts and what the language says of them, (n, T) each: `tokens`; `logp`, the log-probability of each token given
     all before it, in nats; `entropy` of that choice, in nats; `source`, the position that the value of a GET was bound
@@ -185,8 +185,8 @@ def side_by_side(tokens, T:int) -> torch.Tensor:
     _long_enough(tokens, T)
     return tokens.unfold(0, T + 1, T)
 
-# %% ../../nbs/1_tasks/04_text.ipynb #691203dc
-@dataclass(frozen=True)
+# %% ../../nbs/1_tasks/04_text.ipynb #8f0a24f2
+@dataclass(frozen=True, eq=False)
 class Text:
     "A text as `tokens` (n,), int64, numbers in `vocab`; `sha256` is that of the characters it was made from."
     name: str
@@ -222,7 +222,7 @@ def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
     return Text(name, torch.tensor([number.get(w, 0) for w in said]), vocab,
                 hashlib.sha256(characters.encode()).hexdigest())
 
-# %% ../../nbs/1_tasks/04_text.ipynb #7dd31f69
+# %% ../../nbs/1_tasks/04_text.ipynb #236e7f21
 @patch
 def batches(self:Text, T:int, batch:int, seed):
     "A function of the step: (batch, T + 1) windows of the training part."
@@ -236,9 +236,11 @@ def heldout(self:Text, T:int, n:int=None) -> torch.Tensor:
     return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
 
 @patch
-def batches(self:Planted, T:int, batch:int, seed):
-    "A function of the step: (batch, T + 1) tokens of fresh texts."
-    return lambda step: self.write(batch, T + 1, "batch", seed, step).tokens
+def batches(self:Planted, T:int, batch:int, seed, at_once:int=64):
+    "A function of the step: (batch, T + 1) tokens of fresh texts, those of `at_once` steps written together."
+    @lru_cache(1)
+    def several(i): return self.write(at_once * batch, T + 1, "batch", seed, i).tokens.view(at_once, batch, T + 1)
+    return lambda step: several(step // at_once)[step % at_once]
 
 @patch
 def heldout(self:Planted, T:int, n:int=64) -> torch.Tensor:

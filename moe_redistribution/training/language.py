@@ -59,13 +59,16 @@ def small_config(family:str, d_vocab:int, **sizes):
     return hf.AutoConfig.for_model(family, vocab_size=d_vocab, **special | _OWN.get(family, {}) |
                                    {names.get(n, n): v for n, v in x.items()})
 
-# %% ../../nbs/3_training/09_language.ipynb #ec3cce57
-def small_model(family:str, d_vocab:int, seed:int, experts="grouped_mm", attention="sdpa", **sizes):
+# %% ../../nbs/3_training/09_language.ipynb #b51ac704
+def small_model(family:str, d_vocab:int, seed:int, experts=None, attention="sdpa", **sizes):
     """(model, config): a causal language model of a family in `SIZE_NAMES`, with weights that depend on `seed` only.
 
-    `experts`, `attention`: which of transformers' implementations computes them. Errors as `small_config`."""
+    `experts`, `attention`: which of transformers' implementations computes them (default: `grouped_mm`, or `eager`
+    if a width is no multiple of 8). Errors as `small_config`."""
     config = small_config(family, d_vocab, **sizes)
-    if "E" in SIZE_NAMES[family]: config._experts_implementation = experts
+    if "E" in SIZE_NAMES[family]:
+        fits = not (config.hidden_size % 8 or config.intermediate_size % 8)
+        config._experts_implementation = experts or ("grouped_mm" if fits else "eager")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = with_transformers().AutoModelForCausalLM.from_config(config, attn_implementation=attention)
