@@ -6,7 +6,7 @@ from moe_redistribution.evidence.printed import claims, paper_values, seed_list
 from moe_redistribution.instruments.opened import LanguageModel, tiny_model
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.studies.routing_scores.study import STUDY, Shuffled, measured_rows, text_of
+from moe_redistribution.studies.routing_scores.study import STUDY, ShuffledReader, measured_rows, text_of
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study
 
@@ -41,7 +41,7 @@ def test_an_untrained_model_is_measured_without_a_step(untrained):
 
 def test_shuffled_routers_read_the_same_streams_with_rows_of_the_same_length():
     model = tiny_model("olmoe")
-    own, other = LanguageModel(model), Shuffled(model)
+    own, other = LanguageModel(model), ShuffledReader(model)
     tr = trace(own, TOKENS, keep=own.score_sites())
     for a, b in zip(own.receivers(tr), other.receivers(tr)):
         assert torch.equal(a.norm, b.norm) and not torch.equal(a.rows, b.rows)
