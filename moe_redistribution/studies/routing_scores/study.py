@@ -107,6 +107,7 @@ def text_of(settings, root):
     if text.sha256 == settings["sha256"]: return text
     refuse(f"text {settings['text']}", f"sha256 {settings['sha256'][:12]}", text.sha256[:12], fix="see tasks.text.KJV")
 
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #e1cfec39
 def scored_rows(arm, seeds, settings, desk):
     "The job of this study: trains a model on text (or leaves it untrained), and gives the rows of its routing scores."
     text, (seed,), steps, T = text_of(settings, desk.root), seeds, settings["steps"], settings["sizes"]["T"]
@@ -123,12 +124,12 @@ def scored_rows(arm, seeds, settings, desk):
         out.append(rows([loss], [seed], metric="loss", n_examples=held[:, 1:].numel(), **labels))
     return tidy(out)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #e1cfec39
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #0343285a
 def study_seconds(arm, seeds, settings):
     "Seconds of one core that a job is expected to take."
     return len(seeds) * (8 + (arm != "untrained") * settings["steps"] * .045)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #0343285a
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #2fc039cd
 KJV_SHA256 = "6f74f5589333c56c263963e6347dba662bae2d96861302e690aaae0b4a855eda"          # of bible-kjv-text 4.38
 
 def sizes_of(text, steps, heldout, **sizes):
