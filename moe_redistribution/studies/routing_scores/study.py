@@ -69,6 +69,7 @@ def claim_values(by_component) -> dict:
                 aps_distance=spearmanr(*zip(*far)).statistic, ans_depth=spearmanr(routers, -ans.sum()).statistic,
                 stripe=leaders.value_counts().max() / len(leaders) - chance)
 
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #a98ae572
 def expert_values(by_expert) -> dict:
     "R5 and R7 from measures by expert, and how well influence predicts AARV."
     var, aarv, null = (map_of(by_expert, m) for m in ("influence", "aarv", "null"))
@@ -83,7 +84,7 @@ def expert_values(by_expert) -> dict:
                 not_by_norm=1 - len(strong & large) / n,
                 aarv_follows=spearmanr(var.to_numpy()[both], aarv.to_numpy()[both]).statistic)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #a98ae572
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #93a87603
 def later_influence(s, tokens, without=None) -> float:
     "Sum of the influence of all senders at routers after the first, with an expert's output at zero or as it is."
     edits = None if without is None else together(s, {without: "zero"})
@@ -99,7 +100,7 @@ def measured_rows(s, tokens, seed, **labels) -> pd.DataFrame:
     numbers = [rows([v], [seed], metric=m, n_examples=tokens.numel(), **labels) for m, v in said.items()]
     return tidy([*maps.values(), *numbers])
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #0c950acf
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #e1cfec39
 def text_of(settings, root):
     "The text of a preset: the planted language, or a file in `texts/` of the store whose hash the preset names."
     if settings["text"] == "planted": return Planted()
@@ -107,7 +108,7 @@ def text_of(settings, root):
     if text.sha256 == settings["sha256"]: return text
     refuse(f"text {settings['text']}", f"sha256 {settings['sha256'][:12]}", text.sha256[:12], fix="see tasks.text.KJV")
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #e1cfec39
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #0343285a
 def scored_rows(arm, seeds, settings, desk):
     "The job of this study: trains a model on text (or leaves it untrained), and gives the rows of its routing scores."
     text, (seed,), steps, T = text_of(settings, desk.root), seeds, settings["steps"], settings["sizes"]["T"]
@@ -124,12 +125,12 @@ def scored_rows(arm, seeds, settings, desk):
         out.append(rows([loss], [seed], metric="loss", n_examples=held[:, 1:].numel(), **labels))
     return tidy(out)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #0343285a
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #2fc039cd
 def study_seconds(arm, seeds, settings):
     "Seconds of one core that a job is expected to take."
     return len(seeds) * (8 + (arm != "untrained") * settings["steps"] * .045)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #2fc039cd
+# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #32939931
 KJV_SHA256 = "6f74f5589333c56c263963e6347dba662bae2d96861302e690aaae0b4a855eda"          # of bible-kjv-text 4.38
 
 def sizes_of(text, steps, heldout, **sizes):
