@@ -871,6 +871,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'moe_redistribution/instruments/scores.py'),
                                                        'moe_redistribution.instruments.scores.Tally.rows': ( '4_instruments/scores.html#tally.rows',
                                                                                                              'moe_redistribution/instruments/scores.py'),
+                                                       'moe_redistribution.instruments.scores.answer_terms': ( '4_instruments/scores.html#answer_terms',
+                                                                                                               'moe_redistribution/instruments/scores.py'),
                                                        'moe_redistribution.instruments.scores.chosen_ranks': ( '4_instruments/scores.html#chosen_ranks',
                                                                                                                'moe_redistribution/instruments/scores.py'),
                                                        'moe_redistribution.instruments.scores.head_sources': ( '4_instruments/scores.html#head_sources',

@@ -5,8 +5,8 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import replacing
 from moe_redistribution.instruments.opened import FAMILIES, open_model, tiny_model
-from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, head_sources, measures,
-                                                   routing_scores, score_rows_of, tally, total_aarv)
+from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, answer_terms, chosen_ranks,
+                                                   head_sources, measures, routing_scores, score_rows_of, tally, total_aarv)
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.population import init
@@ -67,7 +67,7 @@ def test_keys_sum_to_their_head(family):
 @pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss"])
 def test_what_the_library_reports_is_the_logits_of_its_layers_with_routers(family):
     s = opened(family)
-    with torch.no_grad(): told = s.model(input_ids=TOKENS, output_router_logits=True).router_logits
+    with torch.no_grad(): told = getattr(s.model(input_ids=TOKENS, output_router_logits=True), "router_logits", None)
     tr, own = trace(s, TOKENS), [n for n in s.sites if n.endswith("router_logits")]
     if told is None: pytest.skip("this version reports none")
     assert len(told) == len(own)
@@ -171,3 +171,14 @@ def test_a_population_s_router_is_taken_apart_by_token_position_and_head(name):
     assert {"tok", "pos", "H0", "H3", "b_O"} <= set(terms) and terms["remainder"].abs().max() < 1e-12
     rows = score_rows_of(s, [tokens], seeds)
     assert set(rows["seed"]) == {1, 2} and set(rows["unit"]) == {"embed", "attn_out", "remainder", "whole"}
+
+
+def test_a_final_norm_that_takes_a_mean_off_is_refused():
+    with pytest.raises(ValueError, match="got OlmoLayerNorm"): answer_terms(opened("olmo"), TOKENS[:, :-1], TOKENS[:, 1:])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "llama", "mistral"])
+def test_terms_of_an_answer_sum_to_its_logit(family):
+    s = opened(family)
+    for by in ("component", "all"):
+        assert answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], by)["remainder"].abs().max() < 1e-5

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SENDERS', 'MEASURES', 'Receiver', 'chosen_ranks', 'routing_scores', 'measures', 'Tally', 'tally', 'score_rows_of',
-           'head_sources', 'total_aarv']
+           'head_sources', 'answer_terms', 'total_aarv']
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #a3ccc81a
 from collections import defaultdict
@@ -213,6 +213,25 @@ def head_sources(s:LanguageModel, tokens, head, site) -> torch.Tensor:
     return tr[f"L{l}.pattern"][:, :, h, :, :, None] * says[:, :, None] / r.norm[..., None]
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #6d397cf2
+@torch.no_grad()
+def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
+    """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct
+    logit attribution). They sum to the logit; `remainder` is rounding. ValueError for a final norm that is no RMSNorm."""
+    norm = s.model.model.norm
+    if not hasattr(norm, "weight"):
+        refuse("answer terms", "a final RMSNorm", type(norm).__name__, "olmoe", "open another family")
+    last, head = f"L{s.n_layers - 1}.resid_post", s.model.get_output_embeddings()
+    tr = trace(s, tokens, keep=[*s.score_sites(by), last, "logits"])
+    exact = torch.promote_types(tr[last].dtype, torch.float32)
+    post = tr[last].to(exact)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
+    scale = (post.square().mean(-1, keepdim=True) + eps).sqrt()
+    reads = head.weight.to(exact)[targets] * norm.weight.to(exact)                                      # b t d
+    terms = {name: (u.to(exact) / scale * reads).sum(-1) for name, _, u in s.stream_terms(tr, by)}
+    whole = tr["logits"].to(exact).gather(-1, targets[None, ..., None])[..., 0]
+    return terms | {"remainder": whole - sum(terms.values())}
+
+# %% ../../nbs/4_instruments/17_scores.ipynb #9f08021f
 @torch.no_grad()
 def total_aarv(s:LanguageModel, tokens, sender) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
