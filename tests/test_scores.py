@@ -6,7 +6,8 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import replacing
 from moe_redistribution.instruments.opened import FAMILIES, open_model, tiny_model
 from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, answer_terms, chosen_ranks,
-                                                   head_sources, measures, routing_scores, score_rows_of, tally, total_aarv)
+                                                   head_sources, measures, routing_scores, score_rows_of, tally,
+                                                   total_aarv)
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.population import init
@@ -174,7 +175,8 @@ def test_a_population_s_router_is_taken_apart_by_token_position_and_head(name):
 
 
 def test_a_final_norm_that_takes_a_mean_off_is_refused():
-    with pytest.raises(ValueError, match="got OlmoLayerNorm"): answer_terms(opened("olmo"), TOKENS[:, :-1], TOKENS[:, 1:])
+    with pytest.raises(ValueError, match="got OlmoLayerNorm"):
+        answer_terms(opened("olmo"), TOKENS[:, :-1], TOKENS[:, 1:])
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "llama", "mistral"])

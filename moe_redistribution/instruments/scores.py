@@ -216,7 +216,7 @@ def head_sources(s:LanguageModel, tokens, head, site) -> torch.Tensor:
 @torch.no_grad()
 def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
     """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct
-    logit attribution). They sum to the logit; `remainder` is rounding. ValueError for a final norm that is no RMSNorm."""
+    logit attribution). They sum to the logit; `remainder` is rounding. ValueError for another norm than RMSNorm."""
     norm = s.model.model.norm
     if not hasattr(norm, "weight"):
         refuse("answer terms", "a final RMSNorm", type(norm).__name__, "olmoe", "open another family")
