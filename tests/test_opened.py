@@ -144,6 +144,15 @@ def test_a_model_is_left_as_it_was_after_an_error():
     assert not hooks(s)
 
 
+def test_a_model_in_training_is_read_without_dropout_and_stays_in_training():
+    s = opened("olmoe", attention_dropout=.5)
+    quiet = alone(s)
+    s.model.train()
+    s.model.model.norm.eval()
+    torch.testing.assert_close(s.run(s.task.tokens)[0], quiet)
+    assert s.model.training and s.layers[0].attn.training and not s.model.model.norm.training
+
+
 def test_a_block_that_adds_something_of_its_own_is_found_out():
     s = opened("olmoe")
     ffn = s.layers[1].ffn

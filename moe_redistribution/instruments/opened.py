@@ -176,9 +176,10 @@ def mix(self:Listener, module, args):
 def after_attn(self:Listener, module, args, out):
     first = out[0] if isinstance(out, tuple) else out
     new = self.at("attn_out", first)
-    mid = self.kept["pre"] + new
-    if (changed := self.at("resid_mid", mid)) is not mid: new, mid = changed - self.kept["pre"], changed
-    self.kept["mid"] = mid
+    pre = self.kept["pre"].to(new.device)                                         # a model may be spread over devices
+    mid = pre + new
+    if (changed := self.at("resid_mid", mid)) is not mid: new = new + (changed - mid)
+    self.kept["mid"] = pre + new
     if new is not first: return (new, *out[1:]) if isinstance(out, tuple) else new
 
 @patch
@@ -243,9 +244,11 @@ def hang(self:Listener):
 def listening(model, layers, at, wanted, told):
     "Within it a forward pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was."
     before = model.config._attn_implementation, getattr(model.config, "_experts_implementation", None)
+    modes = [(m, m.training) for m in model.modules() if m.training]
     of_attention = any(s.endswith((".v", ".pattern")) for s in wanted)
     handles = []
     try:
+        model.eval()
         for l, x in enumerate(layers):
             own = Listener(x, f"L{l}.", at, wanted, told)
             handles += own.hang()
@@ -258,6 +261,7 @@ def listening(model, layers, at, wanted, told):
         yield
     finally:
         for h in handles: h.remove()
+        for m, training in modes: m.training = training
         for x in layers: _WATCHED.pop(x.attn, None), _WATCHED.pop(x.experts, None)
         model.set_attn_implementation(before[0])
         if any(x.experts is not None for x in layers): model.set_experts_implementation(before[1])

@@ -64,7 +64,7 @@ class Receiver:
         self.spread = (centred.square().sum(-1).mean(-1) / rows.shape[-1])[:, None, None]
     def seen(self, u):
         "A term (s, b, t, d) of the stream as the router sees it: over the stream's norm, times the norm's weight."
-        return self.weight * u.to(self.norm.dtype) / self.norm
+        return self.weight * u.to(self.norm) / self.norm
     def scores(self, seen): return seen @ self.rows[:, None].mT
     def null(self, seen): return seen.square().sum(-1) * self.spread
 
@@ -165,7 +165,7 @@ class Tally:
     def add(self, r, sender, part, masks, null=None):
         each = measures(r, part, null)
         for stratum, mask in masks.items():
-            self.sums[r.site, sender, stratum] += torch.einsum("msbt,bt->ms", each.double(), mask.double())
+            self.sums[r.site, sender, stratum] += torch.einsum("msbt,bt->ms", each.double(), mask.to(each.device).double())
             self.n[r.site, sender, stratum] += mask.sum().item()
     def rows(self, seeds, **labels) -> pd.DataFrame:
         return tidy([rows(v, seeds, site=site, unit=sender, stratum=stratum, metric=metric, n_examples=int(n), **labels)
@@ -227,7 +227,7 @@ def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0))
     scale = (post.square().mean(-1, keepdim=True) + eps).sqrt()
     reads = head.weight.to(exact)[targets] * norm.weight.to(exact)                                      # b t d
-    terms = {name: (u.to(exact) / scale * reads).sum(-1) for name, _, u in s.stream_terms(tr, by)}
+    terms = {name: (u.to(scale) / scale * reads).sum(-1) for name, _, u in s.stream_terms(tr, by)}
     whole = tr["logits"].to(exact).gather(-1, targets[None, ..., None])[..., 0]
     return terms | {"remainder": whole - sum(terms.values())}
 

@@ -129,7 +129,8 @@ def text_loss(s:LanguageModel, groups, edits=None) -> dict:
     "Mean loss in nats and share of right next tokens over `groups` of windows, and how many tokens the edits moved."
     lost = right = n = moved = 0
     for tokens in groups:
-        logits, target = s.run(tokens[:, :-1], edits)[0].float(), tokens[:, 1:].to(s.device)
+        logits = s.run(tokens[:, :-1], edits)[0].float()
+        target = tokens[:, 1:].to(logits.device)
         lost += torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum").item()
         right, n = right + int((logits.argmax(-1) == target).sum()), n + target.numel()
         moved += sum(s.moved.values())
