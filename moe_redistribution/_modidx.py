@@ -597,6 +597,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                          'moe_redistribution/instruments/opened.py'),
                                                        'moe_redistribution.instruments.opened.attention_watched': ( '4_instruments/open.html#attention_watched',
                                                                                                                     'moe_redistribution/instruments/opened.py'),
+                                                       'moe_redistribution.instruments.opened.batch_sizes': ( '4_instruments/open.html#batch_sizes',
+                                                                                                              'moe_redistribution/instruments/opened.py'),
                                                        'moe_redistribution.instruments.opened.changed_tokens': ( '4_instruments/open.html#changed_tokens',
                                                                                                                  'moe_redistribution/instruments/opened.py'),
                                                        'moe_redistribution.instruments.opened.chosen_gates': ( '4_instruments/open.html#chosen_gates',

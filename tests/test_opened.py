@@ -93,6 +93,52 @@ def test_edits_of_an_expert_do_what_they_say(family):
     assert (swap["L1.gates"][..., 1] == 0).all() and sum_of_parts(s, swap, 1) < 1e-12
 
 
+@pytest.mark.parametrize("site", ["L1.router_logits", "L1.gates", "L1.pattern", "L1.v", "L1.z", "L1.attn_out", "L1.E1"])
+def test_an_edit_that_writes_into_what_it_is_given_is_an_edit(site):
+    s = opened("olmoe")
+    def write(x):
+        x[..., :1] = 0
+        return x
+    def give(x): return torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], -1)
+    written, given = s.run(s.task.tokens, {site: write}), s.run(s.task.tokens, {site: give})
+    assert torch.equal(written, given) and s.moved[site] > 0 and not torch.equal(written[0], alone(s))
+
+
+def test_a_router_that_likes_an_expert_whatever_it_scores_is_kept_from_it_too():
+    s = opened("deepseek_v3")
+    s.layers[1].gate.e_score_correction_bias[1] = 2.
+    tr = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "route_around"}))
+    assert (tr["L1.routes"] != 1).all() and s.moved["L1.router_logits"] > 0
+
+
+def test_an_expert_that_has_to_be_chosen_cannot_be_barred():
+    s = opened("mixtral", num_experts_per_tok=4)
+    with pytest.raises(ValueError, match="4 experts of each token that are not barred"):
+        ablate(s, {"L0.E1": "route_around"})
+    with pytest.raises(ValueError, match="nan or inf"):
+        s.run(s.task.tokens, {"L0.router_logits": lambda x: x * torch.nan})
+
+
+@every_family
+def test_whoever_is_closed_gets_no_token_whichever_way_the_gates_are_edited(family):
+    s = opened(family)
+    for e in range(4):
+        tr = trace(s, s.task.tokens, edits=together(s, {f"L1.E{e}": f"swap:E{(e + 1) % 4}"}))
+        assert tr[f"L1.E{e}"].shape[1] == 0 and (tr["L1.routes"] != e).all() and sum_of_parts(s, tr, 1) < 1e-12
+    with pytest.raises(ValueError, match="other expert"): ablate(s, {"L1.E1": "swap:E1"})
+
+
+def test_a_mean_over_one_window_is_refused():
+    s = opened("olmoe")
+    assert len(s.predict()) == 1
+    s.batch = 1
+    with pytest.raises(ValueError, match="two windows or more"): ablate(s, {"L0.ffn_out": "mean"})
+    s.batch = 2
+    whole = ablate(s, {"L0.ffn_out": "mean"})                              # three windows in one batch, none left alone
+    s.batch = None
+    assert torch.equal(whole, ablate(s, {"L0.ffn_out": "mean"}))
+
+
 def test_a_given_route_is_taken_whole():
     s = opened("mixtral")
     given = torch.zeros(1, 3, 11, 4)
@@ -188,5 +234,6 @@ def test_what_cannot_be_opened_says_what_can():
     with pytest.raises(ValueError, match="got gpt2; nearest valid: olmoe"): layers_of(gpt)
     with pytest.raises(ValueError, match="expected an expert to swap, got L0.H1|an expert to swap"):
         replacing(opened("olmoe"), "L0.H1", "swap:E2")
+    with pytest.raises(ValueError, match="leave dtype, device_map"): open_model(tiny_model("llama"), dtype="bfloat16")
     with pytest.raises(ValueError, match="int64 windows"): open_model(tiny_model("llama"), TOKENS.float())
     with pytest.raises(ValueError, match="nearest: 'mixtral'"): tiny_model("mixtrall")

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched', 'transformers_here',
            'Layer', 'layers_of', 'reroute', 'dense_gates', 'chosen_gates', 'layer_sites', 'close', 'Listener',
-           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'open_model', 'tiny_model', 'sum_of_parts']
+           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model',
+           'sum_of_parts']
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #30ea69e8
 from collections import defaultdict
@@ -17,6 +18,7 @@ from pathlib import Path
 import re, sys
 
 from fastcore.basics import patch
+import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
@@ -30,7 +32,7 @@ OURS = "moe_redistribution"                             # the name under which t
 _WATCHED = {}                                           # module → what a pass that is under way wants of it
 
 def one_expert(self, e, x):
-    "What expert e of a transformers experts module says of x (tokens, d), in whichever layout the family has."
+    "Output of expert e of a transformers experts module for x (tokens, d), in whichever layout the family has."
     def linear(x, name):
         W, bias = getattr(self, name)[e], getattr(self, f"{name}_bias", None)
         x = x @ (W if self.is_transposed else W.T)
@@ -42,8 +44,10 @@ def experts_in_use(self, hidden, index, weights):
     "Weighted sum (tokens, d) over each token's experts, `index` and `weights` (tokens, k)."
     at, names = _WATCHED.get(self, (None, {}))
     out, slot_weight = torch.zeros_like(hidden), weights.reshape(-1, 1)
-    sizes = index.reshape(-1).bincount(minlength=self.num_experts).tolist()
-    for e, slots in enumerate(index.reshape(-1).argsort(stable=True).split(sizes)):
+    used = weights.reshape(-1).nonzero()[:, 0]
+    of = index.reshape(-1)[used]
+    sizes = of.bincount(minlength=self.num_experts).tolist()
+    for e, slots in enumerate(used[of.argsort(stable=True)].split(sizes)):
         if not len(slots) and e not in names: continue
         token = slots // index.shape[-1]
         said = one_expert(self, e, hidden[token])
@@ -108,22 +112,32 @@ def layers_of(model) -> list:
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #1ff85984
 def reroute(gate, logits):
-    "(logits, weights, indices) that a family's router makes of other logits (tokens, E), by its own rule."
-    twin, E = copy(gate), logits.shape[-1]
+    """(logits, weights, indices) that a family's router makes of other logits (tokens, E), by its own rule.
+
+    ValueError for logits that are no numbers, and where the rule has no other expert than one that is barred."""
+    twin, E, barred = copy(gate), logits.shape[-1], logits == -torch.inf
+    if not (logits.isfinite() | barred).all(): refuse("router logits", "numbers, or -inf to bar", "nan or inf", "-inf")
     twin._parameters = dict(gate._parameters, weight=torch.eye(E, dtype=logits.dtype, device=logits.device))
     if twin._parameters.get("bias") is not None: twin._parameters["bias"] = logits.new_zeros(E)
+    if (bias := gate._buffers.get("e_score_correction_bias")) is not None:
+        twin._buffers = dict(gate._buffers, e_score_correction_bias=bias.masked_fill(barred.all(0), -1e4))
     twin.hidden_dim = E
-    return type(gate).forward(twin, logits)
+    _, weights, index = type(gate).forward(twin, logits.masked_fill(barred, -1e4))
+    if not barred.gather(1, index).any(): return logits, weights, index
+    refuse("router logits", f"{index.shape[1]} experts of each token that are not barred", "fewer by the family's rule",
+           fix="bar fewer, or close them in the gates")
 
 def dense_gates(weights, index, E):
     "Weights (tokens, E) of all experts, 0 for those that are not chosen."
     return weights.new_zeros(len(weights), E).scatter_add_(1, index, weights)
 
 def chosen_gates(dense):
-    "(weights, indices) of the experts whose weight in `dense` (tokens, E) is not 0, as many as the busiest token has."
+    """(weights, indices) of the experts whose weight in `dense` (tokens, E) is not 0, as many as the busiest token has.
+    A token with fewer repeats one of its own with weight 0, which works on nothing."""
     on = dense != 0
-    index = on.to(torch.int8).topk(max(1, int(on.sum(1).max())), 1).indices
-    return dense.gather(1, index), index
+    kept, index = on.to(torch.int8).topk(max(1, int(on.sum(1).max())), 1)
+    index = torch.where(kept > 0, index, index[:, :1])
+    return dense.gather(1, index) * kept, index
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #49b2e41f
 READ_ONLY = ("router_probs", "routes")
@@ -136,9 +150,11 @@ def layer_sites(x:Layer) -> list:
             *(["shared_out"] if x.shared is not None else []), "ffn_out", "resid_post"]
 
 def close(a, b):
-    "Are two tensors the same up to the rounding of their type?"
-    slack = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 5e-2)
-    return bool((a - b).abs().max() <= slack * b.abs().max().clamp(min=1e-6)) if a.numel() else True
+    """Are two tensors (…, d) the same up to the rounding of their type? Entry by entry, so that one large entry hides
+    nothing: within 1e-4 in single precision and 2e-2 in half, of the entry and of its token's mean size."""
+    slack = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 2e-2)
+    size = b.abs().float()
+    return bool(((a - b).abs() <= slack * (size + size.mean(-1, keepdim=True)).clamp(min=1e-6)).all())
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #19add46d
 class Listener:
@@ -267,14 +283,16 @@ def listening(model, layers, at, wanted, told):
         if any(x.experts is not None for x in layers): model.set_experts_implementation(before[1])
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #91c00962
-def text_task(tokens, d_vocab, name="text") -> Task:
+def text_task(tokens, d_vocab, name="text", pad=None) -> Task:
     """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
 
-    ValueError if they are no such windows."""
+    ValueError if they are no such windows, or hold the token `pad`."""
     fits = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2 and tokens.shape[1] > 1
     if not fits or not tokens.numel() or tokens.min() < 0 or tokens.max() >= d_vocab:
         got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else type(tokens).__name__
         refuse("text", f"int64 windows (n, T + 1) of tokens below {d_vocab}", got, "int64 (16, 65)", "see TEXTS")
+    if pad is not None and (tokens == pad).any():
+        refuse("windows", "tokens without padding", f"some {pad}", fix="windows of one length; pad is for `run`")
     T = tokens.shape[1] - 1
     at = tuple(range(T))
     return Task(name, d_vocab=d_vocab, d_vocab_out=d_vocab, causal=True, tied=False, read=at, scored=at,
@@ -286,14 +304,15 @@ class LanguageModel(Subject):
     """A causal transformers model as a subject; `tokens`: windows (n, T + 1) that its instruments read.
 
     `moved`: after a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`:
-    windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token that stands for none."""
+    windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
+    none; on the right it changes nothing before it."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model, tokens=None, name=None, batch=None, pad=None):
         transformers_here()
         self.model, self.layers, c = model, layers_of(model), model.config
         self.name, self.batch, self.pad, self.moved = name or c.model_type, batch, pad, {}
         self.n_layers, self.n_heads, self.d_vocab = len(self.layers), c.num_attention_heads, c.vocab_size
-        self.task = None if tokens is None else text_task(tokens, c.vocab_size, self.name)
+        self.task = None if tokens is None else text_task(tokens, c.vocab_size, self.name, pad)
         self.sites = ["embed", *(f"L{l}.{s}" for l, x in enumerate(self.layers) for s in layer_sites(x)), "logits"]
         experts = [0 if x.experts is None else x.experts.num_experts for x in self.layers]
         self.units = [f"L{l}.{u}" for l, n in enumerate(experts) for u in
@@ -312,7 +331,7 @@ def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
     wanted = edited | ({*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set())
     inner = self.watch(edits, sink)
     def at(site, value):
-        new = inner(site, value)
+        new = inner(site, value.clone() if site in edited else value)         # an edit may write into what it is given
         if site in edited and site not in self.moved: self.moved[site] = changed_tokens(site, value, new)
         return new
     mask = None if self.pad is None else (tokens != self.pad).long()
@@ -332,9 +351,20 @@ def changed_tokens(site, before, after) -> int:
 # %% ../../nbs/4_instruments/03b_open.ipynb #1030e9a8
 @patch
 def _each(self:LanguageModel, of, edits, tokens):
-    "`of(slice, logits)` of all windows, `batch` at a time, put together along their axis."
-    n, size = len(tokens), self.batch or len(tokens)
-    return torch.cat([of(at := slice(i, i + size), self.run(tokens[at], edits)) for i in range(0, n, size)], 1)
+    "`of(slice, logits)` of all windows, about `batch` at a time, put together along their axis."
+    ends, moved = [0, *np.cumsum(batch_sizes(len(tokens), self.batch)).tolist()], defaultdict(int)
+    out = []
+    for at in map(slice, ends, ends[1:]):
+        out.append(of(at, self.run(tokens[at], edits)))
+        for site, n in self.moved.items(): moved[site] += n
+    self.moved = dict(moved)
+    return torch.cat(out, 1)
+
+# %% ../../nbs/4_instruments/03b_open.ipynb #d4f5e594
+def batch_sizes(n, batch) -> list:
+    "Sizes of batches of about `batch` of n windows, as even as can be, so that none is left alone."
+    k = max(1, n // (batch or n))
+    return [n // k + (i < n % k) for i in range(k)]
 
 @patch
 def predict(self:LanguageModel, edits=None, tokens=None):
@@ -350,18 +380,23 @@ def predict_and_lose(self:LanguageModel, edits=None):
     said, losses = self._each(both, edits, self.task.tokens).unbind(-1)
     return said.long(), losses
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #c7e19eb8
+# %% ../../nbs/4_instruments/03b_open.ipynb #8da565f3
 @patch
 def own_edit(self:LanguageModel, unit, how):
     "The edits (site → function) that an expert's `route_around` or `swap:E2` stands for; None for another word."
-    if not isinstance(how, str) or not (how == "route_around" or how.startswith("swap:")): return None
+    if not isinstance(how, str): return None
+    if how in ("mean", "resample") and ".E" not in unit and self.task:
+        if min(batch_sizes(len(self.task), self.batch)) > 1: return None
+        refuse(f"{how} of {unit}", "two windows or more in a batch", 1, 2, "batch=2, or more windows")
+    if not (how == "route_around" or how.startswith("swap:")): return None
     prefix, e = re.fullmatch(r"(L\d+\.)E(\d+)", unit).groups() if ".E" in unit else (None, None)
     if prefix is None: refuse("edit", "an expert to " + how.partition(":")[0], unit, "L0.E0", "name an expert")
     if how == "route_around": return {prefix + "router_logits": partial(_never, int(e))}
-    other = choose("expert", prefix + how.removeprefix("swap:"), [u for u in self.units if u.startswith(prefix + "E")])
+    others = [u for u in self.units if u.startswith(prefix + "E") and u != unit]
+    other = choose("other expert", prefix + how.removeprefix("swap:"), others)
     return {prefix + "gates": partial(_moved_to, int(e), int(other.rpartition("E")[2]))}
 
-def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -1e4)
+def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -torch.inf)
 
 def _moved_to(e, other, gates):
     new = gates.clone()
@@ -369,13 +404,16 @@ def _moved_to(e, other, gates):
     new[..., e] = 0
     return new
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #d4085707
+# %% ../../nbs/4_instruments/03b_open.ipynb #0d5c1e40
 def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 
     `dtype`, `device_map` and `more` as in `from_pretrained`. ValueError for a folder without a model, or another kind
     of model."""
-    if not isinstance(model, (str, Path)): return LanguageModel(model, tokens, batch=batch)
+    if not isinstance(model, (str, Path)):
+        if more or device_map or dtype != "auto": refuse("open_model", "a folder or a name, to load it so", "a model",
+                                                         fix="leave dtype, device_map and others out")
+        return LanguageModel(model, tokens, batch=batch)
     hf, folder = transformers_here(), Path(model)
     if folder.is_dir():
         for files, what in (("config.json", "config.json"), ("*.safetensors", "weights as .safetensors")):
@@ -386,7 +424,7 @@ def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **
     return LanguageModel(load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more), tokens,
                          Path(model).name, batch)
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #72997435
+# %% ../../nbs/4_instruments/03b_open.ipynb #2d0bb47a
 _BASE = dict(vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, num_experts_per_tok=2, max_position_embeddings=64,
              **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")))
@@ -409,18 +447,21 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
     model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
-        if p.ndim > 1 or "bias" in name or "sinks" in name: p.data = .3 * torch.randn(p.shape, generator=g).to(dtype)
+        own = .3 * torch.randn(p.shape, generator=g).to(dtype)
+        p.data = 1 + own if p.ndim == 1 and "norm" in name else own
+    for name, b in model.named_buffers():
+        if "correction" in name: b.copy_(.1 * torch.randn(b.shape, generator=g))
     return model
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #ea5c3af9
+# %% ../../nbs/4_instruments/03b_open.ipynb #fe2a4285
 @torch.no_grad()
 def sum_of_parts(s:LanguageModel, tr, layer) -> float:
     "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."
-    p, routes = f"L{layer}.", tr[f"L{layer}.routes"][0].flatten(0, 1)
+    p = f"L{layer}."
     whole, gates = tr[p + "ffn_out"][0].flatten(0, 1), tr[p + "gates"][0].flatten(0, 1)
     parts = torch.zeros_like(whole)
     for e in range(gates.shape[1]):
-        mine = (routes == e).any(1)
+        mine = gates[:, e] != 0
         parts[mine] += gates[mine, e, None] * tr[f"{p}E{e}"][0]
     if f"{p}shared_out" in s.sites: parts += tr[p + "shared_out"][0].flatten(0, 1)
     return (parts - whole).abs().max().item()

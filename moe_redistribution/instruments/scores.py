@@ -46,9 +46,9 @@ def _heads(self:LanguageModel, tr, x, p, depth):
 
 @patch
 def _experts(self:LanguageModel, tr, x, p, depth):
-    routes, gates = tr[p + "routes"][0].flatten(0, 1), tr[p + "gates"][0].flatten(0, 1)
+    gates = tr[p + "gates"][0].flatten(0, 1)
     for e in range(gates.shape[1]):
-        out, mine = torch.zeros_like(tr[p + "ffn_out"]), (routes == e).any(1)
+        out, mine = torch.zeros_like(tr[p + "ffn_out"]), gates[:, e] != 0
         out[0].flatten(0, 1)[mine] = (gates[mine, e, None] * tr[f"{p}E{e}"][0]).to(out.dtype)
         yield f"{p}E{e}", depth, out
     if x.shared is not None: yield f"{p}shared_out", depth, tr[p + "shared_out"]
@@ -133,7 +133,7 @@ def router_bias(self:Population, r): return None
 # %% ../../nbs/4_instruments/17_scores.ipynb #c33acdbf
 @torch.no_grad()
 def routing_scores(s:Subject, tokens, by="component") -> dict:
-    """Site of a router → {sender: (s, b, t, E)}, which sum to its logits.
+    """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits.
 
     For a few windows; `score_rows_of` needs less memory. ValueError for a model without routers."""
     tr = trace(s, tokens, keep=s.score_sites(by))
@@ -165,7 +165,8 @@ class Tally:
     def add(self, r, sender, part, masks, null=None):
         each = measures(r, part, null)
         for stratum, mask in masks.items():
-            self.sums[r.site, sender, stratum] += torch.einsum("msbt,bt->ms", each.double(), mask.to(each.device).double())
+            inside = mask.to(each.device).double()
+            self.sums[r.site, sender, stratum] += torch.einsum("msbt,bt->ms", each.double(), inside)
             self.n[r.site, sender, stratum] += mask.sum().item()
     def rows(self, seeds, **labels) -> pd.DataFrame:
         return tidy([rows(v, seeds, site=site, unit=sender, stratum=stratum, metric=metric, n_examples=int(n), **labels)
@@ -175,10 +176,11 @@ class Tally:
 # %% ../../nbs/4_instruments/17_scores.ipynb #524ce331
 @torch.no_grad()
 def tally(s:Subject, tokens, by="component", masks=None, into=None, edits=None) -> Tally:
-    """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t); default all but padding.
+    """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t), padding never; default all.
     `edits`: of the pass that is measured."""
     real = torch.ones(tokens.shape, dtype=bool) if getattr(s, "pad", None) is None else tokens != s.pad
-    masks, into = masks or {"all": real}, Tally() if into is None else into
+    masks = {n: m & real for n, m in (masks or {"all": real}).items()}
+    into = Tally() if into is None else into
     tr = trace(s, tokens, keep=s.score_sites(by), edits=edits)
     routers = s.receivers(tr)
     left = [r.logits.clone() for r in routers]
@@ -235,9 +237,9 @@ def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
 @torch.no_grad()
 def total_aarv(s:LanguageModel, tokens, sender) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
-    and the model runs again: the total effect."""
-    keep = s.score_sites()
+    and the model runs again: the total effect. Padding does not count."""
+    keep, real = s.score_sites(), tokens != (-1 if s.pad is None else s.pad)
     plain, edited = (trace(s, tokens, keep=keep, edits=e) for e in (None, replacing(s, sender, "zero")))
     after = {r.site: r for r in s.receivers(edited)}
-    return {r.site: (chosen_ranks(after[r.site].logits, r.routes) - r.ranks).abs().float().mean().item()
+    return {r.site: (chosen_ranks(after[r.site].logits, r.routes) - r.ranks)[0, real].abs().float().mean().item()
             for r in s.receivers(plain)}
