@@ -439,6 +439,7 @@ _OWN = {"olmoe": dict(num_experts=4), "mixtral": dict(num_local_experts=4),
                         sliding_window=4, attention_bias=True,
                         rope_parameters=dict(rope_type="default", rope_theta=1e4))}
 
+# %% ../../nbs/4_instruments/03b_open.ipynb #1d80bc71
 def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
     "A transformers model of a family with two layers, 50 tokens and random weights, also where zero is the custom."
     hf = transformers_here()
@@ -453,7 +454,7 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
         if "correction" in name: b.copy_(.1 * torch.randn(b.shape, generator=g))
     return model
 
-# %% ../../nbs/4_instruments/03b_open.ipynb #fe2a4285
+# %% ../../nbs/4_instruments/03b_open.ipynb #0643d789
 @torch.no_grad()
 def sum_of_parts(s:LanguageModel, tr, layer) -> float:
     "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."
