@@ -214,7 +214,7 @@ def head_sources(s:LanguageModel, tokens, head, site) -> torch.Tensor:
     says = tr[f"L{l}.v"][..., h, :].to(r.rows.dtype) @ ((r.weight[:, 0] * r.rows) @ W)[:, None].mT        # s b key E
     return tr[f"L{l}.pattern"][:, :, h, :, :, None] * says[:, :, None] / r.norm[..., None]
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #6d397cf2
+# %% ../../nbs/4_instruments/17_scores.ipynb #865798da
 @torch.no_grad()
 def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
     """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct
@@ -233,7 +233,7 @@ def answer_terms(s:LanguageModel, tokens, targets, by="component") -> dict:
     whole = tr["logits"].to(exact).gather(-1, targets[None, ..., None])[..., 0]
     return terms | {"remainder": whole - sum(terms.values())}
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #9f08021f
+# %% ../../nbs/4_instruments/17_scores.ipynb #e183a8dc
 @torch.no_grad()
 def total_aarv(s:LanguageModel, tokens, sender) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
