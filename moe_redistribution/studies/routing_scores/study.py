@@ -142,8 +142,9 @@ LANGUAGE_PRESETS = {
                    sizes_of("planted", 12, 8, layers=3, d=32, heads=4, E=4, k=2, T=32), recorded=False),
     "small": Preset("King James text, five layers, d = 48, 8 experts", dict.fromkeys(ROUTER_ARMS, range(1, 7)), 1,
                     sizes_of("kjv", 600, 24, layers=5, d=48, heads=4, E=8, k=2, T=64)),
-    "paper": Preset("the released OLMoE over 131,000 tokens", {"released": (1,)}, note="its weights are out of reach here; "
-                    "with them: moe-redistribution scores --model FOLDER --text FILE --tokens 131000")}
+    "paper": Preset("the released OLMoE over 131,000 tokens", {"released": (1,)},
+                    note="its weights are out of reach here; with them: moe-redistribution scores --model FOLDER "
+                         "--text FILE --tokens 131000")}
 
 STUDY = Study("routing_scores", "Where does a router's decision come from? (companion 001)", LANGUAGE_PRESETS,
               scored_rows, study_seconds)
