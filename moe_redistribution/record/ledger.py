@@ -292,6 +292,7 @@ def _entry(rows, pair, compared, known, written):
     p, q = s["paper"], s["audited"]
     fact = p.stream == "none" or (p.aggregate == "quotes" and {x["stream"] for x in quoted} == {"none"})
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
+    fresh |= p.stream == "paired"                       # a companion's: no reading has the seeds of its authors
     words = [q["verdict"] for q in quoted]
     line = {k: getattr(s["paper"], k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
     for k in a:
