@@ -291,7 +291,8 @@ def test_a_line_that_names_a_test_that_did_not_decide_is_caught(table):
 
 def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
     for r in table[table["verdict"] == "reproduced on new seeds"].itertuples():
-        assert said(r.key, "audited").stream == "paired" and r.audited_n >= 20, r.key
+        least = 3 if r.key.startswith("0") else 20            # of a companion no seed is its authors'; its page says n
+        assert said(r.key, "audited").stream == "paired" and r.audited_n >= least, r.key
 
 
 def test_one_cell_has_one_verdict():
