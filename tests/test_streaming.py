@@ -45,6 +45,21 @@ def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monk
     assert again.equals(straight) and len(seen) == 26 - 3 and not part.exists()
 
 
+def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
+    straight, part = stream_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
+    with pytest.raises(Stop): stream_scores(s, text, byte_tokens, context=16, batch=2, part=part, say=after(5))
+    again = stream_scores(s, text, byte_tokens, context=16, batch=4, part=part)
+    assert again.equals(straight)
+
+
+def test_a_model_in_half_precision_takes_the_means_of_its_own_activations(text):
+    half = open_model(tiny_model("olmoe", vocab_size=256, dtype=torch.bfloat16))
+    rows = stream_ablation(half, text, byte_tokens, context=16, tokens=64, units=("L0.ffn_out", "L1.E1", "L0.H1"),
+                           edits=("mean",))
+    assert rows["value"].notna().all() and (rows.query("site != 'none' and metric == 'moved'")["value"] > 0).all()
+
+
 def test_what_is_kept_of_another_question_is_left_alone(s, text, tmp_path):
     part = tmp_path / "a.part"
     with pytest.raises(Stop):
