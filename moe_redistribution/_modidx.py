@@ -1609,8 +1609,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                                   'moe_redistribution/studies/granularity/students.py'),
                                                                  'moe_redistribution.studies.granularity.students.check_lesson': ( '6_studies/granularity/students.html#check_lesson',
                                                                                                                                    'moe_redistribution/studies/granularity/students.py'),
-                                                                 'moe_redistribution.studies.granularity.students.drawn': ( '6_studies/granularity/students.html#drawn',
-                                                                                                                            'moe_redistribution/studies/granularity/students.py'),
                                                                  'moe_redistribution.studies.granularity.students.expert_weights': ( '6_studies/granularity/students.html#expert_weights',
                                                                                                                                      'moe_redistribution/studies/granularity/students.py'),
                                                                  'moe_redistribution.studies.granularity.students.loss_and_gradients': ( '6_studies/granularity/students.html#loss_and_gradients',

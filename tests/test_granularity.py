@@ -8,8 +8,9 @@ from hypothesis import given, strategies as st
 
 from moe_redistribution.evidence.dataset import ROOT, table_path
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
-from moe_redistribution.studies.granularity.students import (begin, drawn, expert_weights, loss_and_gradients, mixture,
+from moe_redistribution.studies.granularity.students import (begin, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
+from moe_redistribution.tasks.text import generator_of
 from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, class_of, read_arm
 
 NUMBERS = paper_values().query("item.str.startswith('004.')")
@@ -52,7 +53,7 @@ def test_a_registered_contrast_compares_what_its_words_say():
 @given(st.sampled_from(["", "+sum", "+switch"]), st.integers(1, 4), st.integers(0, 5))
 def test_a_layer_is_the_sum_over_its_active_experts(combine, k, seed):
     x, p = made([f"4e{k}a{combine}"], seeds=(seed,))
-    X = torch.randn(1, 5, 7, generator=drawn(seed), dtype=torch.double)
+    X = torch.randn(1, 5, 7, generator=generator_of(seed), dtype=torch.double)
     L = p["W_router"][0] @ X[0]
     for b in range(7):
         kept = L[:, b].topk(k).indices
@@ -67,7 +68,7 @@ def test_a_layer_is_the_sum_over_its_active_experts(combine, k, seed):
 
 def test_one_renormalised_active_expert_teaches_its_router_nothing_and_the_other_rule_does():
     stack, p = made(["4e1a", "4e1a+switch", "4e1a+sum"])
-    X, y = (torch.randn(2, 5, 64, generator=drawn("k1", i), dtype=torch.double) for i in range(2))
+    X, y = (torch.randn(2, 5, 64, generator=generator_of("k1", i), dtype=torch.double) for i in range(2))
     out = {n: torch.zeros_like(v) for n, v in p.items()}
     loss_and_gradients(p, stack, X, y, out)
     assert [bool(out["W_router"][:, e].any()) for _, e, _ in places(stack)] == [False, True, False]
@@ -78,7 +79,7 @@ def test_a_teacher_that_is_cut_and_copied_is_the_teacher_exactly_where_its_k_div
     t, s = mixture("8e4a", 20), mixture(student, 40, floor=True)
     truth, blank = ({n: v.double() for n, v in begin([x], 6, [0, 1], r).items()}
                     for x, r in ((t, "teacher"), (s, "student")))
-    X = torch.randn(2, 6, 200, generator=drawn("cut"), dtype=torch.double)
+    X = torch.randn(2, 6, 200, generator=generator_of("cut"), dtype=torch.double)
     apart = (outputs(built(truth, t, s, 6, blank), [s], X) - outputs(truth, [t], X)).abs().max()
     assert apart < 1e-12 if s.k % t.k == 0 else apart > .01
 
@@ -97,7 +98,7 @@ def test_a_student_begins_the_same_whoever_is_beside_it_and_seeds_differ():
 
 
 def test_weights_of_kept_experts_sum_to_one_or_to_what_their_scores_say():
-    L = torch.randn(2, 6, 9, generator=drawn("weights"), dtype=torch.double)
+    L = torch.randn(2, 6, 9, generator=generator_of("weights"), dtype=torch.double)
     for name, total in (("6e3a", 1.0), ("6e3a+sum", 3.0)):
         G = expert_weights(L, mixture(name, 6))
         assert (G > 0).sum(1).eq(3).all() and torch.allclose(G.sum(1), torch.tensor(total).double())

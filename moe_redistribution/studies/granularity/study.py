@@ -14,10 +14,11 @@ import re
 
 import numpy as np
 import torch
+from ...tasks.text import generator_of
 from ...tasks.errors import choose, refuse
 from ...instruments.rows import rows, tidy
 from ...training.study import Preset, Study
-from .students import Class, Lesson, begin, drawn, mixture
+from .students import Class, Lesson, begin, mixture
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #decb7bcf
 def built(truth, teacher, student, d, blank) -> dict:
@@ -79,7 +80,8 @@ def class_of(arm, seeds, settings, device="cpu") -> Class:
     for s in students:
         p = start[s.name] = built(truth, teacher, s, x.d, begin([s], x.d, seeds))
         for n, v in p.items() if kind == "near" else ():
-            noise = torch.stack([torch.randn(v[0].shape, generator=drawn("near", seed, s.name, n)) for seed in seeds])
+            each = [generator_of("near", seed, s.name, n) for seed in seeds]
+            noise = torch.stack([torch.randn(v[0].shape, generator=g) for g in each])
             v += NOISE * noise * v.std(dim=tuple(range(1, v.ndim)), keepdim=True)
     return Class(teacher, students, seeds, x, start, device)
 

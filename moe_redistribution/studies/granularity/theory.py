@@ -13,9 +13,10 @@ from math import comb
 import numpy as np
 import pandas as pd
 import torch
+from ...tasks.text import generator_of
 from ...tasks.errors import refuse
 from ...instruments.rows import rows
-from .students import Mixture, drawn, mixture
+from .students import Mixture, mixture
 
 # %% ../../../nbs/6_studies/granularity/03_theory.ipynb #52d302f6
 def subsets(m:int, k:int) -> torch.Tensor:
@@ -84,7 +85,7 @@ def lower_bound_rows(name) -> pd.DataFrame:
     teacher, student = (mixture(n, 16, floor=True) for n in name.split("/")[1:])
     found = []
     for seed in range(1, 7):
-        g = drawn("bound", teacher.m, teacher.k, seed)
+        g = generator_of("bound", teacher.m, teacher.k, seed)
         R, v = (torch.randn(teacher.m, 32, generator=g, dtype=torch.double) for _ in range(2))
         mass = masses(R, torch.randn(8_000, 32, generator=g, dtype=torch.double), teacher.k)
         found.append(least_error(subsets(teacher.m, teacher.k) @ v, mass, student.cells, starts=2))
