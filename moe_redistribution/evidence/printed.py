@@ -21,7 +21,7 @@ DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"
 PAPER_COLUMNS = "id item task variant condition metric mean std n_seeds unit note".split()
 # printed = scale × value; the last line has the units of the companions
 SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_value": 1,
-         "relative error": 1, "size": 1, "rate": 1}
+         "relative error": 1, "size": 1, "rate": 1, "perplexity": 1, "ratio": 1}
 
 READ_OFF = .01                            # how finely a bar of a printed picture can be read, in fractions
 

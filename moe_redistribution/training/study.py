@@ -7,6 +7,7 @@ __all__ = ['Preset', 'everything', 'Study', 'Job', 'study_jobs', 'own_file', 'fi
            'study_rows', 'run_study', 'study_state', 'of_studies']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
+from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -122,13 +123,14 @@ class Desk:
         self.device, self.root = device, store.root
         self.path, self.key, self.deadline, self._tell = job.path(store).with_suffix(".state"), job.key, deadline, tell
         self.n, self.each, self.save_every, self.last = len(job.seeds), job.each, save_every, time.monotonic()
-        self.began = time.monotonic()
+        self.began, self.share = time.monotonic(), (0., 1.)
     def left(self):
         "(tensors, info) of the state that was kept last, or None."
         return own_file(self.path, self.key)
     def tell(self, share, losses=()):
         "How much is done, as a share of the whole, and the losses of the moment."
-        if self._tell: self._tell.write(round(share * self.each) * self.n, 0, list(losses))
+        done, of = self.share
+        if self._tell: self._tell.write(round((done + share * of) * self.each) * self.n, 0, list(losses))
 
 # %% ../../nbs/3_training/08_study.ipynb #dd40ceb1
 @patch
@@ -142,6 +144,29 @@ def next(self:Desk, state) -> bool:
         seal(self.path, tensors, info | {"key": self.key})
         self.last = time.monotonic()
     return go_on
+
+# %% ../../nbs/3_training/08_study.ipynb #0nce0002
+@patch
+def once(self:Desk, name, work, share=0.):
+    """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them. None
+    if its time was over. `share`: how much of the job it is, for the progress that is told."""
+    path = self.path.with_suffix(f".{name}.part")
+    if (done := own_file(path, self.key)) is None:
+        part = copy(self)
+        part.path, part.share = self.path.with_suffix(f".{name}.state"), (self.share[0], share)
+        if (made := work(part)) is None: return None
+        seal(path, made[0], made[1] | {"key": self.key})
+        part.path.unlink(missing_ok=True)
+        done = own_file(path, self.key)
+    self.share = self.share[0] + share, self.share[1]
+    return done
+
+@patch
+def clear(self:Desk):
+    "Removes all states and parts that were kept."
+    for p in self.path.parent.glob(f"{self.path.stem}.*"):
+        if p.suffix in (".state", ".part"): p.unlink(missing_ok=True)
+
 
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
@@ -164,7 +189,7 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
             seal(path, {},
                  dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
                       settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
-            desk.path.unlink(missing_ok=True)
+            desk.clear()
             return True
     except Timeout: return False
 
