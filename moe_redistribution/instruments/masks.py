@@ -30,7 +30,8 @@ def f1_of(scores, A, k:int) -> torch.Tensor:
     """Share (b, h, rows) of the k largest entries of attention logits A (b, h, i, j) that are among the k largest of
     `scores`, both -inf at hidden keys; only rows with more than k keys. ValueError if there is none."""
     open_rows = ((A > -torch.inf).sum(-1) > k)[0, 0]
-    if not open_rows.any(): refuse("k", f"less than {A.shape[-1]} keys: other rows cannot fail", k, A.shape[-1] - 1, "lower k")
+    if not open_rows.any():
+        refuse("k", f"less than {A.shape[-1]} keys: other rows cannot fail", k, A.shape[-1] - 1, "lower k")
     found, wanted = (kept_entries(x[..., open_rows, :], k) for x in (scores, A))
     return (found & wanted).sum(-1) / k
 
@@ -40,8 +41,9 @@ def source_kept(scores, source, k:int) -> torch.Tensor:
     `source` (b, i): the key that the answer of query i stands at, -1 for a query that needs none; only queries that
     have more than k keys. No model defines this oracle. ValueError without such a query."""
     b, i = ((source >= 0) & (torch.arange(source.shape[1], device=source.device) >= k)).nonzero(as_tuple=True)
-    if not len(b): refuse("source", f"queries that need a key and have more than {k}", "none", fix="longer texts, lower k")
-    return kept_entries(scores[b, :, i], k).gather(-1, source[b, i][:, None, None].expand(-1, scores.shape[1], 1))[..., 0].T
+    if not len(b): refuse("source", f"queries that need a key and have more than {k}", "none", fix="longer texts")
+    needed = source[b, i][:, None, None].expand(-1, scores.shape[1], 1)
+    return kept_entries(scores[b, :, i], k).gather(-1, needed)[..., 0].T
 
 # %% ../../nbs/4_instruments/19_masks.ipynb #8303a70e
 def openness(P, G) -> torch.Tensor:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched', 'transformers_here',
            'Layer', 'layers_of', 'reroute', 'dense_gates', 'chosen_gates', 'layer_sites', 'close', 'Listener',
-           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model',
-           'sum_of_parts']
+           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'read_model', 'open_model',
+           'tiny_model', 'sum_of_parts']
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #30ea69e8
 from collections import defaultdict
@@ -24,6 +24,7 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task
 from ..training.language import with_transformers
+from ..training.gated import gated_attention, is_gated
 from ..models.edits import named
 from .subject import Subject
 
@@ -57,8 +58,9 @@ def experts_in_use(self, hidden, index, weights):
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #74396544
 def attention_watched(module, q, k, v, mask, **kwargs):
-    "The family's eager attention; the pass that is under way sees pattern (1, b, h, i, j) and v (1, b, t, h, d)."
-    out, pattern = sys.modules[type(module).__module__].eager_attention_forward(module, q, k, v, mask, **kwargs)
+    "Eager attention, or the gated one; the pass that is under way sees pattern (1, b, h, i, j) and v (1, b, t, h, d)."
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    out, pattern = (gated_attention if is_gated(module) else eager)(module, q, k, v, mask, **kwargs)
     if module not in _WATCHED: return out, pattern
     at, _ = _WATCHED[module]
     each = v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
@@ -405,15 +407,10 @@ def _moved_to(e, other, gates):
     return new
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #0d5c1e40
-def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
-    """A subject from a transformers model, a folder with its weights, or a name on the hub.
+def read_model(model, dtype="auto", device_map=None, **more):
+    """The causal transformers model of a folder, or of a name on the hub; choices as in `from_pretrained`.
 
-    `dtype`, `device_map` and `more` as in `from_pretrained`. ValueError for a folder without a model, or another kind
-    of model."""
-    if not isinstance(model, (str, Path)):
-        if more or device_map or dtype != "auto": refuse("open_model", "a folder or a name, to load it so", "a model",
-                                                         fix="leave dtype, device_map and others out")
-        return LanguageModel(model, tokens, batch=batch)
+    ValueError for a folder without a model."""
     hf, folder = transformers_here(), Path(model)
     if folder.is_dir():
         for files, what in (("config.json", "config.json"), ("*.safetensors", "weights as .safetensors")):
@@ -421,8 +418,17 @@ def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **
                                                    "a folder that save_pretrained wrote")
     elif str(model).startswith((".", "/", "~")): refuse("model", "a folder", f"{model}, which is none", fix="its path")
     load = hf.AutoModelForCausalLM.from_pretrained
-    return LanguageModel(load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more), tokens,
-                         Path(model).name, batch)
+    return load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more)
+
+def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
+    """A subject from a transformers model, a folder with its weights, or a name on the hub.
+
+    `dtype`, `device_map` and `more` as in `from_pretrained`. ValueError for a folder without a model, or another kind
+    of model."""
+    if isinstance(model, (str, Path)):
+        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch)
+    if not (more or device_map or dtype != "auto"): return LanguageModel(model, tokens, batch=batch)
+    refuse("open_model", "a folder or a name, to load it so", "a model", fix="leave dtype, device_map and others out")
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #2d0bb47a
 _BASE = dict(vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,

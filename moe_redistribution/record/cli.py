@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['STACKED', 'table1_text', 'write_reproduction', 'print_table', 'reproduce', 'parser', 'add_measure', 'add_record',
-           'add_bench', 'add_train', 'add_study', 'add_text_command', 'read_seeds', 'read_orders', 'run', 'run_ledger',
-           'table_file', 'run_measure', 'run_text_command', 'run_train', 'imported_study', 'study_line',
-           'run_study_command', 'main']
+           'add_bench', 'add_train', 'add_study', 'add_gates', 'add_text_command', 'read_seeds', 'read_orders', 'run',
+           'run_ledger', 'table_file', 'run_measure', 'run_text_command', 'whole_numbers', 'run_gates', 'run_train',
+           'imported_study', 'study_line', 'run_study_command', 'main']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
@@ -29,8 +29,10 @@ from ..training.groups import train, fulfil, plan, outlook, check_work
 from ..training.study import Study, missing_jobs, of_studies, run_study, study_jobs, study_state
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
+from ..instruments.opened import read_model
+from ..instruments.own_gates import gates_study, sparsity_curve, split_text
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
-                                                      text_file, tokenizer_of)
+                                                      model_key, text_file, tokenizer_of)
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de025
 from ..evidence.answers import compare, baselines, comparison
@@ -110,7 +112,8 @@ def parser():
     add_measure(sub.add_parser("measure", help="rows of your own runs: every instrument that fits, or one"))
     add_record(sub.add_parser("record", help="add what the store has to results/ and checkpoints/"))
     for name, what in (("scores", "where a real model's routers get their decisions from, over a text file"),
-                       ("ablate", "what a real model loses without its parts, over a text file")):
+                       ("ablate", "what a real model loses without its parts, over a text file"),
+                       ("gates", "how well a gate finds what a real model attends to, over a text file")):
         add_text_command(sub.add_parser(name, help=what), name)
     add_study(sub.add_parser("study", help="carry out another paper's experiments, or one's own, at some preset"))
     p = sub.add_parser("conditions", help="list conditions, their runs and what they cost")
@@ -180,14 +183,27 @@ def add_study(p):
     p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
+def add_gates(p):
+    "Further arguments of the gates command."
+    p.add_argument("--k", default="64,128,256", help="entries that a query keeps (default: 64,128,256)")
+    p.add_argument("--d-gate", type=int, default=32, help="width of a head's gate (default: 32)")
+    p.add_argument("--loss", action="append", help="kl (default) or bce, of the first k; may be repeated")
+    p.add_argument("--steps", type=int, default=1000, help="steps of every training (default: 1,000)")
+    p.add_argument("--lr", type=float, default=1e-2, help="of gates; a tenth of it with --unfreeze (default: .01)")
+    p.add_argument("--unfreeze", default="", help="0,2,4: soft gates while so many last layers' attention learns along")
+    p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
+
 def add_text_command(p, name):
-    "Arguments of the scores and ablate commands."
+    "Arguments of the scores, ablate and gates commands."
     p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
     p.add_argument("--text", required=True, metavar="FILE", help="a text file")
     p.add_argument("--context", type=int, default=512, help="tokens of a window (default: 512)")
     p.add_argument("--batch", type=int, default=8, help="windows at a time (default: 8)")
-    p.add_argument("--tokens", type=int, help="stop after about so many tokens (default: the whole text)")
-    if name == "scores":
+    p.add_argument("--tokens", type=int, default=50_000 if name == "gates" else None,
+                   help="hold out about so many tokens, and train on what follows (default: 50,000)" if name == "gates"
+                   else "stop after about so many tokens (default: the whole text)")
+    if name == "gates": add_gates(p)
+    elif name == "scores":
         p.add_argument("--by", default="component", help=f"one of {', '.join(SENDERS)} (default: component)")
     else:
         p.add_argument("--unit", action="append", help="sites (default), heads, experts, or L3.E7; may be repeated")
@@ -242,6 +258,7 @@ def run(args):
     elif args.command == "measure": run_measure(args)
     elif args.command == "study": run_study_command(args)
     elif args.command in ("scores", "ablate"): run_text_command(args)
+    elif args.command == "gates": run_gates(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.study:
         known = of_studies("bench", "BENCH")
@@ -313,6 +330,32 @@ def run_text_command(args):
     write_frame(rows, out)
     picture.figure.savefig(out.with_suffix(".png"), dpi=150)
     print(f"\n{len(rows):,} rows in {out}, a picture in {out.with_suffix('.png')}")
+
+# %% ../../nbs/7_record/05_cli.ipynb #9a7e0001
+def whole_numbers(text, what) -> list:
+    "`64,128` → [64, 128]; ValueError (expected, got, fix) for anything else."
+    if all(w.strip().isdecimal() for w in text.split(",")): return [int(w) for w in text.split(",")]
+    raise ValueError(f"{what}: expected whole numbers such as 64,128; got {text!r}; fix: --{what} 64,128")
+
+def run_gates(args):
+    "Trains gates on a model over a text; rows and the picture of perplexity against k go beside each other."
+    text_file(args.text)
+    out, name = table_file(args.out or f"out/{Path(args.model).name}.gates.parquet"), Path(args.model).name
+    ks, unfreeze = whole_numbers(args.k, "k"), whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
+    model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    tokenize = tokenizer_of(None if args.bytes else args.model, model.config.vocab_size)
+    held, batches = split_text(args.text, tokenize, args.context, args.tokens, args.batch, args.steps)
+    key = model_key(model, name, args.text, context=args.context, tokens=args.tokens, dtype=args.dtype)
+    study = gates_study(model, name, held, batches, key, ks, args.d_gate, args.loss or ("kl",), args.steps, args.lr,
+                        args.batch, unfreeze)
+    found = run_study(study, "own", executor="here", budget=args.budget, say=print)
+    if found.empty: return print("Nothing is done yet; the same command goes on.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_frame(found.assign(condition=found["condition"].str.removeprefix("gates.own/")), out)
+    picture = sparsity_curve(found[found["condition"] == f"gates.own/{name}"])
+    picture.figure.savefig(out.with_suffix(".png"), dpi=150, bbox_inches="tight")
+    print(f"{len(found):,} rows in {out}, a picture in {out.with_suffix('.png')}")
+
 
 # %% ../../nbs/7_record/05_cli.ipynb #8b060652
 def run_train(args):

@@ -318,8 +318,8 @@ def load_text(name:str, file=None, vocab_size:int=1000) -> Text:
 KJV_SHA256 = "6f74f5589333c56c263963e6347dba662bae2d96861302e690aaae0b4a855eda"          # of bible-kjv-text 4.38
 
 def text_of(settings, root):
-    """The text that a study's settings name: `planted`, by the choices in `language`, or a file in `texts/` of the folder
-    `root` with the `sha256` that they give. ValueError for another file."""
+    """The text that a study's settings name: `planted`, by the choices in `language`, or a file in `texts/` of the
+    folder `root` with the `sha256` that they give. ValueError for another file."""
     if settings["text"] == "planted": return Planted(**settings.get("language", {}))
     text = load_text(settings["text"], Path(root) / "texts" / f"{settings['text']}.txt", settings["d_vocab"])
     if text.sha256 == settings["sha256"]: return text

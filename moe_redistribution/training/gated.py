@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept_entries', 'gated_attention', 'listening_to_attention',
-           'register_gated', 'attention_layers', 'new_gates', 'attach', 'detach', 'attached', 'deployed', 'Student',
-           'Distillation', 'distil']
+           'register_gated', 'attention_layers', 'new_gates', 'attach', 'detach', 'is_gated', 'attached', 'deployed',
+           'Student', 'Distillation', 'distil']
 
 # %% ../../nbs/3_training/10_gated.ipynb #a8886183
 from contextlib import ExitStack, contextmanager
@@ -29,6 +29,7 @@ class Gate(nn.Module):
         self.W_gq, self.W_gk = drawn(), drawn()
 
     def forward(self, x):
+        x = x.to(self.W_gq.dtype)                          # a gate is in single precision, also on a half-precision model
         q, k = (torch.einsum("btd,hdg->bhtg", x, W) for W in (self.W_gq, self.W_gk))
         return q @ k.transpose(-1, -2) * self.W_gq.shape[-1] ** -.5
 
@@ -59,13 +60,13 @@ def kept_entries(scores, k:int) -> torch.Tensor:
 
 def _softmax(A): return A.softmax(-1, dtype=torch.float32).to(A.dtype)
 
-def _post(A, G, how): return _softmax(A) * G.sigmoid()
+def _post(A, G, how): return _softmax(A) * G.sigmoid().to(A.dtype)
 
-def _logbias(A, G, how): return _softmax(A + F.logsigmoid(G))
+def _logbias(A, G, how): return _softmax(A + F.logsigmoid(G).to(A.dtype))
 
 def _topk_tau(A, G, how):
     kth = G.topk(min(how.k, G.shape[-1])).values[..., -1:]             # -inf in a row that has fewer: all stay whole
-    return _softmax(A) * ((G.nan_to_num(neginf=0.) - kth) / how.tau).sigmoid()
+    return _softmax(A) * ((G.nan_to_num(neginf=0.) - kth) / how.tau).sigmoid().to(A.dtype)
 
 def _hard(A, G, how): return _softmax(A.masked_fill(~kept_entries(G, how.k), torch.finfo(A.dtype).min))
 
@@ -146,8 +147,8 @@ def attention_layers(model) -> dict:
         with _attending(model, implementation): return model(input_ids=tokens, use_cache=False).logits
     with listening_to_attention(lambda module, seen: found.setdefault(module, seen.A.shape[1])): own = passed(GATED)
     if not found: refuse("model", "attention through transformers' interface", name, "llama", "take another family")
-    if torch.allclose(own.float(), (eager := passed("eager")).float(), rtol=1e-2, atol=1e-2 * eager.float().std().item()):
-        return found
+    own, eager = own.float(), passed("eager").float()
+    if torch.allclose(own, eager, rtol=1e-2, atol=1e-2 * eager.std().item()): return found
     refuse("model", "attention that is a softmax of q·k alone", f"{name}, which adds to it", "llama",
            "take another family")
 
@@ -158,21 +159,22 @@ def new_gates(model, d_gate:int, seed:int) -> nn.ModuleList:
     if d_gate < 1: refuse("d_gate", "1 or more", d_gate, 1, "use a wider gate")
     p = next(model.parameters())
     g = generator_of("gates", seed)
-    return nn.ModuleList(Gate(model.config.hidden_size, h, d_gate, g) for h in layers.values()).to(p.device, p.dtype)
+    return nn.ModuleList(Gate(model.config.hidden_size, h, d_gate, g) for h in layers.values()).to(p.device)
 
 def _parameter(x): return x if isinstance(x, nn.Parameter) else nn.Parameter(torch.as_tensor(x).clone())
 
 def _keep_input(module, args, kwargs): module.gate_input = args[0] if args else kwargs["hidden_states"]
 
 def attach(model, gates=None, how=None, scales=None):
-    """Puts gates and a gating on every attention layer of `model`, in place; `scales` (layers, h): a factor a head's output.
+    """Puts gates and a gating on every attention layer of `model`, in place; `scales` (layers, h): a head's factor.
 
     ValueError (expected, got, fix) if gates are asked for and not given, or do not fit."""
     layers = attention_layers(model)
     if how and how.by == "gate" and gates is None:
         refuse("gates", "some, for scores by gate", None, fix="new_gates(model, d_gate=32, seed=42)")
     for what in (gates, scales):
-        if what is not None and len(what) != len(layers): refuse("gates or scales", f"{len(layers)}, one a layer", len(what))
+        if what is not None and len(what) != len(layers):
+            refuse("gates or scales", f"{len(layers)}, one a layer", len(what))
     detach(model)
     for l, (m, heads) in enumerate(layers.items()):
         m.gating, m.gate_heads, m.gate_layer = how, heads, l
@@ -188,7 +190,7 @@ _OWN = ("gating", "gate_heads", "gate_layer", "gate_input", "attn_gate", "attn_s
 def detach(model) -> nn.Module:
     "Takes gates and gating off, in place: the model as it was before `attach`."
     for m in model.modules():
-        if not hasattr(m, "gate_hook"): continue
+        if not is_gated(m): continue
         m.gate_hook.remove()
         for n in (*_OWN, "gate_hook"):
             if hasattr(m, n): delattr(m, n)
@@ -197,9 +199,11 @@ def detach(model) -> nn.Module:
         del model.gate_before
     return model
 
+def is_gated(module) -> bool: return hasattr(module, "gate_hook")
+
 def attached(model):
     "(gates, how, scales) that `attach` put on; None if there is nothing."
-    layers = [m for m in model.modules() if hasattr(m, "gate_hook")]
+    layers = list(filter(is_gated, model.modules()))
     if not layers: return None
     each = lambda n: [getattr(m, n) for m in layers] if hasattr(layers[0], n) else None
     return each("attn_gate"), layers[0].gating, each("attn_scale")
@@ -214,7 +218,7 @@ def deployed(model, gates=None, how=None, scales=None):
 
 # %% ../../nbs/3_training/10_gated.ipynb #d0240a86
 def _kl(G, seen, k):
-    P, said = _softmax(seen.A), G.masked_fill(seen.hidden, -torch.inf).log_softmax(-1)
+    P, said = _softmax(seen.A.float()), G.masked_fill(seen.hidden, -torch.inf).log_softmax(-1)
     return (torch.special.xlogy(P, P) - P * said.masked_fill(seen.hidden, 0.)).sum(-1).mean()
 
 def _bce(G, seen, k):

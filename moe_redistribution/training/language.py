@@ -215,9 +215,9 @@ def one_step(self:LanguageTraining, tokens) -> torch.Tensor:
 # %% ../../nbs/3_training/09_language.ipynb #946ea532
 @patch
 def held(self:LanguageTraining) -> dict:
-    "The tensors that make the model, each once: tied ones have one name, and what the family computes anew has none."
+    "The tensors that training may change, each once: parameters that move, and buffers that the family keeps."
     kept = self.model.state_dict()
-    return {n: t for n, t in (*self.model.named_parameters(), *self.model.named_buffers()) if n in kept}
+    return self.moving | {n: t for n, t in self.model.named_buffers() if n in kept}
 
 @patch
 def state(self:LanguageTraining):

@@ -171,7 +171,8 @@ def with_amplitude(self:Trial, model, arm, own, gates):
 @patch
 def unfrozen(self:Trial, model, n, form="post"):
     "Rows of one number of unfrozen layers: learned and random gates, and the gap between them (random less learned)."
-    condition, lost, layers = f"unfreeze{n}" if form == "post" else f"unfreeze{n}_{form}", {}, self.settings["sizes"]["layers"]
+    condition, lost = f"unfreeze{n}" if form == "post" else f"unfreeze{n}_{form}", {}
+    layers = self.settings["sizes"]["layers"]
     for how in ("learned", "random"):
         twin, at = deepcopy(model), dict(condition=condition, edit=how)
         attach(twin, gates := new_gates(twin, self.settings["d_gate"], self.seed + 2000), Gating(form))
@@ -263,8 +264,8 @@ QUICK = dict(n_keys=8, n_values=16, n_words=32, window=32, p_get=.45)           
 def choices_of(steps, T, heldout, text="planted", tune=150, students=100, unfreeze=(0, 1, 2), step_seconds=.025,
                d_vocab=1000, **sizes):
     sizes = dict(layers=2, d=64, heads=4, T=T) | sizes
-    return dict(text=text, language=QUICK, d_vocab=d_vocab, sha256=KJV_SHA256 if text == "kjv" else "", steps=steps, batch=16,
-                lr=5e-3, ks=[T // 8, T // 4, T // 2], d_gate=sizes["d"] // sizes["heads"] // 2, widths=[4, 8, 16],
+    return dict(text=text, language=QUICK, d_vocab=d_vocab, sha256=KJV_SHA256 if text == "kjv" else "", steps=steps,
+                batch=16, lr=5e-3, ks=[T // 8, T // 4, T // 2], d_gate=sizes["d"] // sizes["heads"] // 2, widths=[4, 8, 16],
                 tune_steps=tune, student_steps=students, scale_steps=min(60, tune), unfreeze=list(unfreeze),
                 heldout=heldout, step_seconds=step_seconds, sizes=sizes)
 
@@ -279,7 +280,8 @@ ABSORPTION_PRESETS = {
                   choices_of(600, 64, 128, "kjv", step_seconds=.033)),
     "long": Preset("planted language, 4 layers, d = 64, 3,000 steps",
                    dict.fromkeys(("dense", "post_learned", "post_random", "stochastic"), FIVE), 1,
-                   choices_of(3000, 64, 128, tune=300, students=200, unfreeze=(0, 1, 2, 4), step_seconds=.05, layers=4)),
+                   choices_of(3000, 64, 128, tune=300, students=200, unfreeze=(0, 1, 2, 4), step_seconds=.05,
+                              layers=4)),
     "paper": Preset("31M parameters on WikiText-103, and Qwen3-1.7B", all_arms((42, 137, 256)), 1,
                     choices_of(50_000, 512, 4096, "hub", d_vocab=50_257, layers=6, d=256, tune=1000, students=1000),
                     note="5e16 FLOP a run, 1 to 1.5 hours of a GPU for Tables 1 to 5; neither the text nor the weights "

@@ -1,0 +1,230 @@
+"""Companion 003: what must hold of gates, masks and distillation; every line of the bridge asks for rows that are made."""
+from copy import deepcopy
+
+import pytest
+import torch
+
+from moe_redistribution.evidence.printed import claims, paper_values, seed_list
+from moe_redistribution.instruments.masks import f1_of, mass_in_top
+from moe_redistribution.instruments.opened import LanguageModel
+from moe_redistribution.record.ledger import statements
+from moe_redistribution.studies.absorption import study
+from moe_redistribution.studies.absorption.facts import gated_set_up
+from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY, all_but
+from moe_redistribution.tasks.text import Planted, generator_of
+from moe_redistribution.training.gated import (FORMS, Gating, Student, attach, attached, attention_layers, deployed, detach,
+                                               distil, kept_entries, listening_to_attention, new_gates)
+from moe_redistribution.training.language import LanguageTraining, LanguageRecipe, small_model, train_language
+from moe_redistribution.training.store import Store
+from moe_redistribution.training.study import carry_out, run_study, study_jobs
+
+TEXT = Planted()
+TOKENS = TEXT.write(2, 33, "absorption test").tokens
+ASKED = claims().query("item.str.startswith('003.') or item.str.startswith('contrast_absorption')")
+
+
+def tiny(seed=1, family="gpt2", layers=2):
+    own = dict(tie_word_embeddings=False) if family == "gpt2" else {}
+    return small_model(family, TEXT.d_vocab, seed, layers=layers, d=32, heads=4, T=40, **own)[0]
+
+
+def said(model): return model(input_ids=TOKENS[:, :-1], use_cache=False).logits
+
+
+def random_scores(t=20, seed=0):
+    x = torch.randn(2, 3, t, t, generator=generator_of("scores", seed))
+    return x.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 20, 50])
+def test_a_hard_mask_keeps_k_causal_entries_or_all_there_are(k):
+    kept = kept_entries(random_scores(), k)
+    assert (kept.sum(-1) == torch.arange(1, 21).clamp(max=k)).all() and not (kept & (torch.ones(20, 20).triu(1) > 0)).any()
+
+
+def test_ties_keep_exactly_k(): assert (kept_entries(torch.zeros(1, 1, 9, 9), 4).sum(-1) == 4).all()
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_gate_and_oracle_keep_equally_many_so_precision_is_recall_is_f1(k):
+    gate, A = random_scores(seed=1), random_scores(seed=2)
+    kept, wanted = (kept_entries(x, k)[..., k:, :] for x in (gate, A))
+    hits = (kept & wanted).sum(-1)
+    precision, recall = hits / kept.sum(-1), hits / wanted.sum(-1)
+    assert torch.equal(precision, recall) and torch.allclose(f1_of(gate, A, k), precision)
+
+
+def test_the_oracle_of_logits_is_that_of_probabilities():
+    A = random_scores()
+    assert torch.equal(kept_entries(A, 4), kept_entries(A.softmax(-1).masked_fill(A == -torch.inf, -torch.inf), 4))
+
+
+def test_mass_grows_with_k_to_one():
+    P = random_scores().softmax(-1)
+    shares = torch.stack([mass_in_top(P, k) for k in (1, 2, 5, 20)])
+    assert (shares.diff(dim=0) >= -1e-6).all() and torch.allclose(shares[-1], torch.ones(()))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
+def test_keeping_everything_is_dense_attention_to_the_bit(family):
+    model = tiny(family=family)
+    with deployed(model): dense = said(model)
+    for by in ("gate", "oracle", "random"):
+        with deployed(model, new_gates(model, 8, 1), Gating("hard", 40, by)): assert torch.equal(said(model), dense)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", list(FORMS))
+def test_the_future_is_hidden_under_every_form_and_in_every_family(form):
+    other = TOKENS[:, :-1].clone()
+    other[:, -1] = (other[:, -1] + 1) % TEXT.d_vocab
+    for family in ("gpt2", "llama", "olmoe"):
+        model = tiny(family=family)
+        with deployed(model, new_gates(model, 8, 1), Gating(form, 5)):
+            assert torch.equal(said(model)[:, :-1], model(input_ids=other, use_cache=False).logits[:, :-1])
+
+
+def test_a_hard_gate_that_learns_trains_to_the_same_bits_as_one_that_does_not():
+    def weights(frozen):
+        model = tiny(layers=1)
+        attach(model, new_gates(model, 8, seed=1), Gating("hard", 5))
+        h = train_language(model, TEXT.batches(32, 2, seed=1), 100, lr=1e-2, frozen=frozen, looks=20)
+        return h["loss"].tolist(), [p for _, p in model.named_parameters()]
+    (a, p), (b, q) = weights(()), weights(("attn_gate",))
+    assert a == b and all(map(torch.equal, p, q))
+
+
+def test_what_is_frozen_stays_to_the_bit():
+    model = tiny()
+    attach(model, new_gates(model, 8, 1), Gating("post"))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    train_language(model, TEXT.batches(32, 2, seed=1), 3, lr=1e-2, frozen=all_but("attn_gate", r"h\.1\.attn\.c_"), looks=1)
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n in before if "attn_gate" in n or "h.1.attn.c_" in n}
+
+
+def test_distillation_leaves_a_model_and_its_own_gates_as_they_were():
+    model = tiny()
+    attach(model, new_gates(model, 8, 1), Gating("post"))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    student = Student(new_gates(model, 8, 2), "bce", 4)
+    distil(model, [student], TEXT.batches(32, 2, seed=1), 3, looks=1)
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
+    assert attached(model)[1] == Gating("post")
+
+
+def test_detached_is_never_attached():
+    model = tiny()
+    hooks = [len(m._forward_pre_hooks) for m in model.modules()]
+    names, own, out = [n for n, _ in model.named_parameters()], model.config._attn_implementation, said(model)
+    attach(model, new_gates(model, 8, 1), Gating("post"), torch.full((2, 4), .5))
+    attach(model, new_gates(model, 8, 2), Gating("hard", 4))
+    twin = detach(deepcopy(model))
+    detach(model)
+    for m in (model, twin):
+        assert [n for n, _ in m.named_parameters()] == names and m.config._attn_implementation == own
+        assert [len(x._forward_pre_hooks) for x in m.modules()] == hooks and torch.equal(said(m), out)
+
+
+@torch.no_grad()
+def test_an_opened_model_shows_the_attention_that_its_gates_make():
+    model = tiny(family="llama")
+    with deployed(model, new_gates(model, 8, 1), Gating("hard", 4)):
+        LanguageModel(model).run(TOKENS[:, :-1], sink=(sink := {}))
+        own = said(model)
+        assert torch.allclose(LanguageModel(model).run(TOKENS[:, :-1], sink={})[0], own, atol=1e-5)
+    assert ((sink["L1.pattern"] > 0).sum(-1) <= 4).all()
+
+
+@torch.no_grad()
+def test_listeners_hear_every_layer_once_and_leave():
+    model, heard = tiny(layers=3), []
+    with deployed(model), listening_to_attention(lambda module, seen: heard.append(module)): said(model)
+    assert heard == list(attention_layers(model))
+    with deployed(model): said(model)
+    assert len(heard) == 3
+
+
+def test_a_state_keeps_what_moves_and_no_frozen_weights():
+    model = tiny()
+    attach(model, new_gates(model, 8, 1), Gating("post"))
+    kept = LanguageTraining(model, LanguageRecipe(5, looks=1, frozen=all_but("attn_gate"))).state()[0]
+    assert {n for n in kept if n.startswith("p/")} == {f"p/{n}" for n, _ in model.named_parameters() if "attn_gate" in n}
+
+
+def test_half_precision_models_take_gates():
+    model = tiny(family="llama").to(torch.bfloat16)
+    for form in FORMS:
+        with deployed(model, new_gates(model, 8, 1), Gating(form, 5)), torch.no_grad():
+            assert said(model).dtype == torch.bfloat16
+    student = Student(new_gates(model, 8, 2), "kl")
+    assert distil(model, [student], TEXT.batches(32, 2, seed=1), 2, looks=1)["loss"].notna().all()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory): return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), quiet=True)
+
+
+def test_every_number_of_the_companion_has_a_line():
+    numbers, lines = paper_values().query("item.str.startswith('003.')"), ASKED[ASKED["item"].str.startswith("003.")]
+    assert len(numbers) == 130 and sorted(lines["id"]) == sorted(numbers["id"])
+    assert (lines["note"] != "")[lines["aggregate"] == "none"].all()
+
+
+AT_TINY = {"k=8": "k=4", "k=16": "k=8", "k=32": "k=16"}                     # its texts are half as long
+
+
+@pytest.mark.parametrize("source", ["claims", "statements"])
+def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
+    lines = ASKED if source == "claims" else statements().query("key.str.startswith('003-A')")
+    lines = lines[(lines["instrument"] == "absorption") & (lines["aggregate"] != "none")]
+    made = rows[(rows["site"] == "none") & (rows["rule"] == "final")]
+    made = set(map(tuple, made[["condition", "metric", "edit", "stratum", "unit"]].to_numpy()))
+    assert len(lines) > 20
+    for c in lines.itertuples():
+        for name in [*c.condition.split(), *(v for v in c.versus.split() if "=" not in v)]:
+            preset, _, arm = name.partition("/")
+            arm = arm.replace("unfreeze4", "unfreeze2")                      # of two layers here
+            for unit in c.unit.split() or [""]:
+                asked = f"absorption.tiny/{arm}", c.metric, c.edit, AT_TINY.get(c.stratum, c.stratum), unit
+                assert asked in made, (c.Index, asked)
+            assert set(seed_list(c.seeds)) <= set(STUDY.presets[preset.partition(".")[2]].arms["dense"])
+
+
+def test_every_arm_makes_rows_and_none_twice(rows):
+    assert {f"absorption.tiny/{a}" for a in ABSORPTION_ARMS} <= set(rows["condition"])
+    assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples")]).any()
+
+
+def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeypatch):
+    stops = []
+    def stopped_once(*args, **more): return distil(*args, **more) if stops else stops.append(1)
+    monkeypatch.setattr(study, "distil", stopped_once)
+    job, = study_jobs(STUDY, "tiny", "dense")
+    assert not carry_out(job, tmp_path) and carry_out(job, tmp_path)
+    again = run_study(STUDY, "tiny", "dense", root=tmp_path, executor="here", quiet=True)
+    assert again.equals(rows[rows["condition"].isin(set(again["condition"]))].reset_index(drop=True))
+    assert {p.suffix for p in job.path(Store(tmp_path)).parent.iterdir()} <= {".safetensors", ".lock"}
+
+
+def test_the_papers_sizes_are_counted():
+    x = gated_set_up()
+    assert x["gate_params"] == 393_216 and round(x["params"] / 1e6, 1) == 30.6 and x["k"] == 64
+
+
+@pytest.mark.audit
+def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
+    import time
+    def seconds(how):
+        model = small_model("gpt2", 1000, 1, layers=2, d=256, heads=4, T=512, tie_word_embeddings=False, attention="eager")[0]
+        if how: attach(model, new_gates(model, 32, 1), how)
+        training, tokens = LanguageTraining(model, LanguageRecipe(100)), torch.randint(1000, (2, 513))
+        def step():
+            began = time.perf_counter()
+            training.one_step(tokens)
+            return time.perf_counter() - began
+        return step
+    steps = {how: seconds(how) for how in (None, Gating("post"), Gating("logbias"), Gating("topk_tau", 64), Gating("hard", 64))}
+    taken = {how: min(step() for _ in range(6)) for how, step in steps.items()}
+    assert all(t < 2 * taken[None] for t in taken.values()), taken
