@@ -402,7 +402,7 @@ def test_the_clip_does_not_see_the_gradient_of_what_is_held():
     c = condition("add7/ffn-h8-silu+clip0.01+wd0@1:onlyembed,fresh")
     members = train(c, [5], 1, "paired")
     train_interval(members, 1)
-    moments = unflatten(members.m, c)                                               # after one step a tenth of the gradient
+    moments = unflatten(members.m, c)                               # after one step a tenth of the gradient
     norm = sum((10 * moments[n]).double().square().sum() for n in EMBEDDINGS if n in moments).sqrt().item()
     assert norm == pytest.approx(.01, rel=1e-3)
     assert not any(moments[n].any() for n in (*EXPERTS, *ATTENTION) if n in moments)

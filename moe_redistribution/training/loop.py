@@ -177,6 +177,7 @@ def counted(members:Members):
         if e.anew: count = torch.where(members.step >= e.step, members.step - e.step, count)
     return count
 
+# %% ../../nbs/3_training/03_loop.ipynb #41f46863
 @lru_cache(maxsize=None)
 def eras(c) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."

@@ -21,8 +21,8 @@ from ...models.population import checked, forward, init_one, unembed
 class CachedExperts:
     """What every expert of a one-layer model adds at the read-out positions of all inputs, whoever is chosen.
 
-    `mid` (s b t d): the stream before the FFN; `out` (s b t e d); `gates` (s b t e): the model's own. A dense FFN is one
-    expert. ValueError for layers above another, and for a norm: behind it no output is a sum."""
+    `mid` (s b t d): the stream before the FFN; `out` (s b t e d); `gates` (s b t e): the model's own. A dense FFN is
+    one expert. ValueError for several layers, and for a norm: behind it no output is a sum."""
     def __init__(self, params, c):
         self.c, self.params = checked(params, c), params
         self.t = get_task(self.c.task)
@@ -52,7 +52,7 @@ def answer_scores(logits, t) -> dict:
     return dict(exact=exact(right), digits=digits(right, t), loss=nll.mean((1, 2, 3)))
 
 # %% ../../../nbs/6_studies/absorption_ffn/01_deployed.ipynb #5505c43c
-def best_factor(cached, ffn, most=16.0, halvings=40):
+def best_factor(cached, ffn, most=16.0, halvings=30):
     "The factor (s,) from −`most` to `most` of an FFN output (s b t d) with which the loss is lowest."
     base, hot = cached.logits(), F.one_hot(cached.targets, cached.t.d_vocab_out)
     u = cached.logits(ffn) - base
@@ -100,8 +100,9 @@ def affine_logits(cached, ffn=None, features=None, steps=300):
 def oracle(cached):
     "The expert (s b t) that alone, with weight 1, gives each token the lowest loss; the first one of equals."
     logits = torch.stack([cached.logits(out) for out in cached.out.unbind(3)], 3)              # (s b t e v)
-    at = cached.targets.expand(len(logits), -1, -1)[..., None, None].expand(*logits.shape[:4], 1)
-    return logits.log_softmax(-1).gather(-1, at)[..., 0].argmax(-1)
+    right = F.one_hot(cached.targets, logits.shape[-1]).bool()[:, :, None]
+    odds = logits.masked_fill(~right, 0).sum(-1) - logits.masked_fill(right, -torch.inf).logsumexp(-1)
+    return odds.argmax(-1)
 
 def alone(chosen, n_experts):
     "Gates (s b t e) that give the chosen expert (s b t) weight 1."
