@@ -1627,6 +1627,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                                    'moe_redistribution/studies/absorption_ffn/study.py'),
                                                                  'moe_redistribution.studies.absorption_ffn.study.opened_at_fork': ( '6_studies/absorption_ffn/study.html#opened_at_fork',
                                                                                                                                      'moe_redistribution/studies/absorption_ffn/study.py'),
+                                                                 'moe_redistribution.studies.absorption_ffn.study.repaired': ( '6_studies/absorption_ffn/study.html#repaired',
+                                                                                                                               'moe_redistribution/studies/absorption_ffn/study.py'),
                                                                  'moe_redistribution.studies.absorption_ffn.study.router_gradients': ( '6_studies/absorption_ffn/study.html#router_gradients',
                                                                                                                                        'moe_redistribution/studies/absorption_ffn/study.py'),
                                                                  'moe_redistribution.studies.absorption_ffn.study.score_frame': ( '6_studies/absorption_ffn/study.html#score_frame',

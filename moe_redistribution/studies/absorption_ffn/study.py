@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ABSORBING', 'SWAPPED', 'DEPLOYED', 'UNSWAPPED', 'REPAIRS', 'GROWING', 'UNFROZEN', 'ABSORBING_COST', 'STUDY',
            'fork_name', 'forked', 'score_frame', 'model_scores', 'amplified', 'opened_at_fork', 'router_gradients',
-           'looks', 'trained_after', 'deployed_rows', 'measures_of', 'absorbed_rows', 'absorbing_seconds',
+           'looks', 'trained_after', 'deployed_rows', 'measures_of', 'absorbed_rows', 'repaired', 'absorbing_seconds',
            'absorbing_preset']
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #4fc826b9
@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from ...tasks.errors import choose
-from ...tasks.task import digits, exact
+from ...tasks.task import digits, exact, get_task
 from ...models.condition import RECIPES, condition
 from ...models.events import MODEL_PARTS
 from ...training.groups import pack, unpack
@@ -37,11 +37,12 @@ DEPLOYED = ("learned", "frozen", "redrawn", "soft", "dense")                # ar
 def fork_name(arm, step, edit) -> str:
     "The condition that an arm becomes with an edit after `step` steps."
     base, words = ABSORBING[choose("arm", arm, list(ABSORBING))], edit.split("+")
-    for w in words: choose("word of an edit", w, ["swap", "all", *MODEL_PARTS])
+    for w in words: choose("word of an edit", w, ["swap", "all", "fresh", *MODEL_PARTS])
     every = ("experts", "attn", "embed") if "all" in words else ()
     parts = [p for p in MODEL_PARTS if p in words or p in every]
     only = parts and (not every or "router" in words)
-    said = ["router1"] * ("swap" in words) + ["only" + "_".join(parts)] * bool(only)
+    said = (["router1"] * ("swap" in words) + ["only" + "_".join(parts)] * bool(only)
+            + ["fresh"] * ("fresh" in words))
     return f"{base}@{step}:{','.join(said)}" if said else base
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #845e9046
@@ -56,7 +57,7 @@ def forked(base, edit, arm):
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #3370cb93
 def score_frame(scores, arm, seeds, edit, step) -> pd.DataFrame:
     "Rows of metric → values (s,)."
-    labels = dict(condition=arm, stream="paired", edit=edit, step=step, n_examples=1000)
+    labels = dict(condition=arm, stream="paired", edit=edit, step=step, n_examples=len(get_task("add7")))
     return tidy([rows(v.cpu(), seeds, metric=n, **labels) for n, v in scores.items()])
 
 def model_scores(cached, ffn) -> dict:
@@ -93,8 +94,8 @@ def router_gradients(cached) -> dict:
     return dict(zip(("task_gradient", "balance_gradient", "experts_gradient"), (norms[n] for n in names)))
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #20f102af
-UNSWAPPED = ("experts", "attn", "embed", "all")
-REPAIRS = ("swap+experts", "swap+attn", "swap+embed", "swap+router", "swap+all")
+UNSWAPPED = ("experts", "attn", "all", "all+fresh")
+REPAIRS = ("swap+experts", "swap+attn", "swap+embed", "swap+router", "swap+all", "swap+all+fresh")
 GROWING = ("swap+experts", "swap+experts+attn", "swap+all")                 # beside `swap`, where nothing learns
 UNFROZEN = ("swap+router", *(f"{e}+router" for e in GROWING))
 
@@ -144,7 +145,8 @@ def measures_of(arm, settings) -> dict:
 def absorbed_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
     left, measures = desk.left(), measures_of(arm, settings)
-    base = unpack(left[0], left[1]["members"]) if left else fresh(condition(ABSORBING[arm]), seeds, "paired")
+    base = (unpack(left[0], left[1]["members"], desk.device) if left
+            else fresh(condition(ABSORBING[arm]), seeds, "paired", desk.device))
     done = left[1]["done"] if left else {}
     def state():
         tensors, info = pack(base)
@@ -161,6 +163,20 @@ def absorbed_rows(arm, seeds, settings, desk):
     return tidy([pd.DataFrame(x) for x in done.values()])
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #c54e3812
+def repaired(frame, metric="loss", least=.01) -> pd.DataFrame:
+    """(after − swapped) / (before − swapped) of a metric, by condition, edit, step and seed, in the column `value`.
+
+    Seeds whose swap changed the metric by less than `least` are left out: nothing was to be repaired."""
+    own = frame[frame["metric"] == metric].set_index(["condition", "seed"])
+    at_fork = own[own["step"] == 0]
+    before, swapped = (at_fork.loc[at_fork["edit"] == e, "value"] for e in ("none", "swap"))
+    damage = (before - swapped)[lambda d: d.abs() >= least]
+    share = own.loc[own["edit"].str.startswith("swap+"), ["edit", "step", "value"]]
+    share = share.join(swapped.rename("from")).join(damage.rename("damage"), how="inner")
+    share["value"] = (share["value"] - share["from"]) / share["damage"]
+    return share.reset_index()[["condition", "edit", "step", "seed", "value"]]
+
+# %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #2f21a234
 ABSORBING_COST = {"learned": .0026, "frozen": .0026, "redrawn": .0026, "top2": .0037, "top2_frozen": .0037,
                   "soft": .0054, "dense": .0033}          # of one of two busy cores, for a step of one seed
 
@@ -175,8 +191,8 @@ def absorbing_preset(about, seeds, stack, fork, after, long, fit, **more):
 
 STUDY = Study("absorption_ffn", "What adapts to a router? (companion 003, in the FFN of add-7)", {
     "tiny": absorbing_preset("a few steps: does it run?", (1, 2), 2, 10, [2], [2, 4], 10, recorded=False),
-    "small": absorbing_preset("add-7 at the paper's width, forks at step 1,500", range(1, 17), 8, 1500, [30, 100],
-                              [30, 100, 300], 100),
+    "small": absorbing_preset("add-7 at the paper's width, forks at step 1,500", range(1, 17), 8, 1500, [10, 30, 100],
+                              [10, 30, 100, 300], 100),
     "paper": Preset("attention gates of language models with 31 million to 1.7 billion parameters", {"learned": (1,)},
                     note="another architecture, and weights and texts that are out of reach here")}, absorbed_rows,
     absorbing_seconds)
