@@ -15,7 +15,8 @@ from moe_redistribution.models import condition as conditions_room
 from moe_redistribution.models.condition import (ACTIVATIONS, ALIKE, LIMITS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS,
                                                  Choices, Condition, condition, defaults, multipliers, n_params,
                                                  plainest)
-from moe_redistribution.models.events import Fresh, Rate, Reset, Restart, formerly, renamed
+from moe_redistribution.models.events import (MODEL_PARTS, Exchange, Fresh, Only, Rate, Reset, Restart, formerly,
+                                              renamed)
 from moe_redistribution.models.population import shapes
 from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.studies.sparsity_moves.arms import LABELS
@@ -36,7 +37,10 @@ VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "
 def happens(draw, c):
     "Events that may happen to a condition, in order."
     kinds = (st.integers(1, max(c.d_mlp, 1)).map(lambda n: (Reset, n / max(c.d_mlp, 1))), st.just((Fresh,)),
-             st.sampled_from(["attn", "embed"]).map(lambda p: (Restart, p)), FLOAT.map(lambda x: (Rate, x)))
+             st.sampled_from(["attn", "embed"]).map(lambda p: (Restart, p)), FLOAT.map(lambda x: (Rate, x)),
+             st.integers(1, 999).map(lambda n: (Exchange, n)),
+             st.sets(st.sampled_from(list(MODEL_PARTS)), min_size=1).map(
+                 lambda some: (Only, tuple(p for p in MODEL_PARTS if p in some))))
     steps = draw(st.lists(st.integers(1, c.steps - 1), max_size=2, unique=True)) if c.steps > 1 else []
     found = [kind(step, *args) for step in steps for kind, *args in draw(st.lists(st.one_of(kinds), max_size=3))]
     found = sorted({(e.step, e.what): e for e in found}.values(), key=lambda e: (e.step, e.place))
@@ -156,7 +160,14 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
     "add7/ffn-h8-silu@5:ffnlr0": "drop ffnlr0", "add7/ffn-h8-silu+ffnlr2@5:ffnlr2": "drop ffnlr2",
     "add7/ffn-h8-silu+freeze_ffn@5:ffnlr2": "drop ffnlr2", "add7/ffn-h8-silu+freeze_ffn@5:reset1": "drop reset1",
     "add7/ffn-h8-silu+freeze_attn@5:attn": "drop attn", "add7/ffn-h8-silu@5:reset1,reset0.5": "keep one",
-    "add7/ffn-h8-silu@5:fresh@5:fresh": "keep one", "add7/ffn-h8-silu@5:reset1+norm": "valid event",
+    "add7/ffn-h8-silu@5:fresh@5:fresh": "keep one", "add7/ffn-h8-silu@5:router1": "drop router1",
+    "add7/moe-e2k1-h8-silu+tokens@5:router1": "drop router1", "add7/moe-e2k1-h8-silu@5:router0": "write router1",
+    "add7/moe-e1k1-h8-silu@5:router1": "drop router1", "add7/moe-e2k1-h8-silu+lambda0@5:onlyrouter": "drop onlyrouter",
+    "add7/moe-e2k2-h8-silu+redrawn@5:onlyrouter": "drop onlyrouter", "add7/no_ffn@5:onlyexperts": "drop onlyexperts",
+    "add7/ffn-h8-silu+freeze_attn@5:onlyattn_embed": "drop onlyattn_embed",
+    "add7/ffn-h8-silu@5:onlyexperts_attn_embed": "drop onlyexperts_attn_embed",
+    "add7/ffn-h8-silu@5:onlyattn@6:ffnlr2": "drop ffnlr2",
+    "add7/ffn-h8-silu@5:onlyattn@6:onlyexperts": "drop onlyexperts", "add7/ffn-h8-silu@5:reset1+norm": "valid event",
     "add7/ffn-h8-silu+lr0": "write +lr0.003", "add7/ffn-h8-silu+batch0": "write +batch256",
     "modadd/ffn-h8-gelu+batch256": "drop it", "add7/ffn-h8-silu+steps0": "write +steps200",
     "add7/ffn-h8-silu+steps250": "write +steps200", "add7/ffn-h8-silu+head0": "write +head8",
@@ -188,7 +199,8 @@ def test_a_size_is_known_without_a_shape(c):
 
 AXES = ([("moe-e1k1", "moe-e2k1", "moe-e2k2")] + [("", *(f"+{w}" for w in words.split())) for words in (
     "frozen tokens inputs redrawn", "switch", "lambda0 lambda0.1", "ffnlr0 ffnlr4", "attnlr0 attnlr4", "wd0",
-    "freeze_attn freeze_ffn")] + [("", "@1:reset0.5", "@1:attn", "@1:ffnlr2", "@1:fresh", "@1:reset1,fresh")])
+    "freeze_attn freeze_ffn")] + [("", "@1:reset0.5", "@1:attn", "@1:ffnlr2", "@1:fresh", "@1:reset1,fresh",
+                                              "@1:router1", "@1:onlyexperts", "@1:onlyrouter")])
 
 
 def grid(ways):

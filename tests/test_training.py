@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 import moe_redistribution
 from moe_redistribution.training import engine
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.models.events import ATTENTION, EXPERTS
-from moe_redistribution.models.population import forward
+from moe_redistribution.models.events import ATTENTION, EMBEDDINGS, EXPERTS
+from moe_redistribution.models.population import forward, shapes
 from moe_redistribution.tasks.data import draw, generators, training_pool
 from moe_redistribution.training.groups import merge_members, train_group
 from moe_redistribution.training.store import Store
@@ -375,7 +375,57 @@ def test_events_happen_one_after_the_other_each_at_its_own_step():
     assert [e.step for e in c.events] == [2, 3, 5, 5] and c.last_event == 5
 
 
+LEARNT = {"experts": {*EXPERTS}, "attn": {*ATTENTION}, "embed": {*EMBEDDINGS}, "router": {"W_router"},
+          "experts_router": {*EXPERTS, "W_router"}}
+
+
+@pytest.mark.parametrize("base", ["moe-e2k2-h8-silu", "moe-e2k2-h8-silu+frozen", "moe-e2k1-h8-silu+freeze_ffn+lambda1",
+                                  "moe-e2k2-h8-silu+norm+clip0.01"])
+@pytest.mark.parametrize("parts", LEARNT)
+def test_only_what_an_event_names_moves_from_its_step_on(base, parts):
+    "Not even by decay; the rest is the run without the event up to its step, and each member has its own."
+    if "freeze_ffn" in base and "experts" in parts: return
+    members, before = (train(f"add7/{base}{event}", [5, 6], 2, "paired") for event in (f"@2:only{parts}", ""))
+    assert torch.equal(members.w, before.w)
+    for n in (1, 3): train_interval(members, n)
+    moved = {n for (n, v), w in zip(unflatten(members.w, members.c).items(), unflatten(before.w, members.c).values())
+             if not torch.equal(v, w)}
+    assert moved == LEARNT[parts] & set(shapes(members.c))
+    apart, company = ([train(members.c, [s], n, "paired") for s, n in ((5, 1), (6, 3))] for _ in range(2))
+    mixed = merge_members(company)
+    for m in (mixed, *apart): train_interval(m, 2)
+    torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
+
+
+def test_the_clip_does_not_see_the_gradient_of_what_is_held():
+    "A part that learns alone moves as under a clip at its own norm, not at that of the whole gradient."
+    c = condition("add7/ffn-h8-silu+clip0.01+wd0@1:onlyembed,fresh")
+    members = train(c, [5], 1, "paired")
+    train_interval(members, 1)
+    moments = unflatten(members.m, c)                               # after one step a tenth of the gradient
+    norm = sum((10 * moments[n]).double().square().sum() for n in EMBEDDINGS if n in moments).sqrt().item()
+    assert norm == pytest.approx(.01, rel=1e-3)
+    assert not any(moments[n].any() for n in (*EXPERTS, *ATTENTION) if n in moments)
+
+
+@pytest.mark.parametrize("stream", ["authors", "paired"])
+def test_an_exchanged_router_is_the_initial_one_of_another_draw(stream):
+    "Nothing else is touched, its moments are zero, and no two of runs and draws share a router."
+    names = [f"add7/moe-e2k2-h8-silu@2:{word}" for word in ("router1", "router2", "fresh")]
+    one, two, own = (unflatten(train(n, [5, 15], 2, stream).w, condition(n)) for n in names)
+    assert all(torch.equal(one[n], own[n]) for n in own if n != "W_router")
+    began = unflatten(fresh(condition(names[0]), [5, 15], stream).w, condition(names[0]))
+    routers = torch.cat([x["W_router"] for x in (one, two, began)])
+    assert not any(torch.equal(a, b) for i, a in enumerate(routers) for b in routers[:i])
+    members = train(names[0], [5], 2, stream)
+    assert not any(unflatten(x, members.c)["W_router"].any() for x in (members.m, members.v))
+    assert unflatten(members.m, members.c)["W_up"].any()
+    if stream == "authors":
+        assert torch.equal(one["W_router"][:1], unflatten(fresh(members.c, [6], stream).w, members.c)["W_router"])
+
+
 @pytest.mark.parametrize("name", ["add7/ffn-h8-silu@40:reset0.25", "add7/ffn-h8-silu@40:reset0.25,ffnlr4,fresh",
+                                  "add7/moe-e2k2-h8-silu+frozen@20:router1,onlyexperts@30:onlyrouter",
                                   "add7/ffn-h8-silu@20:ffnlr4@30:attn,fresh@50:reset1,ffnlr0.5,fresh",
                                   "add7/moe-e2k1-h8-silu+redrawn"])
 def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path, monkeypatch):

@@ -272,9 +272,10 @@ def multipliers(c:Condition, era:int=0) -> dict:
     held: a router that does not learn, attention, or the FFN with its router (App. G.1)."""
     own = dict.fromkeys(EMBEDDINGS, 1.0) | dict.fromkeys(ATTENTION, c.attn_lr)
     if c.ffn != "no_ffn": own |= dict.fromkeys(EXPERTS, c.ffn_lr)
-    for e in c.events[:era]: own = e.scales(own)
     held = {"attn": ATTENTION, "ffn": (*EXPERTS, "W_router")}.get(c.freeze, ())
-    return own | dict.fromkeys(held if c.routing.learns else (*held, "W_router"), 0.0)
+    own |= dict.fromkeys(held if c.routing.learns else (*held, "W_router"), 0.0)
+    for e in c.events[:era]: own = e.scales(own)
+    return own
 
 def _check_events(name, c):
     "Refuses events that cannot happen, or of which nothing would come."

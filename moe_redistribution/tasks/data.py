@@ -26,9 +26,12 @@ def part_seed(seed:int, stream:str, part:str, epoch:int=0) -> int:
     key = (PARTS.index(part), epoch) if epoch else (PARTS.index(part),)
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64)[0] >> 1)
 
-def generators(seed:int, stream:str="authors") -> dict:
-    "Generators for `weights`, `batches` and `evaluation` of one seed; in the `authors` stream all three are one."
-    made = {p: torch.Generator().manual_seed(part_seed(seed, stream, p)) for p in PARTS}
+def generators(seed:int, stream:str="authors", draw:int=0) -> dict:
+    """Generators for `weights`, `batches` and `evaluation` of one seed; in the `authors` stream all three are one.
+
+    Draw 0 is the run's own. Another is independent of it, and of every draw of other seeds but in the `authors` stream:
+    there it is the own one of the seed that is so much larger."""
+    made = {p: torch.Generator().manual_seed(part_seed(seed, stream, p, draw)) for p in PARTS}
     return dict.fromkeys(PARTS, made["weights"]) if stream == "authors" else made
 
 # %% ../../nbs/1_tasks/03_data.ipynb #d17ed45c

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_rows_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals', 'happen_',
-           'counted', 'eras', 'by_rate', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled', 'leaving']
+           'counted', 'eras', 'past', 'by_rate', 'learning', 'zero_held_', 'redraw_', 'train_interval', 'evaluate',
+           'held_scores', 'settled', 'leaving']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from contextlib import contextmanager
@@ -162,10 +163,12 @@ def happen_(members:Members):
     "Lets the events of each member's step happen to it."
     c = members.c
     for i, step in enumerate(members.step.tolist()):
-        if due := [e for e in c.events if e.step == step]:
-            began = init_one(c, generators(members.seeds[i], members.stream)["weights"])
-            now = {n: v[0] for n, v in unflatten(members.w[i:i + 1], c).items()}
-            for e in due: e.apply(c, now, began, (members.m[i], members.v[i]))
+        for e in c.events:
+            if e.step != step: continue
+            began = init_one(c, generators(members.seeds[i], members.stream, e.draw)["weights"])
+            now, *moments = ({n: x[0] for n, x in unflatten(rows[i:i + 1], c).items()}
+                             for rows in (members.w, members.m, members.v))
+            e.apply(c, now, began, moments)
 
 def counted(members:Members):
     "How many steps (s,) each member's optimiser has counted: all, or those since it began anew."
@@ -174,17 +177,37 @@ def counted(members:Members):
         if e.anew: count = torch.where(members.step >= e.step, members.step - e.step, count)
     return count
 
+# %% ../../nbs/3_training/03_loop.ipynb #41f46863
 @lru_cache(maxsize=None)
 def eras(c) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."
     own = tuple(pieces(c, i) for i in range(len(c.events) + 1))
     return own if any(x != own[0] for x in own) else own[:1]
 
+def past(c, steps) -> list:
+    "How many events each member has behind it after so many `steps`."
+    return [sum(e.step <= s for e in c.events) for s in steps]
+
 def by_rate(c, steps) -> list:
     "What each member trains at after so many `steps`: (`pieces`, rows that have them, or None for all)."
     if len(own := eras(c)) == 1: return [(own[0], None)]
-    at = [own.index(own[sum(e.step <= s for e in c.events)]) for s in steps]
+    at = [own.index(own[n]) for n in past(c, steps)]
     return [(own[k], [i for i, x in enumerate(at) if x == k]) for k in dict.fromkeys(at)]
+
+# %% ../../nbs/3_training/03_loop.ipynb #bfff07fe
+def learning(c, steps) -> list:
+    "Names of what some member learns after so many `steps`; a gradient is computed for these."
+    return _learning(c, frozenset(past(c, steps)) if len(eras(c)) > 1 else frozenset([0]))
+
+@lru_cache(maxsize=None)
+def _learning(c, stages): return [n for n in shapes(c) if any(rates(c, i)[n] > 0 for i in stages)]
+
+def zero_held_(grad, c, steps):
+    "Puts each member's gradient (s, p) of what it does not learn after so many `steps` to 0."
+    if len(eras(c)) == 1: return
+    for parts, which in by_rate(c, steps):
+        ends = [0, *(x for _, at in parts for x in (at.start, at.stop)), grad.shape[1]]
+        for a, b in zip(ends[::2], ends[1::2]): grad[which, a:b] = 0
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
 def redraw_(members:Members, steps):
@@ -200,16 +223,16 @@ def train_interval(members:Members, n:int):
     c, dev, began = members.c, members.w.device, members.step.tolist()
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
-    live = [name for name, rate in rates(c).items() if rate > 0]
     masks = [g["batches"] for g in members.gens]                            # of dropout, which drawn batches never meet
     due = {e.step - 1 for e in c.events}
     for i, (tokens, targets) in enumerate(batches(get_task(c.task), members.seeds, members.stream, members.gens, began,
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
-        loss, grads = gradients(weights, tokens, targets, c, live, masks)
+        loss, grads = gradients(weights, tokens, targets, c, learning(c, now), masks)
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
+        zero_held_(grad, c, now)
         clip_(grad, c.clip)
         count = counted(members)
         for parts, which in by_rate(c, now):
