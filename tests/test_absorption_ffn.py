@@ -3,16 +3,18 @@ import pandas as pd
 import pytest
 import torch
 
+from moe_redistribution.evidence.printed import claims, seed_list
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import MODEL_PARTS
 from moe_redistribution.models.population import forward, predict
 from moe_redistribution.instruments.rerouting import gradient_norms
+from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption_ffn import study as room
 from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone, answer_scores,
                                                                 as_copies, as_slices, best_factor, fit_linear,
                                                                 imitated, oracle, router_of, ways)
 from moe_redistribution.studies.absorption_ffn.study import (ABSORBING, DEPLOYED, STUDY, SWAPPED, absorbed_rows,
-                                                             fork_name, forked, looks, measures_of)
+                                                             by_edit, fork_name, forked, looks, measures_of)
 from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, run_study, study_jobs
@@ -39,8 +41,7 @@ def dense(): return opened(trained(ABSORBING["dense"], 60))
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return run_study(STUDY, "tiny", ["frozen", "dense"], root=tmp_path_factory.mktemp("s"),
-                     quiet=True)
+    return by_edit(run_study(STUDY, "tiny", ["frozen", "dense"], root=tmp_path_factory.mktemp("s"), quiet=True))
 
 
 # --------------------------------------------------------------------------------------------------------------- forks
@@ -176,13 +177,13 @@ def test_every_row_can_be_told_from_every_other(tiny):
 
 
 def test_the_untrained_router_deployed_is_the_swap(tiny):
-    own = tiny.query("condition.str.endswith('/frozen') & step == 0 & metric in ['exact', 'loss']")
+    own = tiny.query("condition == 'frozen' & step == 0 & metric in ['exact', 'loss']")
     a, b = (own.query(f"edit == '{e}'").set_index(["metric", "seed"])["value"] for e in ("swap", "linear"))
     pd.testing.assert_series_equal(a, b, rtol=1e-5)
 
 
 def test_a_frozen_router_moves_only_where_it_is_named(tiny):
-    own = tiny.query("metric == 'router_moved' & condition.str.endswith('/frozen')")
+    own = tiny.query("metric == 'router_moved' & condition == 'frozen'")
     moved = own.groupby("edit")["value"].agg(["min", "max"])
     assert (moved.loc[moved.index.str.contains("router"), "min"] > 0).all()
     assert (moved.loc[~moved.index.str.contains("router"), "max"] == 0).all()
@@ -212,3 +213,16 @@ def test_every_arm_has_its_measures():
         assert ("deployed" in names) == (arm in DEPLOYED) and ("swap+experts" in names) == (arm in SWAPPED)
         for edit in looks(arm, settings): condition(fork_name(arm, settings["fork"], edit))
     assert all(len(p.arms[a]) >= 16 for p in [STUDY.presets["small"]] for a in ABSORBING)
+
+
+def test_every_line_asks_for_a_fork_that_the_study_measures():
+    settings, asked = STUDY.presets["small"].settings, claims().query("instrument == 'absorption_ffn'")
+    forks = {f"{a}/{e}@{n}" for a in SWAPPED for e, steps in looks(a, settings).items() for n in steps}
+    at_fork = {f"{a}/{e}{more}@0" for a in ABSORBING for e in ("none", "swap") for more in ("", "+factor", "+affine")}
+    known = forks | at_fork | {f"{a}/{w}{more}@0" for a in (*DEPLOYED, "slices") for more in ("", "+factor")
+                               for w in ("oracle", "distilled", "linear", "random", "uniform")}
+    lines = [*asked.itertuples(), *statements().query("instrument == 'absorption_ffn'").itertuples()]
+    assert len(lines) > 40
+    for c in lines:
+        assert {n.partition("/")[2] for n in (c.condition, *c.versus.split())} <= known, c
+        assert set(seed_list(c.seeds)) == set(STUDY.presets["small"].arms["frozen"])

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ABSORBING', 'SWAPPED', 'DEPLOYED', 'UNSWAPPED', 'REPAIRS', 'GROWING', 'UNFROZEN', 'ABSORBING_COST', 'STUDY',
            'fork_name', 'forked', 'score_frame', 'model_scores', 'amplified', 'opened_at_fork', 'router_gradients',
-           'looks', 'trained_after', 'deployed_rows', 'measures_of', 'absorbed_rows', 'repaired', 'absorbing_seconds',
-           'absorbing_preset']
+           'looks', 'trained_after', 'deployed_rows', 'in_names', 'by_edit', 'measures_of', 'absorbed_rows', 'repaired',
+           'absorbing_seconds', 'absorbing_preset']
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #4fc826b9
 import pandas as pd
@@ -134,6 +134,17 @@ def _deployed(cached, name, base, settings):
         yield score_frame(answer_scores(cached.logits(ffn), cached.t) | agree, name, base.seeds, way, 0)
         yield score_frame(amplified(cached, ffn), name, base.seeds, f"{way}+factor", 0)
 
+# %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #1nna0002
+def in_names(frame) -> pd.DataFrame:
+    "Rows whose condition is ARM/EDIT@STEP, and whose edit is `none`."
+    name = frame["condition"] + "/" + frame["edit"] + "@" + frame["step"].astype(int).astype(str)
+    return frame.assign(condition=name, edit="none")
+
+def by_edit(frame) -> pd.DataFrame:
+    "Rows with arm, edit and step taken from such names, also behind the name of a study and preset."
+    said = frame["condition"].str.extract(r"(?:.*\.\w+/)?(?P<condition>[^/]+)/(?P<edit>[^/]+)@(?P<step>\d+)$")
+    return frame.assign(**said.assign(step=said["step"].astype(int)))
+
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #84031031
 def measures_of(arm, settings) -> dict:
     "Name → function from the base members to rows, in order."
@@ -160,7 +171,7 @@ def absorbed_rows(arm, seeds, settings, desk):
         done[name] = measures[name](base).to_dict("list")
         desk.tell((base_steps + 200 * len(done)) / total)
         if not desk.next(state) and len(done) < len(measures): return None
-    return tidy([pd.DataFrame(x) for x in done.values()])
+    return tidy([in_names(pd.DataFrame(x)) for x in done.values()])
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #c54e3812
 def repaired(frame, metric="loss", least=.01) -> pd.DataFrame:
