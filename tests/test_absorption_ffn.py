@@ -194,14 +194,14 @@ def test_a_job_that_is_ended_after_every_step_gives_the_same_rows(tmp_path, monk
     settings = STUDY.presets["tiny"].settings
     monkeypatch.setattr(room, "REPAIRS", ("swap+experts", "swap+all"))
     monkeypatch.setitem(room.RECIPES["add7"], "eval_every", 5)
-    job = study_jobs(STUDY, "tiny", "frozen")[0]
-    whole = absorbed_rows("frozen", SEEDS, settings, Desk(job, Store(tmp_path / "a")))
+    job = study_jobs(STUDY, "tiny", "top2")[0]
+    whole = absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "a")))
     assert whole is not None
     job.path(Store(tmp_path / "b")).parent.mkdir(parents=True)
     for n in range(20):
-        parts = absorbed_rows("frozen", SEEDS, settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
+        parts = absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
         if parts is not None: break
-    assert n == 1 + len(measures_of("frozen", settings))
+    assert n == 1 + len(measures_of("top2", settings))
     pd.testing.assert_frame_equal(whole, parts)
 
 
