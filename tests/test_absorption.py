@@ -12,7 +12,7 @@ from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY, all_but
 from moe_redistribution.tasks.text import Planted, generator_of
-from moe_redistribution.training.gated import (FORMS, Gating, Student, attach, attached, attention_layers, deployed, detach,
+from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers, deployed, detach,
                                                distil, kept_entries, listening_to_attention, new_gates)
 from moe_redistribution.training.language import LanguageTraining, LanguageRecipe, small_model, train_language
 from moe_redistribution.training.store import Store
@@ -75,7 +75,7 @@ def test_keeping_everything_is_dense_attention_to_the_bit(family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", list(GATE_FORMS))
 def test_the_future_is_hidden_under_every_form_and_in_every_family(form):
     other = TOKENS[:, :-1].clone()
     other[:, -1] = (other[:, -1] + 1) % TEXT.d_vocab
@@ -155,7 +155,7 @@ def test_a_state_keeps_what_moves_and_no_frozen_weights():
 
 def test_half_precision_models_take_gates():
     model = tiny(family="llama").to(torch.bfloat16)
-    for form in FORMS:
+    for form in GATE_FORMS:
         with deployed(model, new_gates(model, 8, 1), Gating(form, 5)), torch.no_grad():
             assert said(model).dtype == torch.bfloat16
     student = Student(new_gates(model, 8, 2), "kl")

@@ -85,6 +85,7 @@ def finds(gates, k, source=None) -> dict:
     if source is not None: out["source_kept"] = lambda seen, l, at: source_kept(scores(seen, l), source[at], k)
     return out
 
+# %% ../../nbs/4_instruments/19_masks.ipynb #34400b51
 def attention_rows(model, tokens, ks, seeds, source=None, **labels) -> pd.DataFrame:
     """Rows of every layer and head: `mass` and, with a `source`, `source_kept` by attention itself, for each k in `ks`
     (stratum); `entropy_ratio`; under soft gates `openness`."""

@@ -40,7 +40,8 @@ def split_text(path, tokenize, context, held, batch, steps):
     every = text_windows(path, tokenize, context)
     kept = list(islice(every, max(1, held // context)))
     rest = list(islice(every, batch * steps))
-    if not rest: refuse("text", f"more than the {len(kept) * context} tokens held out", "no more", fix="a smaller --tokens")
+    if not rest:
+        refuse("text", f"more than the {len(kept) * context} tokens held out", "no more", fix="a smaller --tokens")
     return torch.stack(kept), lambda step: torch.stack([rest[(step * batch + i) % len(rest)] for i in range(batch)])
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #8b2907f5
@@ -87,6 +88,7 @@ def unfrozen_job(model, name, held, batches, x, desk, last, how):
     at = dict(condition=f"{name}/unfreeze{last}", edit=how, stream="none", n_examples=held.numel())
     return tidy([rows([loss.exp()], [x["seed"]], metric="ppl", **at)])
 
+# %% ../../nbs/4_instruments/20_own_gates.ipynb #e0466aa3
 def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), steps=1000, lr=1e-2, batch=8,
                 unfreeze=(), seed=0) -> Study:
     """The study of a model's gates: arms `distilled`, `unfreezeN_learned` and `unfreezeN_random` for N in `unfreeze`.
@@ -107,7 +109,7 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
     own = Preset(f"gates of {name}", dict.fromkeys(arms, (seed,)), 1, settings, recorded=False)
     return Study("gates", "Gates of a model of your own", {"own": own}, job, lambda arm, seeds, x: x["steps"] * .1)
 
-# %% ../../nbs/4_instruments/20_own_gates.ipynb #4e6b2744
+# %% ../../nbs/4_instruments/20_own_gates.ipynb #644cde5b
 WAYS = {"random": ("C7", "random mask"), "bce": ("C1", "gate, BCE"), "kl": ("C0", "gate, KL"),
         "oracle": ("k", "oracle")}
 

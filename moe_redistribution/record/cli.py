@@ -193,6 +193,7 @@ def add_gates(p):
     p.add_argument("--unfreeze", default="", help="0,2,4: soft gates while so many last layers' attention learns along")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
 
+# %% ../../nbs/7_record/05_cli.ipynb #9a7e0002
 def add_text_command(p, name):
     "Arguments of the scores, ablate and gates commands."
     p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
@@ -257,8 +258,8 @@ def run(args):
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
     elif args.command == "study": run_study_command(args)
-    elif args.command in ("scores", "ablate"): run_text_command(args)
-    elif args.command == "gates": run_gates(args)
+    elif args.command in ("scores", "ablate", "gates"):
+        (run_gates if args.command == "gates" else run_text_command)(args)
     elif args.command == "ledger": run_ledger(args.item)
     elif args.command == "bench" and args.study:
         known = of_studies("bench", "BENCH")

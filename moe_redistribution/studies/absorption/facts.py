@@ -27,7 +27,8 @@ def gated_set_up() -> dict:
     gate = gate_parameters(sizes["layers"], sizes["heads"], sizes["d"], x["d_gate"])
     return dict(n_layers=sizes["layers"], d_model=sizes["d"], n_heads=sizes["heads"], params=params,
                 seq_len=sizes["T"], batch_size=x["batch"], steps=x["steps"], d_gate=x["d_gate"], gate_params=gate,
-                gate_fraction=gate / params, param_ratio=params / gate, k=x["ks"][0], sparsity=1 - x["ks"][0] / sizes["T"],
+                gate_fraction=gate / params, param_ratio=params / gate, k=x["ks"][0],
+                sparsity=1 - x["ks"][0] / sizes["T"],
                 gate_steps=x["student_steps"]) | {f"seed_{i}": s for i, s in enumerate(preset.arms["dense"])}
 
 def gated_set_up_rows(name) -> pd.DataFrame:

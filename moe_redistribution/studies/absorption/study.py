@@ -73,6 +73,7 @@ def train(self:Trial, name, model, steps, curve=None, share=0., lr=None, **choic
     for step, x in zip(done[1]["h"]["step"], done[1]["h"].get("heldout", [])):
         self.put("loss", x, self.held[:, 1:].numel(), rule="look", step=step, **curve)
 
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #27fce90e
 @patch
 def evaluate(self:Trial, model, **labels):
     "Rows of the loss (nats), perplexity and, where answers are known, the loss on them; returns the loss."
@@ -84,7 +85,7 @@ def evaluate(self:Trial, model, **labels):
         self.put("answer_loss", asked.mean(), len(asked), **labels)
     return losses.mean().item()
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #06bcd2f7
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #00bfbf8a
 @patch
 def under_masks(self:Trial, model, arm, own):
     """Rows under hard masks of the oracle and of five random draws (units M1 to M5, and their mean), for each k.
@@ -106,7 +107,7 @@ def under_masks(self:Trial, model, arm, own):
         self.put("ppl", found[k][0], edit="random", **at)
     return found
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #c72c7d0e
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #e68d13ca
 @patch
 def concentration(self:Trial, model, arm, edit="none"):
     "Rows of `attention_rows` of a model without a gate, and of their means."
@@ -120,7 +121,7 @@ def concentration(self:Trial, model, arm, edit="none"):
         self.put(metric, some["value"].mean(), **at)
         for site, one in some.groupby("site"): self.put(metric, one["value"].mean(), unit=site.split(".")[0], **at)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #497e13fa
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #f26d7ee9
 @patch
 def taught(self:Trial, name, model, wanted) -> dict:
     "Gates for each (loss, k, d_gate) in `wanted`, distilled from the model as it attends now."
@@ -135,6 +136,7 @@ def taught(self:Trial, name, model, wanted) -> dict:
         for n, p in own.items(): p.copy_(done[0][n])
     return {w: s.gates for w, s in made.items()}
 
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #6e67e280
 @patch
 def under_students(self:Trial, model, arm, own, students, masks):
     """Rows of students: agreement with attention (f1, and with the source), the model under their hard masks, and how
@@ -149,7 +151,7 @@ def under_students(self:Trial, model, arm, own, students, masks):
             self.put("damage", lost - own, **at)
             self.put("efficiency", efficiency(masks[k][0], math.exp(lost), masks[k][1]), **at)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #6e67e280
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #43d735db
 @patch
 def with_amplitude(self:Trial, model, arm, own, gates):
     """Rows of the damage of a student's hard mask with one factor a head: `damage_scaled` by the mean σ(G) of the
@@ -167,7 +169,7 @@ def with_amplitude(self:Trial, model, arm, own, gates):
     self.train(f"{arm} scales", twin, self.settings["scale_steps"], frozen=all_but("attn_scale"), lr=.02)
     self.put("damage_fitted", self.evaluate(twin, **at | dict(edit="bce, fitted")) - own, **at)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #43d735db
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #79590144
 @patch
 def unfrozen(self:Trial, model, n, form="post"):
     "Rows of one number of unfrozen layers: learned and random gates, and the gap between them (random less learned)."
@@ -189,7 +191,7 @@ def unfrozen(self:Trial, model, n, form="post"):
     self.put("gap_ppl", math.exp(lost["learned"]) - math.exp(lost["random"]), condition=condition)
     return lost["random"] - lost["learned"]
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #79590144
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #f08d3f92
 @patch
 def of_dense(self:Trial, model, arm, own):
     S, masks = self.settings, self.under_masks(model, arm, own)
@@ -204,6 +206,7 @@ def of_dense(self:Trial, model, arm, own):
     for n, gap in gaps.items(): self.put("closed", 1 - gap / gaps[0], condition=f"unfreeze{n}")
     self.unfrozen(model, 0, "logbias")
 
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #5fb6768f
 @patch
 def of_soft(self:Trial, model, arm, own):
     (gates, how, _), masks = attached(model), self.under_masks(model, arm, own)
@@ -222,7 +225,7 @@ def of_hard(self:Trial, model, arm, own):
         self.under_masks(model, arm, own)
         self.concentration(model, arm, "no gate")
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #a419ea48
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #c5b71dd8
 def gate_gradient(model, tokens) -> float:
     "Norm of the gradient of the loss that reaches a model's gates: 0 where no path leads to them."
     loss = next_token_loss(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens)
@@ -247,7 +250,7 @@ def absorption_rows(arm, seeds, settings, desk):
     except OutOfTime: return None
     return tidy(t.found)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #f08d3f92
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #c78233d8
 def absorption_seconds(arm, seeds, settings):
     "Seconds of one core that a job is expected to take."
     s, step = settings, settings["step_seconds"]
@@ -258,20 +261,21 @@ def absorption_seconds(arm, seeds, settings):
 def main_share(arm, settings): return settings["steps"] * (1 if arm == "dense" else 1.5) * settings["step_seconds"] / \
     absorption_seconds(arm, (1,), settings)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #c5b71dd8
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #0b649391
 QUICK = dict(n_keys=8, n_values=16, n_words=32, window=32, p_get=.45)             # every tenth token answers a GET
 
 def choices_of(steps, T, heldout, text="planted", tune=150, students=100, unfreeze=(0, 1, 2), step_seconds=.025,
                d_vocab=1000, **sizes):
     sizes = dict(layers=2, d=64, heads=4, T=T) | sizes
     return dict(text=text, language=QUICK, d_vocab=d_vocab, sha256=KJV_SHA256 if text == "kjv" else "", steps=steps,
-                batch=16, lr=5e-3, ks=[T // 8, T // 4, T // 2], d_gate=sizes["d"] // sizes["heads"] // 2, widths=[4, 8, 16],
-                tune_steps=tune, student_steps=students, scale_steps=min(60, tune), unfreeze=list(unfreeze),
+                batch=16, lr=5e-3, ks=[T // 8, T // 4, T // 2], d_gate=sizes["d"] // sizes["heads"] // 2,
+                widths=[4, 8, 16], tune_steps=tune, student_steps=students, scale_steps=min(60, tune), unfreeze=list(unfreeze),
                 heldout=heldout, step_seconds=step_seconds, sizes=sizes)
 
 def all_arms(seeds): return dict.fromkeys(ABSORPTION_ARMS, seeds)
 FIVE = range(1, 6)
 
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #43c51a2c
 ABSORPTION_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?", all_arms((1,)), 1,
                    choices_of(6, 32, 16, tune=4, students=4), recorded=False),
