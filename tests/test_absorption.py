@@ -1,4 +1,4 @@
-"""Companion 003: what must hold of gates, masks and distillation; every line of the bridge asks for rows that are made."""
+"""Companion 003: what must hold of gates, masks and distillation; every line of the bridge asks for rows that exist."""
 from copy import deepcopy
 
 import pytest
@@ -12,8 +12,8 @@ from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY, all_but
 from moe_redistribution.tasks.text import Planted, generator_of
-from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers, deployed, detach,
-                                               distil, kept_entries, listening_to_attention, new_gates)
+from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers, deployed,
+                                               detach, distil, kept_entries, listening_to_attention, new_gates)
 from moe_redistribution.training.language import LanguageTraining, LanguageRecipe, small_model, train_language
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import carry_out, run_study, study_jobs
@@ -39,7 +39,8 @@ def random_scores(t=20, seed=0):
 @pytest.mark.parametrize("k", [1, 3, 7, 20, 50])
 def test_a_hard_mask_keeps_k_causal_entries_or_all_there_are(k):
     kept = kept_entries(random_scores(), k)
-    assert (kept.sum(-1) == torch.arange(1, 21).clamp(max=k)).all() and not (kept & (torch.ones(20, 20).triu(1) > 0)).any()
+    assert (kept.sum(-1) == torch.arange(1, 21).clamp(max=k)).all()
+    assert not (kept & (torch.ones(20, 20).triu(1) > 0)).any()
 
 
 def test_ties_keep_exactly_k(): assert (kept_entries(torch.zeros(1, 1, 9, 9), 4).sum(-1) == 4).all()
@@ -99,7 +100,8 @@ def test_what_is_frozen_stays_to_the_bit():
     model = tiny()
     attach(model, new_gates(model, 8, 1), Gating("post"))
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    train_language(model, TEXT.batches(32, 2, seed=1), 3, lr=1e-2, frozen=all_but("attn_gate", r"h\.1\.attn\.c_"), looks=1)
+    frozen = all_but("attn_gate", r"h\.1\.attn\.c_")
+    train_language(model, TEXT.batches(32, 2, seed=1), 3, lr=1e-2, frozen=frozen, looks=1)
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {n for n in before if "attn_gate" in n or "h.1.attn.c_" in n}
 
@@ -150,7 +152,8 @@ def test_a_state_keeps_what_moves_and_no_frozen_weights():
     model = tiny()
     attach(model, new_gates(model, 8, 1), Gating("post"))
     kept = LanguageTraining(model, LanguageRecipe(5, looks=1, frozen=all_but("attn_gate"))).state()[0]
-    assert {n for n in kept if n.startswith("p/")} == {f"p/{n}" for n, _ in model.named_parameters() if "attn_gate" in n}
+    gates = {f"p/{n}" for n, _ in model.named_parameters() if "attn_gate" in n}
+    assert {n for n in kept if n.startswith("p/")} == gates
 
 
 def test_half_precision_models_take_gates():
@@ -217,7 +220,8 @@ def test_the_papers_sizes_are_counted():
 def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
     import time
     def seconds(how):
-        model = small_model("gpt2", 1000, 1, layers=2, d=256, heads=4, T=512, tie_word_embeddings=False, attention="eager")[0]
+        model = small_model("gpt2", 1000, 1, layers=2, d=256, heads=4, T=512, tie_word_embeddings=False,
+                            attention="eager")[0]
         if how: attach(model, new_gates(model, 32, 1), how)
         training, tokens = LanguageTraining(model, LanguageRecipe(100)), torch.randint(1000, (2, 513))
         def step():
@@ -225,6 +229,7 @@ def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
             training.one_step(tokens)
             return time.perf_counter() - began
         return step
-    steps = {how: seconds(how) for how in (None, Gating("post"), Gating("logbias"), Gating("topk_tau", 64), Gating("hard", 64))}
+    gated = Gating("post"), Gating("logbias"), Gating("topk_tau", 64), Gating("hard", 64)
+    steps = {how: seconds(how) for how in (None, *gated)}
     taken = {how: min(step() for _ in range(6)) for how, step in steps.items()}
     assert all(t < 2 * taken[None] for t in taken.values()), taken

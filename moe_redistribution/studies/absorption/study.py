@@ -269,7 +269,8 @@ def choices_of(steps, T, heldout, text="planted", tune=150, students=100, unfree
     sizes = dict(layers=2, d=64, heads=4, T=T) | sizes
     return dict(text=text, language=QUICK, d_vocab=d_vocab, sha256=KJV_SHA256 if text == "kjv" else "", steps=steps,
                 batch=16, lr=5e-3, ks=[T // 8, T // 4, T // 2], d_gate=sizes["d"] // sizes["heads"] // 2,
-                widths=[4, 8, 16], tune_steps=tune, student_steps=students, scale_steps=min(60, tune), unfreeze=list(unfreeze),
+                widths=[4, 8, 16], tune_steps=tune, student_steps=students,
+                scale_steps=min(60, tune), unfreeze=list(unfreeze),
                 heldout=heldout, step_seconds=step_seconds, sizes=sizes)
 
 def all_arms(seeds): return dict.fromkeys(ABSORPTION_ARMS, seeds)
