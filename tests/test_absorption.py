@@ -1,19 +1,23 @@
 """Companion 003: what must hold of gates, masks and distillation; every line of the bridge asks for rows that exist."""
 from copy import deepcopy
+import time
 
+import pandas as pd
 import pytest
 import torch
 
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
 from moe_redistribution.instruments.masks import f1_of, mass_in_top
 from moe_redistribution.instruments.opened import LanguageModel
+from moe_redistribution.record.cli import main
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY, all_but
 from moe_redistribution.tasks.text import Planted, generator_of
 from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
-                                               deployed, detach, distil, kept_entries, listening_to_attention, new_gates)
+                                               deployed, detach, distil, kept_entries, listening_to_attention,
+                                               new_gates)
 from moe_redistribution.training.language import LanguageTraining, LanguageRecipe, small_model, train_language
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import carry_out, run_study, study_jobs
@@ -216,10 +220,29 @@ def test_the_papers_sizes_are_counted():
     assert x["gate_params"] == 393_216 and round(x["params"] / 1e6, 1) == 30.6 and x["k"] == 64
 
 
+def test_gates_of_a_model_of_ones_own_are_a_command_whose_second_call_finds_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "store"))
+    small_model("llama", 256, 1, layers=2, d=32, heads=4, kv_heads=2, T=32)[0].save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("And God said, Let there be light: and there was light. " * 60)
+    ask = ["gates", "--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--bytes", "--context",
+           "16", "--batch", "2", "--tokens", "64", "--d-gate", "4", "--steps", "3", "--loss", "kl", "--loss", "bce"]
+    file = tmp_path / "g.csv"
+    more = ["--k", "2,4", "--unfreeze", "0,1", "--out", str(file)]
+    assert main([*ask, *more]) == 0
+    made = pd.read_csv(file)
+    ways = made[made["condition"] == "model"].groupby("stratum")["edit"].agg(set)
+    assert ways["k=2"] == ways["k=4"] == {"oracle", "random", "kl", "bce"} and ways["all"] == {"none"}
+    assert {"model/unfreeze0", "model/unfreeze1"} < set(made["condition"]) and file.with_suffix(".png").exists()
+    assert main([*ask, *more]) == 0 and "Nothing is missing" in capsys.readouterr().out
+    assert pd.read_csv(file).equals(made)
+    for wrong, says in ((["--k", "2,x"], "whole numbers"), (["--k", "16"], "from 1 to 15"), (["--loss", "mse"], "loss"),
+                        (["--unfreeze", "3"], "0 to 2"), (["--tokens", "99999"], "a smaller --tokens")):
+        assert main([*ask, *more, *wrong]) == 2 and says in capsys.readouterr().err, wrong
+
+
 @pytest.mark.audit
 def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
-    import time
-    def seconds(how):
+    def step_of(how):
         model = small_model("gpt2", 1000, 1, layers=2, d=256, heads=4, T=512, tie_word_embeddings=False,
                             attention="eager")[0]
         if how: attach(model, new_gates(model, 32, 1), how)
@@ -230,6 +253,6 @@ def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
             return time.perf_counter() - began
         return step
     gated = Gating("post"), Gating("logbias"), Gating("topk_tau", 64), Gating("hard", 64)
-    steps = {how: seconds(how) for how in (None, *gated)}
+    steps = {how: step_of(how) for how in (None, *gated)}
     taken = {how: min(step() for _ in range(6)) for how, step in steps.items()}
     assert all(t < 2 * taken[None] for t in taken.values()), taken
