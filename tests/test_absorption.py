@@ -13,12 +13,13 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up
-from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY, all_but
+from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.tasks.text import Planted, generator_of
 from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
                                                deployed, detach, distil, kept_entries, listening_to_attention,
                                                new_gates)
-from moe_redistribution.training.language import LanguageTraining, LanguageRecipe, small_model, train_language
+from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, all_but, small_model,
+                                                  train_language)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import carry_out, run_study, study_jobs
 

@@ -8,7 +8,7 @@ __all__ = ['GATE_FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept
            'attached', 'deployed', 'Student', 'Distillation', 'distil']
 
 # %% ../../nbs/3_training/10_gated.ipynb #a8886183
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 

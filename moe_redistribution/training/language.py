@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SIZE_NAMES', 'TOY', 'SCHEDULES', 'with_transformers', 'small_config', 'small_model', 'token_losses',
            'next_token_loss', 'heldout_losses', 'perplexity', 'one_cycle', 'cosine', 'linear', 'parameters_named',
-           'router_names', 'LanguageRecipe', 'LanguageTraining', 'standing_still', 'train_language']
+           'router_names', 'all_but', 'LanguageRecipe', 'LanguageTraining', 'standing_still', 'train_language']
 
 # %% ../../nbs/3_training/09_language.ipynb #1b8029e7
 from contextlib import contextmanager
@@ -130,6 +130,11 @@ def parameters_named(model, expressions) -> list:
 def router_names(model) -> list:
     "Names of the routers' parameters; empty for a dense model."
     return [n for n, _ in model.named_parameters() if re.search(r"\.(gate|router)\.(weight|bias)$", n)]
+
+# %% ../../nbs/3_training/09_language.ipynb #a11b0002
+def all_but(*moving) -> tuple:
+    "The expression, as `frozen` takes it, of parameters in whose name none of these expressions is found."
+    return (rf"^(?!.*(?:{'|'.join(moving)}))",)
 
 # %% ../../nbs/3_training/09_language.ipynb #7f906089
 @dataclass(frozen=True)
