@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SIZE_NAMES', 'TOY', 'SCHEDULES', 'with_transformers', 'small_config', 'small_model', 'token_losses',
            'next_token_loss', 'heldout_losses', 'perplexity', 'one_cycle', 'cosine', 'linear', 'parameters_named',
-           'router_names', 'all_but', 'LanguageRecipe', 'LanguageTraining', 'standing_still', 'train_language']
+           'router_names', 'all_but', 'LanguageRecipe', 'LanguageTraining', 'standing_still', 'train_language',
+           'train_part', 'greedy']
 
 # %% ../../nbs/3_training/09_language.ipynb #1b8029e7
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.text import generator_of
+from .study import OutOfTime
 
 # %% ../../nbs/3_training/09_language.ipynb #73d16ad4
 def with_transformers():
@@ -281,3 +283,37 @@ def train_language(model, batches, steps:int, lr:float=3e-3, measures=None, loss
             if desk: desk.tell(end / steps, [loss])
             if desk and end < steps and not desk.next(training.state): return None
     return pd.DataFrame(training.history, columns=["step", "loss", *(measures or {})])
+
+# %% ../../nbs/3_training/09_language.ipynb #c0ffee01
+def train_part(desk, name, model, batches, steps:int, share=0., **choices) -> pd.DataFrame:
+    """`train_language` as the part `name` of a desk's job, done once: a second call gives the same weights and history.
+
+    `share`: how much of the job it is. OutOfTime if the desk's time is over, with the state kept."""
+    def work(part):
+        h = train_language(model, batches, steps, desk=part, **choices)
+        return h if h is None else ({n: p.detach() for n, p in model.named_parameters()}, dict(h=h.to_dict("list")))
+    if (done := desk.once(name, work, share)) is None: raise OutOfTime
+    with torch.no_grad():
+        for n, p in model.named_parameters(): p.copy_(done[0][n])
+    return pd.DataFrame(done[1]["h"])
+
+# %% ../../nbs/3_training/09_language.ipynb #c0ffee04
+@torch.no_grad()
+def greedy(model, prompts, new:int, stop:int=None, fill:int=None, batch:int=512) -> torch.Tensor:
+    """The `new` most probable tokens (n, new) after each prompt (n, T), one by one, until the token `stop`, and -1 then.
+
+    `fill`: the token that fills prompts up at the left; it is not attended to. The model keeps its mode. ValueError for
+    no prompt."""
+    if not len(prompts): refuse("prompts", "one or more", tuple(prompts.shape), fix="prompts[None]")
+    training, pad = model.training, stop if fill is None else fill
+    model.eval()
+    found = []
+    for x in prompts.to(next(model.parameters()).device).split(batch):
+        seen = torch.ones_like(x) if fill is None else (x != fill).long()
+        said = model.generate(input_ids=x, attention_mask=seen, max_new_tokens=new, do_sample=False, use_cache=True,
+                              eos_token_id=stop, pad_token_id=pad)[:, x.shape[1]:]
+        found.append(F.pad(said, (0, new - said.shape[1]), value=-1))
+    model.train(training)
+    said = torch.cat(found)
+    if stop is None: return said
+    return said.masked_fill((said == stop).int().cumsum(1) - (said == stop).int() > 0, -1)
