@@ -24,7 +24,7 @@ MAIN_TEXT = [item for p, (page, _) in stored_pages().items() if p.startswith("6_
 
 def main_paper(frame):
     "Without the companions' items: 004 …, and the contrasts of their studies."
-    return frame[~frame["item"].str.contains(r"^0|^contrast_(?:granularity|routing|absorption)")]
+    return frame[~frame["item"].str.contains(r"^0|^contrast_(?:granularity|routing|absorption|parrots)")]
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
 
 

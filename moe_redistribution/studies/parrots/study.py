@@ -321,14 +321,15 @@ def parrot_seconds(arm, seeds, settings) -> float:
     if kind == "path": return len(seeds) * each * len(S["widths"]) * {1: 1, 4: 1.3, 16: 3}[int(arm[6:])]
     return len(seeds) * each * len(S["models"])
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #17f4a5b6
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #643dda66
 BOOK_MODELS = ("d16", "d24", "d32", "d48", "d16-e8", "d16-e16", "d24-e4", "d24-e8", "d32-e4")
 BOOK = dict(n=2000, letters=4, digits=5, layers=2, steps=1000, batch=256, lr=5e-3, step_seconds=.03)
 PATH = dict(vertices=12, widths=[2, 4, 6, 8, 12], f=64, steps=1500, batch=128, lr=1e-2, pool=1 << 16, test=8192,
             step_seconds=.002)
 SIZES_TRIED = [250, 354, 500, 707, 1000, 1414, 2000, 2828, 4000, 5657, 8000, 10000]
-MIXED = dict(n=500, graphs=2000, elements=8, layers=2, steps=1500, batch=192, lr=5e-3, looks=15, step_seconds=.04,
-             models=["d24", "d48", "d24-e8", "d24-e16"], pairs=[["d24-e8", "d24"], ["d24-e8", "d48"], ["d24-e16", "d48"]])
+MIXED = dict(n=500, graphs=1000, elements=8, layers=1, steps=1500, batch=192, lr=5e-3, looks=15, step_seconds=.03,
+             models=["d16", "d32", "d16-e8", "d32-e8"],
+             pairs=[["d16-e8", "d16"], ["d16-e8", "d32"], ["d32-e8", "d32"]])
 GRAPHS = dict(n=12, p=.14, graphs=20000, test=1000, layers=4, heads=4, steps=6000, batch=64, lr=1e-3, step_seconds=.2,
               models=["d32", "d64", "d32-e8"])
 
@@ -355,7 +356,7 @@ PARROT_PRESETS = {
                     dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 6),
                          graphs=range(1, 4)) | PATH_ARMS, STACK, parrot_settings())}
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #f0e0fbc3
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #8c3793ec
 GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch=4096, lr=2e-3, step_seconds=.02,
                      models=["d64", "d128", "d256", "d64-e8", "d64-e32", "d128-e8", "d128-e32"]),
            graphs=dict(n=16, p=.18, graphs=200_000, layers=6, heads=4, steps=4000, batch=512, step_seconds=.04,
@@ -365,8 +366,8 @@ PARROT_PRESETS |= {
                   dict(book=range(1, 3), graphs=range(1, 3)), 1, parrot_settings(**GPU)),
     "paper": Preset("12 layers, books to 3,000,000, shortest paths on 25 to 55 vertices, and pre-training",
                     dict(book=(1,), graphs=(1,)), 1, parrot_settings(),
-                    note="books and paths: over 100 GPU-hours with the sweeps; pre-training on 63 billion tokens: 8e20 "
-                         "FLOP for the largest model alone, 39 days of one GPU at 30 % of 790 TFLOP/s")}
+                    note="books and paths: over 100 GPU-hours with the sweeps; pre-training all 36 models of Section 5: "
+                         "3.2e21 FLOP, 125 days of an H100 at 30 % of its peak")}
 
 STUDY = Study("parrots", "What can experts hold? (companion 002)", PARROT_PRESETS, parrot_rows, parrot_seconds,
               content=parrot_content)
