@@ -4,16 +4,19 @@
 
 # %% auto #0
 __all__ = ['PARROTS_PAPER', 'COMPUTED', 'grid_parameters', 'training_flops', 'gpu_days', 'pretraining_cost', 'mean_distance',
-           'parrots_tasks', 'parrots_sizes', 'parrots_training', 'parrots_set_up', 'parrots_set_up_rows']
+           'parrots_tasks', 'parrots_sizes', 'parrots_training', 'parrots_set_up', 'parrots_set_up_rows',
+           'executed_theory', 'executed_theory_rows']
 
 # %% ../../../nbs/6_studies/parrots/04_facts.ipynb #e6981df0
 from functools import lru_cache
 
+import torch
 import pandas as pd
 from ...tasks.errors import choose, refuse
 from ...tasks.recall import BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, graph_vocab, random_graphs
 from ...instruments.rows import rows, tidy
-from .theory import block_parameters
+from .theory import (all_graphs, block_parameters, expert_loads, memorise,
+                                                       path_output, path_tokens, recalled, two_steps)
 
 # %% ../../../nbs/6_studies/parrots/04_facts.ipynb #06156b02
 PARROTS_PAPER = dict(
@@ -115,4 +118,33 @@ def parrots_set_up_rows(name) -> pd.DataFrame:
     return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
                  for m, v in parrots_set_up(said).items()])
 
-COMPUTED = {"parrots_set_up": parrots_set_up_rows}
+
+
+# %% ../../../nbs/6_studies/parrots/04_facts.ipynb #ca11ab02
+@lru_cache(maxsize=None)
+def executed_theory(name) -> dict:
+    """Name → share, for `graphs-3` or `graphs-0` (Theorem 3.3 with 3 or 0 tokens between: `right` of all graphs of 3 to
+    5 vertices, `right_printed` with the threshold 1/|V|) and `memory-16` or `memory-64` (Theorem 3.5 with so many
+    experts and 4,096 points: `recalled`; `load`, the fullest expert over 2n/K). ValueError for another name."""
+    choose("theorem", name, ["graphs-0", "graphs-3", "memory-16", "memory-64"])
+    kind, _, number = name.partition("-")
+    if kind == "graphs":
+        found = [(two_steps(A), path_tokens(A, int(number)), A.shape[1]) for A in map(all_graphs, (3, 4, 5))]
+        right = {n: torch.cat([(path_output(t, v, c(t.shape[1], v)) > 0) == truth for truth, t, v in found])
+                 for n, c in dict(right=lambda N, v: 1.5 / N, right_printed=lambda N, v: 1 / v).items()}
+        return {n: x.double().mean().item() for n, x in right.items()}
+    g, K = torch.Generator().manual_seed(0), int(number)
+    X = torch.randn(4096, 32, generator=g, dtype=torch.double)
+    y = torch.randint(0, 2, (4096,), generator=g) * 2. - 1
+    return dict(recalled=recalled(memorise(X, y, K), X).sign().eq(y).double().mean().item(),
+                load=expert_loads(X, K).max().item() / (2 * len(X) / K))
+
+# %% ../../../nbs/6_studies/parrots/04_facts.ipynb #ca11ab05
+def executed_theory_rows(name) -> pd.DataFrame:
+    "A theorem such as `parrots/graphs-3` as rows, in the stream and at the rule `none`, seed 0."
+    study, _, said = name.partition("/")
+    choose("study", study, ["parrots"])
+    return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
+                 for m, v in executed_theory(said).items()])
+
+COMPUTED = {"parrots_set_up": parrots_set_up_rows, "parrots_theory": executed_theory_rows}

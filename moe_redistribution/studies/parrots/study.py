@@ -333,7 +333,7 @@ MIXED = dict(n=500, graphs=1000, elements=8, layers=1, steps=1500, batch=192, lr
 GRAPHS = dict(n=12, p=.14, graphs=20000, test=1000, layers=4, heads=4, steps=6000, batch=64, lr=1e-3, step_seconds=.2,
               models=["d32", "d64", "d32-e8"])
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #7f3853cb
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #77a1e017
 def parrot_settings(few=None, **more):
     "The settings of all kinds; `few` goes over each of them."
     ROUTERS = dict(models=["d24-e8", "d24-e8-frozen", "d24-e8-olmoe", "d24-e8-switch"], unmasked=["d24-e8", "d48"])
@@ -353,7 +353,7 @@ PARROT_PRESETS = {
     "small": Preset("a book of 2,000, nine models; length-2 paths, five widths, 1 to 16 experts",
                     dict(book=range(1, 4)) | PATH_ARMS, STACK, parrot_settings()),
     "night": Preset("books up to 10,000, routers, a mixed stream, shortest paths on 12 vertices",
-                    dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 6),
+                    dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 11),
                          graphs=range(1, 4)) | PATH_ARMS, STACK, parrot_settings())}
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #8c3793ec
