@@ -1,0 +1,169 @@
+"""Companion 002: what must hold of books, paths and streams; every line of the bridge asks for rows that the study makes."""
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from moe_redistribution.evidence.printed import claims, each_name, seed_list
+from moe_redistribution.record.ledger import statements
+from moe_redistribution.studies.parrots import study
+from moe_redistribution.studies.parrots.paths import path_layer, path_logits, train_paths
+from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, exponents, kind_of,
+                                                      loss_at, memorised, parrot, parrot_of, parrot_parameters,
+                                                      right_aligned)
+from moe_redistribution.studies.parrots.theory import block_parameters
+from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
+from moe_redistribution.training.language import LanguageRecipe, LanguageTraining, greedy, heldout_losses, train_language
+from moe_redistribution.training.store import Store, seal
+from moe_redistribution.training.study import Desk, carry_out, find_rows, run_study, study_jobs
+
+BOOK = PhoneBook(60, 3, 3)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("parrots"), executor="here", quiet=True)
+
+
+@pytest.mark.parametrize("source", ["claims", "statements"])
+def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
+    lines = claims() if source == "claims" else statements()
+    lines = lines[(lines["instrument"] == "parrots") & (lines["aggregate"] != "none")]
+    made = set(zip(rows["metric"], rows["condition"].str.split("/").str[1], rows["split"], rows["rule"]))
+    assert len(lines) > 15
+    for c in lines.itertuples():
+        for name in [n for n in each_name(f"{c.condition} {c.versus}") if "=" not in n]:
+            preset, kind, model = name.split("/")
+            p = STUDY.presets[preset.partition(".")[2]]
+            arm = f"path-{model}" if kind == "path" else kind
+            if model != "exponents": assert (c.metric, kind, c.split, "final") in made, (c.Index, name)
+            assert set(seed_list(c.seeds)) <= set(p.arms[arm]), name
+            own = p.settings[kind_of(arm)]
+            if kind == "path": assert c.stratum in ("all", *(f"width={m}" for m in own["widths"]))
+            else: assert model.removesuffix("-unmasked") in [*own["models"], *own.get("unmasked", []), "exponents"]
+            if c.edit != "none": assert [model, c.edit.removeprefix("over ")] in own["pairs"]
+
+
+def test_every_arm_makes_rows_and_none_twice(rows):
+    labels = [c for c in rows if c not in ("value", "n_examples")]
+    assert not rows.duplicated(labels).any() and rows["value"].notna().all()
+    assert set(rows["condition"].str.split("/").str[1]) == {"book", "routers", "capacity", "path", "mixed", "graphs"}
+
+
+@pytest.mark.parametrize("arm", ["mixed", "capacity", "graphs"])
+def test_a_job_that_is_stopped_in_the_middle_gives_the_same_rows(arm, tmp_path, rows, monkeypatch):
+    job, = study_jobs(STUDY, "tiny", arm)
+    with monkeypatch.context() as m:
+        m.setattr(Desk, "next", lambda desk, state: seal(desk.path, *with_key(state(), desk.key)) and False)
+        assert carry_out(job, tmp_path) is False                                 # stopped at its first look
+    assert list(tmp_path.rglob("*.state")) and carry_out(job, tmp_path) and not list(tmp_path.rglob("*.state"))
+    again = find_rows(job, Store(tmp_path))
+    own = rows[rows["condition"].isin("parrots.tiny/" + again["condition"])].reset_index(drop=True)
+    assert own["value"].tolist() == again["value"].tolist()                      # to the bit
+
+
+def with_key(state, key): return state[0], state[1] | {"key": key}
+
+
+@pytest.mark.parametrize("name", [*BOOK_MODELS, "d24-e8-frozen", "d24-e8-switch"])
+def test_sizes_are_those_of_the_formula(name):
+    d, E, how = parrot_of(name).values()
+    found, k = parrot_parameters(parrot(name, 1, 39, 12)), 1 if how == "switch" else 2
+    formula = block_parameters(d, E, k, 2)
+    norms = 2 * 2 * d if how in ("olmoe", "switch") else 0                        # OLMoE norms queries and keys as well
+    assert found == {n: x + norms for n, x in formula.items()}
+
+
+def test_the_loss_is_on_labels_only():
+    tokens, model = BOOK.entries(range(8)), parrot("d16", 1, BOOK.d_vocab, BOOK.T)
+    logits = model(input_ids=tokens[:, :-1]).logits
+    digits = heldout_losses(model, tokens)[:, BOOK.labels()[1:]].mean()
+    assert torch.allclose(loss_at(BOOK.labels())(logits, tokens), digits, atol=1e-5)
+    assert BOOK.labels("all").sum() == BOOK.T - 1 and BOOK.labels().sum() == 3
+
+
+def test_a_book_learnt_by_heart_has_all_its_bits_and_is_written_without_a_mistake():
+    model = parrot("d32", 1, BOOK.d_vocab, BOOK.T)
+    train_language(model, BOOK.batches(60, 1), 200, 1e-2, loss_of=loss_at(BOOK.labels()))
+    found = memorised(model, BOOK)
+    assert found["exact"] == 1 and found["digits"] == 1 and found["share"] > .95
+
+
+def test_frozen_routers_stay_to_the_bit_and_learning_ones_move(tmp_path):
+    for name, moved in (("d16-e4-frozen", False), ("d16-e4", True)):
+        learner = study.Learner(1, dict(steps=3, lr=1e-2), None)
+        model = parrot(name, 1, BOOK.d_vocab, BOOK.T)
+        before = {n: p.clone() for n, p in model.named_parameters() if n.endswith("gate.weight")}
+        class Desk:
+            def once(self, part, work, share): return work(None)
+        learner.desk = Desk()
+        learner.train("x", name, model, BOOK.batches(20, 1), loss_at(BOOK.labels()), 1.)
+        after = dict(model.named_parameters())
+        assert before and all(torch.equal(after[n], p) != moved for n, p in before.items())
+
+
+def test_two_parameters_a_bit_are_told_from_two_active_ones():
+    total, active = np.array([4., 8, 16, 16, 32]) * 1e3, np.array([4., 8, 16, 6, 9]) * 1e3
+    assert np.allclose(exponents(total, active, 2 * total), (1, 0))
+    assert np.allclose(exponents(total, active, active ** .5), (0, .5))
+
+
+def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
+    stream = MixedStream(50, 100, 6, seed=3)
+    both = {tuple(x) for x in stream.seen.tolist()} & {tuple(x) for x in stream.unseen.tolist()}
+    lines = stream.batches(30, 1)(5)
+    assert not both and torch.bincount(lines[:, 0]).tolist() == [10, 10, 10]
+    assert torch.equal(lines, stream.batches(30, 1)(5)) and lines.max() < stream.d_vocab
+    seen = {tuple(x) for x in stream.seen.tolist()}
+    assert all(tuple(x) in seen for x in lines[lines[:, 0] == 1].tolist())
+
+
+@pytest.mark.parametrize("n", [6, 12])
+def test_prompts_end_where_the_answer_begins(n):
+    g = random_graphs(n, range(20), seed=1, p=.25)
+    prompts, labels = right_aligned(g.tokens, n), answer_labels(g.tokens, n)
+    assert torch.equal(labels, g.labels) and (prompts[:, -1] == n + 3).all()
+    for line, prompt, here in zip(g.tokens, prompts, labels):
+        kept = prompt[prompt != n + 5]
+        assert torch.equal(torch.cat([kept, line[here]]), line[line != n + 5])
+
+
+def test_prompts_of_different_length_are_answered_as_each_alone():
+    g = random_graphs(6, range(6), seed=2, p=.3)
+    model = parrot("d16-e4", 1, 12, 80)
+    together = greedy(model, right_aligned(g.tokens, 6), 5, fill=11)
+    for i in range(6):
+        assert torch.equal(greedy(model, right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
+
+
+def test_an_expert_alone_is_the_dense_layer_and_the_order_of_tokens_is_nothing():
+    p = path_layer(3, 1, 8, 12, (1,))
+    tokens, _ = length2_path(7, 32, "tokens")
+    shuffled = torch.cat([tokens[:, torch.randperm(10)], tokens[:, -1:]], 1)
+    assert torch.allclose(path_logits(p, tokens[None])[0], path_logits(p, shuffled[None])[0], atol=1e-4)
+    assert train_paths(2, 1, (1,), vertices=5, steps=2, batch=4, pool=16, test=8)[0].shape == (1,)
+
+
+@pytest.mark.audit
+def test_training_is_as_fast_as_a_plain_loop_over_the_same_class():
+    book, steps = PhoneBook(2000, 4, 5), 60
+    loss = loss_at(book.labels())
+    def ours(model):
+        training = LanguageTraining(model, LanguageRecipe(steps, aux_weight=.01), loss)
+        for i in range(steps): training.one_step(book.batches(256, 1)(i))
+    def plain(model):
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for i in range(steps):
+            tokens = book.batches(256, 1)(i)
+            out = model(input_ids=tokens[:, :-1], use_cache=False, output_router_logits=True)
+            optimiser.zero_grad()
+            (loss(out.logits, tokens) + .01 * out.aux_loss).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+            optimiser.step()
+    def seconds(f):
+        model, began = parrot("d24-e8", 1, book.d_vocab, book.T), time.perf_counter()
+        f(model)
+        return time.perf_counter() - began
+    taken = [(seconds(ours), seconds(plain)) for _ in range(3)]
+    assert min(a / b for a, b in taken) < 1.05, taken
