@@ -42,7 +42,7 @@ def read_condition(state, activation=None, top_k=1, options="") -> str:
     ValueError for a vocabulary of no known task."""
     activation, state = _activation(state, activation), _unwrapped(state)
     vocab, d = state["vocab.weight"].shape
-    sizes = {get_task(t).d_vocab: t for t in TASKS}
+    sizes = {get_task(t).d_vocab: t for t in reversed(TASKS)}      # of alike ones the first: theirs
     if vocab not in sizes:
         raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
                          f"{min(sizes, key=lambda v: abs(v - vocab))}; fix: give a checkpoint of one of these tasks")

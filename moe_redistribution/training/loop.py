@@ -6,19 +6,21 @@
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_rows_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'fresh', 'rules', 'update_rules', 'reached', 'without_subnormals', 'happen_',
            'counted', 'eras', 'past', 'by_rate', 'learning', 'zero_held_', 'redraw_', 'train_interval', 'evaluate',
-           'held_scores', 'settled', 'leaving']
+           'held_scores', 'settled', 'leaving', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+import re
 
 import numpy as np
 import torch
 from torch.optim.adamw import adamw
-from ..tasks.task import get_task, digits, exact
+from ..tasks.errors import choose, refuse
+from ..tasks.task import TASKS, get_task, digits, exact
 from ..tasks.data import generators, batches, held_back, split
-from ..models.condition import Condition, condition, multipliers
+from ..models.condition import RECIPES, Condition, condition, multipliers
 from ..models.population import checked, init_one, shapes, predict
 from .engine import gradients
 
@@ -284,3 +286,19 @@ def leaving(members:Members, until:str, steps:int):
     train the `full` schedule."""
     done = (members.failed > 0) | (members.step >= steps)
     return done if until == "full" else done | settled(members, until) & (members.step > members.c.last_event)
+
+# %% ../../nbs/3_training/03_loop.ipynb #c3636139
+def register_task(name, make, recipe, rules=()):
+    """Lets conditions be called `name/…`. `make()`: the `Task`; `recipe`: the fields of a line of `RECIPES`; `rules`:
+    the checkpoint rules to keep besides `final`.
+
+    ValueError for a name that is taken or that a condition's name cannot begin with, a recipe that lacks a field, and
+    an unknown rule."""
+    if not re.fullmatch(r"[a-z]\w*", name): refuse("name of a task", "a word in small letters", repr(name), "add7low")
+    if name in (taken := {*TASKS, *RECIPES}):
+        refuse("name of a task", "a new one", f"{name!r}, which is taken", f"{name}_own", f"none of {sorted(taken)}")
+    if lacks := [f for f in RECIPES["add7"] if f not in recipe]:
+        every = list(RECIPES["add7"])
+        refuse(f"recipe of {name}", f"the fields {every}", f"none for {lacks}", fix="start from RECIPES['add7']")
+    for r in rules: choose("checkpoint rule", r, list(RULES))
+    TASKS[name], RECIPES[name], TASK_RULES[name] = make, dict(recipe), tuple(rules)
