@@ -1,4 +1,4 @@
-"""Companion 002: what must hold of books, paths and streams; every line of the bridge asks for rows that the study makes."""
+"""Companion 002: what must hold of books, paths and streams; each line of the bridge asks for rows that are made."""
 import time
 
 import numpy as np
@@ -8,13 +8,14 @@ import torch
 from moe_redistribution.evidence.printed import claims, each_name, seed_list
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.parrots import study
-from moe_redistribution.studies.parrots.paths import path_layer, path_logits, train_paths
-from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, exponents, kind_of,
-                                                      loss_at, memorised, parrot, parrot_of, parrot_parameters,
-                                                      right_aligned)
+from moe_redistribution.studies.parrots.layer import path_layer, path_logits, train_paths
+from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, exponents,
+                                                      kind_of, loss_at, memorised, parrot, parrot_of,
+                                                      parrot_parameters, right_aligned)
 from moe_redistribution.studies.parrots.theory import block_parameters
 from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
-from moe_redistribution.training.language import LanguageRecipe, LanguageTraining, greedy, heldout_losses, train_language
+from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, greedy, heldout_losses,
+                                                  train_language)
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.study import Desk, carry_out, find_rows, run_study, study_jobs
 

@@ -6,7 +6,7 @@
 __all__ = ['STATEMENT_COLUMNS', 'PROTOCOLS', 'EXPECTS', 'MORE_AGGREGATES', 'REASONS', 'SAME', 'FORCED', 'Answer', 'NOTHING',
            'VERDICTS', 'LEDGER_COLUMNS', 'YOUNG', 'NO_LINE', 'statements', 'changed', 'values', 'decide', 'answer',
            'judge', 'ledger_rows', 'printed_items', 'ledger', 'shown', 'by_id', 'coverage', 'contrast_table',
-           'survivors']
+           'survivors', 'verdict_table', 'contrast_answers']
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ad8a810e
 import re
@@ -22,7 +22,9 @@ from ..evidence.statistics import (interval, paired_permutation, seeds_beside, s
                                                     verdict, holm)
 from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line,
                                                  baselines, contrasts, finest)
+from ..evidence.figures import claim
 from ..evidence.registrations import when
+from ..evidence.tables import Shown, to_read
 from ..training.loop import TASK_RULES
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of, trained
 
@@ -377,3 +379,31 @@ def survivors(table) -> pd.DataFrame:
     family = {k: whole["outcome"].str.contains(word) for k, (word, _) in said.items()}
     return pd.DataFrame({"Holm within its family": {k: int(v.sum()) for k, v in family.items()}, "over all of them, "
                          "too": {k: int((v & (whole[said[k][1]] < .05)).sum()) for k, v in family.items()}})
+
+# %% ../../nbs/7_record/02_ledger.ipynb #1ed6e202
+def _between(mean, lo, hi, digits):
+    few = 0 if max(map(abs, (mean, lo, hi))) >= 100 else digits                # entries of a book, and not shares
+    return f"{mean:+.{few}f} [{lo:+.{few}f}, {hi:+.{few}f}]"
+
+def verdict_table(beginnings, caption, digits=3) -> Shown:
+    """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
+    interval under both readings with n, and what the control is."""
+    control = statements().query("protocol == 'audited'").set_index("key")["note"]
+    def reading(c, which):
+        mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
+        return f"{_between(mean, lo, hi, digits)}, n = {n:.0f}" if n > 0 else "–"
+    found = [(k, claim(k)) for k in control.index if k.startswith(beginnings)]
+    if not found: refuse("claims", "a beginning of some key", beginnings, control.index[-1], "see statements()")
+    return to_read(pd.DataFrame([{"claim": k, "verdict": c.verdict, "says": c.statement,
+                                  "as the paper reads it": reading(c, "paper"),
+                                  "with the control": reading(c, "audited"), "control": control[k]} for k, c in found]),
+                   caption)
+
+# %% ../../nbs/7_record/02_ledger.ipynb #1ed6e205
+def contrast_answers(rows, families, caption, edits=("none",), digits=3) -> Shown:
+    "The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome, n."
+    asks = claims().query("protocol == 'audited'").set_index("id")["note"]
+    found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
+    difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]
+    return to_read(pd.DataFrame({"asks": found["id"].map(asks).to_numpy(), "difference": difference,
+                                 "outcome": found["outcome"].to_numpy(), "n": found["n"].to_numpy()}), caption)

@@ -300,7 +300,7 @@ def train_part(desk, name, model, batches, steps:int, share=0., **choices) -> pd
 # %% ../../nbs/3_training/09_language.ipynb #c0ffee04
 @torch.no_grad()
 def greedy(model, prompts, new:int, stop:int=None, fill:int=None, batch:int=512) -> torch.Tensor:
-    """The `new` most probable tokens (n, new) after each prompt (n, T), one by one, until the token `stop`, and -1 then.
+    """The `new` most probable tokens (n, new) after prompts (n, T), one by one, until the token `stop`; then -1.
 
     `fill`: the token that fills prompts up at the left; it is not attended to. The model keeps its mode. ValueError for
     no prompt."""
