@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import pandas as pd
 from ...tasks.errors import choose
-from ...models.condition import condition, RECIPES
+from ...models.condition import condition
 from ...tasks.data import SEEDS, STREAMS
-from .arms import TABLE1, FIGURE1, ARMS, GELU
+from .arms import PAPER_TASKS, TABLE1, FIGURE1, ARMS, GELU
 from ...evidence.printed import paper_values
 from ...training.orders import Order
 
@@ -98,7 +98,7 @@ AUDIT = {e.key: e for e in (
         " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)),
         (*range(1, 65), *range(129, 161)), "add7"),
     *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7"
-                 else SEEDS) for t in RECIPES), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
+                 else SEEDS) for t in PAPER_TASKS), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
     Experiment("audit-top2", ("modadd/moe-e4k2-h512-gelu+frozen",)),
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
