@@ -138,7 +138,7 @@ def test_prompts_of_different_length_are_answered_as_each_alone():
         assert torch.equal(greedy(model, right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
 
 
-def test_an_expert_alone_is_the_dense_layer_and_the_order_of_tokens_is_nothing():
+def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
     p = path_layer(3, 1, 8, 12, (1,))
     tokens, _ = length2_path(7, 32, "tokens")
     shuffled = torch.cat([tokens[:, torch.randperm(10)], tokens[:, -1:]], 1)

@@ -111,12 +111,15 @@ def parrots_set_up(name) -> dict:
     if name == "gap": return dict(problems=sum(PARROTS_PAPER[name]["problems"].values()))
     return (parrots_sizes(name) if name != "optimiser" else {}) | (parrots_training(name) if name != "models" else {})
 
-def parrots_set_up_rows(name) -> pd.DataFrame:
-    "A set-up such as `parrots/book` as rows, in the stream and at the rule `none`, seed 0."
+def _fact_rows(name, facts_of):
     study, _, said = name.partition("/")
     choose("study", study, ["parrots"])
     return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
-                 for m, v in parrots_set_up(said).items()])
+                 for m, v in facts_of(said).items()])
+
+def parrots_set_up_rows(name) -> pd.DataFrame:
+    "A set-up such as `parrots/book` as rows, in the stream and at the rule `none`, seed 0."
+    return _fact_rows(name, parrots_set_up)
 
 
 
@@ -142,9 +145,6 @@ def executed_theory(name) -> dict:
 # %% ../../../nbs/6_studies/parrots/04_facts.ipynb #ca11ab05
 def executed_theory_rows(name) -> pd.DataFrame:
     "A theorem such as `parrots/graphs-3` as rows, in the stream and at the rule `none`, seed 0."
-    study, _, said = name.partition("/")
-    choose("study", study, ["parrots"])
-    return tidy([rows([v], [0], condition=name, stream="none", rule="none", metric=m)
-                 for m, v in executed_theory(said).items()])
+    return _fact_rows(name, executed_theory)
 
 COMPUTED = {"parrots_set_up": parrots_set_up_rows, "parrots_theory": executed_theory_rows}

@@ -85,7 +85,7 @@ def memorised(model, book, queries=1000) -> dict:
     return dict(bits=bits, share=bits / whole, digits=(guess == tokens[:, 1:])[:, labels].double().mean().item(),
                 exact=exact_match(said, asked).double().mean().item())
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #66c6f558
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #31ac6c7e
 @patch
 def on_book(self:Learner, name, n, labels="digits", share=0., suffix=""):
     "Trains a model on a book of n entries; returns what it memorised and its sizes."
@@ -97,7 +97,7 @@ def on_book(self:Learner, name, n, labels="digits", share=0., suffix=""):
     return memorised(model, book) | parrot_parameters(model)
 
 @patch
-def of_books(self:Learner):
+def of_book(self:Learner):
     "Rows of every model of the arm on one book; of the two exponents of bits in them, and their difference."
     S, sizes = self.settings, []
     for name in S["models"]:
@@ -166,16 +166,17 @@ def path_rows(K, seeds, settings, desk):
     put("accuracy", by_width.mean(0)), put("slope", (centred[:, None] * by_width).sum(0) / (centred ** 2).sum())
     return tidy(found)
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #7d850241
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #c1ea43b7
 class MixedStream:
-    """Lines (n, T + 1) of three kinds and which of their tokens are labels: `book` entries (the digits), `path` graphs
+    """Lines (n, T) of three kinds and which of their tokens are labels: `book` entries (the digits), `path` graphs
     (the answer) and `text` (all but the first two). A graph of the test set is in no training line."""
     def __init__(self, n, graphs, elements, seed):
         self.book, self.text, self.seed = PhoneBook(n, 4, 5, seed), Planted(4, 8, 24, window=16), seed
         tokens, answers = length2_path(elements + 2, 8 * graphs, f"mixed {seed}")
         lines = torch.cat([tokens, 2 * elements + 2 + answers[:, None]], 1).unique(dim=0)
         lines = lines[torch.randperm(len(lines), generator=generator_of("mixed order", seed))]
-        self.T, self.first = lines.shape[1] + 1, dict(book=3, path=42, text=42 + 2 * elements + 4)
+        self.T, self.first = lines.shape[1] + 1, dict(book=3, path=3 + len(BOOK_SIGNS))
+        self.first["text"] = self.first["path"] + 2 * elements + 4
         self.d_vocab = self.first["text"] + self.text.d_vocab
         lines = self.line("path", lines)
         self.seen, self.unseen = lines[:graphs], lines[graphs:2 * graphs]
@@ -300,7 +301,7 @@ def of_graphs(self:Learner):
             self.put(at, "valid", valid_shortest(said, own).double().mean(), S["test"], split=split)
         for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #bae45f0b
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
 def kind_of(arm): return arm.partition("-")[0]
 
 def parrot_rows(arm, seeds, settings, desk):
@@ -308,7 +309,7 @@ def parrot_rows(arm, seeds, settings, desk):
     S, kind = settings[kind_of(arm)], kind_of(arm)
     if kind == "path": return path_rows(int(arm[6:]), seeds, S, desk)
     learners = [Learner(s, S, desk) for s in seeds]
-    for l in learners: getattr(l, f"of_{kind}" + "s" * (kind == "book"))()
+    for l in learners: getattr(l, f"of_{kind}")()
     return tidy([x for l in learners for x in l.found])
 
 def parrot_content(arm, settings): return [arm, settings[kind_of(arm)]]
