@@ -355,7 +355,10 @@ PARROT_PRESETS = {
                     dict(book=range(1, 4)) | _PATH_ARMS, _STACK, parrot_settings()),
     "night": Preset("books up to 10,000, routers, a mixed stream, shortest paths on 12 vertices",
                     dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 11),
-                         graphs=range(1, 4)) | _PATH_ARMS, _STACK, parrot_settings())}
+                         graphs=range(1, 4)) | _PATH_ARMS, _STACK, parrot_settings()),
+    "long": Preset("a book of 5,000, more than any of six models can hold, with four times the steps",
+                   dict(book=range(1, 4)), 1, parrot_settings(book=dict(n=5000, steps=4000, models=[
+                       "d24", "d32", "d48", "d16-e8", "d24-e8", "d32-e4"])))}
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #becf1ab5
 _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch=4096, lr=2e-3, step_seconds=.02,
