@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_SETTINGS', 'SIZES_TRIED', 'MIXED_SETTINGS', 'GRAPH_SETTINGS', 'PARROT_PRESETS',
            'STUDY', 'parrot_of', 'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'exponents',
-           'largest', 'path_rows', 'MixedStream', 'at_equal_loss', 'answer_labels', 'right_aligned', 'kind_of',
-           'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
+           'largest', 'path_rows', 'MixedStream', 'at_equal_loss', 'answer_labels', 'right_aligned', 'chosen',
+           'answered', 'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #75df1b20
 import math, re
@@ -277,28 +277,41 @@ def right_aligned(tokens, n):
     for row, line, end in zip(out, tokens, ends.tolist()): row[len(row) - end:] = line[:end]
     return out
 
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #a115e7ed
+def chosen(graphs, index): return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
+
+def answered(model, graphs, n) -> dict:
+    """Whether a model that writes an answer to each graph on n vertices writes the label (`exact`), and whether it
+    writes any shortest path (`valid`): bool (m,) each."""
+    longest = int(graphs.labels.sum(1).max())
+    said = greedy(model, right_aligned(graphs.tokens, n), longest, stop=n + 4, fill=n + 5)
+    start = 1 + (graphs.tokens == n + 3).int().argmax(1)
+    truth = F.pad(graphs.tokens, (0, longest), value=n + 5).gather(1, start[:, None] + torch.arange(longest))
+    return dict(exact=((said == truth) | (truth == n + 5)).all(1), valid=valid_shortest(said, graphs))
+
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #09c7a627
 @patch
 def of_graphs(self:Learner):
     "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
     S, n = self.settings, self.settings["n"]
     data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
-    T = int((data.tokens != n + 5).sum(1).max())
-    lines, unseen = data.tokens[:S["graphs"], :T], torch.arange(S["graphs"], S["graphs"] + S["test"])
+    trained, unseen = chosen(data, slice(S["graphs"])), chosen(data, slice(S["graphs"], None))
     def batches(step):
-        return lines[torch.randint(len(lines), (S["batch"],), generator=generator_of("graphs", self.seed, step))]
+        g = generator_of("graphs", self.seed, step)
+        x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
+        return x[:, :int((x != n + 5).sum(1).max())]
     def loss(logits, tokens): return loss_at(answer_labels(tokens, n))(logits, tokens)
+    def valid(model): return answered(model, unseen, n)["valid"].double().mean()
     for name in S["models"]:
-        model, at = parrot(name, self.seed, n + 6, T, S["layers"], S["heads"]), f"graphs/{name}"
-        self.train(name, name, model, batches, loss, 1 / len(S["models"]))
-        for split, index in dict(unseen=unseen, seen=unseen - S["graphs"]).items():
-            own = type(data)(*(x[index] for x in (data.tokens, data.labels, data.edges, data.query, data.distance)))
-            said = greedy(model, right_aligned(own.tokens, n), 8, stop=n + 4, fill=n + 5)
-            answer = F.pad(own.tokens, (0, 8), value=n + 5)
-            start = 1 + (answer == n + 3).int().argmax(1)
-            truth = answer.gather(1, start[:, None] + torch.arange(8))
-            self.put(at, "exact", ((said == truth) | (truth == n + 5)).all(1).double().mean(), S["test"], split=split)
-            self.put(at, "valid", valid_shortest(said, own).double().mean(), S["test"], split=split)
+        model, at = parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
+        h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
+        for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
+        for split, own in dict(unseen=unseen, seen=chosen(data, slice(S["test"]))).items():
+            for metric, right in answered(model, own, n).items():
+                self.put(at, metric, right.double().mean(), S["test"], split=split)
+                for far in own.distance.unique().tolist():
+                    here = own.distance == far
+                    self.put(at, metric, right[here].double().mean(), here.sum(), split=split, stratum=f"distance={far}")
         for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
@@ -331,7 +344,7 @@ SIZES_TRIED = [250, 354, 500, 707, 1000, 1414, 2000, 2828, 4000, 5657, 8000, 100
 MIXED_SETTINGS = dict(n=500, graphs=1000, elements=8, layers=1, steps=1500, batch=192, lr=5e-3, looks=15,
                       step_seconds=.03, models=["d16", "d32", "d16-e8", "d32-e8"],
                       pairs=[["d16-e8", "d16"], ["d16-e8", "d32"], ["d32-e8", "d32"]])
-GRAPH_SETTINGS = dict(n=12, p=.14, graphs=20000, test=1000, layers=4, heads=4, steps=6000, batch=64, lr=1e-3,
+GRAPH_SETTINGS = dict(n=12, p=.14, graphs=20000, test=1000, layers=3, heads=4, steps=4000, batch=64, lr=3e-3, looks=8,
                       step_seconds=.2, models=["d32", "d64", "d32-e8"])
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #bcae722d
