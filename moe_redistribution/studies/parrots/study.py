@@ -311,7 +311,8 @@ def of_graphs(self:Learner):
                 self.put(at, metric, right.double().mean(), S["test"], split=split)
                 for far in own.distance.unique().tolist():
                     here = own.distance == far
-                    self.put(at, metric, right[here].double().mean(), here.sum(), split=split, stratum=f"distance={far}")
+                    self.put(at, metric, right[here].double().mean(), int(here.sum()), split=split,
+                             stratum=f"distance={far}")
         for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
