@@ -18,8 +18,8 @@ import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..evidence.printed import (DATA, AGGREGATES, _read, of_clone, paper_values, claims,
                                                  each_name, seed_list)
-from ..evidence.statistics import (interval, paired_permutation, seeds_beside, seeds_needed, tost,
-                                                    verdict, holm)
+from ..evidence.statistics import (Interval, interval, paired_permutation, seeds_beside,
+                                                    seeds_needed, tost, verdict, holm)
 from ..evidence.answers import (REST, _by_condition, _by_seed, _together, _line,
                                                  baselines, contrasts, finest)
 from ..evidence.figures import claim
@@ -383,12 +383,13 @@ def survivors(table) -> pd.DataFrame:
 # %% ../../nbs/7_record/02_ledger.ipynb #1ed6e202
 def _between(mean, lo, hi, digits):
     few = 0 if max(map(abs, (mean, lo, hi))) >= 100 else digits                # entries of a book, and not shares
-    return f"{mean:+.{few}f} [{lo:+.{few}f}, {hi:+.{few}f}]"
+    return f"{Interval(mean, lo, hi, None, None):+.{few}f}"
 
 def verdict_table(beginnings, caption, digits=3) -> Shown:
     """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
-    interval under both readings with n, and what the control is."""
-    control = statements().query("protocol == 'audited'").set_index("key")["note"]
+    interval under both readings with n, the smallest difference that counts, and what the control is."""
+    audited = statements().query("protocol == 'audited'").set_index("key")
+    control, margin = audited["note"], audited["margin"]
     def reading(c, which):
         mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
         return f"{_between(mean, lo, hi, digits)}, n = {n:.0f}" if n > 0 else "–"
@@ -396,7 +397,9 @@ def verdict_table(beginnings, caption, digits=3) -> Shown:
     if not found: refuse("claims", "a beginning of some key", beginnings, control.index[-1], "see statements()")
     return to_read(pd.DataFrame([{"claim": k, "verdict": c.verdict, "says": c.statement,
                                   "as the paper reads it": reading(c, "paper"),
-                                  "with the control": reading(c, "audited"), "control": control[k]} for k, c in found]),
+                                  "with the control": reading(c, "audited"),
+                                  "margin": f"{margin[k]:g}" if margin[k] else "–", "control": control[k]}
+                                 for k, c in found]),
                    caption)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #1ed6e205
