@@ -171,7 +171,8 @@ def test_half_precision_models_take_gates():
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory): return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), quiet=True)
+def rows(tmp_path_factory):
+    return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
 
 
 def test_every_number_of_the_companion_has_a_line():

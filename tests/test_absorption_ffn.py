@@ -41,7 +41,8 @@ def dense(): return opened(trained(ABSORBING["dense"], 60))
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return by_edit(run_study(STUDY, "tiny", ["frozen", "dense"], root=tmp_path_factory.mktemp("s"), quiet=True))
+    return by_edit(run_study(STUDY, "tiny", ["frozen", "dense"], root=tmp_path_factory.mktemp("s"), executor="here",
+                             quiet=True))
 
 
 # --------------------------------------------------------------------------------------------------------------- forks

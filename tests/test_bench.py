@@ -69,6 +69,7 @@ def test_a_full_batch_is_timed_by_the_epoch_and_small_batches_by_twenty():
     assert train_for("add7/ffn-h4-silu", 2, 0.01)["steps"] % 40 == 0
 
 
+@pytest.mark.audit                                                    # two processes that import torch: 10 s
 def test_plain_processes_all_report_their_own_time():
     got = plain_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
     assert len(got) == 2 and all(g["wall"] >= 0.3 and g["cpu"] < 1.2 * g["wall"] for g in got)

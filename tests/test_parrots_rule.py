@@ -172,7 +172,7 @@ def test_only_who_passes_the_question_on_looks_like_the_rule_without_computing()
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return run_study(STUDY, "tiny", ["mixture/rho0.05"], root=tmp_path_factory.mktemp("s"), quiet=True)
+    return run_study(STUDY, "tiny", ["mixture/rho0.05"], root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
 
 
 def test_every_row_can_be_told_from_every_other_without_its_step(tiny):

@@ -24,7 +24,7 @@ def test_every_number_of_the_companion_has_a_line():
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    return run_study(STUDY, "tiny", "untrained", root=tmp_path_factory.mktemp("s"), quiet=True)
+    return run_study(STUDY, "tiny", "untrained", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
 
 
 def test_contrasts_ask_for_metrics_and_seeds_that_the_study_makes(untrained):

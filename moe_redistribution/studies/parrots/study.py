@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_SETTINGS', 'SIZES_TRIED', 'MIXED_SETTINGS', 'GRAPH_SETTINGS', 'PARROT_PRESETS',
            'STUDY', 'parrot_of', 'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'exponents',
-           'largest', 'path_rows', 'MixedStream', 'at_equal_loss', 'answer_labels', 'right_aligned', 'chosen',
+           'largest', 'path_rows', 'MixedStream', 'at_equal_loss', 'answer_labels', 'right_aligned', 'graphs_at',
            'answered', 'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #75df1b20
@@ -278,7 +278,9 @@ def right_aligned(tokens, n):
     return out
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #a115e7ed
-def chosen(graphs, index): return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
+def graphs_at(graphs, index):
+    "The examples of these places among graph queries."
+    return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
 
 def answered(model, graphs, n) -> dict:
     """Whether a model that writes an answer to each graph on n vertices writes the label (`exact`), and whether it
@@ -295,7 +297,7 @@ def of_graphs(self:Learner):
     "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
     S, n = self.settings, self.settings["n"]
     data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
-    trained, unseen = chosen(data, slice(S["graphs"])), chosen(data, slice(S["graphs"], None))
+    trained, unseen = graphs_at(data, slice(S["graphs"])), graphs_at(data, slice(S["graphs"], None))
     def batches(step):
         g = generator_of("graphs", self.seed, step)
         x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
@@ -306,7 +308,7 @@ def of_graphs(self:Learner):
         model, at = parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
         h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
         for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
-        for split, own in dict(unseen=unseen, seen=chosen(data, slice(S["test"]))).items():
+        for split, own in dict(unseen=unseen, seen=graphs_at(data, slice(S["test"]))).items():
             for metric, right in answered(model, own, n).items():
                 self.put(at, metric, right.double().mean(), S["test"], split=split)
                 for far in own.distance.unique().tolist():
