@@ -9,8 +9,8 @@ from moe_redistribution.evidence.printed import claims, each_name, seed_list
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.parrots import study
 from moe_redistribution.studies.parrots.layer import path_layer, path_logits, train_paths
-from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, exponents,
-                                                      kind_of, loss_at, memorised, parrot, parrot_of,
+from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, answered,
+                                                      exponents, kind_of, loss_at, memorised, parrot, parrot_of,
                                                       parrot_parameters, right_aligned)
 from moe_redistribution.studies.parrots.theory import block_parameters
 from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
@@ -144,6 +144,21 @@ def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
     shuffled = torch.cat([tokens[:, torch.randperm(10)], tokens[:, -1:]], 1)
     assert torch.allclose(path_logits(p, tokens[None])[0], path_logits(p, shuffled[None])[0], atol=1e-4)
     assert train_paths(2, 1, (1,), vertices=5, steps=2, batch=4, pool=16, test=8)[0].shape == (1,)
+
+
+def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_path(monkeypatch):
+    n, stop, pad = 6, 10, 11
+    g = random_graphs(n, range(300), seed=3, p=.3)
+    def label(model, prompts, new, **how):
+        lines = [x[y].tolist() for x, y in zip(g.tokens, g.labels)]
+        return torch.tensor([x + [-1] * (new - len(x)) for x in lines])
+    def edge(model, prompts, new, **how):
+        return torch.cat([g.query, torch.full((len(g.query), 1), stop), torch.full((len(g.query), new - 3), -1)], 1)
+    monkeypatch.setattr(study, "greedy", label)
+    assert all(right.all() for right in answered(None, g, n).values())
+    monkeypatch.setattr(study, "greedy", edge)
+    found, near = answered(None, g, n), g.distance == 1
+    assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
 
 
 @pytest.mark.audit
