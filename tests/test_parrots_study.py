@@ -7,6 +7,7 @@ import torch
 
 from moe_redistribution.evidence.printed import claims, each_name, seed_list
 from moe_redistribution.record.ledger import statements
+from moe_redistribution.record.recording import recorded_jobs
 from moe_redistribution.studies.parrots import study
 from moe_redistribution.studies.parrots.layer import path_layer, path_logits, train_paths
 from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, answered,
@@ -37,7 +38,7 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
         for name in [n for n in each_name(f"{c.condition} {c.versus}") if "=" not in n]:
             preset, kind, model = name.split("/")
             p = STUDY.presets[preset.partition(".")[2]]
-            arm = f"path-{model}" if kind == "path" else kind
+            arm = f"path/{model}" if kind == "path" else kind
             if model != "exponents": assert (c.metric, kind, c.split, "final") in made, (c.Index, name)
             assert set(seed_list(c.seeds)) <= set(p.arms[arm]), name
             own = p.settings[kind_of(arm)]
@@ -159,6 +160,12 @@ def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_p
     monkeypatch.setattr(study, "greedy", edge)
     found, near = answered(None, g, n), g.distance == 1
     assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
+
+
+@pytest.mark.parametrize("preset", ["small", "night", "long"])
+def test_a_recorded_job_is_known_as_recorded(preset):
+    jobs = study_jobs(STUDY, preset)
+    assert len(recorded_jobs(jobs)) == len(jobs) > 2
 
 
 @pytest.mark.audit

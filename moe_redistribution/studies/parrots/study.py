@@ -318,7 +318,7 @@ def of_graphs(self:Learner):
         for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
-def kind_of(arm): return arm.partition("-")[0]
+def kind_of(arm): return arm.partition("/")[0]
 
 def parrot_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm."
@@ -359,13 +359,13 @@ def parrot_settings(few=None, **more):
                 capacity=BOOK_SETTINGS | CAPACITY, path=PATH_SETTINGS, mixed=MIXED_SETTINGS, graphs=GRAPH_SETTINGS)
     return {kind: x | {k: v for k, v in (few or {}).items() if k in x} | more.get(kind, {}) for kind, x in made.items()}
 
-_PATH_ARMS = dict.fromkeys(("path-k1", "path-k4", "path-k16"), range(1, 9))
+_PATH_ARMS = dict.fromkeys(("path/k1", "path/k4", "path/k16"), range(1, 9))
 _STACK = dict.fromkeys(_PATH_ARMS, 4)
 _TINY = dict(steps=3, models=["d16", "d16-e4"], unmasked=[], sizes=[40, 80], widths=[2, 4], graphs=32, test=32, n=40,
             batch=12, pool=64, looks=2, pairs=[["d16-e4", "d16"]])
 PARROT_PRESETS = {
     "tiny": Preset("a few steps of everything: does it run?", dict.fromkeys(
-        ("book", "routers", "capacity", "path-k1", "path-k4", "mixed", "graphs"), (1,)), _STACK,
+        ("book", "routers", "capacity", "path/k1", "path/k4", "mixed", "graphs"), (1,)), _STACK,
         parrot_settings(_TINY, graphs=dict(n=6, p=.3, layers=1, heads=2)), recorded=False),
     "small": Preset("a book of 2,000, nine models; length-2 paths, five widths, 1 to 16 experts",
                     dict(book=range(1, 4)) | _PATH_ARMS, _STACK, parrot_settings()),
