@@ -379,7 +379,7 @@ PARROT_PRESETS = {
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #becf1ab5
 _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch=4096, lr=2e-3, step_seconds=.02,
                      models=["d64", "d128", "d256", "d64-e8", "d64-e32", "d128-e8", "d128-e32"]),
-           graphs=dict(n=16, p=.18, graphs=200_000, layers=6, heads=4, steps=4000, batch=512, step_seconds=.04,
+           graphs=dict(n=16, p=.18, graphs=200_000, layers=6, heads=4, steps=4000, batch=512, lr=1e-3, step_seconds=.04,
                        models=["d64", "d128", "d256", "d64-e8", "d128-e8"]))
 PARROT_PRESETS |= {
     "gpu": Preset("a book of 30,000 and shortest paths on 16 vertices, on one GPU",
