@@ -146,6 +146,21 @@ def test_half_precision_keeps_what_rounding_left_as_a_term():
     assert 1e-5 < terms["remainder"].abs().max() < .1 and terms["remainder"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
+def test_heads_and_experts_of_a_half_precision_model_are_not_rounded_once_more(family):
+    s, by = opened(family, torch.bfloat16), ("head", "expert")
+    tr = trace(s, TOKENS, keep=[n for one in by for n in s.score_sites(one)])
+    said = {n: u for one in by for n, _, u in s.stream_terms(tr, one)}
+    W = s.layers[1].attn.o_proj.weight.unflatten(1, (s.n_heads, -1)).double()
+    head = tr["L1.z"][:, :, :, 2].double() @ W[:, 2].T
+    gates = tr["L1.gates"][0].flatten(0, 1).double()
+    mine, size = gates[:, 1] != 0, head.abs().max()
+    expert = gates[mine, 1, None] * tr["L1.E1"][0].double()
+    assert said["L1.H2"].dtype == said["L1.E1"].dtype == torch.float32
+    assert (said["L1.H2"] - head).abs().max() < 1e-5 * size
+    assert (said["L1.E1"][0].flatten(0, 1)[mine] - expert).abs().max() < 1e-5 * expert.abs().max()
+
+
 def test_masks_part_the_tokens():
     s, first = opened("olmoe"), torch.zeros(3, 10, dtype=torch.bool)
     first[:, 0] = True
