@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['GATE_FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept_entries', 'gated_attention',
            'listening_to_attention', 'register_gated', 'attention_layers', 'new_gates', 'attach', 'detach', 'is_gated',
-           'attached', 'deployed', 'Student', 'Distillation', 'distil']
+           'attached', 'deployed', 'PositionGate', 'last_keys', 'usual_keys', 'with_mean_attention', 'Student',
+           'Distillation', 'distil']
 
 # %% ../../nbs/3_training/10_gated.ipynb #a8886183
 from contextlib import contextmanager
@@ -217,6 +218,42 @@ def deployed(model, gates=None, how=None, scales=None):
     attach(model, gates, how, scales)
     try: yield model
     finally: attach(model, *before) if before else detach(model)
+
+# %% ../../nbs/3_training/10_gated.ipynb #5da84be9
+class PositionGate(nn.Module):
+    "Scores (1, h, i, j) by position alone, from a `table` (h, T, T): a gate that reads no content."
+    def __init__(self, table):
+        super().__init__()
+        self.register_buffer("table", table)
+    def forward(self, x): return self.table[None, :, :x.shape[1], :x.shape[1]]
+
+def last_keys(model, T:int) -> nn.ModuleList:
+    "Gates, one a layer, whose k largest scores are the last k keys of a query, its own among them; texts up to T."
+    place = torch.arange(T, dtype=torch.float32, device=next(model.parameters()).device)
+    return nn.ModuleList(PositionGate(place.expand(h, T, T)) for h in attention_layers(model).values())
+
+@torch.no_grad()
+def usual_keys(model, tokens) -> nn.ModuleList:
+    "Gates, one a layer, with attention's mean weights over texts `tokens` (n, T), under the gating that it has."
+    found, here = [], attached(model) or (None, None, None)
+    with deployed(model, *here), listening_to_attention(lambda m, seen: found.append(seen.A.softmax(-1).mean(0))):
+        model.eval()(input_ids=tokens, use_cache=False)
+    return nn.ModuleList(map(PositionGate, found))
+
+# %% ../../nbs/3_training/10_gated.ipynb #4e25cd28
+@contextmanager
+def with_mean_attention(model, tokens):
+    "Within it each attention layer gives its mean output over texts `tokens` (n, T), under the gating that it has."
+    outputs, layers = {}, attention_layers(model)
+    def keep(m, args, out): outputs[m] = out[0].mean((0, 1))
+    hooks = [m.register_forward_hook(keep) for m in layers]
+    with torch.no_grad(): model.eval()(input_ids=tokens, use_cache=False)
+    for h in hooks: h.remove()
+    def say(m, args, out): return (outputs[m].expand_as(out[0]), *out[1:])
+    hooks = [m.register_forward_hook(say) for m in layers]
+    try: yield model
+    finally:
+        for h in hooks: h.remove()
 
 # %% ../../nbs/3_training/10_gated.ipynb #767db5a8
 def _kl(G, seen, k):

@@ -204,7 +204,7 @@ def gradients(self:LanguageTraining, tokens) -> torch.Tensor:
         if self.apart: own = torch.autograd.grad(weight * out.aux_loss, self.apart, retain_graph=True)
     self.optimiser.zero_grad()
     total.backward()
-    for p, g in zip(self.apart, own): p.grad = g
+    for p, g in zip(self.apart, own): p.grad = None if g is None else g.contiguous()   # as a fused step wants it
     return task.detach()
 
 @patch

@@ -14,7 +14,8 @@ from fastcore.basics import patch
 import torch
 from ...tasks.text import KJV_SHA256, Planted, text_of
 from ...training.study import OutOfTime, Preset, Study
-from ...training.gated import Gating, Student, attach, attached, deployed, distil, new_gates
+from ...training.gated import (Gating, Student, attach, attached, attention_layers, deployed, distil,
+                                               last_keys, new_gates, usual_keys, with_mean_attention)
 from ...training.language import all_but, heldout_losses, next_token_loss, small_model, train_part
 from ...instruments.rows import rows, tidy
 from ...instruments.masks import (attention_means, attention_rows, efficiency, finds,
@@ -143,7 +144,9 @@ def under_students(self:Trial, model, arm, own, students, masks):
 @patch
 def with_amplitude(self:Trial, model, arm, own, gates):
     """Rows of the damage of a student's hard mask with one factor a head: `damage_scaled` by the mean σ(G) of the
-    model's own gate (only where it has one, in the form `post`), `damage_fitted` by factors that were trained."""
+    model's own gate (only where it has one, in the form `post`), `damage_fitted` by factors that were trained.
+
+    Returns the latter."""
     hard, at = Gating("hard", self.k), dict(condition=arm, edit="bce", stratum=f"k={self.k}")
     scales = torch.ones(len(gates), self.settings["sizes"]["heads"])
     if (here := attached(model)) and here[1].form == "post":
@@ -154,7 +157,40 @@ def with_amplitude(self:Trial, model, arm, own, gates):
     twin = deepcopy(model)
     attach(twin, deepcopy(gates), hard, scales)
     self.train(f"{arm} scales", twin, self.settings["scale_steps"], frozen=all_but("attn_scale"), lr=.02)
-    self.put("damage_fitted", self.evaluate(twin, **at | dict(edit="bce, fitted")) - own, **at)
+    fitted = self.evaluate(twin, **at | dict(edit="bce, fitted")) - own
+    self.put("damage_fitted", fitted, **at)
+    return fitted
+
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #55c8b8ae
+@patch
+def without_attention(self:Trial, model, arm, own, fitted=None):
+    "Rows of a model whose heads give 0 (`attention off`) or their mean (`attention mean`), and of `lost_share`."
+    def told(edit):
+        lost = self.evaluate(model, condition=arm, edit=edit) - own
+        self.put("damage", lost, condition=arm, edit=edit)
+        return lost
+    with torch.random.fork_rng():                                    # fresh masks, if it has them, are drawn the same
+        torch.manual_seed(self.seed)
+        with with_mean_attention(model, self.batches("means")(0)[:, :-1]): told("attention mean")
+    nothing = torch.zeros(len(attention_layers(model)), self.settings["sizes"]["heads"])
+    with deployed(model, scales=nothing): worth = told("attention off")
+    if fitted is not None:
+        self.put("lost_share", fitted / worth, condition=arm, edit="bce", stratum=f"k={self.k}")
+
+# %% ../../../nbs/6_studies/absorption/02_study.ipynb #7bae367f
+@patch
+def under_nulls(self:Trial, model, arm, own, masks):
+    "Rows under hard masks by position alone, edits `last` and `usual`, as `under_students` gives them."
+    T, tokens = self.settings["sizes"]["T"], self.held[:, :-1]
+    texts = torch.cat([self.batches("usual")(i)[:, :-1] for i in range(self.settings["heldout"] // 16)])
+    for edit, gates in dict(last=last_keys(model, T), usual=usual_keys(model, texts)).items():
+        for k in self.settings["ks"]:
+            at = dict(condition=arm, edit=edit, stratum=f"k={k}")
+            for metric, x in attention_means(model, tokens, finds(gates, k, self.source)).items():
+                self.put(metric, x.max() if metric == "source_kept" else x.mean(), tokens.numel(), **at)
+            with deployed(model, gates, Gating("hard", k)): lost = self.evaluate(model, **at)
+            self.put("damage", lost - own, **at)
+            self.put("efficiency", efficiency(masks[k][0], math.exp(lost), masks[k][1]), **at)
 
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #79590144
 @patch
@@ -188,10 +224,12 @@ def of_dense(self:Trial, model, arm, own):
         students = self.taught("students", model, [("kl", None, w) for w in widths] +
                                [("bce", k, w) for w in widths for k in ks])
         self.under_students(model, arm, own, students, masks)
-    self.with_amplitude(model, arm, own, students["bce", self.k, S["d_gate"]])
+    fitted = self.with_amplitude(model, arm, own, students["bce", self.k, S["d_gate"]])
     gaps = {n: self.unfrozen(model, n) for n in S["unfreeze"]}
     for n, gap in gaps.items(): self.put("closed", 1 - gap / gaps[0], condition=f"unfreeze{n}")
     self.unfrozen(model, 0, "logbias")
+    self.without_attention(model, arm, own, fitted)
+    self.under_nulls(model, arm, own, masks)
 
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #5fb6768f
 @patch
@@ -201,16 +239,19 @@ def of_soft(self:Trial, model, arm, own):
              edit="own gate")
     students = self.taught("students", model, [(loss, self.k, self.settings["d_gate"]) for loss in ("kl", "bce")])
     self.under_students(model, arm, own, students, masks)
-    self.with_amplitude(model, arm, own, students["bce", self.k, self.settings["d_gate"]])
+    fitted = self.with_amplitude(model, arm, own, students["bce", self.k, self.settings["d_gate"]])
     with deployed(model, new_gates(model, self.settings["d_gate"], self.seed + 3000), how):
         self.put("damage", self.evaluate(model, condition=arm, edit="another gate") - own, condition=arm,
                  edit="another gate")
+    self.without_attention(model, arm, own, fitted)
+    self.under_nulls(model, arm, own, masks)
 
 @patch
 def of_hard(self:Trial, model, arm, own):
     if arm == "stochastic":
         self.under_masks(model, arm, own)
         self.concentration(model, arm, "no gate")
+    self.without_attention(model, arm, own)
 
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #c5b71dd8
 def gate_gradient(model, tokens) -> float:
@@ -278,4 +319,4 @@ ABSORPTION_PRESETS = {
                          "are in reach here")}
 
 STUDY = Study("absorption", "Does a model absorb its gate? (companion 003)", ABSORPTION_PRESETS, absorption_rows,
-              absorption_seconds)
+              absorption_seconds, version=2)                              # 2: what is lost without attention, and nulls
