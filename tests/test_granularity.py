@@ -1,5 +1,7 @@
 """What companion 004's study must not get wrong: its layers, its copies of a teacher, and the lines that ask about
 it."""
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,10 +10,12 @@ from hypothesis import given, strategies as st
 
 from moe_redistribution.evidence.dataset import ROOT, table_path
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
+from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.granularity.students import (begin, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
 from moe_redistribution.tasks.text import generator_of
 from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, class_of, read_arm
+from moe_redistribution.studies.granularity.theory import found_error, lower_bound_rows, proven_error
 
 NUMBERS = paper_values().query("item.str.startswith('004.')")
 ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")
@@ -122,3 +126,24 @@ def test_every_started_student_of_a_preset_can_be_built(preset):
         for x, error in zip(taught.students, taught.test_errors()[:, 0]):
             exact = arm.startswith("built") and x.k % taught.teacher.k == 0
             assert (error < 1e-10) == exact and error < 1.5, f"{arm}/{x.name}"
+
+
+@given(st.integers(3, 7), st.integers(1, 3), st.integers(0, 50))
+def test_the_least_error_lies_between_what_is_proven_and_what_is_found(n, cells, seed):
+    g = generator_of("answers", seed)
+    v, w = torch.randn(n, 3, generator=g).double(), torch.rand(n, generator=g).double() + .1
+    w, left = w / w.sum(), []
+    for labels in product(range(cells), repeat=n):
+        own = torch.nn.functional.one_hot(torch.tensor(labels), cells).double() * w[:, None]
+        middle = (own.T @ v) / own.sum(0).clamp(min=1e-12)[:, None]
+        left.append((w * (v - middle[list(labels)]).square().sum(1)).sum().item())
+    least = min(left) / (w * (v - w @ v).square().sum(1)).sum().item()
+    assert proven_error(v, w, cells) <= least + 1e-9 and least <= found_error(v, w, cells) + 1e-9
+
+
+def test_the_claim_that_a_teacher_is_out_of_reach_reads_what_is_proven():
+    said = statements().query("key == '004-G3'")
+    assert set(said["metric"]) == {"proven_error"} and (said["stream"] == "none").all()
+    for c in set(" ".join(said["condition"]).split()):
+        each = lower_bound_rows(c).pivot(index="seed", columns="metric", values="value")
+        assert (each["proven_error"] < each["found_error"]).all() and each["proven_error"].min() > .1
