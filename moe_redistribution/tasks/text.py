@@ -98,11 +98,12 @@ def next(self:Reader) -> torch.Tensor:
     p = torch.zeros(len(part), x.d_vocab, dtype=torch.float64)
     begins, running = part == -1, part == SAY + 3
     self.live = torch.where((begins | running)[:, None], self.at >= self.t - x.window, self.live)
-    ends = begins + running / x.run
+    goes_on = running.double() * (1 - 1 / x.run)                          # a mask over a number would be single precision
+    ends = begins + running.double() / x.run
     p[:, :3] = ends[:, None] * self.clause(self.live)
-    p[:, words] = ((part == SAY) + running * (1 - 1 / x.run))[:, None] * self.table[self.word()]
+    p[:, words] = ((part == SAY) + goes_on)[:, None] * self.table[self.word()]
     p[part == LET, keys] = 1 / x.n_keys
-    p[:, keys] += (part == GET)[:, None] * self.live / self.live.sum(1, keepdim=True).clamp(min=1)
+    p[:, keys] += (part == GET)[:, None] * self.live.double() / self.live.sum(1, keepdim=True).clamp(min=1)
     p[part == LET + 3, values] = 1 / x.n_values
     asks = (part == GET + 3).nonzero()[:, 0]
     p[asks, self.value[asks, self.key()[asks]]] = 1
