@@ -1,14 +1,18 @@
 """Companion 001's study: its nulls are what they say, and every line that asks about it asks for rows that it makes."""
 from itertools import product
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence.printed import claims, paper_values, seed_list
+from moe_redistribution.evidence.printed import DATA, claims, paper_values, seed_list
 from moe_redistribution.instruments.opened import LanguageModel, tiny_model
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.studies.routing_scores.study import STUDY, ShuffledReader, measured_rows, text_of
+from moe_redistribution.record.ledger import statements
+from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, a_tenth, apart_by_chance,
+                                                             measured_rows, text_of)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study
 
@@ -65,3 +69,27 @@ def test_a_text_that_is_not_there_or_another_is_refused(tmp_path):
     other = " ".join(map("".join, product("abcdefghijkl", repeat=3)))                      # 1,728 words
     (tmp_path / "texts" / "kjv.txt").write_text(f"Genesis 1\n{other}\nRevelation 22\n")
     with pytest.raises(ValueError, match="sha256 6f74f5589333"): text_of(settings, Store(tmp_path).root)
+
+
+def test_every_claim_is_read_with_one_margin_and_can_fail():
+    own = statements().query("key.str.startswith('001-R') and aggregate != 'none'")
+    wide = own.pivot(index="key", columns="protocol", values="margin")
+    assert len(wide) == 10 and (wide["paper"] == wide["audited"]).all() and (wide > 0).all(axis=None)
+    bounds = {"not_by_norm": (0, 1), "moe_leads": (0, 1), "token_peak": (0, 1), "token_depth": (-1, 1),
+              "aps_distance": (-1, 1), "ans_depth": (-1, 1), "aarv_follows": (-1, 1)}
+    for s in own[own["metric"].isin(bounds) & own["versus"].str.startswith("value=")].itertuples():
+        null, (lo, hi) = float(s.versus.removeprefix("value=")), bounds[s.metric]
+        assert lo < null - s.margin and null + s.margin < hi, f"{s.key}: a bound of the measure is its null"
+
+
+def test_experts_that_are_strongest_by_chance_are_mostly_not_the_largest():
+    rng, n = np.random.default_rng(0), a_tenth(32)
+    apart = [1 - len({*rng.permutation(32)[:n]} & {*range(n)}) / n for _ in range(4_000)]
+    assert n == 3 and abs(np.mean(apart) - apart_by_chance(32)) < .01
+    assert statements().set_index(["key", "protocol"]).loc[("001-R7", "paper"), "versus"] == "value=.453125"
+    assert apart_by_chance(32) / 2 == .453125
+
+
+def test_trials_that_were_seen_before_anything_was_registered_are_kept():
+    seen = pd.read_csv(DATA / "trials.csv")
+    assert seen["id"].is_unique and seen["id"].str.startswith("proto.").all() and "P_001_lm" in set(seen["item"])

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROUTER_ARMS', 'LANGUAGE_PRESETS', 'STUDY', 'ShuffledReader', 'chance_of_lead', 'map_of', 'depth_of', 'claim_values',
-           'expert_values', 'later_influence', 'measured_rows', 'scored_rows', 'study_seconds', 'sizes_of']
+           'a_tenth', 'apart_by_chance', 'expert_values', 'later_influence', 'measured_rows', 'scored_rows',
+           'study_seconds', 'sizes_of']
 
 # %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #3ce7a64d
 from itertools import product
@@ -68,13 +69,19 @@ def claim_values(by_component) -> dict:
                 stripe=leaders.value_counts().max() / len(leaders) - chance)
 
 # %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #a98ae572
+def a_tenth(experts:int) -> int: return max(1, experts // 10)
+
+def apart_by_chance(experts:int) -> float:
+    "Mean `not_by_norm` of so many experts if those with most influence had nothing to do with those of largest output."
+    return 1 - a_tenth(experts) / experts
+
 def expert_values(by_expert) -> dict:
     "R5 and R7 from measures by expert, and how well influence predicts AARV."
     var, aarv, null = (map_of(by_expert, m) for m in ("influence", "aarv", "null"))
     is_expert = np.array([".E" in u for u in var.index])
     first = [u for u in var.index if u.startswith("L0.E")]
     later = aarv.loc[first].iloc[:, 1:].mean(axis=1)
-    hub, n = later.idxmax(), max(1, is_expert.sum() // 10)
+    hub, n = later.idxmax(), a_tenth(is_expert.sum())
     strong, large = ({*x[is_expert].mean(axis=1).nlargest(n).index} for x in (var, null))
     both = np.isfinite(var.to_numpy())
     return dict(hub=np.log10((later[hub] + .01) / (later.drop(hub).mean() + .01)),
