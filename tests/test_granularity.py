@@ -1,6 +1,7 @@
 """What companion 004's study must not get wrong: its layers, its copies of a teacher, and the lines that ask about
 it."""
 from itertools import product
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import given, strategies as st
 from moe_redistribution.evidence.dataset import ROOT, table_path
 from moe_redistribution.evidence.printed import claims, paper_values, seed_list
 from moe_redistribution.record.ledger import statements
+from moe_redistribution.studies.granularity.facts import repeated_ids
 from moe_redistribution.studies.granularity.students import (begin, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
 from moe_redistribution.tasks.text import generator_of
@@ -147,3 +149,13 @@ def test_the_claim_that_a_teacher_is_out_of_reach_reads_what_is_proven():
     for c in set(" ".join(said["condition"]).split()):
         each = lower_bound_rows(c).pivot(index="seed", columns="metric", values="value")
         assert (each["proven_error"] < each["found_error"]).all() and each["proven_error"].min() > .1
+
+
+def test_cells_that_are_printed_twice_are_the_same_cells():
+    twice, bridge = repeated_ids(), ASKED[ASKED["protocol"] == "paper"].set_index("id")["condition"]
+    grid = bridge[bridge.index.str.startswith("004.F_grid_final.")]
+    cell = lambda name: (re.search(r"/(\d+e\d+a)/", name)[1], name.rpartition("/")[2])        # teacher, student
+    own = {cell(c) for c in grid}
+    assert len(twice) == len(set(twice)) == 68 and {cell(bridge[i]) for i in twice} == own and len(own) == 64
+    left = [i for i in bridge.index if re.match(r"004\.F_(grid_final|size)", i) and i not in twice]
+    for i in set(left) - set(grid.index): assert "+bias" in bridge[i] or cell(bridge[i]) not in own, i
