@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BOOK_SIGNS', 'BOOK_LABELS', 'EDGE_PROBABILITY', 'keyed_permutation', 'PhoneBook', 'exact_match', 'graph_vocab',
-           'edge_probability', 'graph_length', 'GraphQueries', 'random_graphs', 'valid_shortest', 'disjoint_sets',
-           'sets_to_path', 'path_to_sets', 'length2_path']
+           'edge_probability', 'graph_length', 'GraphQueries', 'random_graphs', 'valid_shortest', 'is_test',
+           'disjoint_sets', 'sets_to_path', 'path_to_sets', 'length2_path']
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #4273bc9e
 from dataclasses import dataclass
@@ -290,29 +290,70 @@ def valid_shortest(path, graph:GraphQueries) -> torch.Tensor:
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #799acd70
 def _overlap(a, b, r, u):
-    "How many elements a set of a and one of b of r share if they share any, each pair equally likely; u in [0, 1)."
+    "How many elements a set of a and one of b of r share if they share any, each pair equally likely; u (m,) in [0, 1)."
     ways = np.cumsum([comb(a, k) * comb(r - a, b - k) for k in range(1, min(a, b) + 1)], dtype=np.float64)
-    return 1 + int(np.searchsorted(ways / ways[-1], u, side="right"))
+    return 1 + np.searchsorted(ways / ways[-1], u, side="right")
 
-def disjoint_sets(r:int, count:int, seed) -> tuple:
+_SIDES, _HELD = ("train", "test"), 8                  # of graphs, one in eight is of the side `test`
+
+def is_test(alice, bob) -> torch.Tensor:
+    "Whether pairs of sets (m, r) are of the side `test`, (m,) bool. An exchange of the two sets changes nothing."
+    element = torch.randint(2**62, (alice.shape[1],), generator=generator_of("sides", alice.shape[1])).numpy()
+    each = [_hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0)) for x in (alice, bob)]
+    return torch.from_numpy(_hashed(each[0] + each[1], np.uint64(0)) % np.uint64(_HELD) == 0)
+
+def _sizes(m, r, g):
+    "Sizes (m,) of Alice's and Bob's sets, together at most r."
+    a = torch.randint(1, r, (m,), generator=g)
+    return a, 1 + (torch.rand(m, generator=g, dtype=torch.float64) * (r - a)).long()
+
+def _shared(a, b, r, g):
+    "How many elements (m,) pairs of sets that meet share."
+    u, out = torch.rand(len(a), generator=g, dtype=torch.float64).numpy(), np.zeros(len(a), np.int64)
+    for x, y in set(zip(a.tolist(), b.tolist())):
+        here = ((a == x) & (b == y)).numpy()
+        out[here] = _overlap(x, y, r, u[here])
+    return torch.from_numpy(out)
+
+def _laid(a, b, shared, r, g):
+    "Pairs of sets (m, r) of these sizes."
+    rank = torch.rand(len(a), r, generator=g, dtype=torch.float64).argsort(1)           # a random order of elements
+    alice, start = rank < a[:, None], (a - shared)[:, None]
+    return alice, (rank >= start) & (rank < start + b[:, None])
+
+# %% ../../nbs/1_tasks/05_recall.ipynb #75b8577c
+def disjoint_sets(r:int, count:int, seed, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
-    int64.
+    int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged.
 
-    Half the pairs meet; both classes have the same sizes. ValueError unless r ≥ 2 and count is even and positive."""
+    Half the pairs meet; both classes have the same sizes. ValueError unless r ≥ 2 and count is even and positive, and
+    where a side has no pair."""
     if r < 2: refuse("elements", "2 or more", r, 2, "r=2")
     if count < 2 or count % 2:
         refuse("pairs of sets", "an even number, for two equal classes", count, max(2, count + 1), "an even count")
-    g, half = generator_of("sets", r, count, seed), count // 2
-    a = torch.randint(1, r, (half,), generator=g)
-    b = 1 + (torch.rand(half, generator=g, dtype=torch.float64) * (r - a)).long()
-    u = torch.rand(half, generator=g, dtype=torch.float64)
-    shared = torch.tensor([_overlap(*s, r, v) for *s, v in zip(a.tolist(), b.tolist(), u.tolist())])
-    a, b, shared = a.repeat(2), b.repeat(2), torch.cat([shared, torch.zeros_like(shared)])
-    rank = torch.rand(count, r, generator=g, dtype=torch.float64).argsort(1)            # a random order of elements
-    alice, start = rank < a[:, None], (a - shared)[:, None]
-    bob = (rank >= start) & (rank < start + b[:, None])
+    if side not in (None, *_SIDES): refuse("side", " or ".join(_SIDES), repr(side), nearest(str(side), _SIDES), "'train'")
+    g, half = generator_of("sets", r, count, seed, *[side] * bool(side)), count // 2
+    a, b = _sizes(half, r, g)
+    meet = torch.arange(count) < half
+    shared = torch.cat([_shared(a, b, r, g), torch.zeros_like(a)])
+    a, b = a.repeat(2), b.repeat(2)
+    alice, bob = _laid(a, b, shared, r, g)
+    if side: _moved(alice, bob, a, b, meet, r, g, side)
     order = torch.randperm(count, generator=g)
-    return alice[order], bob[order], (shared > 0).long()[order]
+    return alice[order], bob[order], meet[order].long()
+
+def _moved(alice, bob, a, b, meet, r, g, side):
+    "Draws pairs of sets anew, in place, until all are on this side; after every hundredth try with other sizes."
+    for attempt in range(1, 2000):
+        wrong = is_test(alice, bob) != (side == "test")
+        if not wrong.any(): return
+        if attempt % 100 == 0:                            # hardly any pair of these sizes is: both classes get others
+            wrong = wrong.view(2, -1).any(0).repeat(2)
+            for x, new in zip((a, b), _sizes(int(wrong[meet].sum()), r, g)): x[wrong] = new.repeat(2)
+        shared = torch.zeros_like(a)
+        shared[wrong & meet] = _shared(a[wrong & meet], b[wrong & meet], r, g)
+        alice[wrong], bob[wrong] = _laid(a[wrong], b[wrong], shared[wrong], r, g)
+    refuse(f"pairs of sets for {side}", "some of both classes", f"none at r = {r}", 8, "more elements")
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #473f2773
 def sets_to_path(alice, bob) -> torch.Tensor:
@@ -333,9 +374,10 @@ def path_to_sets(tokens) -> tuple:
                tuple(tokens.shape), fix="sets_to_path")
     return alice, bob
 
-def length2_path(n_vertices:int, count:int, seed) -> tuple:
+def length2_path(n_vertices:int, count:int, seed, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex
-    joins s and d. r = n_vertices - 2: s and d do not count. ValueError for fewer than 4 vertices or an odd count."""
+    joins s and d. r = n_vertices - 2: s and d do not count. `side`: see `disjoint_sets`. ValueError for fewer than 4
+    vertices or an odd count."""
     if n_vertices < 4: refuse("vertices", "4 or more: s, d and two between", n_vertices, 4, "n_vertices=4")
-    alice, bob, meet = disjoint_sets(n_vertices - 2, count, seed)
+    alice, bob, meet = disjoint_sets(n_vertices - 2, count, seed, side)
     return sets_to_path(alice, bob), meet
