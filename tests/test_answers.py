@@ -493,3 +493,28 @@ def test_a_contrast_that_was_not_registered_is_refused():
         answers.contrast(table1(), FFN, "add7/glu-h170-silu")
     with pytest.raises(ValueError, match="edit: expected one of mean, zero; got 'resample'"):
         answers.contrasts(table1(), "resample")
+
+
+def test_errors_that_span_powers_of_ten_are_compared_as_powers_of_ten():
+    "On a linear scale with two hundredths of room, .0007 agreed with a printed .000028: 25 times as much."
+    i = "004.F_grid12.5.001"
+    assert claim(i)["scale"] == "log10" and PRINTED.set_index("id").loc[i, "value"] == pytest.approx(2.8e-5)
+    n = int(claim(i)["n"])
+    seeds = list(range(1, n + 1))
+    spread = 10 ** np.linspace(-.02, .02, n)
+    word = lambda v: answer(answering(i, [v * spread], seeds), i)
+    assert [word(v)["verdict"] for v in (7e-4, 2.8e-5, 4e-5, 2.8e-6)] == ["differs", "agrees", "agrees", "differs"]
+    assert word(4e-5)["ours_mean"] == pytest.approx(4e-5) and "powers of ten" in word(4e-5)["reason"]
+    zero = PRINTED[PRINTED["id"].isin(BRIDGE.loc[BRIDGE["scale"] == "log10", "id"]) & (PRINTED["value"] == 0)].iloc[0]
+    got = answer(answering(zero["id"], [1e-3 * spread], seeds), zero["id"])     # a printed 0 is less than half its last digit
+    assert got["verdict"] == "differs" and np.isfinite(got["ours_lo"])
+
+
+def test_a_fact_is_exact_whichever_instrument_counts_it():
+    "Ten settings of companions were judged with the room that measured shares have."
+    facts = BRIDGE[(BRIDGE["stream"] == "none") & BRIDGE["aggregate"].eq("mean") & BRIDGE["unit_factor"].eq(1)]
+    unit = facts["id"].map(PRINTED.set_index("id")["unit"])
+    whole = (unit == "count") & (facts["metric"] != "train_pct")        # a percent that is printed as a whole number
+    assert (facts.loc[whole, "margin"] == 0).all() and whole.sum() > 60
+    digit = facts["id"].map(PRINTED.set_index("id")["digit"])
+    assert (facts.loc[unit == "fraction", "margin"] <= digit[unit == "fraction"] / 2 + 1e-12).all()

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import printed as paper
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES,
                                                        definition_hash, definitions, registrations, unregistered, when)
 from moe_redistribution.evidence.dataset import ROOT
 from moe_redistribution.instruments.rows import rows
@@ -17,9 +17,9 @@ from moe_redistribution.instruments.rows import rows
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits",
             site="ffn_out", edit="mean", rule="first1000", unit="", position="o0-o3", stratum="all", split="all",
-            aggregate="difference", seeds="1-4", margin="0.05", note="")
+            aggregate="difference", seeds="1-8", over="seeds", margin="0.05", note="")
 SAID, BRIDGE = dict(LINE, key="4.1-01", expects="+", statement="More is left.", quotes="",
-                    page="x"), dict(LINE, id="contrast.a", null="", item="c")
+                    page="x"), dict(LINE, id="contrast.a", null="", item="contrast_c")
 WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64", item="d")
 
 
@@ -53,6 +53,11 @@ def test_everything_that_decides_an_answer_is_part_of_a_definition(column):
     assert definition_hash(SAID | {column: ".1"}) != definition_hash(SAID)
 
 
+def test_an_n_that_counts_models_is_another_definition_and_seeds_are_what_n_counted_before():
+    old = {k: v for k, v in SAID.items() if k != "over"}
+    assert definition_hash(old) == definition_hash(SAID) != definition_hash(SAID | {"over": "models"})
+
+
 @pytest.mark.parametrize("same",
                          [{"margin": "0.050"}, {"margin": .05}, {"null": ""}, {"null": float("nan")}, {"later": "x"}])
 def test_a_definition_is_its_values_however_they_are_written(same):
@@ -75,7 +80,7 @@ def test_a_line_that_is_registered_as_it_stands_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("column, to",
-                         [("margin", "0.02"), ("expects", "0"), ("seeds", "1-8"), ("edit", "zero"), ("versus", "")])
+                         [("margin", "0.02"), ("expects", "0"), ("seeds", "1-9"), ("edit", "zero"), ("versus", "")])
 def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
     write(tmp_path, [SAID | {column: to}])
     left = unregistered(register(tmp_path, *OWN), tmp_path / "data")
@@ -122,7 +127,7 @@ def test_every_line_of_data_is_registered_as_it_stands():
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
     assert (list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS)
-            and set(lines["table"]) == set(REGISTERED_TABLES))
+            and set(lines["table"]) == {*REGISTERED_TABLES, SENTENCES})
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()
@@ -210,7 +215,7 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     before, old = (tmp_path / FILE).read_text(), found(tmp_path)
     commit(tmp_path, 2)
     for name in (FFN, MOE): measure(tmp_path, name, seeds=(4,))       # not committed
-    write(tmp_path, [SAID | {"margin": "0.02"}], [BRIDGE, BRIDGE | {"id": "contrast.b", "seeds": "5-9"}])
+    write(tmp_path, [SAID | {"margin": "0.02"}], [BRIDGE, BRIDGE | {"id": "contrast.b", "seeds": "9-16"}])
     assert tool.main(["--check"]) == 1 and (tmp_path / FILE).read_text() == before
     tool.main([])
     after = (tmp_path / FILE).read_text()
@@ -226,10 +231,42 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
 
 
 def test_rows_of_other_seeds_or_another_edit_are_not_its_rows(tool, tmp_path):
-    for name in (FFN, MOE): measure(tmp_path, name, seeds=(5,)), measure(tmp_path, name + "+frozen")
+    for name in (FFN, MOE): measure(tmp_path, name, seeds=(9,)), measure(tmp_path, name + "+frozen")
     write(tmp_path, [SAID, SAID | {"key": "words", "versus": "edit=zero value=.5"}])
     commit(tmp_path, 1)
     for name in (FFN, MOE): measure(tmp_path, name)
     commit(tmp_path, 2)
     tool.main([])
     assert {a for _, a in found(tmp_path).values()} == {"nothing run"}
+
+
+def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(tool, tmp_path):
+    "Four seeds cannot bring sign flips below 1/8: registered all the same, such a line would read like a result."
+    write(tmp_path, bridge=[BRIDGE | {"seeds": "1-4"}])
+    commit(tmp_path, 1)
+    with pytest.raises(SystemExit, match="contrast.a .audited. cannot reject: got n = 4.*fix: 6 seeds"): tool.main([])
+    assert not (tmp_path / FILE).exists()
+    write(tmp_path)
+    assert tool.main([]) == 0
+    write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])                # an amendment of what stands is written down, and listed
+    assert tool.main([]) == 0 and len(registrations(tmp_path / FILE)) == 2
+
+
+def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):
+    write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
+    (tmp_path / "data/pilots.csv").write_text("begins,seen,where\ncontrast.a 9,one seed,a note\n")
+    commit(tmp_path, 1)
+    tool.main([])
+    words = registrations(tmp_path / FILE).set_index(["table", "key", "protocol"])["access"]
+    assert words["sentences", "4.1-01", "paper"] == words["statements", "4.1-01", "paper"] == "nothing run"
+    write(tmp_path, [SAID | {"protocol": p, "statement": "A little more is left."} for p in ("paper", "audited")])
+    assert unregistered(tmp_path / FILE, tmp_path / "data")["table"].tolist() == ["sentences"]
+    tool.main([])
+    assert registrations(tmp_path / FILE).query("table == 'sentences'")["amended"].tolist() == [1]
+
+
+def test_what_pilots_had_seen_is_read_over_older_words(tmp_path):
+    assert set(when("claims").query("key.str.startswith('contrast.absorption.')")["access"]) <= {
+        "pilot seen", "in part", "results seen"}
+    assert (when("claims").loc[when("claims").index.get_level_values(0).str.startswith("contrast.moe"), "access"]
+            == "nothing run").any()

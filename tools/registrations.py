@@ -21,7 +21,8 @@ from moe_redistribution.models.events import formerly
 from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       definitions, registrations, unregistered)
+                                                       SENTENCES, definitions, piloted, registrations, sentence_hash, unregistered)
+from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.dataset import run_rows, sums
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,11 +145,12 @@ def cells(line, quoted):
     return list(dict.fromkeys(found))
 
 
-def access(dates, date):
-    "How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none."
+def access(dates, date, pilot=False):
+    """How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none; `pilot`:
+    trials of its question were known."""
     known = [d for d in dates if d]
     if not dates: return "no rows"
-    if not known or date < min(known): return "nothing run"
+    if not known or date < min(known): return "pilot seen" if pilot else "nothing run"
     return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
 
 
@@ -156,6 +158,12 @@ def left(): return unregistered(ROOT / FILE, ROOT / "data")
 
 
 def present(table): return pd.read_csv(ROOT / f"data/{table}.csv", dtype=str, keep_default_na=False)
+
+
+def answers():
+    "Keys of statements with a recorded answer."
+    path = ROOT / "results/ledger.csv"
+    return set(pd.read_csv(path).query("paper_n > 0")["key"]) if path.exists() else set()
 
 
 def new_lines(now):
@@ -174,9 +182,22 @@ def new_lines(now):
             kept = before == own                              # HEAD holds it as it stands
             date = history.date[sha] if kept and not begun else now
             commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
-            at = [rows.first(c) for c in cells(line, quoted)]
-            out.append((table, *key, own, date, commit, access(at, date)))
+            at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(piloted([key[0]]).any())
+            out.append((table, *key, own, date, commit, access(at, date, pilot)))
+    answered = answers()
+    for line in present("statements").itertuples(index=False):       # what is known of its answer when words are written down
+        if (SENTENCES, line.key, line.protocol) not in missing: continue
+        word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
+                else "pilot seen" if piloted([line.key]).any() else "nothing run")
+        out.append((SENTENCES, line.key, line.protocol, sentence_hash(line._asdict()), now,
+                    history.short[history.head] + "+", word))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
+
+
+def empty_designs(todo):
+    "Design faults of the lines of `todo` that were never registered before; older ones are listed on the page of the check."
+    new = todo.loc[(todo["registered"] == "") & todo["table"].isin(REGISTERED_TABLES), ["table", "key"]]
+    return check_design(set(new.itertuples(index=False, name=None)), ROOT / "data") if len(new) else new
 
 
 def counts():
@@ -201,6 +222,9 @@ def main(args):
     now, path, last = utc(datetime.now(timezone.utc)), ROOT / FILE, registrations(ROOT / FILE)["date"].max()
     if now < str(last) and path.exists():
         sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")
+    if len(faults := empty_designs(todo)):
+        sys.exit("Nothing registered: a new line of data/ could decide nothing.\n" + "\n".join(
+            f"  {f.key} ({f.protocol}) {f.rule}: got {f.got}; fix: {f.fix}" for f in faults.itertuples()))
     lines = new_lines(now) if len(todo) else []
     heading = [] if path.exists() else [COLUMNS]
     with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])

@@ -48,6 +48,7 @@ def _take(rows, c, cell, rule, seeds, stream):
 # %% ../../nbs/5_evidence/07_answers.ipynb #a08c23f1
 def _by_condition(rows) -> dict:
     "Rows of each condition under its name, none under the empty name; so that a long table looks through them once."
+    if isinstance(rows, dict): return rows
     if "condition" not in rows: return {"": rows}
     return {"": rows.iloc[:0]} | dict(list(rows.groupby("condition", sort=False)))
 
@@ -71,7 +72,7 @@ def _by_seed(rows, c, names, rule=None, seeds=None, stream=None):
     """Values of claim `c`, seeds × cells, nan where failed or missing, and sentences saying which those are.
 
     `rows`: a frame, or a frame for each condition under its name and an empty one under "", which is faster."""
-    rows = rows if isinstance(rows, dict) else _by_condition(rows)
+    rows = _by_condition(rows)
     rule, seeds, notes, cells = rule or c.rule, sorted(seeds or seed_list(c.seeds)), [], {}
     for cell in product(each_name(names), c.position.split(), c.unit.split() or [""]):
         own = rows.get(cell[0], rows[""])
@@ -133,6 +134,7 @@ def _ours(rows, c, null, rule, seeds, stream):
         return ((welch(*groups).p, *[np.nan] * 3, n), notes) if (n := min(map(len, groups))) else (nothing, notes)
     if (c.aggregate in WHOLE_ONLY or c.metric == "reached") and frame.isna().any(axis=None): return nothing, notes
     if c.aggregate in ORDERED and any(n.startswith("missing run") for n in notes): return nothing, notes
+    if getattr(c, "scale", "") == "log10": frame = np.log10(frame.astype(float))         # errors that span powers of ten
     x = _together(c, frame, versus).dropna()
     if x.empty: return nothing, notes
     if c.aggregate == "sum" or c.stream == "none":
@@ -208,8 +210,12 @@ def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     null = known[choose("null", c.null, list(known))] if c.null else np.nan
     (p, margin), own = fine or (p, c.margin), p
     ours, notes, word = _read_at(rows, c, null, rule, seeds, stream)
+    log = c.scale == "log10"
+    if log: p = p._replace(value=np.log10(max(p.value, p.digit / 2)), value_std=np.nan)     # a printed 0 was rounded
     v, n = _judged(ours, p, c, margin, protocol, stream)
-    line |= dict(zip("ours_mean ours_std ours_lo ours_hi ours_n".split(), ours))
+    mean, sd, lo, hi, _ = ours
+    line |= dict(zip("ours_mean ours_std ours_lo ours_hi ours_n".split(),
+                     (10**mean, sd, 10**lo, 10**hi, ours[4]) if log else ours))
     bar = "read-off" in p.note
     said = v.reason.replace("the printed digits themselves", "the bar as it was read off") if bar else v.reason
     early = (stream or c.stream) == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)
@@ -219,9 +225,10 @@ def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     finer = f"compared with the finer print at {p.id}" * (p.id != own.id)
     needed = (seeds_beside(*ours[:2], p.value, p.value_std, n, margin) if word == "inconclusive" and ours[4] > 1
               else np.nan)
+    powers = "powers of ten: a geometric mean, its spread and margin on the log10 scale" * bool(log and ours[4])
     return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition,
                        baseline=null, n_decides=needed, verdict=word,
-                       reason="; ".join(filter(None, [interim, said, finer, *notes, c.note])))
+                       reason="; ".join(filter(None, [interim, said, powers, finer, *notes, c.note])))
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #e597ea44
 def _judged(ours, p, c, margin, protocol, stream):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TINY', 'Result', 'Tost', 'VARIANCE_SOURCES', 'MOST', 'Verdict', 'Interval', 'interval', 'welch', 'welch_from_stats',
-           'paired_permutation', 'holm', 'outcome', 'tost', 'variance_split', 'seeds_needed', 'seeds_beside', 'delta',
-           'verdict']
+           'paired_permutation', 'holm', 'outcome', 'tost', 'variance_split', 'seeds_needed', 'seeds_beside',
+           'flips_needed', 'delta', 'verdict']
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ac5500fa
 from collections import namedtuple
@@ -151,19 +151,26 @@ MOST = 20_000
 def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     """Seeds at which a difference `mean` with spread `sd` over seeds would be decided; nan if not within 20,000.
 
-    For `number`, `mean` is ours less the paper's and `fixed` the standard error of the paper's own."""
+    `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error of
+    the paper's own."""
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
     half, reach = (stats.t.ppf(level, n - 1) * error for level in (.975, .95))
-    if expects == "number": done = half <= margin - d if d <= margin else half < d
-    else: done = (half < d) | (reach < margin - d)
+    if expects == "number": done = half <= margin - d if d <= margin else half < d - margin
+    elif expects == "0": done = (reach < margin - d) | (half < d - margin)
+    else: done = (half < d) | (half < margin - (mean if expects[0] == "+" else -mean))
     return float(n[done.argmax()]) if done.any() else np.nan
 
 def seeds_beside(mean, sd, paper_mean, paper_std, paper_n, margin):
     "Seeds of ours that would decide a printed number; where it has no spread, ours stands in for it at the paper's n."
     theirs = paper_std / np.sqrt(paper_n - 1) if paper_std > 0 else sd / np.sqrt(paper_n)
     return seeds_needed(mean - paper_mean, sd, "number", margin, theirs)
+
+# %% ../../nbs/5_evidence/01_statistics.ipynb #dc84ab33
+def flips_needed(family=1, alpha=.05) -> int:
+    "Fewest seeds at which a sign-flip test in a Holm `family` of so many contrasts can reject: 2^(1-n) × family ≤ alpha."
+    return int(np.ceil(1 + np.log2(family / alpha) - TINY))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #92485ab3
 def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, level=0.95):
@@ -200,7 +207,7 @@ def verdict(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=n
     elif same: return Verdict("agrees", d, lo, hi, "the printed digits themselves, from the same seeds")
     elif margin == 0: word = "agrees" if close else "differs"
     elif inside: word = "agrees"
-    elif not close and (lo > 0 or hi < 0): word = "differs"
+    elif lo > margin or hi < -margin: word = "differs"
     else: word = "inconclusive"
     spread = f"[{lo:+.3f}, {hi:+.3f}]" if lo == lo else "with no spread to judge it by"
     borrowed = "the paper prints no spread, ours stands in" * bool(np.isnan(paper_std) and ours_std > 0)
