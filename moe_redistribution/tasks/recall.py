@@ -290,7 +290,7 @@ def valid_shortest(path, graph:GraphQueries) -> torch.Tensor:
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #799acd70
 def _overlap(a, b, r, u):
-    "How many elements a set of a and one of b of r share if they share any, each pair equally likely; u (m,) in [0, 1)."
+    "How many elements sets of a and b of r share if they share any, each pair equally likely; u (m,) in [0, 1)."
     ways = np.cumsum([comb(a, k) * comb(r - a, b - k) for k in range(1, min(a, b) + 1)], dtype=np.float64)
     return 1 + np.searchsorted(ways / ways[-1], u, side="right")
 
@@ -299,8 +299,8 @@ _SIDES, _HELD = ("train", "test"), 8                  # of graphs, one in eight 
 def is_test(alice, bob) -> torch.Tensor:
     "Whether pairs of sets (m, r) are of the side `test`, (m,) bool. An exchange of the two sets changes nothing."
     element = torch.randint(2**62, (alice.shape[1],), generator=generator_of("sides", alice.shape[1])).numpy()
-    each = [_hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0)) for x in (alice, bob)]
-    return torch.from_numpy(_hashed(each[0] + each[1], np.uint64(0)) % np.uint64(_HELD) == 0)
+    def of(x): return _hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0))
+    return torch.from_numpy(_hashed(of(alice) + of(bob), np.uint64(0)) % np.uint64(_HELD) == 0)
 
 def _sizes(m, r, g):
     "Sizes (m,) of Alice's and Bob's sets, together at most r."
@@ -331,7 +331,8 @@ def disjoint_sets(r:int, count:int, seed, side:str=None) -> tuple:
     if r < 2: refuse("elements", "2 or more", r, 2, "r=2")
     if count < 2 or count % 2:
         refuse("pairs of sets", "an even number, for two equal classes", count, max(2, count + 1), "an even count")
-    if side not in (None, *_SIDES): refuse("side", " or ".join(_SIDES), repr(side), nearest(str(side), _SIDES), "'train'")
+    if side not in (None, *_SIDES):
+        refuse("side", " or ".join(_SIDES), repr(side), nearest(str(side), _SIDES), "'train'")
     g, half = generator_of("sets", r, count, seed, *[side] * bool(side)), count // 2
     a, b = _sizes(half, r, g)
     meet = torch.arange(count) < half

@@ -104,11 +104,9 @@ def on_book(self:Learner, name, n, labels="digits", share=0., suffix=""):
     return memorised(model, book) | parrot_parameters(model)
 
 def models_of(arm, settings): return [arm.partition("/")[2]] if "/" in arm else settings["models"]
-
 @patch
 def of_book(self:Learner):
-    """Rows of every model of the arm on one book; of the two exponents of bits in them, and their difference. An arm
-    such as `book/d24` has one model."""
+    "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits in them, their difference."
     S, sizes, models = self.settings, [], models_of(self.arm, self.settings)
     for name in models:
         found = self.on_book(name, S["n"], share=1 / len(models))
@@ -132,7 +130,7 @@ def explained(sizes, bits) -> float:
     return 1 - np.var(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]) / np.var(y) if np.ptp(y) else 0.
 
 def over_models(total, active, bits, shuffles=5000) -> dict:
-    "`total`, `active`, `difference` of exponents over models (n,): (estimate, half of its 95 % interval, p of shuffles)."
+    "`total`, `active`, `difference` of exponents over models (n,): (estimate, half of its 95 % interval, shuffles' p)."
     X, y = np.stack([np.log(total), np.log(active), np.ones(len(bits))], 1), np.log(np.asarray(bits, float))
     fit, free = np.linalg.lstsq(X, y, rcond=None)[0], len(y) - 3
     cov = ((y - X @ fit) ** 2).sum() / free * np.linalg.inv(X.T @ X)
@@ -154,8 +152,8 @@ def jackknifed(of, i, *arrays):
 def trained_before(names, preset, desk, seed=None):
     "Rows of other arms of a preset, conditions without it: what the store has goes over what is recorded."
     arms = [a for a in STUDY.presets[preset].arms if kind_of(a) in OF_OTHERS.values()]
-    found = [rows_of("parrots", [f"parrots.{preset}/{n}" for n in names]), study_rows(STUDY, preset, arms, root=desk.root)]
-    found = pd.concat([x for x in found if len(x)] or found[:1])
+    recorded = rows_of("parrots", [f"parrots.{preset}/{n}" for n in names])
+    found = pd.concat([x for x in (recorded, study_rows(STUDY, preset, arms, root=desk.root)) if len(x)] or [recorded])
     found = found.assign(condition=found["condition"].str.partition("/")[2])
     found = found[found["condition"].isin(names) & (found["seed"].eq(seed) | (seed is None))]
     found = found.drop_duplicates([c for c in found if c not in ("value", "n_examples")], keep="last")
@@ -212,7 +210,8 @@ def path_rows(K, seeds, settings, desk):
     S, found, by_width = settings, [], []
     own = {k: S[k] for k in ("vertices", "f", "steps", "batch", "lr", "pool", "test", "apart") if k in S}
     def put(metric, x, n=S["test"], **labels):
-        found.append(rows(x, seeds, condition=f"{'apart' if S.get('apart') else 'path'}/k{K}", stream="paired", metric=metric, n_examples=n, **labels))
+        at = f"{'apart' if S.get('apart') else 'path'}/k{K}"
+        found.append(rows(x, seeds, condition=at, stream="paired", metric=metric, n_examples=n, **labels))
     for m in S["widths"]:
         def work(_):
             return dict(zip(("unseen", "seen"), train_paths(m, K, seeds, **own))), {}
@@ -286,8 +285,8 @@ def measures(self:MixedStream) -> dict:
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #93d1fc07
 def on_common_losses(a, b, points=50) -> np.ndarray:
-    """Values (2, points) of a and b at the losses that both reach, the lowest first; (2, 0) if there is none. `a` and `b`:
-    (losses, values) along training, of which a loss that goes up again is passed over."""
+    """Values (2, points) of a and b at the losses that both reach, the lowest first; (2, 0) if there is none. `a`
+    and `b`: (losses, values) along training, of which a loss that goes up again is passed over."""
     curves = []
     for loss, value in (a, b):
         loss, value = np.asarray(loss, float), np.asarray(value, float)
@@ -307,8 +306,8 @@ def at_equal_loss(a, b, points=50) -> float:
 ABOVE = .05                                            # a model is above a guess by so much, or its loss is not counted
 
 def above_a_guess(a, b, guess, by=ABOVE) -> dict:
-    """Of a's value less b's at equal losses: `above`, the mean where one of the two exceeds `guess` by `by`; `lowest`, at
-    the lowest common loss; `counted`, the share of common losses that are. Empty without such a loss."""
+    """Of a's value less b's at equal losses: `above`, the mean where one of the two exceeds `guess` by `by`;
+    `lowest`, at the lowest common loss; `counted`, the share of common losses that are. Empty without such a loss."""
     x, y = on_common_losses(a, b)
     counts = np.maximum(x, y) >= guess + by
     if not counts.any(): return {}
@@ -474,7 +473,8 @@ PARROT_PRESETS = {
                     dict(book=range(1, 4)) | _PATH_ARMS | _APART_ARMS, _STACK, parrot_settings()),
     "night": Preset("books up to 10,000, routers, a mixed stream, shortest paths on 12 vertices",
                     dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 11),
-                         graphs=range(1, 4), equal=range(1, 11), fit=range(1, 10)) | _PATH_ARMS, _STACK, parrot_settings()),
+                         graphs=range(1, 4), equal=range(1, 11), fit=range(1, 10)) | _PATH_ARMS, _STACK,
+                    parrot_settings()),
     "long": Preset("a book of 5,000, more than any of seven models can hold, with four times the steps",
                    {"book": range(1, 4), "book/d16-e16": range(1, 4), "fit": range(1, 8)}, 1,
                    parrot_settings(book=dict(n=5000, steps=4000, models=[n for n in SEVEN if n != "d16-e16"]),
