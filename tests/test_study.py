@@ -6,15 +6,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
+from moe_redistribution.instruments.rows import rows
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.recording import known_studies, record_studies
 from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.training.store import Store, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, carry_out, find_rows, missing_jobs, run_study, study_jobs,
-                                               study_rows)
+from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, find_rows, missing_jobs, run_study,
+                                               study_jobs, study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
 
@@ -132,3 +134,25 @@ def test_an_estimate_is_listed_and_not_carried_out():
     with pytest.raises(ValueError, match="an estimate: a year; nearest valid: tiny"): study_jobs(dear, "paper")
     assert ({"granularity"} <= set(known_studies())
             and study_rows(STUDY, "small", root=Path(os.devnull).parent / "no").empty)
+
+
+def one_arm(run): return Study("words", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2)}, 2)}, run, lambda *x: 1.)
+
+
+GOOD = rows([.1, .2], [1, 2], condition="a", metric="letters")
+
+
+@pytest.mark.parametrize("given", [
+    GOOD.assign(seed=[1, 3]), GOOD[:1], GOOD.assign(condition="b"), pd.concat([GOOD, GOOD]),
+    GOOD.drop(columns="metric"), GOOD.to_dict("list"), GOOD[:0]],
+    ids=["other seeds", "a seed missing", "another arm", "twice", "no metric", "no frame", "none"])
+def test_rows_that_are_not_the_job_s_are_refused_and_not_stored(store, given):
+    job = study_jobs(one_arm(lambda *x: given))[0]
+    with pytest.raises(ValueError, match="job words.small/a: expected .*; got .*; fix: "): carry_out(job, store.root)
+    assert not job.path(store).exists()
+    assert carry_out(study_jobs(one_arm(lambda *x: GOOD))[0], store.root)
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), "12", [1, 99]])
+def test_seeds_that_a_study_has_not_got_or_that_stand_twice_are_named(seeds):
+    with pytest.raises(ValueError, match="seeds.*: expected .*got .*; fix: "): study_jobs(STUDY, "small", seeds=seeds)

@@ -201,17 +201,17 @@ def check_work(c, seeds, stream, until) -> Condition:
     c, seeds = condition(c), whole_seeds(seeds)
     choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     get_task(c.task)                                   # a recipe alone is not enough to train
-    repeated = sorted({s for s in seeds if seeds.count(s) > 1})
-    if repeated:
-        raise ValueError(f"seeds: expected each once, got {repeated} more than once; fix: drop the repetitions")
     return c
 
 def whole_seeds(seeds) -> list:
     """Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything
-    else."""
+    else, or one of them twice."""
     got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
     fine = got and all(isinstance(s, numbers.Integral) and not isinstance(s, bool) and 0 <= s < 2**32 for s in got)
-    if fine: return [int(s) for s in got]
+    if fine and len({*got}) == len(got): return [int(s) for s in got]
+    if fine:
+        again = sorted({int(s) for s in got if got.count(s) > 1})
+        raise ValueError(f"seeds: expected each once, got {again} more than once; fix: drop the repetitions")
     raise ValueError(f"seeds: expected one or more whole numbers from 0 to {2**32 - 1}, "
                      f"got {seeds if got is None else got!r}; fix: for example [42, 137]")
 
