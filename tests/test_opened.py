@@ -1,7 +1,11 @@
 """What a real mixture of experts must not be told wrongly: nothing changes unless it is edited, every edit does what it
 says, and the model is left as it was found."""
+import json
+import re
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate, ablation_rows, replacing, together
@@ -9,6 +13,7 @@ from moe_redistribution.instruments.opened import (DENSE, FAMILIES, OURS, dense_
                                                    sum_of_parts, tiny_model)
 from moe_redistribution.instruments.patterns import patterns
 from moe_redistribution.instruments.routing import coactivation, effective, loads, overlap
+from moe_redistribution.instruments.streaming import tokenizer_of
 from moe_redistribution.instruments.trace import Kept, trace
 from tiers import first
 
@@ -237,3 +242,70 @@ def test_what_cannot_be_opened_says_what_can():
     with pytest.raises(ValueError, match="leave dtype, device_map"): open_model(tiny_model("llama"), dtype="bfloat16")
     with pytest.raises(ValueError, match="int64 windows"): open_model(tiny_model("llama"), TOKENS.float())
     with pytest.raises(ValueError, match="nearest: 'mixtral'"): tiny_model("mixtrall")
+
+
+# ----------------------------------------------------------------------------------------------- a folder, whole or not
+
+@pytest.fixture
+def toy(tmp_path):
+    tiny_model("mixtral").save_pretrained(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+def rewritten(toy, weights=lambda w: w, **config):
+    "The toy's folder with other weights or another config."
+    files, own = toy / "model.safetensors", toy / "config.json"
+    save_file(weights(load_file(files)), files, {"format": "pt"})
+    own.write_text(json.dumps(json.loads(own.read_text()) | config))
+    return toy
+
+
+def without(part): return lambda w: {n: v for n, v in w.items() if part not in n}
+
+
+DAMAGES = {"a matrix": (without("layers.1.self_attn.q_proj"), {}, "1 missing: model.layers.1.self_attn.q_proj.weight"),
+           "routers": (without("gate.weight"), {}, "2 missing: model.layers.0.mlp.gate.weight"),
+           "names": (lambda w: {f"x.{n}": v for n, v in w.items()}, {}, "21 missing"),
+           "a layer more": (lambda w: w, dict(num_hidden_layers=3), "missing: model.layers.2."),
+           "a layer less": (lambda w: w, dict(num_hidden_layers=1), "unexpected: model.layers.1."),
+           "a head": (without("lm_head"), {}, "1 missing: lm_head.weight"),
+           "an expert": (without("experts.2.w1"), {}, "expected"),
+           "nan": (lambda w: {n: v * torch.nan if "o_proj" in n else v for n, v in w.items()}, {}, "not finite in model"),
+           "a width": (lambda w: w, dict(intermediate_size=32), "expected")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_folder_that_lacks_or_has_other_weights_is_not_opened_with_random_ones(toy, damage):
+    weights, config, says = DAMAGES[damage]
+    with pytest.raises(ValueError, match=f"model toy: .*{re.escape(says)}.*fix: "):
+        open_model(rewritten(toy, weights, **config), TOKENS)
+
+
+def test_tied_weights_are_not_missed(tmp_path):
+    tiny_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    assert open_model(tmp_path / "tied", TOKENS).predict().shape == (1, 3, 11)
+
+
+def test_a_model_s_own_code_is_not_run_even_if_somebody_would_say_yes(toy, tmp_path, monkeypatch):
+    (toy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig as C\n")
+    rewritten(toy, model_type="unheard", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M",
+                                                    "AutoTokenizer": ["evil.T", None]})
+    (toy / "tokenizer_config.json").write_text(json.dumps(dict(auto_map={"AutoTokenizer": ["evil.T", None]})))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for read in (open_model, lambda folder: tokenizer_of(folder, 50)):
+        with pytest.raises(ValueError, match="expected .*fix: "): read(toy)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hosts", "sub/x.safetensors", "absent.safetensors", 3])
+def test_a_shard_index_that_points_elsewhere_is_refused(toy, name):
+    (toy.parent / "outside.safetensors").write_bytes((toy / "model.safetensors").read_bytes())
+    (toy / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map={"lm_head.weight": name})))
+    with pytest.raises(ValueError, match="names of files in this folder"): open_model(toy)
+
+
+@pytest.mark.parametrize("damage", [lambda f: f.write_bytes(f.read_bytes()[:-100]), lambda f: f.write_bytes(b"x" * 99)])
+def test_broken_files_and_types_are_one_message(toy, damage):
+    damage(toy / "model.safetensors")
+    with pytest.raises(ValueError, match="model toy: expected .*fix: "): open_model(toy)
+    with pytest.raises(ValueError, match="dtype: expected one of auto"): open_model(toy, dtype="bogus")

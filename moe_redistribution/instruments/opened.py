@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched', 'transformers_here',
            'Layer', 'layers_of', 'reroute', 'dense_gates', 'chosen_gates', 'layer_sites', 'close', 'Listener',
-           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'read_model', 'open_model',
-           'tiny_model', 'sum_of_parts']
+           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model',
+           'sum_of_parts']
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #30ea69e8
 from collections import defaultdict
@@ -27,6 +27,7 @@ from ..training.language import with_transformers
 from ..training.gated import gated_attention, is_gated
 from ..models.edits import named
 from .subject import Subject
+from .weights import read_model
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #7bad48b5
 OURS = "moe_redistribution"                             # the name under which transformers knows the functions below
@@ -407,19 +408,6 @@ def _moved_to(e, other, gates):
     return new
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #0d5c1e40
-def read_model(model, dtype="auto", device_map=None, **more):
-    """The causal transformers model of a folder, or of a name on the hub; choices as in `from_pretrained`.
-
-    ValueError for a folder without a model."""
-    hf, folder = transformers_here(), Path(model)
-    if folder.is_dir():
-        for files, what in (("config.json", "config.json"), ("*.safetensors", "weights as .safetensors")):
-            if not any(folder.glob(files)): refuse(f"model {folder.name}", what, "none", "save_pretrained",
-                                                   "a folder that save_pretrained wrote")
-    elif str(model).startswith((".", "/", "~")): refuse("model", "a folder", f"{model}, which is none", fix="its path")
-    load = hf.AutoModelForCausalLM.from_pretrained
-    return load(model, dtype=dtype, device_map=device_map, use_safetensors=True, **more)
-
 def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 

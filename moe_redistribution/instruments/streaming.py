@@ -36,8 +36,11 @@ def tokenizer_of(model, d_vocab):
     if Path(model).is_dir() and not any(Path(model).glob("tokenizer*")):
         refuse(f"tokenizer of {Path(model).name}", "tokenizer files", "none", "--bytes",
                "save_pretrained of its tokenizer, or --bytes")
-    own = transformers_here().AutoTokenizer.from_pretrained(model)
-    return lambda text: own(text, add_special_tokens=False)["input_ids"]
+    try: own = transformers_here().AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except Exception as e: said = f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
+    else: return lambda text: own(text, add_special_tokens=False)["input_ids"]
+    refuse(f"tokenizer of {Path(model).name}", "one that transformers reads without code of its own", said, "--bytes",
+           "save_pretrained of its tokenizer, or --bytes")
 
 def text_file(path) -> Path:
     "The path of a text. ValueError if there is no such file."
