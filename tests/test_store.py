@@ -1,23 +1,28 @@
 """What is stored is read back bit for bit or not at all, and a failing disk costs nothing that was there before."""
 import errno
 import os
+import re
 import resource
 import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.evidence import dataset
+from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.training import groups
 from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record.runs import stored_runs
+from moe_redistribution.record.runs import stored_runs, write_frame
+from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import group_path, pack, train, train_group
-from moe_redistribution.training.store import Damaged, Store, seal, unseal
+from moe_redistribution.training.store import Damaged, Store, seal, unseal, write_picture
 from moe_redistribution.training.loop import fresh
 from tiers import first
 
@@ -278,13 +283,42 @@ def disk(request, monkeypatch):
     disk.free()
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(store, disk):
-    path = store.path(TINY, 1)
-    before, files = path.read_bytes(), sorted(store.root.rglob("*"))
+def picture(values):
+    figure, ax = plt.subplots()
+    ax.plot(values)
+    return figure
+
+
+LONG, SHORT = (pd.DataFrame({c: [f"{c}{i % n}" for i in range(n)] for c in (*ROW_COLUMNS, "step")} | {"value": range(n)})
+               for n in (3000, 3))
+WRITERS = {                                        # a file under a root, and what writes it from a long or a short table
+    "a run": ("a.safetensors", lambda p, f: seal(p, {"a": torch.arange(4. * len(f))}, {})),
+    "rows.csv": ("out/rows.csv", lambda p, f: write_frame(f, p)),
+    "rows.parquet": ("out/rows.parquet", lambda p, f: write_frame(f, p)),
+    "a table": ("results/rows/speed/x.parquet", lambda p, f: dataset.write_table(f, "speed", "x", p.parents[3])),
+    "SHA256SUMS": ("SHA256SUMS", lambda p, f: [write_frame(f, p.parent / f"data/{i}.csv") for i in range(80)]
+                   and dataset.write_sums(p.parent)),
+    "a picture": ("out/a.png", lambda p, f: write_picture(picture(f["value"]), p)),
+    "bench": ("bench.csv", lambda p, f: keep(dict(condition=TINY, said="x" * 9 * len(f)), p))}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, disk, writer):
+    name, write = WRITERS[writer]
+    write(path := tmp_path / name, SHORT)
+    before, files = path.read_bytes(), sorted(tmp_path.rglob("*"))
     disk.fill()
-    with pytest.raises(OSError): seal(path, {"a": torch.zeros(10_000)}, {})
+    with pytest.raises(OSError, match="expected room for .* MB, got: .*; fix: .*MOE_REDISTRIBUTION_HOME"):
+        write(path, LONG)
     disk.free()
-    assert path.read_bytes() == before and sorted(store.root.rglob("*")) == files
+    assert path.read_bytes() == before and sorted(tmp_path.rglob("*")) == files
+
+
+def test_nothing_in_the_package_writes_a_file_in_another_way():
+    own = re.compile(r"write_text\(|write_bytes\(|\.savefig\((?!data)|to_(csv|parquet)\((?!index)|open\([^)]*[\"'][wax]b?\W")
+    bad = {f"{p.name}: {line.strip()}" for p in sorted(Path(dataset.__file__).parents[1].rglob("*.py"))
+           for line in p.read_text().splitlines() if own.search(line) and "os.devnull" not in line}
+    assert bad == {'store.py: with open(tmp, "xb") as f:'}, bad
 
 
 def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, monkeypatch):

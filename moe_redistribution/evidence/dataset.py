@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'NO_ROWS', 'READ', 'content_hash', 'fingerprint', 'table_path', 'kinds', 'read_table',
-           'manifest', 'manifest_of', 'write_table', 'sums', 'recorded', 'checkpoint_path', 'checkpoint',
+           'manifest', 'manifest_of', 'write_table', 'sums', 'write_sums', 'recorded', 'checkpoint_path', 'checkpoint',
            'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless', 'unlearned',
            'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'computed', 'asked', 'trained',
            'rows_of', 'gather', 'item_rows']
@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 import hashlib
-import os
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition
-from ..training.store import Damaged, unseal
+from ..training.store import Damaged, unseal, write_whole
 from ..models.population import predict
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
@@ -98,12 +97,9 @@ def write_table(frame, kind, task, root=None) -> Path:
     path = table_path(kind, task, root)
     order = _ORDER.get(kind) or [c for c in ROW_COLUMNS if c != "value"]
     frame = frame.sort_values(order, kind="stable", ignore_index=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if frame.empty: return path.unlink(missing_ok=True) or path
-    part = path.with_suffix(".part")
-    frame.to_parquet(part, index=False, compression="zstd", compression_level=9, row_group_size=1 << 17)
-    os.replace(part, path)
-    return path
+    how = dict(compression="zstd", compression_level=9, row_group_size=1 << 17, write_page_checksum=True)
+    return write_whole(path, frame.to_parquet(index=False, **how)) and path
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #b4bca88e
 def sums(root=None) -> str:
@@ -112,6 +108,10 @@ def sums(root=None) -> str:
     paths = (p for part in ("checkpoints", "data", "results") for p in sorted((root / part).rglob("*"))
              if p.is_file() and not p.name.startswith("."))
     return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root).as_posix()}\n" for p in paths)
+
+def write_sums(root=None) -> Path:
+    "Writes these lines to SHA256SUMS, whole or not at all."
+    return write_whole(Path(root or ROOT) / "SHA256SUMS", sums(root).encode())
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #486e4e47
 def recorded(name, instrument="ablation", root=None, **where) -> pd.DataFrame:

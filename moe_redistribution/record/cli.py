@@ -20,7 +20,7 @@ from ..tasks.errors import choose
 from ..models.condition import condition
 from ..studies.sparsity_moves.arms import TABLE1, FIGURE1
 from ..tasks.data import SEEDS, STREAMS
-from ..training.store import Store
+from ..training.store import Store, write_picture
 from ..training.loop import UNTIL
 from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
@@ -67,7 +67,7 @@ def write_reproduction(rows, out:Path):
     write_frame(rows, paths[0])
     for path in paths[1:3]: write_frame(comparison(rows, path.stem), path)
     ax = figure1(rows, compare(rows, "fig1"))
-    ax.figure.savefig(paths[3], dpi=200)
+    write_picture(ax.figure, paths[3], dpi=200)
     return paths
 
 # %% ../../nbs/7_record/05_cli.ipynb #4195a72e
@@ -328,7 +328,7 @@ def run_text_command(args):
         rows = stream_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
         picture = ablation_map(rows, edits[-1])
     write_frame(rows, out)
-    picture.figure.savefig(out.with_suffix(".png"), dpi=150)
+    write_picture(picture.figure, out.with_suffix(".png"), dpi=150)
     print(f"\n{len(rows):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
 # %% ../../nbs/7_record/05_cli.ipynb #9a7e0001
@@ -353,7 +353,7 @@ def run_gates(args):
     out.parent.mkdir(parents=True, exist_ok=True)
     write_frame(found.assign(condition=found["condition"].str.removeprefix("gates.own/")), out)
     picture = sparsity_curve(found[found["condition"] == f"gates.own/{name}"])
-    picture.figure.savefig(out.with_suffix(".png"), dpi=150, bbox_inches="tight")
+    write_picture(picture.figure, out.with_suffix(".png"), dpi=150, bbox_inches="tight")
     print(f"{len(found):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
 TEXT_COMMANDS = dict(scores=run_text_command, ablate=run_text_command, gates=run_gates)

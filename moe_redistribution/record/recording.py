@@ -25,7 +25,7 @@ from ..training.study import of_studies, study_rows
 from ..evidence.printed import paper_items
 from ..studies.sparsity_moves.experiments import conditions_for
 from ..instruments.rows import tidy, ROW_COLUMNS
-from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table, sums
+from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table, write_sums
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.ablation import ablation_curve, ablation_rows, whole_answer
@@ -283,7 +283,7 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
         written.append(root / f"results/{name}.csv")
         write_frame(table(root=root), written[-1])
     written += record_checkpoints(store, root)
-    (root / "SHA256SUMS").write_text(sums(root), encoding="utf-8")
+    write_sums(root)
     return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e

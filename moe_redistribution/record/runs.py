@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from ..tasks.errors import choose
 from ..models.condition import condition, RECIPES
-from ..training.store import seal, unseal
+from ..training.store import seal, unseal, write_whole
 from ..training.loop import TASK_RULES
 from ..studies.sparsity_moves.reading import CANONICAL
 from ..evidence.dataset import (ROOT, checkpoint_path, checkpoint_seeds, far_enough, kinds, read_table,
@@ -46,10 +46,9 @@ def history_frame(runs, most=60) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/01_runs.ipynb #0c258ad3
 def write_frame(frame, path):
-    "Writes a frame as parquet or CSV by its suffix, making folders; the same frame gives the same bytes."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv": frame.to_csv(path, index=False, lineterminator="\n")
-    else: frame.to_parquet(path, index=False, compression="zstd")
+    "Writes a frame as parquet or CSV by its suffix, whole or not at all; the same frame gives the same bytes."
+    if Path(path).suffix == ".csv": return write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    return write_whole(path, frame.to_parquet(index=False, compression="zstd", write_page_checksum=True))
 
 # %% ../../nbs/7_record/01_runs.ipynb #69a5df96
 def has(run, rule) -> bool:

@@ -21,6 +21,7 @@ from ..models.condition import Condition, condition
 from .engine import products, flops
 from .loop import fresh, train_interval
 from .executors import n_cores, worker
+from .store import write_whole
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
 HEADLINE = {"add7": ("add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"),
@@ -262,8 +263,7 @@ def keep(row:dict, path):
     first = [n for pair in HEADLINE.values() for n in pair]
     place = frame["condition"].map(lambda n: (first.index(n) if n in first else len(first), n))
     frame = frame.loc[place.sort_values().index, [*new, *(n for n in frame if n not in new)]]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(path, index=False, lineterminator="\n")
+    write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 # %% ../../nbs/3_training/07_bench.ipynb #f4bdafc6
 def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False, record=None,

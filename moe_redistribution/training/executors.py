@@ -16,6 +16,7 @@ import ctypes, json, multiprocessing, os, re, signal, socket, sys, tempfile, thr
 import torch
 from tqdm import tqdm
 from ..tasks.errors import nearest
+from .store import write_whole
 
 # %% ../../nbs/3_training/05_executors.ipynb #3cb136b1
 def worker(nice=5):
@@ -101,10 +102,7 @@ class Tell:
         self.write(done, n - len(members.seeds), [h[-1]["loss"] for h in members.history if h])
     def write(self, done, ended, losses):
         "Tells steps done by all seeds, seeds that ended, and losses."
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        tmp = self.path.with_suffix(f".{os.getpid()}")
-        tmp.write_text(json.dumps(dict(done=done, ended=ended, losses=losses)))
-        os.replace(tmp, self.path)
+        write_whole(self.path, json.dumps(dict(done=done, ended=ended, losses=losses)).encode(), flush=False)
     def read(self):
         "What was told last: done, ended, losses; zeros if nothing was."
         try: return json.loads(self.path.read_text())
