@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from moe_redistribution.evidence.dataset import rows_of
 from moe_redistribution.evidence.printed import claims, seed_list
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models import authors
@@ -12,7 +13,8 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task, excepted,
                                                            first_rows, newly_half, rule_condition, rule_nulls,
-                                                           rule_rows, ruled_rows, scored_apart, scores_apart,
+                                                           rows_by_draw, rule_rows, ruled_rows, scored_apart,
+                                                           scores_apart,
                                                            with_exceptions)
 from moe_redistribution.tasks.task import TASKS, digits, exact, get_task, strata
 from moe_redistribution.training.loop import TASK_RULES, fresh, register_task, train_interval, unflatten
@@ -220,11 +222,36 @@ def test_half_is_seen_once_and_at_the_first_look():
 def test_every_arm_has_thirty_two_seeds_of_four_draws_but_the_references():
     for name in ("small", "more"):
         for arm, seeds in STUDY.presets[name].arms.items():
-            kind, _, share = arm.partition("/rho")
-            rule_condition(arm, 0)
-            assert list(seeds) == list(range(1, 9 if kind == "alone" else 33)), arm
+            kind, _, share = arm.removeprefix("tables/").partition("/rho")
+            rule_condition(arm.removeprefix("tables/"), 0)
+            if not arm.startswith("tables/"): assert list(seeds) == list(range(1, 9 if kind == "alone" else 33)), arm
     assert {a for p in ("plain", "small", "more") for a in STUDY.presets[p].arms} == {
-        f"{k}/rho{r}" for k in RULE_ARMS for r in ("0", "0.05", "0.2")}
+        f"{k}/rho{r}" for k in RULE_ARMS for r in ("0", "0.05", "0.2")} | {
+        f"tables/{k}/rho{r}" for k in RULE_ARMS if k != "alone" for r in ("0.05", "0.2")}
+
+
+@pytest.mark.parametrize("arm, preset", [("mixture/rho0.05", "small"), ("dense/rho0.2", "more")])
+def test_rows_by_table_are_means_over_the_eight_seeds_of_a_draw(arm, preset):
+    found = rows_by_draw(f"tables/{arm}", (1, 2, 3, 4))
+    plain = rows_of("parrots_rule", f"parrots_rule.{preset}/{arm}@half")
+    asked = "metric == 'digits' and stratum == 'contested' and position == 'o0-o3' and edit == 'zero'"
+    mine = found.query(f"condition == 'tables/{arm}@half' and {asked}").set_index("seed")["value"].sort_index()
+    by_seed = plain.query(asked).set_index("seed")["value"]
+    assert list(mine.index) == [1, 2, 3, 4]
+    assert np.allclose(mine, [by_seed[range(8 * d + 1, 8 * d + 9)].mean() for d in range(4)])
+    assert (found.query("metric == 'seeds'")["value"] == 8).all()
+
+
+def test_a_claim_about_exceptions_counts_tables_and_none_is_read_where_all_guess():
+    own = statements().query("instrument == 'parrots_rule' and aggregate != 'none'")
+    about = own["stratum"].eq("contested") | own["versus"].str.contains("contested")
+    assert (own.loc[about, "over"] == "tables").all() and (own.loc[about, "n"] == 4).all() and about.sum() == 12
+    assert (own.loc[~about, "over"] == "seeds").all()
+    floor = "condition.str.contains('rho0.2@') and stratum == 'contested'"
+    assert not own.query(f"{floor} and metric == 'digits'").size
+    at = "metric == 'digits' and stratum == 'contested' and position == 'o0-o3' and edit == 'none'"
+    alone = rows_of("parrots_rule", "parrots_rule.more/alone/rho0.2@3000").query(at)["value"].mean()
+    assert alone < .1 + .05                                       # attention alone: within the margin of a guess
 
 
 def test_no_pilot_seed_is_in_a_preset():
@@ -235,7 +262,7 @@ def test_every_line_asks_for_a_row_that_the_study_measures():
     known = {f"{p}/{a}@{at}": set(own) for p in ("small", "more", "plain")
              for a, own in STUDY.presets[p].arms.items() for at in (*STUDY.presets[p].settings["at"], "half")}
     lines = [x.query("instrument == 'parrots_rule'").itertuples() for x in (claims(), statements())]
-    for c in (c for each in lines for c in each):
+    for c in (c for each in lines for c in each if c.aggregate != "none"):
         for name in (c.condition, *(n for n in c.versus.split() if "=" not in n)):
             assert set(seed_list(c.seeds)) <= known[name.removeprefix("parrots_rule.")], c
         assert (c.site, c.edit) in LOOKED and c.stratum in ("rule", "changed", "exception", "contested"), c

@@ -9,7 +9,8 @@ from moe_redistribution.evidence.printed import claims, each_name, seed_list
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.record.recording import recorded_jobs
 from moe_redistribution.studies.parrots import study
-from moe_redistribution.studies.parrots.layer import path_layer, path_logits, train_paths
+from moe_redistribution.evidence.dataset import rows_of
+from moe_redistribution.studies.parrots.layer import path_layer, path_logits, path_pools, train_paths
 from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, answered,
                                                       exponents, kind_of, loss_at, memorised, parrot, parrot_of,
                                                       parrot_parameters, right_aligned)
@@ -38,11 +39,11 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
         for name in [n for n in each_name(f"{c.condition} {c.versus}") if "=" not in n]:
             preset, kind, model = name.split("/")
             p = STUDY.presets[preset.partition(".")[2]]
-            arm = f"path/{model}" if kind == "path" else kind
+            arm = f"{kind}/{model}" if kind in study.PATHS else kind
             if model != "exponents": assert (c.metric, kind, c.split, "final") in made, (c.Index, name)
             assert set(seed_list(c.seeds)) <= set(p.arms[arm]), name
             own = p.settings[kind_of(arm)]
-            if kind == "path": assert c.stratum in ("all", *(f"width={m}" for m in own["widths"]))
+            if kind in study.PATHS: assert c.stratum in ("all", *(f"width={m}" for m in own["widths"]))
             else: assert model.removesuffix("-unmasked") in [*own["models"], *own.get("unmasked", []), "exponents"]
             if c.edit != "none": assert [model, c.edit.removeprefix("over ")] in own["pairs"]
 
@@ -50,7 +51,8 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
 def test_every_arm_makes_rows_and_none_twice(rows):
     labels = [c for c in rows if c not in ("value", "n_examples")]
     assert not rows.duplicated(labels).any() and rows["value"].notna().all()
-    assert set(rows["condition"].str.split("/").str[1]) == {"book", "routers", "capacity", "path", "mixed", "graphs"}
+    assert set(rows["condition"].str.split("/").str[1]) == {"book", "routers", "capacity", "path", "apart", "mixed",
+                                                                  "equal", "fit", "graphs"}
 
 
 @pytest.mark.parametrize("arm", ["mixed", "capacity", "graphs"])
@@ -111,6 +113,70 @@ def test_two_parameters_a_bit_are_told_from_two_active_ones():
     assert np.allclose(exponents(total, active, active ** .5), (0, .5))
 
 
+def test_a_law_of_memory_is_about_models_and_its_claims_count_models():
+    own = statements().query("instrument == 'parrots' and key in ['002-M1', '002-M1d']")
+    for s in own.itertuples():
+        S = STUDY.presets[s.condition.partition("/")[0].partition(".")[2]].settings["fit"]
+        assert s.over == "models" and s.n == len(S["models"]) and s.condition.endswith("/fit/exponents")
+        assert set(BOOK_MODELS) >= set(S["models"]) >= {"d16-e16"}                       # the worst one is not left out
+
+
+def test_pseudo_values_of_a_fit_are_those_of_models_left_out():
+    total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
+    bits = 2 * total * np.exp(np.random.default_rng(0).normal(0, .1, 6))
+    of = lambda *x: np.array(exponents(*x))
+    each = np.array([study.jackknifed(of, i, total, active, bits) for i in range(6)])
+    left = np.array([of(*(np.delete(x, i) for x in (total, active, bits))) for i in range(6)])
+    assert np.allclose(each, 6 * of(total, active, bits) - 5 * left) and abs(each.mean(0)[0] - 1) < .3
+
+
+def test_an_exponent_over_models_is_that_of_plain_least_squares():
+    total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
+    bits = 2 * total * np.exp(np.random.default_rng(0).normal(0, .1, 6))
+    x, half, p = study.over_models(total, active, bits)["difference"]
+    a, b = exponents(total, active, bits)
+    merged = np.stack([np.log(total), np.log(total * active), np.ones(6)], 1)          # its first weight is a - b
+    fit, rest = np.linalg.lstsq(merged, np.log(bits), rcond=None)[:2]
+    sd = (rest[0] / 3 * np.linalg.inv(merged.T @ merged)[0, 0]) ** .5
+    assert np.allclose((x, half), (a - b, 3.182446 * sd), rtol=1e-5) and np.isclose(fit[0], a - b) and 0 < p < 1
+
+
+def test_no_claim_at_equal_loss_is_averaged_over_losses_at_which_both_models_guess():
+    own = statements().query("key in ['002-M7b', '002-M7c']")
+    assert own["metric"].str.endswith("_above").all() and len(own) == 4
+    at_ten = ([3., 2., 1.], [.1, .1, .1])
+    assert study.above_a_guess(at_ten, at_ten, .1) == {} and study.above_a_guess(at_ten, at_ten, 0)["above"] == 0
+
+
+def test_recorded_differences_above_a_guess_come_out_of_recorded_looks(tmp_path):
+    job = study_jobs(STUDY, "night", "equal", [3])[0]
+    assert carry_out(job, tmp_path)
+    again = find_rows(job, Store(tmp_path))
+    there = rows_of("parrots", list("parrots.night/" + again["condition"].unique())).query("seed == 3")
+    at = ["condition", "metric", "edit", "stratum"]
+    there = there.assign(condition=there["condition"].str.removeprefix("parrots.night/")).set_index(at)["value"]
+    again = again.set_index(at)["value"]
+    assert len(there) == len(again) > 30 and np.allclose(there.sort_index(), again.sort_index())
+
+
+def test_no_length2_graph_of_the_arms_apart_is_both_trained_on_and_tested():
+    S = STUDY.presets["small"].settings["apart"]
+    lines = {}
+    for (tokens, answers), side in zip(path_pools(*(S[k] for k in ("vertices", "pool", "test", "apart"))), "ab"):
+        r = S["vertices"] - 2
+        alice, bob = tokens[:, :r] > 0, tokens[:, r:2 * r] > 0
+        lines[side] = {tuple(x) for pair in ((alice, bob), (bob, alice)) for x in torch.cat(pair, 1).tolist()}
+        assert answers.sum() * 2 == len(answers)
+    assert len(lines["a"]) > 20_000 and not lines["a"] & lines["b"]
+
+
+def test_no_shortest_path_graph_is_both_trained_on_and_tested():
+    S = STUDY.presets["night"].settings["graphs"]
+    near = np.r_[0:2000, S["graphs"]:S["graphs"] + S["test"]]
+    edges = random_graphs(S["n"], near, 1, S["p"]).edges.flatten(1).numpy()
+    assert len(np.unique(np.packbits(edges, axis=1), axis=0)) == len(near)
+
+
 def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
     stream = MixedStream(50, 100, 6, seed=3)
     both = {tuple(x) for x in stream.seen.tolist()} & {tuple(x) for x in stream.unseen.tolist()}
@@ -162,7 +228,7 @@ def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_p
     assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
 
 
-@pytest.mark.parametrize("preset", ["small", "night", "long"])
+@pytest.mark.parametrize("preset", ["small", "night", "long", "large"])
 def test_a_recorded_job_is_known_as_recorded(preset):
     jobs = study_jobs(STUDY, preset)
     assert len(recorded_jobs(jobs)) == len(jobs) > 2

@@ -1,4 +1,5 @@
 """Recall: books that repeat no name or number, paths that networkx agrees with, and sets whose sizes say nothing."""
+from hashlib import sha256
 import itertools
 import tracemalloc
 from math import comb
@@ -269,6 +270,23 @@ def test_sets_depend_on_the_seed_only():
     assert torch.equal(a, b) and not torch.equal(a, c)
 
 
+@pytest.mark.parametrize("r", [4, 8, 10])
+def test_no_pair_of_sets_is_on_both_sides_nor_with_its_sets_exchanged(r):
+    sides = {}
+    for side in ("train", "test"):
+        alice, bob, meet = disjoint_sets(r, 600, "one seed", side)
+        assert torch.equal((alice & bob).any(1).long(), meet) and meet.sum() == 300
+        sizes = [sorted(zip(*(x.sum(1)[meet == c].tolist() for x in (alice, bob)))) for c in (0, 1)]
+        assert sizes[0] == sizes[1]
+        sides[side] = {tuple(x) for pair in ((alice, bob), (bob, alice)) for x in torch.cat(pair, 1).tolist()}
+    assert not sides["train"] & sides["test"]
+
+
+def test_without_sides_sets_are_those_that_they_always_were():
+    tokens, labels = length2_path(12, 8192, "test")
+    assert sha256(tokens.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()[:16] == "ce955ee6f30a4308"
+
+
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 @pytest.mark.parametrize("wrong", [
@@ -279,7 +297,8 @@ def test_sets_depend_on_the_seed_only():
     lambda: edge_probability(26), lambda: edge_probability(1, .5), lambda: random_graphs(25, []),
     lambda: random_graphs(25, [0], p=2), lambda: random_graphs(3, [0], p=1e-12),
     lambda: valid_shortest(torch.zeros(3), random_graphs(25, [0])), lambda: disjoint_sets(1, 2, 0),
-    lambda: disjoint_sets(4, 3, 0), lambda: length2_path(3, 2, 0), lambda: path_to_sets(torch.zeros(1, 4).long()),
+    lambda: disjoint_sets(4, 3, 0), lambda: disjoint_sets(8, 4, 0, "tests"), lambda: disjoint_sets(2, 4, 0, "test"),
+    lambda: length2_path(3, 2, 0), lambda: path_to_sets(torch.zeros(1, 4).long()),
     lambda: sets_to_path(torch.ones(1, 2).bool(), torch.ones(1, 3).bool())])
 def test_bad_input_is_told_what_was_expected_and_a_way_out(wrong):
     with pytest.raises(ValueError, match=r"expected .*; got .*fix: "): wrong()
