@@ -228,6 +228,49 @@ def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream)
     with pytest.raises(Damaged, match="expected .*, got .*; fix: "): store.load(name, seed, stream)
 
 
+def others(store):
+    "Sealed files that are no run: a state, a resume, a checkpoint, rows of a job, anything."
+    seal(store.root / "rows", {}, dict(kind="rows", key=condition(TINY).key, rows={}, seed=1, stream="authors"))
+    seal(store.root / "any", {"x": torch.zeros(3)}, {})
+    yield from (store.root / "rows", store.root / "any", store.path(TINY, 1).with_suffix(".resume"))
+    yield next(store.root.glob("groups/*/*.state"))
+    yield dataset.checkpoint_path("add7/ffn-h256-silu", "first256")
+
+
+def test_a_sealed_file_of_another_kind_in_a_run_s_place_is_moved_aside_and_the_run_trained(store):
+    path = store.path(TINY, 2)
+    for i, other in enumerate(others(store)):
+        shutil.copy(other, path)
+        with pytest.raises(Damaged, match="another one; fix: "): store.load(TINY, 2)
+        with pytest.warns(UserWarning, match="Moved aside"): assert store.find(TINY, 2) is None
+        assert len(list(path.parent.glob("authors-2.safetensors.damaged*"))) == i + 1
+    train_group(TINY, [2], root=store.root, steps=200)
+    assert store.load(TINY, 2).step == 200
+
+
+def test_files_that_are_not_called_as_a_run_is_are_named_and_passed_over(store):
+    path = store.path(TINY, 1)
+    for name in ("authors-01", "authors-1 (1)", "._authors-1", "author-1", "authors--1", "authors-1.5"):
+        shutil.copy(path, path.with_name(f"{name}.safetensors"))
+    with pytest.warns(UserWarning, match=r"passed over .*authors-01.safetensors.*; fix: ") as said:
+        assert [(r.stream, r.seed) for r in stored_runs(store, TINY)] == [("authors", 1)]
+    assert len(said) == 1 and len(list(path.parent.glob("*.safetensors"))) == 7
+
+
+@pytest.mark.parametrize("kind", ["pipe", "sparse", "folder"])
+def test_a_pipe_or_two_gigabytes_of_nothing_are_refused_unread(store, kind, monkeypatch):
+    path = store.path(TINY, 3)
+    if kind == "pipe": os.mkfifo(path)
+    if kind == "folder": path.mkdir()
+    if kind == "sparse":
+        path.write_bytes(store.path(TINY, 1).read_bytes())
+        os.truncate(path, 2**31)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    with pytest.raises(Damaged, match="expected a sealed file, got .*; fix: "): unseal(path)
+    with pytest.warns(UserWarning, match="Moved aside"): assert store.find(TINY, 3) is None
+    assert not path.exists()
+
+
 def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
     "A dense model's file under the name of another activation, whose shapes are the same, and under another rule's."
     of, there = "add7/ffn-h256-silu", dataset.checkpoint_path("add7/ffn-h256-silu", "first256")

@@ -156,3 +156,28 @@ def test_rows_that_are_not_the_job_s_are_refused_and_not_stored(store, given):
 @pytest.mark.parametrize("seeds", [(1, 1), "12", [1, 99]])
 def test_seeds_that_a_study_has_not_got_or_that_stand_twice_are_named(seeds):
     with pytest.raises(ValueError, match="seeds.*: expected .*got .*; fix: "): study_jobs(STUDY, "small", seeds=seeds)
+
+
+def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
+    "Two parts of one job hold tensors of the same shapes; a file says which it is."
+    def run(arm, seeds, settings, desk):
+        got = [desk.once(n, lambda part, x=x: ({"x": torch.tensor([x])}, {}))[0]["x"].item() for n, x in PARTS.items()]
+        return rows(got, seeds, condition=arm, metric="letters") if stop.pop() else None
+    PARTS, stop, job = {"draw": .1, "two": .2}, [True, False], study_jobs(one_arm(run))[0]
+    assert carry_out(job, store.root) is False
+    draw, two = (job.path(store).with_suffix(f".{n}.part") for n in PARTS)
+    draw.write_bytes(two.read_bytes())
+    with pytest.warns(UserWarning, match="expected part draw, got part two. Moved aside"): assert carry_out(job, store.root)
+    assert find_rows(job, store)["value"].tolist() == pytest.approx([.1, .2])
+    for kind, other in (("state", {"step": 1}), ("part", {"rows": {}})):
+        seal(job.path(store), {}, other | dict(key=job.key, kind=kind))
+        with pytest.warns(UserWarning, match="expected rows .*Moved aside"): assert find_rows(job, store) is None
+
+
+def test_what_was_sealed_before_files_said_what_they_are_is_read(store):
+    assert carry_out(TINY, store.root)
+    tensors, info = unseal(TINY.path(store))
+    good = find_rows(TINY, store)
+    seal(TINY.path(store), tensors, {k: v for k, v in info.items() if k not in ("kind", "source")})
+    seal(Desk(TINY, store).path, {}, dict(key=TINY.key, step=3))
+    assert find_rows(TINY, store).equals(good) and Desk(TINY, store).left()[1]["step"] == 3

@@ -63,9 +63,7 @@ def reach(run, rules=None) -> int:
 
 def stored_runs(store, name) -> list:
     "All runs of a condition that the store has, ordered by stream and seed."
-    found = {tuple(p.stem.split("-")) for at in store.folders(name) for p in at.glob("*-[0-9]*.safetensors")}
-    found = sorted(found, key=lambda x: (x[0], int(x[1])))
-    return [run for stream, seed in found if (run := store.find(name, int(seed), stream)) is not None]
+    return [run for stream, seed in store.there(name) if (run := store.find(name, seed, stream)) is not None]
 
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59
 def other_runs(runs, name, root) -> list:

@@ -105,8 +105,10 @@ class Tell:
         write_whole(self.path, json.dumps(dict(done=done, ended=ended, losses=losses)).encode(), flush=False)
     def read(self):
         "What was told last: done, ended, losses; zeros if nothing was."
-        try: return json.loads(self.path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError): return dict(done=0, ended=0, losses=[])
+        nothing = dict(done=0, ended=0, losses=[])
+        try: told = json.loads(self.path.read_text())
+        except (OSError, ValueError): return nothing
+        return told if isinstance(told, dict) and told.keys() == nothing.keys() else nothing
 
 # %% ../../nbs/3_training/05_executors.ipynb #9e4ec1df
 class Bars:

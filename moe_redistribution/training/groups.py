@@ -92,7 +92,7 @@ def left_behind(store, c, seeds, stream, device) -> list:
             if path == own:
                 print(f"{e}. Moved aside as {set_aside(path).name}; starting this group again", file=sys.stderr)
             continue
-        if (info["key"], info["stream"]) == (c.key, stream) and {*info["seeds"]} & {*seeds}:
+        if (info.get("key"), info.get("stream")) == (c.key, stream) and {*info.get("seeds", ())} & {*seeds}:
             found.append(unpack(tensors, info, device))
     for i, p in enumerate(found):
         for s, step in zip(p.seeds, p.step.tolist()):

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 import hashlib
 import json
 import pkgutil
+import re
 import time
 import warnings
 
@@ -100,16 +101,19 @@ def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
     return out
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
-def own_file(path, key):
+def own_file(path, key, kind="rows", part=""):
     """(tensors, info) of a sealed file of the job with this key, or None if there is none.
 
-    One that is damaged or another job's is moved aside with a warning."""
+    `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with a
+    warning. A file that is older than these words does not say what it is, and is believed."""
     try: tensors, info = unseal(path)
     except FileNotFoundError: return None
     except Damaged as e: wrong = str(e)
     else:
-        if info["key"] == key: return tensors, info
-        wrong = f"{path}: expected the job {key}, got {info['key']}"
+        is_rows, got = kind != "rows" or "rows" in info, (info.get("key"), info.pop("kind", kind), info.pop("part", part))
+        if got == (key, kind, part) and is_rows: return tensors, info
+        wrong = f"{path}: expected the job {key}, got {got[0]}"
+        if got[0] == key: wrong = f"{path}: expected {kind} {part or 'of the job'}, got {got[1]} {got[2] or 'of another kind'}"
     warnings.warn(f"{wrong}. Moved aside as {set_aside(path).name}")
 
 def find_rows(job:Job, store:Store):
@@ -125,10 +129,10 @@ class Desk:
         self.device, self.root = device, store.root
         self.path, self.key, self.deadline, self._tell = job.path(store).with_suffix(".state"), job.key, deadline, tell
         self.n, self.each, self.save_every, self.last = len(job.seeds), job.each, save_every, time.monotonic()
-        self.began, self.share = time.monotonic(), (0., 1.)
+        self.began, self.share, self.part = time.monotonic(), (0., 1.), ""
     def left(self):
         "(tensors, info) of the state that was kept last, or None."
-        return own_file(self.path, self.key)
+        return own_file(self.path, self.key, "state", self.part)
     def tell(self, share, losses=()):
         "How much is done, as a share of the whole, and the losses of the moment."
         done, of = self.share
@@ -143,7 +147,7 @@ def next(self:Desk, state) -> bool:
     go_on = self.deadline is None or time.time() + 1.5 * pace < self.deadline
     if now - self.last > self.save_every or not go_on:
         tensors, info = state()
-        seal(self.path, tensors, info | {"key": self.key})
+        seal(self.path, tensors, info | dict(key=self.key, kind="state", part=self.part))
         self.last = time.monotonic()
     return go_on
 
@@ -154,14 +158,15 @@ class OutOfTime(Exception): "A part of a job was stopped with its state kept; `c
 def once(self:Desk, name, work, share=0.):
     """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them. None
     if its time was over. `share`: how much of the job it is, for the progress that is told."""
-    path = self.path.with_suffix(f".{name}.part")
-    if (done := own_file(path, self.key)) is None:
+    if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
+    path = self.path.with_name(f"{self.path.stem}.{name}.part")
+    if (done := own_file(path, self.key, "part", name)) is None:
         part = copy(self)
-        part.path, part.share = self.path.with_suffix(f".{name}.state"), (self.share[0], share)
+        part.path, part.part, part.share = path.with_suffix(".state"), name, (self.share[0], share)
         if (made := work(part)) is None: return None
-        seal(path, made[0], made[1] | {"key": self.key})
+        seal(path, made[0], made[1] | dict(key=self.key, kind="part", part=name))
         part.path.unlink(missing_ok=True)
-        done = own_file(path, self.key)
+        done = own_file(path, self.key, "part", name)
     self.share = self.share[0] + share, self.share[1]
     return done
 
@@ -211,7 +216,7 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
             check_rows(job, found)
             spent = round(time.process_time() - began, 1)
             seal(path, {},
-                 dict(key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
+                 dict(kind="rows", key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
                       settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
             desk.clear()
             return True
