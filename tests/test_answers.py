@@ -506,7 +506,7 @@ def test_errors_that_span_powers_of_ten_are_compared_as_powers_of_ten():
     assert [word(v)["verdict"] for v in (7e-4, 2.8e-5, 4e-5, 2.8e-6)] == ["differs", "agrees", "agrees", "differs"]
     assert word(4e-5)["ours_mean"] == pytest.approx(4e-5) and "powers of ten" in word(4e-5)["reason"]
     zero = PRINTED[PRINTED["id"].isin(BRIDGE.loc[BRIDGE["scale"] == "log10", "id"]) & (PRINTED["value"] == 0)].iloc[0]
-    got = answer(answering(zero["id"], [1e-3 * spread], seeds), zero["id"])     # a printed 0 is less than half its last digit
+    got = answer(answering(zero["id"], [1e-3 * spread], seeds), zero["id"])   # a printed 0 was rounded
     assert got["verdict"] == "differs" and np.isfinite(got["ours_lo"])
 
 

@@ -20,7 +20,8 @@ LINE = dict(protocol="audited", instrument="ablation", stream="paired", conditio
             aggregate="difference", seeds="1-8", over="seeds", margin="0.05", note="")
 SAID, BRIDGE = dict(LINE, key="4.1-01", expects="+", statement="More is left.", quotes="",
                     page="x"), dict(LINE, id="contrast.a", null="", item="contrast_c")
-WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64", item="d")
+WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64",
+             item="d")
 
 
 def write(folder, said=(SAID,), bridge=(BRIDGE,)):
@@ -248,7 +249,7 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     assert not (tmp_path / FILE).exists()
     write(tmp_path)
     assert tool.main([]) == 0
-    write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])                # an amendment of what stands is written down, and listed
+    write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])               # an amendment is written down, and listed
     assert tool.main([]) == 0 and len(registrations(tmp_path / FILE)) == 2
 
 

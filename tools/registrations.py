@@ -21,7 +21,8 @@ from moe_redistribution.models.events import formerly
 from moe_redistribution.record.ledger import changed
 from moe_redistribution.evidence.printed import seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       SENTENCES, definitions, piloted, registrations, sentence_hash, unregistered)
+                                                       SENTENCES, definitions, piloted, registrations, sentence_hash,
+                                                       unregistered)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.dataset import run_rows, sums
 
@@ -146,8 +147,8 @@ def cells(line, quoted):
 
 
 def access(dates, date, pilot=False):
-    """How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none; `pilot`:
-    trials of its question were known."""
+    """How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none;
+    `pilot`: trials of its question were known."""
     known = [d for d in dates if d]
     if not dates: return "no rows"
     if not known or date < min(known): return "pilot seen" if pilot else "nothing run"
@@ -185,7 +186,7 @@ def new_lines(now):
             at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(piloted([key[0]]).any())
             out.append((table, *key, own, date, commit, access(at, date, pilot)))
     answered = answers()
-    for line in present("statements").itertuples(index=False):       # what is known of its answer when words are written down
+    for line in present("statements").itertuples(index=False):           # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
         word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
                 else "pilot seen" if piloted([line.key]).any() else "nothing run")
@@ -195,7 +196,7 @@ def new_lines(now):
 
 
 def empty_designs(todo):
-    "Design faults of the lines of `todo` that were never registered before; older ones are listed on the page of the check."
+    "Design faults of the lines of `todo` that were never registered before; older ones are on the page of the check."
     new = todo.loc[(todo["registered"] == "") & todo["table"].isin(REGISTERED_TABLES), ["table", "key"]]
     return check_design(set(new.itertuples(index=False, name=None)), ROOT / "data") if len(new) else new
 

@@ -54,25 +54,29 @@ def _no_control(said, bridge):
 # %% ../../nbs/5_evidence/07b_design.ipynb #1c3a27d5
 def _no_unit(said, bridge):
     lines = pd.concat([said, bridge])
-    yield from ((r, f"over = {r.over!r}", f"one of {list(UNITS)}") for r in lines[~lines["over"].isin(UNITS)].itertuples())
+    unsaid = lines[~lines["over"].isin(UNITS)]
+    yield from ((r, f"over = {r.over!r}", f"one of {list(UNITS)}") for r in unsaid.itertuples())
 
 def _no_guess(said, bridge):
-    known = bridge["condition"].map(lambda c: all(map(trained, each_name(c)))).astype(bool)      # the task knows its own nulls
+    # of a task's own conditions the nulls are known
+    known = bridge["condition"].map(lambda c: all(map(trained, each_name(c)))).astype(bool)
     yield from ((r, "null is empty", "a number, or 'none' for what cannot be guessed, such as a loss")
                 for r in bridge[~known & (bridge["null"] == "")].itertuples())
 
 def _two_margins(said, bridge):
     where = said["condition"].str.partition("/")[0] + " " + said["metric"]
     many = said.groupby(["key", where])["margin"].transform("nunique") > 1
-    yield from ((r, f"margin {r.margin:g} under {r.protocol}", "the same margin in both") for r in said[many].itertuples())
+    yield from ((r, f"margin {r.margin:g} under {r.protocol}", "the same margin in both")
+                for r in said[many].itertuples())
 
 _CHECKS = dict(zip(DESIGN_RULES, (_cannot_reject, _cannot_fail, _no_control, _no_unit, _no_guess, _two_margins)))
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #a00ff5e3
 def check_design(keys=None, data=None) -> pd.DataFrame:
-    """Faults in the design of contrasts and statements in `data`: table, key, protocol, rule, got, fix; empty where there are none.
+    """Faults in the design of contrasts and statements in `data`: table, key, protocol, rule, got, fix; empty if none.
 
-    `keys`: only lines with these (table, key); families are counted over all lines. FileNotFoundError without a clone."""
+    `keys`: only lines with these (table, key); families are counted over all lines. FileNotFoundError without a
+    clone."""
     said, bridge = _lines(data)
     found = [(r.table, r.key, r.protocol, rule, got, fix)
              for rule, check in _CHECKS.items() for r, got, fix in check(said, bridge)]
@@ -81,14 +85,15 @@ def check_design(keys=None, data=None) -> pd.DataFrame:
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #d2e517c9
 def at_a_guess(contrasts, data=None) -> pd.DataFrame:
-    """Of recorded `contrasts` (as `results/contrasts.csv` has them) those whose two means both lie within the margin of a guess:
-    key, mean_a, mean_b, guess, margin.
+    """Of recorded `contrasts` (as `results/contrasts.csv` has them) those whose two means both lie within the margin of
+    a guess: key, mean_a, mean_b, guess, margin.
 
     The guess is the line's `null` where that is a number, else uniform guessing on the task of its condition."""
     _, bridge = _lines(data)
     def guess(r):
         if r.null: return pd.to_numeric(r.null, errors="coerce")
-        return baselines(r.condition.split("/")[0])["uniform"] if trained(r.condition) and r.metric == "digits" else float("nan")
+        own = trained(r.condition) and r.metric == "digits"
+        return baselines(r.condition.split("/")[0])["uniform"] if own else float("nan")
     known = {r.key: guess(r) for r in bridge.itertuples()}
     out = contrasts.rename(columns={"id": "key"}).assign(guess=lambda f: f["key"].map(known))
     near = out[["mean_a", "mean_b"]].sub(out["guess"], axis=0).abs().max(axis=1) <= out["margin"]

@@ -69,12 +69,16 @@ def missing_runs(page) -> pd.DataFrame:
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #9963f0f8
 def standing(page) -> str:
-    "The sentence about what a page stands on: how many rows, their hash, from how many runs, and what is missing."
+    """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
+
+    Of a condition each seed is one trained model; of a study each arm and seed, and several arms may read one training."""
     rows = page.rows
-    runs = rows[rows["stream"] != "none"].groupby(["condition", "stream", "seed"]).ngroups
+    ran = rows[rows["stream"] != "none"]
+    runs = ran.groupby(["condition", "stream", "seed"]).ngroups
     text = (f"This page stands on {len(rows):,} rows with hash `{page_hash(page)}`" if len(rows)
             else "None of this page's runs is recorded.")
-    text += (f", made by `make record` from {runs:,} runs." if runs
+    of = "runs" if all(map(trained, ran["condition"].unique())) else "pairs of an arm and a seed"
+    text += (f", made by `make record` from {runs:,} {of}." if runs
              else ", counted from the code itself." * bool(len(rows)))
     files = page.items.split() or ["contrasts"]
     text += " As files: " + ", ".join(f"[{i}](../../rows/{i}.csv)" for i in files) + "." if len(rows) else ""

@@ -105,8 +105,8 @@ def quantity(unit, stream="", aggregate="", metric=""):
 def margins(bridge) -> pd.DataFrame:
     """`margin` and `scale` of every line of a bridge; nan for ids that the paper does not print.
 
-    On a linear scale a margin is in our unit: `share` of the printed value or `digits` last digits, whichever is more; not
-    below `least`, not above `most`. On a `log10` scale it is a power of ten: .3 is a factor of two, up or down."""
+    On a linear scale a margin is in our unit: `share` of the printed value or `digits` last digits, whichever is more;
+    not below `least`, not above `most`. On a `log10` scale it is a power of ten: .3 is a factor of two, up or down."""
     rules = _read(sealed(DATA / "margins.csv"), MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[2:6]).set_index("quantity")
     printed = paper_values().set_index("id").reindex(bridge["id"])
     named = map(quantity, printed["unit"].fillna(""), *(bridge[c] for c in ("stream", "aggregate", "metric")))

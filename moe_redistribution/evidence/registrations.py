@@ -35,7 +35,7 @@ def definition_hash(row) -> str:
         refuse("definition", "a row with seeds", sorted(said), "a line of data/claims.csv", "name its seeds")
     said |= {c: formerly(said[c]) for c in ("condition", "versus") if c in said}
     if "margin" in said: said["margin"] = float(said["margin"])
-    if said.get("over") in ("seeds", "none"): del said["over"]          # what n counted before there was a column for it
+    if said.get("over") in ("seeds", "none"): del said["over"]    # what n counted before the column
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #970230cc
@@ -52,7 +52,8 @@ def definitions(data=None) -> pd.DataFrame:
         lines = pd.read_csv(of_clone(data / f"{table}.csv"), dtype=str, keep_default_na=False).to_dict("records")
         out += [(table, line[name], line["protocol"], definition_hash(line)) for line in lines]
         if table == "statements":
-            out += [(SENTENCES, line[name], "paper", sentence_hash(line)) for line in lines if line["protocol"] == "paper"]
+            out += [(SENTENCES, line[name], "paper", sentence_hash(line))
+                    for line in lines if line["protocol"] == "paper"]
     return pd.DataFrame(out, columns=["table", "key", "protocol", "hash"])
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d88be238
@@ -64,8 +65,8 @@ ACCESS = {"nothing run": "older than every row that it reads",
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
 PILOTS = "begins seen where".split()        # columns of data/pilots.csv
 def pilots(data=None) -> pd.DataFrame:
-    """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seen`, `where` its figures
-    stand. Empty where there is no such file. ValueError on other columns."""
+    """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seen`, and
+    `where` its figures stand. Empty where there is no such file. ValueError on other columns."""
     path = Path(data or DATA) / "pilots.csv"
     if not path.exists(): return pd.DataFrame(columns=PILOTS)
     got = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -81,8 +82,8 @@ def piloted(keys, data=None) -> pd.Series:
 def registrations(path=None) -> pd.DataFrame:
     """The last registration of every (table, key, protocol): COLUMNS, and `amended`, how many went before it.
 
-    `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `pilots` knows of trials, *nothing run* reads
-    *pilot seen*, also in lines that are older than that word. ValueError if dates do not ascend or a word is unknown."""
+    `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `pilots` knows of trials, *nothing run*
+    reads *pilot seen*, also in lines older than that word. ValueError if dates do not ascend or a word is unknown."""
     path = Path(path or DATA.parent / FILE)
     lines = (pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists()
              else pd.DataFrame(columns=COLUMNS, dtype=str))

@@ -151,8 +151,8 @@ MOST = 20_000
 def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     """Seeds at which a difference `mean` with spread `sd` over seeds would be decided; nan if not within 20,000.
 
-    `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error of
-    the paper's own."""
+    `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error
+    of the paper's own."""
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
@@ -169,7 +169,7 @@ def seeds_beside(mean, sd, paper_mean, paper_std, paper_n, margin):
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #dc84ab33
 def flips_needed(family=1, alpha=.05) -> int:
-    "Fewest seeds at which a sign-flip test in a Holm `family` of so many contrasts can reject: 2^(1-n) × family ≤ alpha."
+    "Fewest seeds at which sign flips in a Holm `family` of so many contrasts can reject: 2^(1-n) × family ≤ alpha."
     return int(np.ceil(1 + np.log2(family / alpha) - TINY))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #92485ab3

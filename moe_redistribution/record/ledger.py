@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STATEMENT_COLUMNS', 'PROTOCOLS', 'EXPECTS', 'MORE_AGGREGATES', 'REASONS', 'SAME', 'OURS', 'FORCED', 'Answer',
-           'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS', 'NEW', 'OWN', 'HERE', 'TOO_FEW', 'VERDICTS',
+           'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS', 'CONSTANT', 'NEW', 'OWN', 'HERE', 'TOO_FEW', 'VERDICTS',
            'LEDGER_COLUMNS', 'YOUNG', 'NO_LINE', 'statements', 'changed', 'values', 'decide', 'registered', 'answer',
            'judge', 'found_here', 'ledger_rows', 'printed_items', 'ledger', 'shown', 'by_id', 'coverage',
            'contrast_table', 'survivors', 'verdict_table', 'contrast_answers']
@@ -40,7 +40,7 @@ EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a dif
            "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested",
            "-~": "as -, and a size"}
 MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by data/claims.csv"}
-REASONS = ("pending: ", "not testable here: ", "no power: ")      # the last: a control that has nothing to win or to lose
+REASONS = ("pending: ", "not testable here: ", "no power: ")     # the last: a control with nothing to win
 SAME = "section statement quotes page expects".split()
 OURS = "Asked here: "                       # opens a question that the paper does not ask
 FORCED = "by construction: "                # opens the note of a claim that could not have come out otherwise
@@ -113,17 +113,18 @@ Answer = namedtuple("Answer", "mean lo hi sd n p p_same test says note family", 
 NOTHING = (*[np.nan] * 4, 0, np.nan, np.nan, "")
 FEW, TIE = "too few seeds", "the same in every seed"
 
+# %% ../../nbs/7_record/02_ledger.ipynb #4e3a8aa0
 def decide(x, expects, margin, i=None, test=None):
     """(says, test, p, p_same) for values `x`, one a seed, with interval `i`, that expect `+`, `-` or `0`.
 
-    `test`: the `Registered` test of the question; without one the interval decides. `says`: holds, refuted or open; `test`: what
-    decided it, empty where open, `FEW` where no outcome could have. `p` of sign flips, `p_same` of TOST (nan at margin 0)."""
+    `test`: the `Registered` test of the question; without one the interval decides. `says`: holds, refuted or open;
+    `test`: what decided it, empty where open, `FEW` where no outcome could have. `p` of sign flips, `p_same` of TOST
+    (nan at margin 0)."""
     i, zero = i or interval(x), np.zeros(len(x))
     same = tost(x, zero, margin).p if margin > 0 and len(x) > 1 else np.nan
     p = paired_permutation(x, zero).p if len(x) > 1 else np.nan
     if test: p, same = (own if np.isnan(held) else held for held, own in ((test.p, p), (test.p_same, same)))
     lo, hi = (i.lo, i.hi) if expects[0] != "-" else (-i.hi, -i.lo)
-    if np.abs(x).max() < TINY and expects != "0": return "refuted", TIE, p, same
     if expects == "0":
         if same < .05: return "holds", "TOST", p, same
         says = "refuted" if lo > margin or hi < -margin else "open"
@@ -135,7 +136,7 @@ def decide(x, expects, margin, i=None, test=None):
     if p < .05: return says, test.name, p, same
     return "open", FEW * (len(x) < flips_needed(test.family)), p, same
 
-
+# %% ../../nbs/7_record/02_ledger.ipynb #e145097f
 def _number(s, x, p, margin):
     "`holds`, `refuted` or `open` for a printed number `p` (a row of `paper_values`) with its `margin` and values `x`."
     mean, sd = (x.sum(), 0.0) if s.aggregate == "sum" else (x.mean(), x.std())
@@ -162,9 +163,12 @@ def _contrasts_asked(rows):
             asked.setdefault(_question(c), []).append(c)
     return memo["asked"], memo
 
+# %% ../../nbs/7_record/02_ledger.ipynb #8943742f
 def registered(rows, s):
-    """The `Registered` test of statement `s` on `rows`: that of the contrast which asks the same (of several, the one with the
-    largest p), else sign flips alone for runs of ours. None for facts, sums and the paper's own seeds, which an interval decides."""
+    """The `Registered` test of statement `s` on `rows`: that of the contrast which asks the same (of several, the one
+    with the largest p), else sign flips alone for runs of ours.
+
+    None for facts, sums and the paper's own seeds, which an interval decides."""
     if s.stream == "none" or s.aggregate == "sum" or s.expects == "number": return None
     asked, memo = _contrasts_asked(rows)
     found = []
@@ -177,6 +181,7 @@ def registered(rows, s):
     return Registered(FLIPS) if s.stream == "paired" else None
 
 # %% ../../nbs/7_record/02_ledger.ipynb #fd57c569
+CONSTANT = re.compile("(value|null)=")
 def _quotes(s, quoted):
     "The answer to a statement that stands on quoted numbers and on no rows: what the rule of numbers says of them."
     words = {q["verdict"] for q in quoted}
@@ -204,6 +209,7 @@ def answer(rows, s, quoted=()):
         says, p, same = _number(s, x, quoted[0]["printed"], quoted[0]["margin"]), np.nan, np.nan
         test = "rule of numbers" * (says != "open")
     else: says, test, p, same = decide(x.to_numpy(), s.expects, s.margin, i, known := registered(rows, s))
+    if s.expects[0] in "+-" and np.abs(x).max() < TINY and not CONSTANT.match(s.versus): says, test = "refuted", TIE
     if s.rule == "learned" and len(x) < s.n:
         says, test, notes = "open", "", [f"decides nothing: {len(x)} of {int(s.n)} seeds learned it", *notes]
     if absent:
@@ -222,11 +228,12 @@ VERDICTS = (NEW, OWN, HERE, "direction only", "not reproduced", "contradicted by
 def _open(a): return TOO_FEW if a.test == FEW else "inconclusive"
 def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refuted"}
 
+# %% ../../nbs/7_record/02_ledger.ipynb #a2bb1cca
 def judge(paper, audited, numbers=(), uncopied=None, sized=False, whose=OWN, forced=False, text=None, size=None) -> str:
     """The verdict on a claim of a paper, from the `Answer`s under each protocol and the words for its quoted `numbers`.
 
-    `uncopied`, `text`, `size`: the answers of the other protocols, where there are any; `sized`: the claim says how much, too;
-    `whose`: what a reproduction is called; `forced`: a fact of the set-up, or what it forces.
+    `uncopied`, `text`, `size`: answers of the other protocols, where there are any; `sized`: the claim says how much,
+    too; `whose`: what a reproduction is called; `forced`: a fact of the set-up, or what it forces.
 
     | under paper | under audited | verdict |
     |---|---|---|
@@ -255,6 +262,7 @@ def judge(paper, audited, numbers=(), uncopied=None, sized=False, whose=OWN, for
     if forced: return "by construction"
     return "direction only" if sized or {"differs", "corrected"} & set(numbers) else whose
 
+# %% ../../nbs/7_record/02_ledger.ipynb #3e36e99b
 def found_here(verdict) -> str:
     "The verdict on a question of our own: what reproduces a paper's claim is *found here*, what does not is not."
     return {**dict.fromkeys((NEW, OWN, HERE, "direction only"), "found here"),
@@ -353,6 +361,12 @@ def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #595e380a
+def _whose(p, q):
+    "What a reproduction is called: of a companion no reading has its authors' seeds."
+    fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
+    return HERE if p.stream == "paired" else NEW if fresh else OWN
+
+# %% ../../nbs/7_record/02_ledger.ipynb #c00c50ca
 def _entry(rows, pair, compared, known, written):
     "One line of the ledger from the rows of a statement; `rows` names the files that it reads under results/rows."
     s = {x.protocol: x for x in pair.itertuples(index=False)}
@@ -360,8 +374,6 @@ def _entry(rows, pair, compared, known, written):
     a = dict.fromkeys(PROTOCOLS, Answer(*NOTHING, "", "")) | {k: answer(rows, x, quoted) for k, x in s.items()}
     p, q = s["paper"], s["audited"]
     fact = p.stream == "none" or (p.aggregate == "quotes" and {x["stream"] for x in quoted} == {"none"})
-    fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
-    whose = HERE if p.stream == "paired" else NEW if fresh else OWN     # a companion's: no reading has its authors' seeds
     asked = "here" if p.statement.startswith(OURS) else "paper"
     words = [q["verdict"] for q in quoted]
     line = {k: getattr(s["paper"], k) for k in ("key", "section", "statement", "expects", "quotes", "page", "margin")}
@@ -370,13 +382,13 @@ def _entry(rows, pair, compared, known, written):
     first = quoted[0] if quoted else None
     needed = [n for k in s if k != "uncopied" and (n := _needed(s[k], a[k], first)) == n]
     more = {k: a[k] for k in ("uncopied", "text", "size") if k in s}
-    word = judge(a["paper"], a["audited"], words, sized="~" in line["expects"], whose=whose,
+    word = judge(a["paper"], a["audited"], words, sized="~" in line["expects"], whose=_whose(p, q),
                  forced=fact or FORCED in p.note, **more)
-    if asked == "here": word = found_here(word)
     one = s["paper"].expects == "number" and len(quoted) == 1
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in ("none", "quotes")
                           for n in each_name(f"{x.condition} {x.versus}") if "=" not in n)
-    return line | dict(verdict=word, asked=asked, printed=first["printed"].value if one else _printed(s["paper"], known),
+    printed = first["printed"].value if one else _printed(s["paper"], known)
+    return line | dict(verdict=found_here(word) if asked == "here" else word, asked=asked, printed=printed,
                        numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
                        n_decides=max(needed, default=np.nan) if word in ("inconclusive", TOO_FEW) else np.nan,
                        rows=" ".join(files), note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
