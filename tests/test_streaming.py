@@ -1,13 +1,18 @@
 """Long texts: what was stopped goes on to the same rows, another question never does, bad input is refused at once."""
+from copy import deepcopy
+import time
+
 import pandas as pd
 import pytest
 import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.opened import open_model, tiny_model
-from moe_redistribution.instruments.streaming import (byte_tokens, kept_so_far, stream_ablation, stream_scores,
-                                                      text_windows, units_of)
+from moe_redistribution.instruments.own_gates import gates_study
+from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, site_means, stream_ablation,
+                                                      stream_scores, text_loss, text_windows, tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
+from moe_redistribution.training.study import study_jobs
 
 logging.disable_progress_bar()
 
@@ -42,7 +47,10 @@ def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monk
     assert part.exists()
     seen = []
     again = stream_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=seen.append)
-    assert again.equals(straight) and len(seen) == 26 - 3 and not part.exists()
+    assert again.equals(straight) and len(seen) == 26 - 3
+    said = []                                                         # kept until the rows are written: nothing is lost
+    assert stream_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=said.append).equals(straight)
+    assert part.exists() and not said
 
 
 def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, text, tmp_path, monkeypatch):
@@ -112,3 +120,108 @@ def test_commands_refuse_before_any_work(s, text, tmp_path, capsys):
 def test_units_are_named_in_groups_or_one_by_one(s):
     assert len(units_of(s, ("heads",))) == 8 and len(units_of(s, ("experts", "L0.E1"))) == 8
     with pytest.raises(ValueError, match="nearest: 'L0.H"): units_of(s, ("L0.H7",))
+
+
+# ----------------------------------------------------------------------------------- an answer belongs to what was asked
+
+def upper(text): return byte_tokens(text.upper())
+
+
+@pytest.mark.parametrize("of", [stream_scores, stream_ablation])
+@pytest.mark.parametrize("change", ["weight", "tokenizer", "text"])
+def test_what_was_stopped_is_not_finished_with_another_model_or_tokenizer_or_text(s, text, tmp_path, change, of,
+                                                                                monkeypatch):
+    monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
+    part, ask = tmp_path / "a.part", dict(context=16, batch=4, tokens=200)
+    with pytest.raises(Stop): of(s, text, byte_tokens, **ask, part=part, say=after(2))
+    other, reads = open_model(deepcopy(s.model)), upper if change == "tokenizer" else byte_tokens
+    with torch.no_grad(): other.layers[1].attn.q_proj.weight[0, 0] += .5 * (change == "weight")
+    if change == "text":
+        of_text, then = text.stat(), text.read_text()
+        text.write_text(then.replace("light", "night"))
+        __import__("os").utime(text, ns=(of_text.st_atime_ns, of_text.st_mtime_ns + 1))
+    assert of(other, text, reads, **ask, part=part).equals(of(other, text, reads, **ask))
+
+
+@pytest.mark.parametrize("change", ["weight", "tokens", "heldout"])
+def test_gates_of_another_model_or_text_are_another_question(change):
+    model = tiny_model("llama", vocab_size=256)
+    held = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(1))
+    def key(model, held, add=0):
+        study = gates_study(model, "toy", held, lambda step: (held + step + add) % 256, "as before", [4], steps=3)
+        return [j.key for j in study_jobs(study, "own")]
+    before = key(model, held)
+    assert key(deepcopy(model), held.clone()) == before
+    other = deepcopy(model)
+    with torch.no_grad(): other.model.layers[0].self_attn.v_proj.weight[2, 3] += 1e-3
+    changed = dict(weight=(other, held), tokens=(model, held, 1), heldout=(model, held.flip(0)))[change]
+    assert key(*changed) != before
+    for bad, says in ((held + 250, "rows of the embedding"), (held.repeat(1, 5), "the model's positions")):
+        with pytest.raises(ValueError, match=says): key(model, bad)
+    with pytest.raises(ValueError, match="lr: expected a finite number"):
+        gates_study(model, "toy", held, lambda step: held, "", [4], lr=float("inf"))
+
+
+def test_an_ablation_that_goes_on_does_not_ask_for_its_means_again(s, text, tmp_path, monkeypatch):
+    ask, part = dict(context=16, tokens=128, edits=("mean",)), tmp_path / "a.part"
+    with pytest.raises(Stop): stream_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
+    monkeypatch.setattr("moe_redistribution.instruments.streaming.site_means", lambda *_: 1 / 0)
+    stream_ablation(s, text, byte_tokens, **ask, part=part)
+
+
+def test_a_mean_pattern_is_each_head_s_own(s, text):
+    groups = list(in_groups(text_windows(text, byte_tokens, 16, 200), 4))
+    got = site_means(s, groups, ["L0.pattern"])["L0.pattern"]
+    assert got.shape == (1, 1, 4, 16, 16) and torch.allclose(got.sum(-1), torch.ones(()), atol=1e-5)
+    assert (got[:, :, 0] - got[:, :, 1]).abs().max() > .01
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+def test_windows_beyond_the_model_s_positions_and_tokens_beyond_its_embedding_are_refused_first(s, text):
+    for of in (stream_scores, stream_ablation):
+        with pytest.raises(ValueError, match="context: expected up to 64 .*; got 65; nearest valid: 64"):
+            of(s, text, byte_tokens, context=65, part="nothing/a.part")
+        with pytest.raises(ValueError, match="rows of the embedding"):
+            of(s, text, lambda text: [n + 200 for n in byte_tokens(text)], context=16)
+        for ask in (dict(context=0), dict(batch=0), dict(tokens=0)):
+            with pytest.raises(ValueError, match="expected a number above 0"): of(s, text, byte_tokens, **ask)
+    far = torch.tensor([[1, 2, 300]])
+    with pytest.raises(ValueError, match="rows of the embedding"): text_loss(s, [far])
+
+
+def test_every_window_begins_with_the_tokenizer_s_own_tokens_if_asked(text, tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    own = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<s>", "?", "God", "light", "a"])}, unk_token="?"))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", unk_token="?").save_pretrained(tmp_path / "t")
+    plain, special = tokenizer_of(tmp_path / "t", 5), tokenizer_of(tmp_path / "t", 5, special=True)
+    windows = [list(text_windows(text, t, 8)) for t in (plain, special)]
+    assert all(w[0] == 0 for w in windows[1]) and not any((w == 0).any() for w in windows[0])
+    said = torch.tensor(plain(text.read_text()))
+    assert torch.equal(torch.cat([w[1:] for w in windows[1]]), said[:8 * len(windows[1])])     # each predicted once
+    with pytest.raises(ValueError, match="special tokens"): tokenizer_of(None, 256, special=True)
+
+
+def test_one_long_line_is_read_as_a_stream(tmp_path):
+    line = tmp_path / "line.txt"
+    line.write_text("word " * 400_000)
+    began = time.monotonic()
+    windows = list(text_windows(line, byte_tokens, 512))
+    assert time.monotonic() - began < 10 and len(windows) == 3906                          # it took minutes
+    assert bytes(torch.cat([w[1:] for w in windows]).tolist()) == (b"word " * 400_000)[1:512 * 3906 + 1]
+
+
+def test_no_window_is_left_alone_in_a_batch():
+    w = [torch.tensor([i]) for i in range(9)]
+    assert [len(g) for g in in_groups(w, 4)] == [4, 5] and [len(g) for g in in_groups(w[:7], 4)] == [4, 3]
+    assert [len(g) for g in in_groups(w[:3], 1)] == [1, 1, 1] and torch.equal(torch.cat(list(in_groups(w, 4))),
+                                                                              torch.stack(w))
+
+
+def test_units_that_a_dense_model_has_not_got_are_refused(text):
+    dense = open_model(tiny_model("llama", vocab_size=256))
+    with pytest.raises(ValueError, match="unit: expected one of sites"):
+        stream_ablation(dense, text, byte_tokens, context=16, units=("experts",))

@@ -18,7 +18,8 @@ from ..training.gated import (DISTILLED, Gating, Student, attach, attention_laye
 from ..training.language import all_but, heldout_losses, train_language
 from .rows import rows, tidy
 from .masks import attention_means, efficiency, finds
-from .streaming import text_windows
+from .weights import check_tokens_of, weights_digest
+from .streaming import text_windows, windows_digest
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #854c7d2f
 def attention_parameters(model, last:int) -> list:
@@ -42,7 +43,9 @@ def split_text(path, tokenize, context, held, batch, steps):
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #8b2907f5
 def distilled_job(model, name, held, batches, x, desk):
-    "Rows of the model as it is, and for each k under hard masks of the oracle, of chance and of distilled gates."
+    """Rows of the model as it is, and for each k under hard masks of the oracle, of chance and of distilled gates.
+
+    ValueError for an answer that is no number."""
     students = {l: Student(new_gates(model, x["d_gate"], x["seed"]), l, x["ks"][0]) for l in x["losses"]}
     with deployed(model):
         looks = min(x["steps"], 20)
@@ -51,6 +54,8 @@ def distilled_job(model, name, held, batches, x, desk):
               for l, s in students.items() for k in x["ks"]}
     found = []
     def put(metric, value, **at):
+        if value != value or abs(value) == float("inf"):
+            refuse(f"{metric} of {' '.join(map(str, at.values())) or name}", "a number", value, fix="a smaller --lr")
         found.append(rows([value], [x["seed"]], condition=name, stream="none", metric=metric, n_examples=held.numel(),
                           **at))
     def ppl(gates=None, how=None):
@@ -90,12 +95,16 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
                 unfreeze=(), seed=0) -> Study:
     """The study of a model's gates: arms `distilled`, `unfreezeN_learned` and `unfreezeN_random` for N in `unfreeze`.
 
-    `held`, `batches` as of `split_text`; `key`: what says which model and text they are. ValueError for a loss, a k or
-    a number of layers that does not fit."""
+    `held`, `batches` as of `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of
+    it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
     for l in losses: choose("loss", l, list(DISTILLED))
     T = held.shape[1] - 1
     if not ks or not all(1 <= k < T for k in ks): refuse("k", f"numbers from 1 to {T - 1}", list(ks), max(1, T // 8))
     for n in unfreeze: attention_parameters(model, n)
+    if not 0 < lr < float("inf"): refuse("lr", "a finite number above 0", lr, .01, "--lr .01")
+    tokens = [held, *map(batches, range(steps))]
+    for w in tokens: check_tokens_of(model, w[:, :-1]), check_tokens_of(model, w[:, 1:])
+    key = [key, weights_digest(model), windows_digest(tokens)]
     settings = dict(key=key, ks=list(ks), d_gate=d_gate, losses=list(losses), steps=steps, lr=lr, batch=batch,
                     seed=seed)
     def job(arm, seeds, x, desk):
