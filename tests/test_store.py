@@ -1,6 +1,7 @@
 """What is stored is read back bit for bit or not at all, and a failing disk costs nothing that was there before."""
 import errno
 import os
+import random
 import re
 import resource
 import shutil
@@ -22,7 +23,8 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record.runs import stored_runs, write_frame
 from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import group_path, pack, train, train_group
-from moe_redistribution.training.store import Damaged, Store, seal, unseal, write_picture
+from moe_redistribution.training import store as store_room
+from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal, write_picture
 from moe_redistribution.training.loop import fresh
 from tiers import first
 
@@ -332,6 +334,11 @@ def picture(values):
     return figure
 
 
+def many_files(folder):
+    folder.mkdir(exist_ok=True)
+    return [(folder / f"{i}.csv").touch() for i in range(80)]
+
+
 LONG, SHORT = (pd.DataFrame({c: [f"{c}{i % n}" for i in range(n)] for c in (*ROW_COLUMNS, "step")} | {"value": range(n)})
                for n in (3000, 3))
 WRITERS = {                                        # a file under a root, and what writes it from a long or a short table
@@ -339,8 +346,7 @@ WRITERS = {                                        # a file under a root, and wh
     "rows.csv": ("out/rows.csv", lambda p, f: write_frame(f, p)),
     "rows.parquet": ("out/rows.parquet", lambda p, f: write_frame(f, p)),
     "a table": ("results/rows/speed/x.parquet", lambda p, f: dataset.write_table(f, "speed", "x", p.parents[3])),
-    "SHA256SUMS": ("SHA256SUMS", lambda p, f: [write_frame(f, p.parent / f"data/{i}.csv") for i in range(80)]
-                   and dataset.write_sums(p.parent)),
+    "SHA256SUMS": ("SHA256SUMS", lambda p, f: many_files(p.parent / "data") and dataset.write_sums(p.parent)),
     "a picture": ("out/a.png", lambda p, f: write_picture(picture(f["value"]), p)),
     "bench": ("bench.csv", lambda p, f: keep(dict(condition=TINY, said="x" * 9 * len(f)), p))}
 
@@ -355,6 +361,62 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, disk, w
         write(path, LONG)
     disk.free()
     assert path.read_bytes() == before and sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.fixture
+def clone(tmp_path):
+    "A few committed tables with their hashes."
+    for name in ("results/runs/hist.parquet", "results/history/hist.parquet", "results/rows/heldout/add7.parquet",
+                 "results/manifest.csv", "data/margins.csv", "checkpoints/right.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(dataset.ROOT / name, tmp_path / name)
+    dataset.write_sums(tmp_path)
+    return tmp_path
+
+
+READERS = {"results/runs/hist.parquet": lambda root: dataset.recorded_runs(root),
+           "results/history/hist.parquet": lambda root: dataset.read_table("history", "hist/ffn-h512-gelu", root=root),
+           "results/rows/heldout/add7.parquet": lambda root: dataset.manifest_of(root),
+           "results/manifest.csv": lambda root: dataset.manifest(root),
+           "checkpoints/right.csv": lambda root: as_committed(root / "checkpoints/right.csv")}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_committed_table_with_one_flipped_bit_is_refused(clone, name):
+    path, read, luck = clone / name, READERS[name], random.Random(0)
+    good = path.read_bytes()
+    for _ in range(4):
+        read(clone)
+        altered = bytearray(good)
+        altered[luck.randrange(len(good))] ^= 1 << luck.randrange(8)
+        path.write_bytes(altered)
+        with pytest.raises(Damaged, match=f"{name}: expected .*, got sha256 .*; fix: git checkout"): read(clone)
+        path.write_bytes(good)
+
+
+def test_a_table_that_nobody_listed_is_refused_and_one_that_people_edit_is_read_with_a_word(clone):
+    shutil.copy(clone / "results/runs/hist.parquet", clone / "results/runs/hist (1).parquet")
+    with pytest.raises(Damaged, match="expected a file that SHA256SUMS lists"): dataset.recorded_runs(clone)
+    (margins := clone / "data/margins.csv").write_bytes(margins.read_bytes().replace(b"0.0", b"0.1", 1))
+    with pytest.warns(UserWarning, match="data/margins.csv: expected .*make sums"): as_committed(margins)
+
+
+def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch):
+    "A kill before, between and after leaves a file that is read; afterwards the sums are those of `make sums`."
+    path, real, kills = clone / "results/runs/hist.parquet", store_room.replaced, [1, 2, 3]
+    frame = pd.read_parquet(path)[:5]
+    def replaced(*args):
+        calls.append(args[0].name)
+        if len(calls) == kill: raise KeyboardInterrupt
+        return real(*args)
+    monkeypatch.setattr(store_room, "replaced", replaced)
+    for kill in kills:
+        calls = []
+        with pytest.raises(KeyboardInterrupt): dataset.write_table(frame[:kill], "runs", "hist", clone)
+        assert len(dataset.recorded_runs(clone)) > 0
+    calls, kill = [], 0
+    dataset.write_table(frame, "runs", "hist", clone)
+    assert (clone / "SHA256SUMS").read_text() == dataset.sums(clone) and len(dataset.recorded_runs(clone)) == 5
 
 
 def test_nothing_in_the_package_writes_a_file_in_another_way():

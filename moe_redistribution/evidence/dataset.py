@@ -23,7 +23,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition
-from ..training.store import Damaged, unseal, write_whole
+from ..training.store import Damaged, as_committed, unseal, write_whole
 from ..models.population import predict
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
@@ -68,7 +68,7 @@ def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
         if not (path := table_path(kind, task, root)).exists(): continue
         where = [("condition", "in", [n for n in names if n.startswith(f"{task}/")])]
         if streams is not None: where.append(("stream", "in", list(streams)))
-        parts.append(pd.read_parquet(path, filters=where))
+        parts.append(pd.read_parquet(as_committed(path), filters=where))
     found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=ROW_COLUMNS)
     return found.dropna(axis=1, how="all") if kind == "history" else found
 
@@ -77,7 +77,7 @@ MANIFEST = ["kind", "condition", "stream", "seeds", "rows", "sha256"]
 
 def manifest(root=None) -> pd.DataFrame:
     "A line for each (kind, condition, stream) that is recorded: seeds, rows, and the hash of what they say."
-    path = of_clone(Path(root or ROOT) / "results/manifest.csv")
+    path = as_committed(of_clone(Path(root or ROOT) / "results/manifest.csv"))
     return _manifest(path, path.stat().st_mtime_ns)
 
 @lru_cache(maxsize=4)
@@ -87,7 +87,7 @@ def manifest_of(root=None) -> pd.DataFrame:
     "What the manifest should say, from the tables themselves."
     lines = [(k, name, stream, own["seed"].nunique(), len(own), content_hash(own.drop(columns=KEYS[:2])))
              for k in kinds(root) for path in sorted(table_path(k, "", root).parent.glob("*.parquet"))
-             for (name, stream), own in pd.read_parquet(path).groupby(KEYS[:2], sort=True)]
+             for (name, stream), own in pd.read_parquet(as_committed(path)).groupby(KEYS[:2], sort=True)]
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #69dac9c7
@@ -167,8 +167,8 @@ def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/04_dataset.ipynb #2357c55a
 def recorded_runs(root=None) -> pd.DataFrame:
     "Every recorded run, as `runs.run_frame` gives them."
-    return _runs(*((p, p.stat().st_mtime_ns)
-                   for p in sorted(of_clone(Path(root or ROOT) / "results/runs").glob("*.parquet")))).copy()
+    files = sorted(of_clone(Path(root or ROOT) / "results/runs").glob("*.parquet"))
+    return _runs(*((as_committed(p), p.stat().st_mtime_ns) for p in files)).copy()
 
 @lru_cache(maxsize=2)
 def _runs(*files):

@@ -19,7 +19,7 @@ from ..tasks.task import get_task
 from ..tasks.data import unseen, STREAMS, SEEDS
 from ..models.condition import condition
 from ..studies.sparsity_moves.arms import TABLE1, FIGURE1
-from ..training.store import Store, compact, seal, unseal
+from ..training.store import Store, as_committed, compact, seal, unseal
 from ..training.executors import open_executor, watch
 from ..training.study import of_studies, study_rows
 from ..evidence.printed import paper_items
@@ -229,7 +229,7 @@ def add_rows(new, kind, task, root):
     path = table_path(kind, task, root)
     (root / "results").mkdir(parents=True, exist_ok=True)
     with FileLock(root / "results/.lock"):
-        old = pd.read_parquet(path) if path.exists() else new.iloc[:0]
+        old = pd.read_parquet(as_committed(path)) if path.exists() else new.iloc[:0]
         write_table(overlaid(new, old), kind, task, root)
 
 # %% ../../nbs/7_record/03_recording.ipynb #5b1de011
@@ -242,7 +242,7 @@ def recorded_jobs(jobs, root=None) -> list:
     have = set()
     for study, task in {(j.study.name, j.condition.partition("/")[0]) for j in jobs}:
         if (path := table_path(study, task, root)).exists():
-            for name, seed in pd.read_parquet(path, columns=["condition", "seed"]).drop_duplicates().values:
+            for name, seed in pd.read_parquet(as_committed(path), columns=["condition", "seed"]).drop_duplicates().values:
                 have |= {(name, seed), (name.rpartition("/")[0], seed)}
     return [j for j in jobs if all((j.condition, s) in have for s in j.seeds)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from ..tasks.errors import choose
 from ..models.condition import condition, RECIPES
-from ..training.store import seal, unseal, write_whole
+from ..training.store import as_committed, seal, unseal, write_whole
 from ..training.loop import TASK_RULES
 from ..studies.sparsity_moves.reading import CANONICAL
 from ..evidence.dataset import (ROOT, checkpoint_path, checkpoint_seeds, far_enough, kinds, read_table,
@@ -115,7 +115,7 @@ def withdraw(name, rule, seeds, root=None) -> list:
     if stay: seal(path, {n: t[stay] for n, t in tensors.items()}, info | {"seeds": left})
     else: path.unlink()
     if counts.exists():
-        said = pd.read_csv(counts)
+        said = pd.read_csv(as_committed(counts))
         write_frame(said[~((said["condition"] == name) & (said["rule"] == rule) & said["seed"].isin(seeds))], counts)
     return left
 
@@ -131,7 +131,7 @@ def take_out(name, stream, seed, root):
     # histories last: they tell another run of a seed from the recorded one, should this be cut short
     for kind in sorted(kinds(root), key=lambda k: (k == "history", k == "runs")):
         if not (path := table_path(kind, task, root)).exists(): continue
-        frame = pd.read_parquet(path)
+        frame = pd.read_parquet(as_committed(path))
         gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
         if gone.any(): write_table(frame[~gone], kind, task, root)
 
@@ -173,7 +173,7 @@ def replace_runs(store, root, name, say=print, reason="weights lost") -> list:
         else: lines.append(_line(r, root, reason))
     if not lines: return []
     new = pd.DataFrame(lines, columns=REPLACED).astype({c: "Int64" for c in REPLACED[3:7]})
-    old = [pd.read_csv(log).astype(new.dtypes)] if log.exists() else []
+    old = [pd.read_csv(as_committed(log)).astype(new.dtypes)] if log.exists() else []
     write_frame(pd.concat([*old, new], ignore_index=True), log)
     for line in lines: take_out(*line[:3], root)
     return [line[2] for line in lines]
