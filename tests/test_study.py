@@ -1,8 +1,11 @@
 """Jobs of a study: found when they are asked for again, safe to interrupt, and never another's."""
+import linecache
 import os
 import subprocess
 import sys
 import time
+import types
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +14,15 @@ import pytest
 import torch
 
 from moe_redistribution.instruments.rows import rows
+from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.recording import known_studies, record_studies
 from moe_redistribution.studies.granularity.study import STUDY
-from moe_redistribution.training.store import Store, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, find_rows, missing_jobs, run_study,
+from moe_redistribution.tasks.task import _made, TASKS, get_task
+from moe_redistribution.training.groups import begin_again, train_group
+from moe_redistribution.training.orders import Order
+from moe_redistribution.training.store import _TOLD, Store, seal, unseal
+from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, carry_out_again, find_rows, missing_jobs, run_study,
                                                study_jobs, study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
@@ -181,3 +188,52 @@ def test_what_was_sealed_before_files_said_what_they_are_is_read(store):
     seal(TINY.path(store), tensors, {k: v for k, v in info.items() if k not in ("kind", "source")})
     seal(Desk(TINY, store).path, {}, dict(key=TINY.key, step=3))
     assert find_rows(TINY, store).equals(good) and Desk(TINY, store).left()[1]["step"] == 3
+
+
+def told(f, *args):
+    "What a call warns of."
+    _TOLD.clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        f(*args)
+    return " ".join(str(w.message) for w in said)
+
+
+def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_when_asked(store):
+    def made(text):
+        module = types.ModuleType("own_words")
+        (file := store.root / f"{len(text)}.py").write_text(text)
+        linecache.clearcache()
+        exec(compile(text, file, "exec"), module.__dict__)
+        return one_arm(module.run)
+    text = ("from moe_redistribution.instruments.rows import rows\nLETTERS = 3\ndef value(): return LETTERS\n"
+            "def run(arm, seeds, settings, desk):\n    'Rows.'\n    return rows([value()] * len(seeds), seeds, "
+            "condition=arm, metric='letters')\n")
+    old = study_jobs(made(text))[0]
+    assert carry_out(old, store.root) and not told(find_rows, old, store)
+    layout = made("# a comment\n" + text.replace("'Rows.'", "'Other words.'"))
+    assert not told(find_rows, study_jobs(layout)[0], store)
+    for changed in (text.replace("LETTERS = 3", "LETTERS = 44"), text.replace("return LETTERS", "return LETTERS + 1 + 1")):
+        job = study_jobs(made(changed))[0]
+        assert job.key == old.key and "code of words: expected what today's code gives" in told(find_rows, job, store)
+    assert carry_out_again([job], store.root) == 1 and carry_out(job, store.root)
+    assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
+
+
+def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, monkeypatch):
+    class Half(Router):
+        def logits(self, held, x, c): return super().logits(held, x, c) / 2
+    class Third(Router):
+        def logits(self, held, x, c): return super().logits(held, x, c) / 3
+    name = "add7/moe-e2k1-h8-silu+part+d16"
+    monkeypatch.setitem(ROUTERS, "part", Half("part"))
+    train_group(name, [1], root=tmp_path, steps=200)
+    assert not told(Store(tmp_path).load, name, 1)
+    monkeypatch.setitem(ROUTERS, "part", Third("part"))
+    assert f"router of {name}: expected what today's code gives" in told(Store(tmp_path).load, name, 1)
+    begin_again([Order(0, "own", name, (1,), "authors", "selected", 1)], Store(tmp_path))
+    train_group(name, [1], root=tmp_path, steps=200)
+    assert not told(Store(tmp_path).load, name, 1)
+    monkeypatch.setitem(_made, "add7", replace(t := get_task("add7"), targets=t.targets.flip(0)))
+    monkeypatch.setitem(TASKS, "add7", lambda: None)
+    assert f"task of {name}: expected" in told(Store(tmp_path).load, name, 1)

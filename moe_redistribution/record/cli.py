@@ -25,8 +25,8 @@ from ..training.loop import UNTIL
 from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
 from ..training.executors import processes
-from ..training.groups import train, fulfil, plan, outlook, check_work
-from ..training.study import Study, missing_jobs, of_studies, run_study, study_jobs, study_state
+from ..training.groups import begin_again, train, fulfil, plan, outlook, check_work
+from ..training.study import Study, carry_out_again, missing_jobs, of_studies, run_study, study_jobs, study_state
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
 from ..instruments.opened import read_model
@@ -162,6 +162,7 @@ def add_train(p):
                    help="cpu (default) or cuda: all seeds stacked, groups one by one or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out runs that results/ holds already")
+    p.add_argument("--again", action="store_true", help="train stored runs once more; what is there is kept as .before")
     p.add_argument("--dry-run", action="store_true",
                    help="say what is missing and how long it takes, and train nothing")
 
@@ -178,6 +179,7 @@ def add_study(p):
     p.add_argument("--device", default="cpu", help="cpu (default) or cuda: jobs one by one, or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
     p.add_argument("--unrecorded", action="store_true", help="leave out jobs whose rows results/ holds already")
+    p.add_argument("--again", action="store_true", help="carry out stored jobs once more; what is there is kept as .before")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet)")
     p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
@@ -365,6 +367,7 @@ def run_train(args):
     if args.unrecorded: todo = unrecorded(todo)
     executor = args.executor or ("here" if args.device == "cuda" else None)
     if args.dry_run: return print(outlook(plan(todo, store), processes(executor)))
+    if args.again: begin_again(todo, store)
     fulfil(todo, measures=(track,), executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + outlook(plan(todo, store)))
@@ -404,6 +407,7 @@ def run_study_command(args):
     jobs = [j for j in study_jobs(study, **of) if j not in skip]
     executor = args.executor or ("here" if args.device == "cuda" else None)
     if args.dry_run: return print(outlook(missing_jobs(jobs), processes(executor)))
+    if args.again: carry_out_again(jobs)
     rows = run_study(study, **of, executor=executor, budget=args.budget, device=args.device, skip=skip,
                      say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + outlook(missing_jobs(jobs)))

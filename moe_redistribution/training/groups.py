@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['to_run', 'pack', 'unpack', 'merge_members', 'group_path', 'left_behind', 'gather_members', 'Watch', 'train_group',
            'train_and_score', 'write_history', 'finish', 'check_work', 'whole_seeds', 'check_steps', 'check_size',
-           'check_means', 'Work', 'missing', 'plan', 'fulfil', 'outlook', 'train']
+           'check_means', 'Work', 'missing', 'plan', 'begin_again', 'fulfil', 'outlook', 'train']
 
 # %% ../../nbs/3_training/06_groups.ipynb #0b86f321
 from contextlib import suppress
@@ -19,7 +19,7 @@ from ..tasks.errors import choose
 from ..tasks.task import get_task
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import Store, Run, seal, set_aside, unseal, unseal_state, machine, Damaged
+from .store import Store, Run, seal, set_aside, sources, unseal, unseal_state, machine, Damaged
 from .executors import processes, hand_out, Tell
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
@@ -39,7 +39,7 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
     if at >= steps and not bad: weights["final"] = row(members.w)
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
                     step=at, settled=bool(settled(members)[i]), failed=bad or None, rules=chosen, group=group,
-                    cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device))
+                    cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device), source=sources(c))
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
 # %% ../../nbs/3_training/06_groups.ipynb #fedbb00f
@@ -266,6 +266,18 @@ def plan(orders, store, steps=None) -> list:
         for chunk in (tuple(o.seeds[i:i + size]) for i in range(0, len(o.seeds), size)):
             if missing(store, c, chunk, o.stream, o.until, n): out.append(Work(c.name, chunk, o.stream, o.until, n))
     return out
+
+# %% ../../nbs/3_training/06_groups.ipynb #747ecba7
+def begin_again(orders, store) -> int:
+    "Moves stored runs of some orders, and states that groups left of them, aside as `.before`; returns how many files."
+    moved = 0
+    for o in orders:
+        c = check_work(o.condition, o.seeds, o.stream, o.until)
+        with store.locked(c, o.seeds, o.stream):
+            own = [p for s in o.seeds for at in [store.adopt(c, s, o.stream)] for p in (at.with_suffix(".resume"), at)]
+            states = group_path(store, c, o.seeds, o.stream).parent.glob("*.state")
+            for p in [*(p for p in own if p.exists()), *states]: moved += bool(set_aside(p, "before"))
+    return moved
 
 # %% ../../nbs/3_training/06_groups.ipynb #75bf73e2
 def fulfil(orders, root=None, measures=(), steps=None, executor=None, quiet=None, device="cpu", budget=None, say=None,

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replaced', 'write_picture', 'listing_of', 'listed',
            'as_committed', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal', 'kept_in_half', 'compact',
-           'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'machine']
+           'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of', 'say_if_changed', 'sources',
+           'machine']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from dataclasses import dataclass, field
 from pathlib import Path
-import contextlib, errno, glob, hashlib, io, itertools, json, numbers, os, platform, re, secrets, shutil, stat
-import tempfile, time, warnings
+import ast, contextlib, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re, secrets
+import shutil, stat, tempfile, textwrap, time, types, warnings, weakref
 
 import filelock
 import pandas as pd
@@ -20,6 +21,7 @@ import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose
 from ..tasks.data import STREAMS
+from ..tasks.task import TASKS, get_task
 from ..models.events import formerly
 from ..models.condition import Condition, condition
 
@@ -261,6 +263,9 @@ def load(self:Store, c, seed:int, stream:str="authors") -> Run:
     expected, got = (c.key, seed, stream), tuple(info.get(k) for k in ("key", "seed", "stream"))
     if got != expected or info.pop("kind", "run") != "run" or not {"history", "step", "failed"} <= {*info}:
         raise Damaged(f"{path}: expected the run {expected}, got {got}, another one; fix: delete it")
+    if then := info.get("source"):
+        now, fix = sources(c), f"moe-redistribution train {c.name} --again, or another word for the new code"
+        for n in then: say_if_changed(f"{n} of {c.name}", then[n], now.get(n), fix)
     weights, info["condition"] = {}, c.name
     for name, v in tensors.items(): weights.setdefault(name.partition("/")[0], {})[name.partition("/")[2]] = v
     return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
@@ -294,9 +299,9 @@ def resume(self:Store, c, seed:int, stream:str="authors"):
     path = self.path(c, seed, stream).with_suffix(".resume")
     return unseal_state(path, c, [seed], stream) if path.exists() else None
 
-def set_aside(path) -> Path:
+def set_aside(path, why="damaged") -> Path:
     "Moves a file that is not to be used out of the way, over none that was moved before; where it lies now."
-    to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.damaged{i or ''}")).exists())
+    to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.{why}{i or ''}")).exists())
     os.replace(path, to)
     return to
 
@@ -321,6 +326,75 @@ def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
         raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
     return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}
+
+# %% ../../nbs/3_training/02_store.ipynb #2620cee9
+def _said(x) -> str:
+    "The source of a function or class without comments, docstrings and layout; as it stands where it is no whole statement."
+    try: text = textwrap.dedent(inspect.getsource(x))
+    except (OSError, TypeError): return ""
+    try: tree = ast.parse(text)
+    except SyntaxError: return " ".join(text.split())                       # a lambda in the middle of something
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            node.body = body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+def _own(x, of) -> bool:
+    "Does a function or class lie in the file of `of`, or in the same study?"
+    if not isinstance(x, (type, types.FunctionType)): return False
+    a, b = x.__module__, of.__module__
+    return a == b or a.rpartition(".")[0] == b.rpartition(".")[0] and b.startswith("moe_redistribution.studies.")
+
+def _plain(name, x):
+    "Is this a value that does not change, or a table that is called like one?"
+    kinds = (int, float, str, bool, tuple, type(None)) + ((list, dict) if name.isupper() and name[0] != "_" else ())
+    return isinstance(x, kinds) and len(repr(x)) < 10_000
+
+# %% ../../nbs/3_training/02_store.ipynb #ccac3e36
+def source_hash(*objects) -> str:
+    "Twelve digits of a hash of what functions and classes say, and of what they use of their own; of no source, empty."
+    said, seen, todo = set(), set(), list(objects)
+    def names(code):
+        return {*code.co_names}.union(*(names(k) for k in code.co_consts if isinstance(k, types.CodeType)))
+    while todo:
+        if id(x := todo.pop()) in seen: continue
+        seen.add(id(x))
+        if text := _said(x): said.add(f"{x.__qualname__} {text}")
+        if isinstance(x, type): used = [*vars(x).values(), *x.__mro__[1:]]
+        else:
+            cells = dict(zip(x.__code__.co_freevars, x.__closure__ or ()))
+            values = {n: x.__globals__[n] for n in names(x.__code__) if n in x.__globals__}
+            for n, cell in cells.items():
+                with contextlib.suppress(ValueError): values[n] = cell.cell_contents           # not set yet
+            said |= {f"{n} = {v!r}" for n, v in values.items() if _plain(n, v)}
+            used = values.values()
+        todo += [getattr(v, "__wrapped__", v) for v in used if _own(getattr(v, "__wrapped__", v), x)]
+    return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()[:12] if said else ""
+
+_CODE = weakref.WeakKeyDictionary()
+def code_of(x) -> str:
+    "The same of one function or class, worked out once."
+    if x not in _CODE: _CODE[x] = source_hash(x)
+    return _CODE[x]
+
+# %% ../../nbs/3_training/02_store.ipynb #cfa94ab4
+_TOLD = set()
+
+def say_if_changed(what, then, now, fix):
+    "Warns, once a process, that an answer is from other code than today's; nothing where one of the two is not known."
+    if not then or not now or then == now or (what, then) in _TOLD: return
+    _TOLD.add((what, then))
+    warnings.warn(f"{what}: expected what today's code gives ({now}), got what another gave ({then}); fix: {fix}")
+
+@functools.lru_cache(maxsize=64)
+def _task_hash(make, t): return code_of(make) + seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
+
+def sources(c) -> dict:
+    "What a run of a condition depends on beside its name: hashes of its task, with its tensors, and of its router's class."
+    c = condition(c)
+    task = dict(task=_task_hash(TASKS[c.task], get_task(c.task))) if c.task in TASKS else {}
+    return task | dict(router=code_of(type(c.routing)))
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
 def _processor():

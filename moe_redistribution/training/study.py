@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Preset', 'everything', 'Study', 'Job', 'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows',
-           'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'study_state', 'of_studies']
+           'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'carry_out_again', 'study_state', 'of_studies']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from copy import copy
@@ -22,7 +22,7 @@ from fastcore.basics import patch
 from filelock import FileLock, Timeout
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from .store import Damaged, Store, machine, seal, set_aside, unseal
+from .store import Damaged, Store, machine, say_if_changed, seal, set_aside, code_of, unseal
 from .executors import Tell, processes, hand_out
 from .groups import check_means, outlook, whole_seeds
 import moe_redistribution.studies
@@ -73,6 +73,8 @@ class Job:
     @property
     def seconds(self): return self.study.seconds(self.arm, self.seeds, self.settings)
     @property
+    def source(self): return f"code of {self.study.name}", code_of(self.study.run)
+    @property
     def key(self):
         said = [self.study.name, self.study.version, self.study.content(self.arm, self.settings), list(self.seeds)]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
@@ -101,24 +103,27 @@ def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
     return out
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
-def own_file(path, key, kind="rows", part=""):
+def own_file(path, key, kind="rows", part="", source=None):
     """(tensors, info) of a sealed file of the job with this key, or None if there is none.
 
     `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with a
-    warning. A file that is older than these words does not say what it is, and is believed."""
+    warning. A file that is older than these words does not say what it is, and is believed. `source`: (what, hash) of
+    today's code; there is a warning where the file is from another."""
     try: tensors, info = unseal(path)
     except FileNotFoundError: return None
     except Damaged as e: wrong = str(e)
     else:
         is_rows, got = kind != "rows" or "rows" in info, (info.get("key"), info.pop("kind", kind), info.pop("part", part))
-        if got == (key, kind, part) and is_rows: return tensors, info
+        if got == (key, kind, part) and is_rows:
+            if source: say_if_changed(source[0], info.get("source"), source[1], "--again, or another `version` of the study")
+            return tensors, info
         wrong = f"{path}: expected the job {key}, got {got[0]}"
         if got[0] == key: wrong = f"{path}: expected {kind} {part or 'of the job'}, got {got[1]} {got[2] or 'of another kind'}"
     warnings.warn(f"{wrong}. Moved aside as {set_aside(path).name}")
 
 def find_rows(job:Job, store:Store):
     "The stored rows of a job, or None."
-    if (found := own_file(job.path(store), job.key)) is None: return None
+    if (found := own_file(job.path(store), job.key, source=job.source)) is None: return None
     rows = pd.DataFrame(found[1]["rows"])
     return rows[found[1].get("columns", list(rows))]
 
@@ -128,11 +133,12 @@ class Desk:
     def __init__(self, job, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
         self.device, self.root = device, store.root
         self.path, self.key, self.deadline, self._tell = job.path(store).with_suffix(".state"), job.key, deadline, tell
+        self.source = job.source
         self.n, self.each, self.save_every, self.last = len(job.seeds), job.each, save_every, time.monotonic()
         self.began, self.share, self.part = time.monotonic(), (0., 1.), ""
     def left(self):
         "(tensors, info) of the state that was kept last, or None."
-        return own_file(self.path, self.key, "state", self.part)
+        return own_file(self.path, self.key, "state", self.part, self.source)
     def tell(self, share, losses=()):
         "How much is done, as a share of the whole, and the losses of the moment."
         done, of = self.share
@@ -147,7 +153,7 @@ def next(self:Desk, state) -> bool:
     go_on = self.deadline is None or time.time() + 1.5 * pace < self.deadline
     if now - self.last > self.save_every or not go_on:
         tensors, info = state()
-        seal(self.path, tensors, info | dict(key=self.key, kind="state", part=self.part))
+        seal(self.path, tensors, info | dict(key=self.key, kind="state", part=self.part, source=self.source[1]))
         self.last = time.monotonic()
     return go_on
 
@@ -160,11 +166,11 @@ def once(self:Desk, name, work, share=0.):
     if its time was over. `share`: how much of the job it is, for the progress that is told."""
     if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
     path = self.path.with_name(f"{self.path.stem}.{name}.part")
-    if (done := own_file(path, self.key, "part", name)) is None:
+    if (done := own_file(path, self.key, "part", name, self.source)) is None:
         part = copy(self)
         part.path, part.part, part.share = path.with_suffix(".state"), name, (self.share[0], share)
         if (made := work(part)) is None: return None
-        seal(path, made[0], made[1] | dict(key=self.key, kind="part", part=name))
+        seal(path, made[0], made[1] | dict(key=self.key, kind="part", part=name, source=self.source[1]))
         part.path.unlink(missing_ok=True)
         done = own_file(path, self.key, "part", name)
     self.share = self.share[0] + share, self.share[1]
@@ -216,7 +222,7 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
             check_rows(job, found)
             spent = round(time.process_time() - began, 1)
             seal(path, {},
-                 dict(kind="rows", key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
+                 dict(kind="rows", source=job.source[1], key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
                       settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
             desk.clear()
             return True
@@ -251,6 +257,17 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
         given = [(j, str(store.root), until, t, 5.0, device) for j, t in zip(work, tells)]
         hand_out(carry_out, given, tells, store.root, executor, quiet)
     return study_rows(study, preset, arms, seeds, root)
+
+# %% ../../nbs/3_training/08_study.ipynb #6437e85b
+def carry_out_again(jobs, root=None) -> int:
+    "Moves stored rows, states and parts of some jobs aside as `.before`, so that they are missing; returns how many files."
+    moved = 0
+    for path in (j.path(Store(root)) for j in jobs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            for p in [*path.parent.glob(f"{path.stem}.*")]:
+                if p.suffix in (".safetensors", ".state", ".part"): moved += bool(set_aside(p, "before"))
+    return moved
 
 # %% ../../nbs/3_training/08_study.ipynb #ba37433e
 def study_state(study:Study, root=None) -> pd.DataFrame:
