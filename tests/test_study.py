@@ -111,19 +111,39 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(capsys, tmp_path):
         assert main(["study", *words]) == 2 and says in capsys.readouterr().err, words
 
 
-def test_a_study_of_one_s_own_runs_from_a_file(tmp_path, monkeypatch, capsys):
+OWN = """from moe_redistribution.instruments.rows import rows
+from moe_redistribution.training.study import Preset, Study
+from beside_it import LETTERS
+def run(arm, seeds, settings, desk): return rows([LETTERS] * len(seeds), seeds, condition=arm, metric='letters')
+def seconds(arm, seeds, settings): return 1
+STUDY = Study('words', 'How long is an arm?', {'small': Preset('two', {'a': [1, 2], 'bb': [1]})}, run, seconds)
+"""
+
+
+def test_a_study_of_one_s_own_runs_from_a_file_whatever_its_neighbours_are_called(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", "")
-    (tmp_path / "my_own_study.py").write_text(
-        "from moe_redistribution.instruments.rows import rows\n"
-        "from moe_redistribution.training.study import Preset, Study\n"
-        "def run(arm, seeds, settings, desk): return rows([len(arm)] * len(seeds), seeds, condition=arm, "
-        "metric='letters')\ndef seconds(arm, seeds, settings): return 1\nSTUDY = Study('words', 'How long is an arm?', "
-        "{'small': Preset('two', {'a': [1, 2], 'bb': [1]})}, run, seconds)\n")
+    before = os.environ.get("PYTHONPATH")
+    (tmp_path / "my_own_study.py").write_text(OWN)
+    (tmp_path / "beside_it.py").write_text("LETTERS = 3")
+    for name in ("types", "json", "torch"): (tmp_path / f"{name}.py").write_text("raise SystemExit('in the way')")
     out = tmp_path / "rows.csv"
     assert main(["study", "--import", str(tmp_path / "my_own_study.py"), "--executor", "local:1", "--out",
                  str(out)]) == 0
     assert "3 rows" in capsys.readouterr().out and out.read_text().count("words.small/") == 3
+    assert os.environ.get("PYTHONPATH") == before and sys.path.index(str(tmp_path)) == len(sys.path) - 1
+
+
+@pytest.mark.parametrize("text, says", [
+    (OWN.replace("'words'", "'../../../x'"), "nearest valid: x"), (OWN.replace("'words'", "'granularity'"), "my_granularity"),
+    (OWN.replace("'small'", "'a/b'"), "nearest valid: a_b"), ("x = ", "SyntaxError"), ("", "a Study called STUDY")],
+    ids=["a path", "one of ours", "a preset", "no Python", "no study"])
+def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypatch, capsys, text, says):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "it.py").write_text(text)
+    (tmp_path / "beside_it.py").write_text("LETTERS = 3")
+    assert main(["study", "--import", str(tmp_path / "it.py")]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 and "fix: " in err
 
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):

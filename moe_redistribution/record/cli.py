@@ -11,12 +11,12 @@ __all__ = ['STACKED', 'TEXT_COMMANDS', 'table1_text', 'write_reproduction', 'pri
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from dataclasses import replace
 from pathlib import Path
-import argparse, importlib, os, re, sys, time
+import argparse, os, re, sys, time
 
 import matplotlib
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import condition
 from ..studies.sparsity_moves.arms import TABLE1, FIGURE1
 from ..tasks.data import SEEDS, STREAMS
@@ -26,7 +26,8 @@ from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
 from ..training.executors import processes
 from ..training.groups import begin_again, train, fulfil, plan, outlook, check_work
-from ..training.study import Study, carry_out_again, missing_jobs, of_studies, run_study, study_jobs, study_state
+from ..training.study import (Study, carry_out_again, missing_jobs, of_studies, run_study, study_jobs,
+                                               study_of, study_state)
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
 from ..instruments.opened import read_model
@@ -374,15 +375,9 @@ def run_train(args):
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de022
 def imported_study(path) -> Study:
-    "The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none."
-    path = Path(path).resolve()
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"import: expected a Python file, got {path}; fix: --import my_study.py")
-    sys.path.insert(0, str(path.parent))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path.parent), os.environ.get("PYTHONPATH")]))
-    found = getattr(importlib.import_module(path.stem), "STUDY", None)
-    if isinstance(found, Study): return found
-    raise ValueError(f"import {path.name}: expected a Study called STUDY, got {type(found).__name__}; fix: define it")
+    "The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, or one that is called as one of ours."
+    if (own := study_of(path)).name not in known_studies(): return own
+    refuse(f"import {Path(path).name}", "a name that no study of the package has", own.name, f"my_{own.name}", "rename it")
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e021
 def study_line(study) -> pd.DataFrame:

@@ -4,17 +4,20 @@
 
 # %% auto #0
 __all__ = ['Preset', 'everything', 'Study', 'Job', 'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows',
-           'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'carry_out_again', 'study_state', 'of_studies']
+           'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'carry_out_again', 'study_state', 'of_studies',
+           'study_of']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 import hashlib
 import json
 import pkgutil
 import re
+import sys
 import time
 import warnings
 
@@ -56,6 +59,15 @@ class Study:
     seconds: callable
     version: int = 1
     content: callable = everything
+    def __post_init__(self):
+        for what, name in (("name of a study", self.name), *(("name of a preset", p) for p in self.presets)):
+            if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
+            near = re.sub(r"\W+", "_", str(name)).strip("_0123456789") or "mine"
+            refuse(what, "letters, digits and _, for it names a folder", repr(name), near, "call it so")
+    def __reduce_ex__(self, protocol):
+        module = sys.modules.get(getattr(self.run, "__module__", ""))
+        if getattr(module, "STUDY", None) is not self or not hasattr(module, "own_file"): return super().__reduce_ex__(protocol)
+        return study_of, (module.own_file, module.own_hash)
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -288,3 +300,25 @@ def of_studies(module, name) -> dict:
     rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
              for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
     return {study: getattr(import_module(room), name) for study, room in rooms.items() if find_spec(room)}
+
+# %% ../../nbs/3_training/08_study.ipynb #42df5d6d
+def study_of(file, digest=None) -> Study:
+    """The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, if the file cannot be imported, or if it
+    is not the one with this SHA-256."""
+    path = Path(file).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        refuse("import", "a Python file", path, fix="--import my_study.py")
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest not in (None, now): refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
+    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{now[:8]}"
+    if (module := sys.modules.get(name)) is None:
+        spec = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        module.own_file, module.own_hash = str(path), now
+        if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
+        try: spec.loader.exec_module(module)
+        except Exception as e:
+            del sys.modules[name]
+            refuse(f"import {path.name}", "a file that Python can import", f"{type(e).__name__}: {e}", fix="mend it")
+    if isinstance(found := getattr(module, "STUDY", None), Study): return found
+    refuse(f"import {path.name}", "a Study called STUDY", type(found).__name__, fix="define it")
