@@ -270,7 +270,7 @@ DAMAGES = {"a matrix": (without("layers.1.self_attn.q_proj"), {}, "1 missing: mo
            "a layer less": (lambda w: w, dict(num_hidden_layers=1), "unexpected: model.layers.1."),
            "a head": (without("lm_head"), {}, "1 missing: lm_head.weight"),
            "an expert": (without("experts.2.w1"), {}, "expected"),
-           "nan": (lambda w: {n: v * torch.nan if "o_proj" in n else v for n, v in w.items()}, {}, "not finite in model"),
+           "nan": (lambda w: {n: v * torch.nan if "o_proj" in n else v for n, v in w.items()}, {}, "not finite in"),
            "a width": (lambda w: w, dict(intermediate_size=32), "expected")}
 
 
@@ -287,7 +287,8 @@ def test_tied_weights_are_not_missed(tmp_path):
 
 
 def test_a_model_s_own_code_is_not_run_even_if_somebody_would_say_yes(toy, tmp_path, monkeypatch):
-    (toy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig as C\n")
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig as C\n"
+    (toy / "evil.py").write_text(code)
     rewritten(toy, model_type="unheard", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M",
                                                     "AutoTokenizer": ["evil.T", None]})
     (toy / "tokenizer_config.json").write_text(json.dumps(dict(auto_map={"AutoTokenizer": ["evil.T", None]})))
@@ -309,3 +310,115 @@ def test_broken_files_and_types_are_one_message(toy, damage):
     damage(toy / "model.safetensors")
     with pytest.raises(ValueError, match="model toy: expected .*fix: "): open_model(toy)
     with pytest.raises(ValueError, match="dtype: expected one of auto"): open_model(toy, dtype="bogus")
+
+
+# ----------------------------------------------------------------------------------------- edits that have not happened
+
+def test_compiled_modules_are_refused_because_they_call_no_hooks():
+    s = opened("mixtral")
+    s.layers[1].experts.compile(backend="eager")
+    with pytest.raises(ValueError, match="got a compiled model.layers.1.mlp.experts"):
+        s.run(s.task.tokens, together(s, {"L1.E1": "zero"}))
+    with pytest.raises(ValueError, match="modules that call their hooks"): trace(s, s.task.tokens)
+
+
+def test_a_site_that_a_pass_does_not_reach_is_listed_whether_it_is_edited_or_kept():
+    s = opened("llama")
+    attn, own = s.layers[1].attn, type(s.layers[1].attn).forward
+    attn.forward = lambda hidden_states, **kw: (attn.o_proj(hidden_states), None)  # as linear attention does
+    for ask in (dict(keep=["L1.pattern"]), dict(edits={"L1.v": torch.zeros_like}), dict()):
+        with pytest.raises(ValueError, match="llama: expected a pass through L1.(v|pattern)"):
+            trace(s, s.task.tokens, **ask)
+    assert trace(s, s.task.tokens, keep=["L1.attn_out", "L0.pattern"])["L0.pattern"].shape[2] == 4
+    with pytest.raises(ValueError, match="expected a pass through L1.pattern"): ablate(s, {"L*.pattern": "zero"})
+    attn.forward = own.__get__(attn)
+
+
+@pytest.mark.parametrize("how", ["mean", "resample"])
+def test_one_window_has_no_other_to_take_a_mean_or_a_sample_from(how):
+    s = opened("olmoe")
+    for unit in ("L0.ffn_out", "L1.H2"):
+        edits = replacing(open_model(s.model), unit, how)
+        with pytest.raises(ValueError, match="two examples or more"): s.run(s.task.tokens[:1], edits)
+
+
+# ----------------------------------------------------------------------------------------------------------- no numbers
+
+@pytest.mark.parametrize("family, weight, site", [
+    ("olmoe", "layers.1.mlp.experts.down_proj", "L1.E"), ("mixtral", "layers.0.self_attn.v_proj", "L0.v"),
+    ("llama", "layers.1.mlp.down_proj", "L1.ffn_out"), ("mixtral", "layers.1.mlp.gate", "L1.router_logits"),
+    ("llama", "lm_head", "logits")])
+def test_what_is_not_finite_is_named_by_its_first_site(family, weight, site):
+    s = opened(family)
+    for bad in (torch.nan, torch.inf):
+        with torch.no_grad(): dict((n, p) for n, p in s.model.named_parameters() if weight in n).popitem()[1][:] = bad
+        for ask in (lambda: ablate(s, {}), lambda: ablate(s, {"L0.H1": "zero"}), lambda: trace(s, s.task.tokens)):
+            with pytest.raises(ValueError, match=rf"{family}: expected finite .* first at {site}"): ask()
+        if ".gate" in weight:
+            with pytest.raises(ValueError, match=f"first at {site}"): ablate(s, {"L1.E1": "route_around"})
+
+
+def test_an_edit_that_is_no_number_is_named_and_an_answer_may_be_forbidden():
+    s = opened("olmoe")
+    with pytest.raises(ValueError, match="first at L1.attn_out"): ablate(s, {"L1.attn_out": lambda x: x * torch.nan})
+    never = s.run(s.task.tokens, {"logits": lambda x: x.index_fill(-1, torch.tensor([3]), -torch.inf)})
+    assert (never.argmax(-1) != 3).all()
+
+
+# -------------------------------------------------------------------------------------------------------------- padding
+
+def padded(family, side="right"):
+    "A model that pads, unequal windows of 8, 8 and 5 tokens, the same without the short one's padding, and its mask."
+    s = opened(family)
+    s.pad, tokens = 0, TOKENS[:, :8] % 49 + 1
+    tokens[2, 5:] = 0
+    return s, tokens, s.real(tokens)
+
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe"])
+def test_padding_goes_to_no_expert_and_is_in_no_count(family):
+    s, tokens, real = padded(family)
+    tr, k = trace(s, tokens), s.model.config.num_experts_per_tok
+    experts = [u for u in s.units if u.startswith("L1.E")]
+    assert real.sum() == 21 and sum(tr[u].shape[1] for u in experts) == 21 * k
+    assert (tr["L1.routes"][0][~real] == -1).all() and (tr["L1.gates"][0][~real] == 0).all()
+    assert sum_of_parts(s, tr, 1) < 1e-12
+    share = loads(tr["L1.routes"], len(experts))[0]
+    assert torch.allclose(share, torch.tensor([tr[u].shape[1] / (21 * k) for u in experts]).double())
+    together_, _ = coactivation(tr["L1.routes"], len(experts))
+    assert torch.allclose(together_[0].diag() / k, share) and overlap(tr["L1.routes"], tr["L1.routes"]).item() == 1
+    s.run(tokens, {"L1.attn_out": torch.zeros_like, "L0.pattern": torch.zeros_like, "L1.router_logits": torch.neg})
+    assert s.moved["L1.attn_out"] == s.moved["L0.pattern"] == 21 and 0 < s.moved["L1.router_logits"] <= 21
+
+
+@pytest.mark.parametrize("unit", ["L0.ffn_out", "L1.H1", "L1.E1", "embed", "L0.pattern", "L1.router_logits"])
+@pytest.mark.parametrize("how", ["mean", "resample"])
+def test_what_padding_says_is_in_no_mean_and_no_sample(unit, how):
+    s, tokens, real = padded("mixtral")
+    found = []
+    for noise in (0., 100.):
+        edits = replacing(s, unit, how)
+        def shout(x): return x + noise * ~real[None, ..., None]
+        first = {} if unit == "embed" else {"embed": shout}
+        if unit == "embed":
+            own = edits.pop("embed")
+            first = {"embed": lambda x: own(shout(x))}
+        found.append(s.run(tokens, first | edits)[0][real])
+        assert s.moved[unit.replace("H1", "z")] <= 21
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def test_open_model_takes_a_pad(tmp_path):
+    tiny_model("olmoe").save_pretrained(tmp_path / "toy")
+    assert open_model(tmp_path / "toy", pad=0).pad == open_model(tiny_model("olmoe"), pad=0).pad == 0
+
+
+def test_what_a_swap_leaves_without_an_expert_is_not_counted_twice():
+    s = opened("olmoe")
+    tr = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "swap:E2"}))
+    routes = tr["L1.routes"]
+    gates = tr["L1.gates"][0].flatten(0, 1) != 0
+    share, (both, _) = loads(routes, 4)[0], coactivation(routes, 4)
+    torch.testing.assert_close(share, gates.double().sum(0) / gates.sum())
+    torch.testing.assert_close(both[0], (gates.double().T @ gates.double()) / len(gates))
+    assert both.max() <= 1

@@ -199,3 +199,53 @@ def test_terms_of_an_answer_sum_to_its_logit(family):
     s = opened(family)
     for by in ("component", "all"):
         assert answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], by)["remainder"].abs().max() < 1e-5
+
+
+class Adapted(torch.nn.Module):
+    "A linear layer with a low-rank adapter beside it, as LoRA hangs one: its `weight` is not all that it does."
+    def __init__(self, base, size):
+        super().__init__()
+        self.base, g = base, torch.Generator().manual_seed(0)
+        self.A, self.B = (size * torch.randn(*s, generator=g).to(base.weight) for s in ((2, base.in_features),
+                                                                                        (base.out_features, 2)))
+    weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
+    def forward(self, x): return self.base(x) + x @ self.A.T @ self.B.T
+
+
+def adapted(family, dtype):
+    s = opened(family, dtype)
+    for x in s.layers: x.attn.o_proj = Adapted(x.attn.o_proj, .4)
+    return open_model(s.model)
+
+
+SAYS = "expected terms that sum to the model's own; got a remainder of .* fix: merge adapters"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_hangs_beside_a_weight_is_not_left_out_without_a_word(dtype):
+    s = adapted("olmoe", dtype)
+    for ask in (lambda: routing_scores(s, TOKENS, "head"), lambda: tally(s, TOKENS, "head"),
+                lambda: answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], "all"),
+                lambda: head_sources(s, TOKENS, "L0.H1", "L1.router_logits")):
+        with pytest.raises(ValueError, match=SAYS): ask()
+    assert len(routing_scores(s, TOKENS)) == 2                                # whole outputs need no weights of heads
+
+
+@pytest.mark.parametrize("change", ["norm", "scale", "gate"])
+def test_another_norm_or_scale_is_found_by_the_model_s_own_logits(change):
+    s, ask = opened("olmoe"), lambda s: answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:])
+    if change == "norm":
+        own = s.model.model.norm
+        own.forward = lambda x: type(own).forward(own, x) * (1 + own.weight) / own.weight             # as Gemma's does
+    if change == "scale": s.model.lm_head.register_forward_hook(lambda m, args, out: out * .25)
+    if change == "gate":
+        gate, ask = s.layers[1].gate, lambda s: routing_scores(s, TOKENS)
+        gate.forward = lambda x: type(gate).forward(gate, x * 1.5)
+    with pytest.raises(ValueError, match=SAYS): ask(s)
+
+
+def test_places_that_nobody_works_on_move_no_rank():
+    s, edits = opened("olmoe"), replacing(opened("olmoe"), "L0.E1", "swap:E2")
+    routers = s.receivers(trace(s, TOKENS, edits=edits))
+    assert (routers[0].routes == -1).any() and (routers[0].ranks[routers[0].routes == -1] == 0).all()
+    assert measures(routers[0], torch.zeros_like(routers[0].logits))[4].max() == 0

@@ -9,8 +9,9 @@ from transformers.utils import logging
 
 from moe_redistribution.instruments.opened import open_model, tiny_model
 from moe_redistribution.instruments.own_gates import gates_study
-from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, site_means, stream_ablation,
-                                                      stream_scores, text_loss, text_windows, tokenizer_of, units_of)
+from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
+                                                      stream_ablation, stream_scores, text_loss, text_windows,
+                                                      tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
 from moe_redistribution.training.study import study_jobs
 
@@ -122,7 +123,7 @@ def test_units_are_named_in_groups_or_one_by_one(s):
     with pytest.raises(ValueError, match="nearest: 'L0.H"): units_of(s, ("L0.H7",))
 
 
-# ----------------------------------------------------------------------------------- an answer belongs to what was asked
+# ---------------------------------------------------------------------------------- an answer belongs to what was asked
 
 def upper(text): return byte_tokens(text.upper())
 
@@ -225,3 +226,13 @@ def test_units_that_a_dense_model_has_not_got_are_refused(text):
     dense = open_model(tiny_model("llama", vocab_size=256))
     with pytest.raises(ValueError, match="unit: expected one of sites"):
         stream_ablation(dense, text, byte_tokens, context=16, units=("experts",))
+
+
+def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
+    half = open_model(tiny_model("mixtral", vocab_size=256, dtype=torch.bfloat16))
+    many = torch.randint(256, (30, 40), generator=torch.Generator().manual_seed(2))
+    assert sent_elsewhere(s, many) == 0 and sent_elsewhere(open_model(tiny_model("llama")), many % 50) == 0
+    assert 0 <= sent_elsewhere(half, many) < .2
+    for rows in (stream_scores(half, text, byte_tokens, 16), stream_ablation(half, text, byte_tokens, 16, tokens=99)):
+        got = rows[rows["metric"] == "elsewhere"]
+        assert len(got) == 1 and 0 <= got["value"].item() < .2 and got["n_examples"].item() in (16 * 8, 16 * 7)

@@ -253,3 +253,50 @@ def test_watching_a_population_counts_its_members():
     at = watcher(condition(MOE), {"ffn_out": torch.ones(2, 1, 1, 64)}, of=2)
     assert (at("ffn_out", torch.zeros(2, 3, 8, 64)) == 1).all()
     assert replacing(MOE, "L0.H0", "zero").keys() == {"z"}
+
+
+# ------------------------------------------------------------------------------------------- no number without a word
+
+@pytest.mark.parametrize("name, weight, site",
+                         [(MOE, "W_V", "v"), (NORM, "W_down", "ffn_out"), (TWO, "b_O", "L0.attn_out")])
+def test_a_nan_is_no_answer_but_named_by_member_and_first_site(name, weight, site):
+    "The argmax of nan is an answer: `digits(ablate(…))` said .323 for every seed."
+    params = population(name)
+    params[weight][2, 0, ..., 0] = torch.nan
+    with pytest.raises(ValueError, match=rf"{name.split('+')[0]}.*, member 2: "): ablate(params, name, {})
+    for ask in (lambda: ablate(params, name, {}), lambda: ablation_rows(params, name, range(S), ("zero",)),
+                lambda: decode(params, name, {}), lambda: Population(params, name).predict()):
+        with pytest.raises(ValueError, match=rf"member [02]: expected finite .* first at {site}"): ask()
+    with pytest.raises(ValueError, match="first at (L0.)?attn_out"):
+        ablate(population(name), name, {"L*.attn_out": lambda x: x * torch.inf})
+    assert ablation_curve(params, name)["zero_ffn_out"].shape == (S,)  # training knows which seeds have failed
+
+
+def test_tensors_that_disagree_in_seeds_are_no_population():
+    params = population(MOE)
+    for odd in (1, 2):
+        broken = params | {"W_O": params["W_O"][:odd]}
+        for ask in (lambda: ablate(broken, MOE, {}), lambda: trace(broken, T.tokens[:2], MOE)):
+            with pytest.raises(ValueError, match=rf"expected 3 members in each, as in W_E, got {odd} in W_O"): ask()
+
+
+class Deaf(Subject):
+    "Names two sites and comes by one of them."
+    name, task, sites = "deaf", T, ["said", "thought"]
+    def run(self, tokens, edits=None, sink=None, read_only=False):
+        x = torch.nn.functional.one_hot(tokens, T.d_vocab).float()[None]
+        return self.watch(edits, sink)("said", x)
+
+
+def test_an_edit_or_a_wish_at_a_site_that_no_pass_reaches_is_an_error():
+    for ask in (lambda: ablate(Deaf(), {"thought": "zero"}), lambda: trace(Deaf(), T.tokens[:2]),
+                lambda: trace(Deaf(), T.tokens[:2], keep=["thought"])):
+        with pytest.raises(ValueError, match="deaf: expected a pass through thought; got one that reached 1"): ask()
+    assert ablate(Deaf(), {"said": "zero"}).shape[0] == len(trace(Deaf(), T.tokens[:2], keep=["said"])["said"]) == 1
+
+
+def test_one_example_has_no_mean_and_no_sample():
+    params = population(MOE)
+    for how in ("mean", "resample"):
+        with pytest.raises(ValueError, match="two examples or more"):
+            forward(params, T.tokens[:1], MOE, together(MOE, {"ffn_out": how}))

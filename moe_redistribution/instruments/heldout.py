@@ -46,7 +46,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
 
     ValueError without a rule. `edits` as for `ablation.ablate`."""
     c, t = _with_rule(c)
-    right = predict(params, c, together(c, edits or {})).cpu() == t.targets
+    right = predict(params, c, together(c, edits or {}), finite=True).cpu() == t.targets
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #f4f0c6a7
@@ -55,7 +55,7 @@ def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
     c, t = _with_rule(checked(params, c, seeds))
     out, labels = [], dict(condition=c.name) | labels
-    right = predict(params, c).cpu() == t.targets
+    right = predict(params, c, finite=True).cpu() == t.targets
     for split, mask in parts_of(t, c.hold).items():
         n, hit = int(mask.sum()), right[:, mask]
         out.append(rows(exact(hit), seeds, metric="exact", split=split, n_examples=n, **labels))

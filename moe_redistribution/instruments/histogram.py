@@ -224,7 +224,7 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
     `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as
     `histogram_rows` does."""
     c, t = _hist(c), get_task("hist")
-    hit = (predict(params, c, together(c, edits)) == t.targets.to(params["W_E"].device)).float()
+    hit = (predict(params, c, together(c, edits), finite=True) == t.targets.to(params["W_E"].device)).float()
     here = [strata(t)[f"count={k}"] for k in range(1, LENGTH)]
     if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
     return torch.stack([torch.stack([h[of & own[:, None]].mean() for of in here]) for h, own in zip(hit.cpu(), among)])

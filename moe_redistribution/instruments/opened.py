@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched', 'transformers_here',
            'Layer', 'layers_of', 'reroute', 'dense_gates', 'chosen_gates', 'layer_sites', 'close', 'Listener',
-           'listening', 'text_task', 'LanguageModel', 'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model',
-           'sum_of_parts']
+           'listening', 'text_task', 'LanguageModel', 'check_hooks', 'check_decides', 'of_expert', 'counted_at',
+           'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model', 'sum_of_parts']
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #30ea69e8
 from collections import defaultdict
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -26,8 +26,10 @@ from ..tasks.task import Task
 from ..training.language import with_transformers
 from ..training.gated import gated_attention, is_gated
 from ..models.edits import named
+from ..models.population import Finite, check_finite
 from .subject import Subject
-from .weights import read_model
+from .ablation import among
+from .weights import check_tokens_of, read_model
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #7bad48b5
 OURS = "moe_redistribution"                             # the name under which transformers knows the functions below
@@ -171,8 +173,8 @@ class Listener:
         new = self._at(name, seeded := value[None])
         return value if new is seeded else new[0]
     def fits(self, whole, parts, what):
-        "RuntimeError unless parts sum to a block's own output."
-        if close(parts, whole): return
+        "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
+        if close(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
         raise RuntimeError(f"{self.prefix}{what}: expected its parts to sum to its output, got another by up to "
                            f"{(parts - whole).abs().max():.2g}; {type(self.x.whole).__name__} adds what is not opened; "
                            f"fix: open one of {', '.join(FAMILIES)}")
@@ -208,16 +210,18 @@ def before_norm(self:Listener, module, args): self.fits(args[0], self.kept["mid"
 @patch
 def after_gate(self:Listener, module, args, out):
     (logits, weights, index), shape = out, self.kept["mid"].shape[:2]
-    own = logits.view(*shape, -1)
-    if (new := self.at("router_logits", own)) is not own:
+    own, real = logits.view(*shape, -1), self.told["real"].flatten().to(logits.device)
+    if (new := self.at("router_logits", own)) is not own and own.isfinite().all():
         logits, weights, index = reroute(module, new.flatten(0, 1))
-        self.told["moved"][self.prefix + "router_logits"] = int((index.sort(1)[0] != out[2].sort(1)[0]).any(1).sum())
+        others = (index.sort(1)[0] != out[2].sort(1)[0]).any(1) & real
+        self.told["moved"][self.prefix + "router_logits"] = int(others.sum())
+    weights = weights * real[:, None]                                             # padding goes to nobody
     probs = logits.sigmoid() if hasattr(module, "e_score_correction_bias") else logits.softmax(-1)
     self.at("router_probs", probs.view(*shape, -1))
     if self.prefix + "gates" in self.wanted:
         dense = dense_gates(weights, index, logits.shape[-1]).view(*shape, -1)
         if (new := self.at("gates", dense)) is not dense: weights, index = chosen_gates(new.flatten(0, 1))
-    self.at("routes", index.view(*shape, -1))
+    self.at("routes", index.masked_fill(weights == 0, -1).view(*shape, -1))
     return logits, weights, index
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #227f080f
@@ -308,7 +312,7 @@ class LanguageModel(Subject):
 
     `moved`: after a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`:
     windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
-    none; on the right it changes nothing before it."""
+    none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model, tokens=None, name=None, batch=None, pad=None):
         transformers_here()
@@ -321,35 +325,68 @@ class LanguageModel(Subject):
         self.units = [f"L{l}.{u}" for l, n in enumerate(experts) for u in
                       [f"H{h}" for h in range(self.n_heads)] + [f"E{e}" for e in range(n)]]
     device = property(lambda self: self.model.device)
+    def real(self, tokens):
+        "Which of `tokens` are no padding."
+        return torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #3f7c3018
 @patch
 @torch.no_grad()
 def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
-    "Logits (1, b, t, v) of tokens (b, t). RuntimeError if the parts of a block do not sum to its output."
+    """Logits (1, b, t, v) of tokens (b, t). RuntimeError if the parts of a block do not sum to its output; ValueError
+    for tokens that the model has no place for, a site that the pass does not reach, and what is not finite."""
     tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
-    edited, self.moved = {named(site, self.sites) for site in edits or {}}, {}
-    if wrong := [s for s in edited if s.split(".")[-1] in READ_ONLY]:
-        refuse("edit", "a site that decides something", wrong[0], wrong[0].split(".")[0] + ".gates", "edit the gates")
+    check_tokens_of(self.model, tokens), check_hooks(self.model)
+    edited, self.moved, self.here = {named(site, self.sites) for site in edits or {}}, {}, self.real(tokens)
     wanted = edited | ({*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set())
     inner = self.watch(edits, sink)
+    for site in edited: check_decides(site)
     def at(site, value):
         new = inner(site, value.clone() if site in edited else value)         # an edit may write into what it is given
-        if site in edited and site not in self.moved: self.moved[site] = changed_tokens(site, value, new)
+        if site in edited and site not in self.moved: self.moved[site] = changed_tokens(site, value, new, self.here)
         return new
-    mask = None if self.pad is None else (tokens != self.pad).long()
-    with listening(self.model, self.layers, at, wanted, dict(heads=self.n_heads, moved=self.moved)):
+    mask = None if self.pad is None else self.here.long()
+    told = dict(heads=self.n_heads, moved=self.moved, real=self.here)
+    with listening(self.model, self.layers, at, wanted, told):
         logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[None]
-    return at("logits", logits) if "logits" in wanted else logits
+    if not isinstance(sink, Finite):
+        check_finite(logits[:, self.here], self.name, lambda sink: self.run(tokens, edits, sink))
+    if "logits" in wanted: logits = at("logits", logits)
+    self.reached()
+    return logits
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #fc6ad8d5
-def changed_tokens(site, before, after) -> int:
-    "How many tokens an edit changed at a site; of a pattern, how many queries."
+def check_hooks(model):
+    "ValueError for a model that is compiled, in part or whole: what was compiled calls no hook."
+    for name, m in model.named_modules():
+        if getattr(m, "_compiled_call_impl", None) is None and not hasattr(m, "_orig_mod"): continue
+        refuse("model", "modules that call their hooks", f"a compiled {name or type(model).__name__}",
+               fix="open it before it is compiled")
+
+def check_decides(site):
+    "ValueError for a site that can only be read."
+    if site.split(".")[-1] in READ_ONLY:
+        refuse("edit", "a site that decides something", site, site.split(".")[0] + ".gates", "edit the gates")
+
+def of_expert(site): return re.search(r"\.E\d+$", site) is not None
+
+def counted_at(site, real, x):
+    "`real` (b, t) as a mask for an activation x (1, b, t, …), or a pattern; None for an expert, which has no padding."
+    if of_expert(site): return None
+    return real[None, :, None, :, None] if site.endswith(".pattern") else real.view(1, *real.shape, *[1] * (x.ndim - 3))
+
+def changed_tokens(site, before, after, real) -> int:
+    "How many tokens an edit changed at a site, no padding; of a pattern, how many queries."
     if after is before: return 0
-    differs = before != after
-    if re.search(r"\.E\d+$", site): return int(differs.any(-1).sum())
-    if site.endswith(".pattern"): differs = differs.transpose(2, 3)
+    differs, mask = before != after, counted_at(site, real.to(before.device), before)
+    if mask is None: return int(differs.any(-1).sum())
+    differs = (differs & mask).transpose(2, 3) if site.endswith(".pattern") else differs & mask
     return int(differs.flatten(3).any(-1).sum())
+
+@patch
+def replacement(self:LanguageModel, site, how):
+    if self.pad is None or how == "zero" or of_expert(site): return None
+    return partial(among, lambda x: counted_at(site, self.here.to(x.device), x), how)
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #1030e9a8
 @patch
@@ -387,6 +424,7 @@ def predict_and_lose(self:LanguageModel, edits=None):
 @patch
 def own_edit(self:LanguageModel, unit, how):
     "The edits (site → function) that an expert's `route_around` or `swap:E2` stands for; None for another word."
+    check_decides(unit)
     if not isinstance(how, str): return None
     if how in ("mean", "resample") and ".E" not in unit and self.task:
         if min(batch_sizes(len(self.task), self.batch)) > 1: return None
@@ -408,14 +446,14 @@ def _moved_to(e, other, gates):
     return new
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #0d5c1e40
-def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, **more) -> LanguageModel:
+def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, pad=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 
     `dtype`, `device_map` and `more` as in `from_pretrained`. ValueError for a folder without a model, or another kind
     of model."""
     if isinstance(model, (str, Path)):
-        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch)
-    if not (more or device_map or dtype != "auto"): return LanguageModel(model, tokens, batch=batch)
+        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch, pad)
+    if not (more or device_map or dtype != "auto"): return LanguageModel(model, tokens, batch=batch, pad=pad)
     refuse("open_model", "a folder or a name, to load it so", "a model", fix="leave dtype, device_map and others out")
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #2d0bb47a

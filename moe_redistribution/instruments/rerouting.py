@@ -117,7 +117,7 @@ def routes_held(params, c, edits):
     for i, one in enumerate(each_seed(params)):
         forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         held = made | {"gates": lambda _, own: applied(look, sink["gates"], own)}
-        out.append(predict(one, c, of_members(held, slice(i, i + 1), n)))
+        out.append(predict(one, c, of_members(held, slice(i, i + 1), n), finite=True))
     return torch.cat(out)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #197ba48b

@@ -62,8 +62,9 @@ def entropy(counts):
     return -torch.special.xlogy(p, p).sum(-1) / math.log(2) + 0.0
 
 def loads(chosen, n_experts):
-    "Share of the chosen places (s, n, read, k) that is each expert's: (s, e)."
-    return torch.nn.functional.one_hot(chosen.flatten(1), n_experts).double().mean(1)
+    "Share of the chosen places (s, n, read, k) that is each expert's: (s, e). A place of -1 is nobody's."
+    on = torch.nn.functional.one_hot(chosen.flatten(1) + 1, n_experts + 1)[..., 1:].double()
+    return on.sum(1) / (chosen >= 0).flatten(1).sum(1, keepdim=True)
 
 def effective(chosen, n_experts):
     "Effective number of experts (s,): 2 to the entropy of the load."
@@ -71,10 +72,13 @@ def effective(chosen, n_experts):
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #9199919f
 def coactivation(chosen, n_experts):
-    "Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent."
-    on = torch.nn.functional.one_hot(chosen, n_experts).sum(-2).flatten(1, 2).double()         # (s, tokens, e)
-    each = on.mean(1)
-    return einsum(on, on, "s n i, s n j -> s i j") / on.shape[1], each[:, :, None] * each[:, None]
+    """Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent.
+
+    Tokens on which nobody works (-1) are none."""
+    on = torch.nn.functional.one_hot(chosen + 1, n_experts + 1)[..., 1:].sum(-2).flatten(1, 2).double()  # s, tokens, e
+    n = (chosen >= 0).any(-1).flatten(1).sum(1)[:, None]
+    each = on.sum(1) / n
+    return einsum(on, on, "s n i, s n j -> s i j") / n[..., None], each[:, :, None] * each[:, None]
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #79df4829
 def crosstab(known, chosen, n_known, n_chosen):
@@ -160,7 +164,8 @@ def fractions(table):
 # %% ../../nbs/4_instruments/08_routing.ipynb #71e3adcb
 def overlap(a, b):
     "Share of chosen places in common of two sets of routes (s, n, read, k) → (s,)."
-    return (a[..., :, None] == b[..., None, :]).any(-1).double().flatten(1).mean(1)
+    common = (a[..., :, None] == b[..., None, :]).any(-1) & (a >= 0)
+    return common.double().flatten(1).sum(1) / (a >= 0).flatten(1).sum(1)
 
 def saturation(earlier, later, c):
     "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do."

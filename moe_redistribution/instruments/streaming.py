@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_pieces', 'text_windows', 'in_groups', 'model_key',
-           'windows_digest', 'kept_so_far', 'stream_scores', 'site_means', 'mean_edits', 'text_loss', 'units_of',
-           'stream_ablation', 'score_map', 'ablation_map']
+           'windows_digest', 'kept_so_far', 'sent_elsewhere', 'stream_scores', 'site_means', 'mean_edits', 'text_loss',
+           'units_of', 'stream_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #09f16a0a
 from pathlib import Path
 import hashlib, json, time
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
@@ -21,7 +20,7 @@ from .rows import rows, tidy
 from .ablation import together
 from .trace import trace
 from .weights import check_tokens_of, file_digest, weights_digest
-from .opened import LanguageModel, transformers_here
+from .opened import LanguageModel, counted_at, transformers_here
 from .scores import MEASURES, SENDERS, Tally, tally
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #b280b974
@@ -30,7 +29,7 @@ PIECE = 1 << 16                                                             # ch
 def byte_tokens(text) -> list: return list(text.encode())
 
 def tokenizer_of(model, d_vocab, special=False):
-    """A function from text to a list of token numbers: that of a folder or a name on the hub, or bytes if model is None.
+    """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
 
     With `special` its `begin` are the tokens that the tokenizer puts before a text, and every window begins so."""
     if model is None:
@@ -115,6 +114,20 @@ def kept_so_far(path, key):
     except (FileNotFoundError, Damaged): return None
     return (tensors, info) if info.get("key") == key else None
 
+# %% ../../nbs/4_instruments/18_stream.ipynb #35efb64b
+@torch.no_grad()
+def sent_elsewhere(s:LanguageModel, tokens) -> float:
+    "Share of (token, router) at which a watched pass of `tokens` (b, t) chooses other experts than a plain one."
+    heard, real = [], s.real(tokens).flatten()
+    def hear(module, args, out): heard.append(out[2].sort(-1)[0].cpu())
+    handles = [x.gate.register_forward_hook(hear) for x in s.layers if x.gate is not None]
+    mask = None if s.pad is None else s.real(tokens).long().to(s.device)
+    try: s.model(input_ids=tokens.to(s.device), attention_mask=mask, use_cache=False), s.run(tokens)
+    finally: [h.remove() for h in handles]
+    if not handles: return 0.
+    plain, watched = (torch.stack(x)[:, real] for x in (heard[:len(handles)], heard[len(handles):]))
+    return (plain != watched).any(-1).double().mean().item()
+
 # %% ../../nbs/4_instruments/18_stream.ipynb #a13bf5c8
 def _asked(s, text, tokenize, context, batch, tokens):
     "A function that gives the windows of a text; all that is wrong with what was asked is said first."
@@ -146,19 +159,23 @@ def stream_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
         if part and time.monotonic() - last > 5: keep(i), (last := time.monotonic())
         if say: say(f"{i * batch * context:,} tokens")
     if part and i > done: keep(i)
-    return total.rows([0], condition=s.name, edit=by)
+    first = next(in_groups(windows(), batch))[:, :-1]
+    return tidy([total.rows([0], condition=s.name, edit=by),
+                 rows([sent_elsewhere(s, first)], [0], condition=s.name, metric="elsewhere", n_examples=first.numel())])
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #e1e79edf
 def site_means(s:LanguageModel, groups, names) -> dict:
     "Site → its mean over all tokens of `groups`, with axes of one for what was averaged; an expert's over its tokens."
     sums, n, kind = {}, {}, {}
     for tokens in groups:
-        tr = trace(s, tokens[:, :-1], keep=names)
+        tr, real = trace(s, tokens[:, :-1], keep=names), s.real(tokens[:, :-1])
         for name, v in tr.activations.items():
             axes = (1,) if v.ndim == 3 or name.endswith(".pattern") else (1, 2)      # a head's queries stay apart
-            sums[name] = sums.get(name, 0) + v.double().sum(axes, keepdim=True)
-            n[name], kind[name] = n.get(name, 0) + np.prod([v.shape[a] for a in axes]), v.dtype
-    return {name: (v / max(n[name], 1)).to(kind[name]) for name, v in sums.items()}
+            on = counted_at(name, real.to(v.device), v)
+            on = torch.ones_like(v[..., :1], dtype=torch.bool) if on is None else on
+            sums[name] = sums.get(name, 0) + torch.where(on, v, 0).double().sum(axes, keepdim=True)
+            n[name], kind[name] = n.get(name, 0) + on.sum(axes, keepdim=True), v.dtype
+    return {name: (v / n[name].clamp(min=1)).to(kind[name]) for name, v in sums.items()}
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #3606a741
 def mean_edits(s:LanguageModel, means, unit):
@@ -175,8 +192,9 @@ def text_loss(s:LanguageModel, groups, edits=None) -> dict:
     for tokens in groups:
         check_tokens_of(s.model, tokens[:, 1:])
         logits = s.run(tokens[:, :-1], edits)[0].float()
-        target = tokens[:, 1:].to(logits.device)
-        lost += torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum").item()
+        counts = s.real(tokens[:, 1:]).to(logits.device)
+        logits, target = logits[counts], tokens[:, 1:].to(logits.device)[counts]
+        lost += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
         right, n = right + int((logits.argmax(-1) == target).sum()), n + target.numel()
         moved += sum(s.moved.values())
     return dict(loss=lost / n, accuracy=right / n, moved=moved / n, n=n)
@@ -204,6 +222,7 @@ def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, token
     means, have = kept_so_far(part, key) or ({}, {"done": {}}) if part else ({}, {"done": {}})
     have, groups = have["done"], lambda: in_groups(windows(), batch)
     def keep(): part and seal(part, means, dict(key=key, done=have))
+    if "elsewhere" not in have: have["elsewhere"] = sent_elsewhere(s, next(groups())[:, :-1])
     left = [(u, e) for u, e in todo if f"{u} {e}" not in have]
     needed = {u.rpartition(".")[0] + ".z" if u in s.units and ".H" in u else u for u, e in left if e == "mean"}
     if needed := sorted(needed - {*means}): means |= site_means(s, groups(), needed); keep()
@@ -212,8 +231,10 @@ def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, token
         have[f"{u} {e}"] = text_loss(s, groups(), how)
         keep()
         if say: say(f"{i + 1} of {len(left)}: {u} {e}")
-    return tidy([rows([x[m]], [0], condition=s.name, site=u, edit=e, metric=m, n_examples=x["n"])
-                 for u, e in todo for x in [have[f"{u} {e}"]] for m in ("loss", "accuracy", "moved")])
+    n = next(groups())[:, :-1].numel()
+    return tidy([rows([have["elsewhere"]], [0], condition=s.name, metric="elsewhere", n_examples=n)]
+                + [rows([x[m]], [0], condition=s.name, site=u, edit=e, metric=m, n_examples=x["n"])
+                   for u, e in todo for x in [have[f"{u} {e}"]] for m in ("loss", "accuracy", "moved")])
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #7ed656b4
 def score_map(rows, metric="influence", ax=None):

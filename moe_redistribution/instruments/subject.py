@@ -10,10 +10,11 @@ from functools import wraps
 
 from fastcore.basics import patch
 
+from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, get_task
 from ..models.condition import condition
-from ..models.edits import alike, of_members, watching
-from ..models.population import checked, forward, predict, sites
+from ..models.edits import alike, named, of_members, watching
+from ..models.population import check_finite, checked, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
 class Subject:
@@ -22,18 +23,21 @@ class Subject:
     `name` stands in rows, `task` is a `Task` and says where answers are read; `n_seeds`, `n_layers`, `device`; `sites`
     names activations, as `L3.attn_out`. `units`: `L3.H2` is entry 2 of axis 3 of `L3.z`, `L3.E7` entry 7 of axis 3 of
     `L3.expert_out` and of `L3.gates`, unless `L3.E7` is a site itself; none where there are no such sites.
-    `side_by_side`: may several sets of edits share a pass, each on its own examples?"""
-    n_seeds, n_layers, device, units, side_by_side = 1, 1, "cpu", (), True
+    `side_by_side`: may several sets of edits share a pass, each on its own examples? `finite`: is an answer that is no
+    number an error?"""
+    n_seeds, n_layers, device, units, side_by_side, finite, left = 1, 1, "cpu", (), True, True, {}
 
     def run(self, tokens, edits=None, sink=None, read_only=False):
         """Logits (s, b, t, v) of `tokens` (b, t), or (s, b, t); calls `at(site, value)` of `self.watch` at its sites.
         With `read_only` it may leave out, at its last sites and the logits, what nobody reads."""
         raise NotImplementedError(f"{type(self).__name__}: expected a method `run`, got none; fix: see Subject")
     def __repr__(self): return f"{type(self).__name__}({self.name!r})"
-    def watch(self, edits=None, sink=None): return watching(self.sites, edits, sink, self.n_seeds)
     def read_out(self, edits=None, tokens=None):
         "Logits (s, n, read, v) on the task's inputs, or on `tokens` (n, t) or (s, n, t)."
-        out = self.run((self.task.tokens if tokens is None else tokens).to(self.device), edits, read_only=True)
+        tokens = (self.task.tokens if tokens is None else tokens).to(self.device)
+        out = self.run(tokens, edits, read_only=True)
+        self.reached()
+        if self.finite: check_finite(out, self.name, lambda sink: self.run(tokens, edits, sink))
         return out if out.shape[2] == len(self.task.read) else out[:, :, list(self.task.read)]
     def predict(self, edits=None, tokens=None): return self.read_out(edits, tokens).argmax(-1)
     def check(self, seeds=None):
@@ -41,6 +45,27 @@ class Subject:
         if seeds is not None and len(seeds) != self.n_seeds:
             raise ValueError(f"seeds: expected {self.n_seeds}, one a member of {self.name}, got {len(seeds)}; fix: "
                              "name them all")
+
+# %% ../../nbs/4_instruments/01b_subject.ipynb #6b893a4e
+@patch
+def watch(self:Subject, edits=None, sink=None):
+    "The function `at(site, value)` of `edits.watching`, which remembers the edited and kept sites that are `left`."
+    inner = watching(self.sites, edits, sink, self.n_seeds)
+    kept = () if sink is None else getattr(sink, "keep", self.sites)
+    asked = {named(n, self.sites) for n in edits or {}} | {*kept}
+    self.left = dict.fromkeys(n for n in self.sites if n in asked)
+    def at(site, value):
+        self.left.pop(site, None)
+        return inner(site, value)
+    return at
+
+@patch
+def reached(self:Subject):
+    "ValueError if the pass that is over did not come by a site that was edited or kept."
+    (left, self.left) = ([*self.left], {})
+    if not left: return
+    refuse(self.name, f"a pass through {', '.join(left[:3])}{' …' * (len(left) > 3)}",
+           f"one that reached {len(left)} of these sites nowhere", fix="other sites: this pass has not got these")
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
 @patch
@@ -51,6 +76,10 @@ def predict_and_lose(self:Subject, edits=None):
 @patch
 def own_edit(self:Subject, unit, how):
     "The edits (site → edit) that a word of the subject's own stands for; None where it has no such word."
+
+@patch
+def replacement(self:Subject, site, how):
+    "What puts zero, mean or resample at a site in the subject's own way (a function); None for the usual one."
 
 @patch
 def members(self:Subject) -> list:
@@ -81,9 +110,12 @@ class Population(Subject):
     device = property(lambda self: self.params["W_E"].device)
 
     def run(self, tokens, edits=None, sink=None, read_only=False):
+        self.check()
         return forward(self.params, check_tokens(tokens, self.task, beginnings=True), self.condition, edits, sink,
                        read_only=read_only)
-    def predict(self, edits=None, tokens=None): return predict(self.params, self.condition, edits, tokens)
+    def predict(self, edits=None, tokens=None):
+        self.check()
+        return predict(self.params, self.condition, edits, tokens, self.finite)
     def members(self):
         return [Population({n: v[i:i + 1] for n, v in self.params.items()}, self.condition)
                 for i in range(self.n_seeds)]
@@ -126,4 +158,6 @@ class Wrapped(Subject):
         self.__dict__ |= more
     def run(self, tokens, edits=None, sink=None, read_only=False):
         at = self.watch(edits, sink)
-        return self.of(tokens.expand(1, *tokens.shape[-2:])[0], lambda site, value: at(site, value[None])[0])[None]
+        out = self.of(tokens.expand(1, *tokens.shape[-2:])[0], lambda site, value: at(site, value[None])[0])[None]
+        self.reached()
+        return out

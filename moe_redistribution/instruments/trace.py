@@ -40,6 +40,7 @@ def trace(params, tokens, c=None, keep=None, edits=None) -> Trace:
     s = subject(params, c)
     sink = Kept(s.sites if keep is None else [name for site in keep for name in each_layer(site, s.sites)])
     s.run(tokens, edits, sink)
+    s.reached()
     return Trace(s, tokens, dict(sink))
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #8b0bcc86

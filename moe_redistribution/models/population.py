@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SITES', 'SIDE_BY_SIDE', 'shapes', 'init_one', 'init', 'sites', 'rms_norm', 'attention', 'watcher', 'block',
-           'ffn_half', 'layer', 'unembed', 'forward', 'predict', 'loss', 'dropout', 'checked', 'modular', 'Transformer']
+           'ffn_half', 'layer', 'unembed', 'forward', 'Finite', 'check_finite', 'predict', 'loss', 'dropout', 'checked',
+           'modular', 'Transformer']
 
 # %% ../../nbs/2_models/05_population.ipynb #19309cbb
 import torch
@@ -12,6 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Int
 from torch import Tensor
 
+from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, get_task, read_at
 from .condition import Condition, condition
 from .edits import alike, of_members, watching
@@ -142,24 +144,44 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
     return (logits, total) if with_balance else logits
 
 # %% ../../nbs/2_models/05_population.ipynb #e81584df
+class Finite(dict):
+    "A sink that keeps nothing. ValueError at the first site that is not finite, but for -inf where it bars something."
+    def __init__(self, name): self.name = name
+    def __setitem__(self, site, value):
+        if value.is_floating_point() and site.split(".")[-1] in ("scores", "router_logits", "logits"):
+            value = value.masked_fill(value == -torch.inf, 0)                       # which bars, and is no answer
+        if not value.isfinite().all():
+            refuse(self.name, "finite activations", f"nan or infinity, first at {site}",
+                   fix="weights and edits without")
+
+def check_finite(logits, name, again):
+    "ValueError that names the first site that is not finite if `logits` (…, v) are not; `again(sink)`: the pass again."
+    if logits.amax(-1).isfinite().all(): return
+    again(Finite(name))
+    refuse(name, "finite logits", "nan or infinity", fix="weights and edits without")
+
+# %% ../../nbs/2_models/05_population.ipynb #7e436175
 SIDE_BY_SIDE = 16                                                            # seeds in one pass on a GPU
 
 @torch.no_grad()
-def predict(params, c, edits=None, tokens=None) -> Int[Tensor, "s n read"]:
+def predict(params, c, edits=None, tokens=None, finite=False) -> Int[Tensor, "s n read"]:
     """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
     After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
-    taken. ValueError for tokens that the task has not got, and for a function that brings all members' tensors
-    along."""
+    taken. ValueError for tokens that the task has not got, for a function that brings all members' tensors along,
+    and, if `finite` is asked for, for logits that are no numbers."""
     c, S = condition(c), len(params["W_E"])
     tokens = (get_task(c.task).tokens if tokens is None
               else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     n = SIDE_BY_SIDE if tokens.is_cuda else 1                                # a CPU keeps one seed in its cache
     alike(edits, S, n)
-    def some(i): return forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c,
-                                of_members(edits, slice(i, i + n), S), read_only=True)
-    return torch.cat([some(i).argmax(-1) for i in range(0, S, n)])
+    def some(i, sink=None):
+        logits = forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c,
+                         of_members(edits, slice(i, i + n), S), sink, read_only=True)
+        if finite and sink is None: check_finite(logits, f"{c.name}, member {i}", lambda sink: some(i, sink))
+        return logits.argmax(-1)
+    return torch.cat([some(i) for i in range(0, S, n)])
 
 # %% ../../nbs/2_models/05_population.ipynb #51bac86c
 def loss(params:dict, tokens, targets, c:Condition, edits=None):
@@ -183,13 +205,17 @@ def dropout(c:Condition, generators) -> dict:
 
 # %% ../../nbs/2_models/05_population.ipynb #3eefe30e
 def checked(params, c, seeds=None):
-    "The condition, if `params` have its names and shapes and one member for each of `seeds`; else ValueError."
+    """The condition, if `params` have its names and shapes, as many members each, and one for each of `seeds`; else
+    ValueError."""
     c = condition(c)
     wanted, given = shapes(c), {n: tuple(v.shape[1:]) for n, v in params.items()}
     for n in wanted | given:
         if wanted.get(n) != given.get(n):
             raise ValueError(f"parameters: expected {n} {wanted.get(n)} per seed for {c.name}, got {given.get(n)}; "
                              "fix: give the condition that these parameters were trained in")
+    if (odd := [n for n, v in params.items() if len(v) != len(params["W_E"])]):
+        raise ValueError(f"parameters: expected {len(params['W_E'])} members in each, as in W_E, got "
+                         f"{len(params[odd[0]])} in {odd[0]}; fix: the same seeds in all")
     if seeds is not None and len(seeds) != (n := len(params["W_E"])):
         raise ValueError(f"seeds: expected {n}, one a member of the population, got {len(seeds)}; fix: name them all")
     return c
