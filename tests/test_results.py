@@ -1,6 +1,8 @@
 """What is committed under results/ and checkpoints/ is what the code makes of the runs, and what the pages say of
 it."""
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from moe_redistribution.record import recording
+from moe_redistribution.record import cli, recording
 from moe_redistribution.evidence import dataset as results
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.record.cli import main
@@ -254,12 +256,51 @@ def test_every_recorded_run_says_how_it_ended():
     (["train", "add7/ffn-h64-silu", "--seeds", "1-3,2"], "more than once"), (["train"], "got neither"),
     (["train", "--item", "tab2x"], "nearest"), (["train", "add7/ffn-h64-silu", "--seeds", "one"], "--seeds 42,137"),
     (["train", "add7/ffn-h64-silu", "--until", "selectd"], "nearest: 'selected'"),
-    (["train", "add7/ffn-h64-silu", "--stream", "pair"], "nearest: 'paired'")])
+    (["train", "add7/ffn-h64-silu", "--stream", "pair"], "nearest: 'paired'"),
+    (["train", "add7/ffn-h64-silu", "--seeds", ""], "--seeds: expected a value; got an empty one"),
+    (["reproduce", "--seeds", " "], "an empty one"), (["ledger", "--item", ""], "--item: expected a value"),
+    (["train", "add7/ffn-h64-silu", "--seeds", "1-4294967296"], "up to 100,000 at once; got 4,294,967,296"),
+    (["train", "add7/ffn-h64-silu", "--seeds", "9" * 5000], "expected numbers and ranges"),
+    (["train", "add7/ffn-h64-silu", "--group-size", "0"], "--group-size: expected a whole number from 1 on; got 0"),
+    (["train", "add7/ffn-h64-silu", "--budget", "nan"], "--budget: expected a number above 0; got nan"),
+    (["train", "--item", "tab1", "--item", "tab1"], "--item: expected each once"),
+    (["train", "add7/ffn-h64-silu", "--device", "cuda"], "got none; nearest valid: cpu"),
+    (["study", "granularity", "--device", "cuda"], "got none; nearest valid: cpu"),
+    (["study", "granularity", "--seeds", "1,99"], "got [99]"),
+    (["study", "granularity", "--seeds", "1,1"], "each once"),
+    (["reproduce", "--out", "{file}"], "a folder that can be written to"), (["bench", "--seconds", "-1"], "above 0"),
+    (["measure", "add7/ffn-h64-silu", "--out", "{file}/rows.csv"], "a folder that can be written to"),
+    (["bench", "--record", "rows.txt"], "expected a .parquet or .csv file"),
+    (["scores", "--model", "m", "--text", "{file}", "--context", "0"], "--context: expected a whole number from 1 on"),
+    (["scores", "--model", "m", "--text", "{file}", "--dtype", "bogus"], "expected one of auto, float32"),
+    (["ablate", "--model", "m", "--text", "{file}", "--edit", "zero", "--edit", "zero"], "--edit: expected each once"),
+    (["ablate", "--model", "m", "--text", "{file}", "--tokens", "-5"], "--tokens: expected a whole number"),
+    (["gates", "--model", "m", "--text", "{file}", "--k", "4,4"], "k: expected each once; got '4,4'; nearest valid: 4"),
+    (["gates", "--model", "m", "--text", "{file}", "--lr", "inf"], "--lr: expected a number above 0; got inf")])
 def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
-    assert main(words) == 2
+    (file := tmp_path / "file").write_text("a few words")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([w.replace("{file}", str(file)) for w in words]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("raised, status, says", [
+    (KeyError("x"), 70, "this is a bug of ours"), (TypeError("y"), 70, "please report the lines above"),
+    (RuntimeError("two\nlines"), 2, "moe-redistribution: two lines\n"), (MemoryError(), 2, "MemoryError"),
+    (signal.SIGTERM, 130, "the same command goes on"), (signal.SIGINT, 130, "the same command goes on")])
+def test_whatever_goes_wrong_ends_in_one_message_and_a_bug_says_that_it_is_ours(raised, status, says, capsys,
+                                                                                monkeypatch):
+    def fail(args):
+        if isinstance(raised, Exception): raise raised
+        os.kill(os.getpid(), raised)
+        time.sleep(1)
+    monkeypatch.setattr(cli, "run", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["conditions"]) == status and signal.getsignal(signal.SIGTERM) is before
+    err = capsys.readouterr().err
+    assert says in err and ("Traceback" in err) == (status == 70)
 
 
 def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):

@@ -22,8 +22,8 @@ from moe_redistribution.tasks.task import _made, TASKS, get_task
 from moe_redistribution.training.groups import begin_again, train_group
 from moe_redistribution.training.orders import Order
 from moe_redistribution.training.store import _TOLD, Store, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, carry_out_again, find_rows, missing_jobs, run_study,
-                                               study_jobs, study_rows)
+from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, carry_out_again, find_rows,
+                                               missing_jobs, run_study, study_jobs, study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
 
@@ -134,7 +134,8 @@ def test_a_study_of_one_s_own_runs_from_a_file_whatever_its_neighbours_are_calle
 
 
 @pytest.mark.parametrize("text, says", [
-    (OWN.replace("'words'", "'../../../x'"), "nearest valid: x"), (OWN.replace("'words'", "'granularity'"), "my_granularity"),
+    (OWN.replace("'words'", "'../../../x'"), "nearest valid: x"),
+    (OWN.replace("'words'", "'granularity'"), "my_granularity"),
     (OWN.replace("'small'", "'a/b'"), "nearest valid: a_b"), ("x = ", "SyntaxError"), ("", "a Study called STUDY")],
     ids=["a path", "one of ours", "a preset", "no Python", "no study"])
 def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypatch, capsys, text, says):
@@ -194,7 +195,8 @@ def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
     assert carry_out(job, store.root) is False
     draw, two = (job.path(store).with_suffix(f".{n}.part") for n in PARTS)
     draw.write_bytes(two.read_bytes())
-    with pytest.warns(UserWarning, match="expected part draw, got part two. Moved aside"): assert carry_out(job, store.root)
+    with pytest.warns(UserWarning, match="expected part draw, got part two. Moved aside"):
+        assert carry_out(job, store.root)
     assert find_rows(job, store)["value"].tolist() == pytest.approx([.1, .2])
     for kind, other in (("state", {"step": 1}), ("part", {"rows": {}})):
         seal(job.path(store), {}, other | dict(key=job.key, kind=kind))
@@ -233,7 +235,7 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
     assert carry_out(old, store.root) and not told(find_rows, old, store)
     layout = made("# a comment\n" + text.replace("'Rows.'", "'Other words.'"))
     assert not told(find_rows, study_jobs(layout)[0], store)
-    for changed in (text.replace("LETTERS = 3", "LETTERS = 44"), text.replace("return LETTERS", "return LETTERS + 1 + 1")):
+    for changed in (text.replace("= 3", "= 44"), text.replace("return LETTERS", "return LETTERS + 1 + 1")):
         job = study_jobs(made(changed))[0]
         assert job.key == old.key and "code of words: expected what today's code gives" in told(find_rows, job, store)
     assert carry_out_again([job], store.root) == 1 and carry_out(job, store.root)

@@ -242,7 +242,8 @@ def recorded_jobs(jobs, root=None) -> list:
     have = set()
     for study, task in {(j.study.name, j.condition.partition("/")[0]) for j in jobs}:
         if (path := table_path(study, task, root)).exists():
-            for name, seed in pd.read_parquet(as_committed(path), columns=["condition", "seed"]).drop_duplicates().values:
+            found = pd.read_parquet(as_committed(path), columns=["condition", "seed"])
+            for name, seed in found.drop_duplicates().values:
                 have |= {(name, seed), (name.rpartition("/")[0], seed)}
     return [j for j in jobs if all((j.condition, s) in have for s in j.seeds)]
 

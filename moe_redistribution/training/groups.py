@@ -19,7 +19,8 @@ from ..tasks.errors import choose
 from ..tasks.task import get_task
 from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import Store, Run, seal, set_aside, sources, unseal, unseal_state, machine, Damaged
+from .store import (Store, Run, seal, set_aside, sources, unseal, unseal_state, machine,
+                                               Damaged)
 from .executors import processes, hand_out, Tell
 from .orders import Order, expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,

@@ -11,8 +11,8 @@ __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replaced', 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from dataclasses import dataclass, field
 from pathlib import Path
-import ast, contextlib, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re, secrets
-import shutil, stat, tempfile, textwrap, time, types, warnings, weakref
+import ast, contextlib, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re
+import secrets, shutil, stat, tempfile, textwrap, time, types, warnings, weakref
 
 import filelock
 import pandas as pd
@@ -41,8 +41,8 @@ def seal_hash(tensors:dict, text:str) -> str:
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def replaced(path, data:bytes, flush=True) -> Path:
-    """Writes `data` to `path`, whole or not at all: a temporary file beside it, flushed to the disk (but for what is told
-    in passing), then renamed.
+    """Writes `data` to `path`, whole or not at all: a temporary file beside it, flushed to the disk (but for what is
+    told in passing), then renamed.
 
     An OSError leaves the old file alone; that of a full disk says what to do."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +58,11 @@ def replaced(path, data:bytes, flush=True) -> Path:
     except BaseException as e:
         tmp.unlink(missing_ok=True)
         if not isinstance(e, OSError) or e.errno not in FULL: raise
-        raise OSError(e.errno, f"{path}: expected room for {len(data) / 1e6:.1f} MB, got: {e.strerror}; fix: free some, "
-                      "or set MOE_REDISTRIBUTION_HOME to a folder with room; the same command goes on") from e
+        raise OSError(e.errno, f"{path}: expected room for {len(data) / 1e6:.1f} MB, got: {e.strerror}; fix: free "
+                      "some, or set MOE_REDISTRIBUTION_HOME to a folder with room; the same command goes on") from e
     return path
 
+# %% ../../nbs/3_training/02_store.ipynb #fcfcbe1b
 def write_picture(figure, path, **how) -> Path:
     "The same for a matplotlib figure; the suffix says in which format, and `how` is for `savefig`."
     figure.savefig(data := io.BytesIO(), format=Path(path).suffix[1:], **how)
@@ -71,7 +72,7 @@ def write_picture(figure, path, **how) -> Path:
 COMMITTED = ("checkpoints", "data", "results")
 
 def listing_of(path):
-    "The SHA256SUMS beside the results/, data/ or checkpoints/ in which a path lies, or None: a user's own folder has none."
+    "The SHA256SUMS beside the results/, data/ or checkpoints/ in which a path lies, or None: a user's folder has none."
     for p in Path(path).absolute().parents:
         if p.name in COMMITTED and (found := p.parent / "SHA256SUMS").is_file(): return found
 
@@ -81,13 +82,14 @@ def listed(listing) -> dict:
     for line in listing.read_text(encoding="utf-8").splitlines(): out.setdefault(line[66:], set()).add(line[:64])
     return out
 
-_HASHED = {}                                                          # path → (its state, that of its listing)
+# %% ../../nbs/3_training/02_store.ipynb #1daaa80a
+_HASHED = {}                                                      # path → (its state, that of its listing)
 
 def as_committed(path, listing=None) -> Path:
     """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
 
-    `Damaged` (expected, got, fix) for another file under results/ or checkpoints/; one under data/, which people edit, is
-    read with a warning."""
+    `Damaged` (expected, got, fix) for another file under results/ or checkpoints/; one under data/, which people
+    edit, is read with a warning."""
     path, listing = Path(path), listing or listing_of(path)
     if listing is None or not path.is_file(): return path
     state = lambda p: (p.stat().st_mtime_ns, p.stat().st_size)
@@ -97,10 +99,13 @@ def as_committed(path, listing=None) -> Path:
         want, got = listed(listing).get(name, set()), hashlib.sha256(path.read_bytes()).hexdigest()
         if got in want and now == (state(path), state(listing)): _HASHED[path] = now
         elif now == (state(path), state(listing)): break
-    said = (f"{name}: expected {' or '.join(h[:12] for h in sorted(want)) or 'a file that SHA256SUMS lists'}, got sha256 "
-            f"{got[:12]}; fix: git checkout -- {name}, or make sums if the change was meant")
-    if name.startswith("data/"): warnings.warn(said); _HASHED[path] = now; return path
-    raise Damaged(said)
+    wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"
+    said = (f"{name}: expected {wanted}, got sha256 {got[:12]}; fix: git checkout -- {name}, or make sums if the "
+            "change was meant")
+    if not name.startswith("data/"): raise Damaged(said)
+    warnings.warn(said)
+    _HASHED[path] = now
+    return path
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing, name, add=(), drop=()):
@@ -252,6 +257,7 @@ def save(self:Store, run:Run, resume=None):
     own = {"kind": "run", "key": run.condition.key, "history": run.history.to_dict("list")}
     seal(path, tensors, run.manifest | own)
 
+# %% ../../nbs/3_training/02_store.ipynb #ce4f328a
 @patch
 def load(self:Store, c, seed:int, stream:str="authors") -> Run:
     "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
@@ -279,8 +285,8 @@ def there(self:Store, c) -> list:
     files = sorted(p for at in self.folders(c) if at.is_dir() for p in at.iterdir() if p.suffix == ".safetensors")
     own = {(m[1], int(m[2])) for p in files if (m := RUN_NAME.fullmatch(p.name))}
     if odd := [p.name for p in files if not RUN_NAME.fullmatch(p.name)]:
-        warnings.warn(f"{files[0].parent}: passed over {', '.join(odd[:5])}: expected names such as authors-42.safetensors; "
-                      "fix: rename or remove")
+        warnings.warn(f"{files[0].parent}: passed over {', '.join(odd[:5])}: expected names such as "
+                      "authors-42.safetensors; fix: rename or remove")
     return sorted(own)
 
 # %% ../../nbs/3_training/02_store.ipynb #0666cc02
@@ -329,15 +335,15 @@ def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
 
 # %% ../../nbs/3_training/02_store.ipynb #2620cee9
 def _said(x) -> str:
-    "The source of a function or class without comments, docstrings and layout; as it stands where it is no whole statement."
+    "The source of a function or class without comments, docstrings and layout; as it stands where it is no statement."
     try: text = textwrap.dedent(inspect.getsource(x))
     except (OSError, TypeError): return ""
     try: tree = ast.parse(text)
     except SyntaxError: return " ".join(text.split())                       # a lambda in the middle of something
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-            node.body = body[1:] or [ast.Pass()]
+        if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr): continue
+        if isinstance(body[0].value, ast.Constant): node.body = body[1:] or [ast.Pass()]
     return ast.unparse(tree)
 
 def _own(x, of) -> bool:
@@ -391,7 +397,7 @@ def say_if_changed(what, then, now, fix):
 def _task_hash(make, t): return code_of(make) + seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
 
 def sources(c) -> dict:
-    "What a run of a condition depends on beside its name: hashes of its task, with its tensors, and of its router's class."
+    "What a run depends on beside its condition's name: hashes of the task with its tensors and of the router's class."
     c = condition(c)
     task = dict(task=_task_hash(TASKS[c.task], get_task(c.task))) if c.task in TASKS else {}
     return task | dict(router=code_of(type(c.routing)))

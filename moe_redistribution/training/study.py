@@ -25,7 +25,8 @@ from fastcore.basics import patch
 from filelock import FileLock, Timeout
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from .store import Damaged, Store, machine, say_if_changed, seal, set_aside, code_of, unseal
+from .store import (Damaged, Store, code_of, machine, say_if_changed, seal, set_aside,
+                                               unseal)
 from .executors import Tell, processes, hand_out
 from .groups import check_means, outlook, whole_seeds
 import moe_redistribution.studies
@@ -43,6 +44,7 @@ class Preset:
     recorded: bool = True
     note: str = ""
 
+# %% ../../nbs/3_training/08_study.ipynb #2737d9f7
 def everything(arm, settings): return [arm, settings]
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Study:
             refuse(what, "letters, digits and _, for it names a folder", repr(name), near, "call it so")
     def __reduce_ex__(self, protocol):
         module = sys.modules.get(getattr(self.run, "__module__", ""))
-        if getattr(module, "STUDY", None) is not self or not hasattr(module, "own_file"): return super().__reduce_ex__(protocol)
-        return study_of, (module.own_file, module.own_hash)
+        of_file = getattr(module, "STUDY", None) is self and hasattr(module, "own_file")
+        return (study_of, (module.own_file, module.own_hash)) if of_file else super().__reduce_ex__(protocol)
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -118,19 +120,20 @@ def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
 def own_file(path, key, kind="rows", part="", source=None):
     """(tensors, info) of a sealed file of the job with this key, or None if there is none.
 
-    `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with a
-    warning. A file that is older than these words does not say what it is, and is believed. `source`: (what, hash) of
+    `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with
+    a warning. A file that is older than these words does not say what it is, and is believed. `source`: (what, hash) of
     today's code; there is a warning where the file is from another."""
     try: tensors, info = unseal(path)
     except FileNotFoundError: return None
     except Damaged as e: wrong = str(e)
     else:
-        is_rows, got = kind != "rows" or "rows" in info, (info.get("key"), info.pop("kind", kind), info.pop("part", part))
+        is_rows = kind != "rows" or "rows" in info
+        got = info.get("key"), info.pop("kind", kind), info.pop("part", part)
         if got == (key, kind, part) and is_rows:
-            if source: say_if_changed(source[0], info.get("source"), source[1], "--again, or another `version` of the study")
+            if source: say_if_changed(source[0], info.get("source"), source[1], "--again, or another version of it")
             return tensors, info
         wrong = f"{path}: expected the job {key}, got {got[0]}"
-        if got[0] == key: wrong = f"{path}: expected {kind} {part or 'of the job'}, got {got[1]} {got[2] or 'of another kind'}"
+        if got[0] == key: wrong = f"{path}: expected {kind} {part or 'of the job'}, got {got[1]} {got[2] or 'of none'}"
     warnings.warn(f"{wrong}. Moved aside as {set_aside(path).name}")
 
 def find_rows(job:Job, store:Store):
@@ -207,7 +210,8 @@ def check_rows(job:Job, found):
     lost = [c for c in ("condition", "seed", "metric", "value") if c not in found]
     if lost: refuse(of, "rows with condition, seed, metric and value", f"none of {lost}", "rows(values, seeds)")
     if {*found["seed"]} != {*job.seeds}:
-        refuse(of, f"rows of seeds {list(job.seeds)}", f"of {sorted(found['seed'].unique())[:9]}", fix="give each its rows")
+        got = sorted(found["seed"].unique())[:9]
+        refuse(of, f"rows of seeds {list(job.seeds)}", f"of {got}", fix="give each its rows")
     for c in found["condition"].unique():
         if not _under(c, job.arm) and any(_under(c, a) for a in arms):
             refuse(of, f"rows of its arm {job.arm}", f"rows of {c}, another arm", job.arm, "call them by the arm")
@@ -234,8 +238,9 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
             check_rows(job, found)
             spent = round(time.process_time() - began, 1)
             seal(path, {},
-                 dict(kind="rows", source=job.source[1], key=job.key, study=job.study.name, arm=job.arm, seeds=list(job.seeds), machine=machine(device),
-                      settings=job.settings, columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
+                 dict(kind="rows", source=job.source[1], key=job.key, study=job.study.name, arm=job.arm,
+                      seeds=list(job.seeds), machine=machine(device), settings=job.settings, columns=list(found),
+                      rows=found.to_dict("list"), cpu_seconds=spent))
             desk.clear()
             return True
     except Timeout: return False
@@ -272,7 +277,7 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
 
 # %% ../../nbs/3_training/08_study.ipynb #6437e85b
 def carry_out_again(jobs, root=None) -> int:
-    "Moves stored rows, states and parts of some jobs aside as `.before`, so that they are missing; returns how many files."
+    "Moves stored rows, states and parts of some jobs aside as `.before`, so that they are missing; how many files."
     moved = 0
     for path in (j.path(Store(root)) for j in jobs):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -303,14 +308,16 @@ def of_studies(module, name) -> dict:
 
 # %% ../../nbs/3_training/08_study.ipynb #42df5d6d
 def study_of(file, digest=None) -> Study:
-    """The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, if the file cannot be imported, or if it
-    is not the one with this SHA-256."""
+    """The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, if the file cannot be imported,
+    or if it is not the one with this SHA-256."""
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         refuse("import", "a Python file", path, fix="--import my_study.py")
     now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest not in (None, now): refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
-    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{now[:8]}"
+    if digest not in (None, now):
+        refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
+    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{where}_{now[:8]}"
     if (module := sys.modules.get(name)) is None:
         spec = spec_from_file_location(name, path)
         module = sys.modules[name] = module_from_spec(spec)
