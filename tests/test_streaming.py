@@ -8,11 +8,12 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.opened import open_model, tiny_model
-from moe_redistribution.instruments.own_gates import gates_study
+from moe_redistribution.instruments.own_gates import gates_study, split_text
 from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
                                                       stream_ablation, stream_scores, text_loss, text_windows,
                                                       tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
+from moe_redistribution.tasks.text import read_text
 from moe_redistribution.training.study import study_jobs
 
 logging.disable_progress_bar()
@@ -236,3 +237,23 @@ def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
     for rows in (stream_scores(half, text, byte_tokens, 16), stream_ablation(half, text, byte_tokens, 16, tokens=99)):
         got = rows[rows["metric"] == "elsewhere"]
         assert len(got) == 1 and 0 <= got["value"].item() < .2 and got["n_examples"].item() in (16 * 8, 16 * 7)
+
+
+def test_bytes_of_another_kind_are_no_text(s, tmp_path):
+    (tmp_path / "a.txt").write_bytes("And God said, Let there be light. ".encode("utf-16") * 20)
+    file = tmp_path / "a.txt"
+    for ask in (lambda: stream_scores(s, file, byte_tokens, 16), lambda: read_text(file, 3)):
+        with pytest.raises(ValueError, match="a.txt: expected a text in UTF-8; got bytes of another kind"): ask()
+
+
+def test_gates_asked_for_twice_are_one_row_each_and_sizes_are_checked_first(text):
+    model, held = tiny_model("llama", vocab_size=256), torch.zeros(4, 17, dtype=torch.int64)
+    one, two = (gates_study(model, "toy", held, lambda step: held, "", ks, losses=losses, unfreeze=last, steps=2)
+                for ks, losses, last in (([4], ["kl"], [1]), ([4, 4], ["kl", "kl"], [1, 1])))
+    assert [j.key for j in study_jobs(one, "own")] == [j.key for j in study_jobs(two, "own")]
+    for sizes in (dict(steps=0), dict(batch=0), dict(d_gate=0)):
+        with pytest.raises(ValueError, match="a number above 0"):
+            gates_study(model, "toy", held, lambda step: held, "", [4], **sizes)
+    for held_out, batch, steps in ((0, 4, 5), (50, 0, 5), (50, 4, 0)):
+        with pytest.raises(ValueError, match="a number above 0"):
+            split_text(text, byte_tokens, 16, held_out, batch, steps)

@@ -33,7 +33,9 @@ def attention_parameters(model, last:int) -> list:
 def split_text(path, tokenize, context, held, batch, steps):
     """(windows (n, context + 1) of about `held` tokens, function of the step to (batch, context + 1) of what follows).
 
-    ValueError for a text that leaves no window to train on."""
+    ValueError for a text that leaves no window to train on, and for sizes below 1."""
+    for what, n in dict(tokens=held, batch=batch, steps=steps).items():
+        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 1000")
     every = text_windows(path, tokenize, context)
     kept = list(islice(every, max(1, held // context)))
     rest = list(islice(every, batch * steps))
@@ -97,7 +99,10 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
 
     `held`, `batches` as of `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of
     it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
+    ks, losses, unfreeze = (list(dict.fromkeys(x)) for x in (ks, losses, unfreeze))                  # rows once each
     for l in losses: choose("loss", l, list(DISTILLED))
+    for what, n in dict(steps=steps, batch=batch, d_gate=d_gate).items():
+        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what.replace('_', '-')} 32")
     T = held.shape[1] - 1
     if not ks or not all(1 <= k < T for k in ks): refuse("k", f"numbers from 1 to {T - 1}", list(ks), max(1, T // 8))
     for n in unfreeze: attention_parameters(model, n)
@@ -105,7 +110,7 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
     tokens = [held, *map(batches, range(steps))]
     for w in tokens: check_tokens_of(model, w[:, :-1]), check_tokens_of(model, w[:, 1:])
     key = [key, weights_digest(model), windows_digest(tokens)]
-    settings = dict(key=key, ks=list(ks), d_gate=d_gate, losses=list(losses), steps=steps, lr=lr, batch=batch,
+    settings = dict(key=key, ks=ks, d_gate=d_gate, losses=losses, steps=steps, lr=lr, batch=batch,
                     seed=seed)
     def job(arm, seeds, x, desk):
         if arm == "distilled": return distilled_job(model, name, held, batches, x, desk)

@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
+from ..tasks.text import no_binary
 from ..training.store import Damaged, seal, unseal
 from .rows import rows, tidy
 from .ablation import together
@@ -53,9 +54,9 @@ def _beginning(own, special):
     refuse("special tokens", "a tokenizer that puts some before a text", "none", fix="leave them out")
 
 def text_file(path) -> Path:
-    "The path of a text. ValueError if there is no such file."
-    if (path := Path(path)).is_file(): return path
-    refuse("text", "a file", path, fix="the path of a text file")
+    "The path of a text. ValueError if there is no such file, or one that is no text."
+    if not (path := Path(path)).is_file(): refuse("text", "a file", path, fix="the path of a text file")
+    return no_binary(path)
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #9766d916
 def text_pieces(f):
@@ -105,7 +106,7 @@ def model_key(model, name, text, **what) -> str:
 def windows_digest(windows) -> str:
     "A hash of all tokens of `windows`, in order: what a text is to a model, whichever tokenizer made them."
     h = hashlib.sha256()
-    for w in windows: h.update(str(tuple(w.shape)).encode() + w.numpy().tobytes())
+    for w in windows: h.update(str(tuple(w.shape)).encode() + w.cpu().numpy().tobytes())
     return h.hexdigest()
 
 def kept_so_far(path, key):
@@ -122,9 +123,9 @@ def sent_elsewhere(s:LanguageModel, tokens) -> float:
     def hear(module, args, out): heard.append(out[2].sort(-1)[0].cpu())
     handles = [x.gate.register_forward_hook(hear) for x in s.layers if x.gate is not None]
     mask = None if s.pad is None else s.real(tokens).long().to(s.device)
+    if not handles: return 0.
     try: s.model(input_ids=tokens.to(s.device), attention_mask=mask, use_cache=False), s.run(tokens)
     finally: [h.remove() for h in handles]
-    if not handles: return 0.
     plain, watched = (torch.stack(x)[:, real] for x in (heard[:len(handles)], heard[len(handles):]))
     return (plain != watched).any(-1).double().mean().item()
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LET', 'GET', 'SAY', 'KJV', 'TEXTS', 'KJV_SHA256', 'generator_of', 'Planted', 'Reader', 'Judged', 'windows',
-           'side_by_side', 'Text', 'words', 'as_text', 'read_text', 'kjv', 'python_docs', 'hub', 'load_text', 'text_of']
+           'side_by_side', 'Text', 'words', 'as_text', 'no_binary', 'read_text', 'kjv', 'python_docs', 'hub',
+           'load_text', 'text_of']
 
 # %% ../../nbs/1_tasks/04_text.ipynb #274aef1b
 from collections import Counter
@@ -256,7 +257,13 @@ def _characters(file, fix) -> str:
         there = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:100] if file else []
         near = f"; {nearest(path.name, there)}" if there else ""
         raise FileNotFoundError(f"text: expected a file, got {file and str(file)!r}{near}; fix: {fix}")
-    return path.read_text(encoding="utf-8", errors="replace")
+    return no_binary(path).read_text(encoding="utf-8", errors="replace")
+
+def no_binary(path) -> Path:
+    "The path of a file that may be a text in UTF-8. ValueError for one that begins with bytes of another kind."
+    with open(path := Path(path), "rb") as f: begin = f.read(1 << 16)
+    if b"\0" not in begin: return path
+    refuse(f"text {path.name}", "a text in UTF-8", "bytes of another kind", fix="another file, or iconv -t utf-8")
 
 def read_text(file, vocab_size:int=1000) -> Text:
     "A user's text file, UTF-8. FileNotFoundError without it; ValueError if it has no words or too few types."
@@ -304,7 +311,9 @@ def hub(name=None, vocab_size:int=1000, split="train", rows:int=None) -> Text:
     try: import datasets
     except ImportError as e:
         raise ImportError(f"{name}: expected the package datasets, got none; fix: pip install datasets") from e
-    found = datasets.load_dataset(*name.split(":"), split=split, streaming=rows is not None)
+    old = int(getattr(datasets, "__version__", "4").split(".")[0]) < 4                      # 4 runs no code at all
+    found = datasets.load_dataset(*name.split(":"), split=split, streaming=rows is not None,
+                                  **dict(trust_remote_code=False) if old else {})
     return as_text(name, "\n".join(r["text"] for r in (found if rows is None else found.take(rows))), vocab_size)
 
 TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: python_docs(vocab_size), "file": read_text, "hub": hub}
