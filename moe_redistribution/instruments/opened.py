@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched', 'transformers_here',
            'Layer', 'layers_of', 'reroute', 'dense_gates', 'chosen_gates', 'layer_sites', 'close', 'Listener',
-           'listening', 'text_task', 'LanguageModel', 'check_hooks', 'check_decides', 'of_expert', 'counted_at',
-           'changed_tokens', 'batch_sizes', 'open_model', 'tiny_model', 'sum_of_parts']
+           'listening', 'text_task', 'LanguageModel', 'check_decides', 'of_expert', 'counted_at', 'changed_tokens',
+           'batch_sizes', 'open_model', 'tiny_model', 'sum_of_parts']
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #30ea69e8
 from collections import defaultdict
@@ -29,7 +29,7 @@ from ..models.edits import named
 from ..models.population import Finite, check_finite
 from .subject import Subject
 from .ablation import among
-from .weights import check_tokens_of, read_model
+from .weights import check_hooks, check_tokens_of, read_model
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #7bad48b5
 OURS = "moe_redistribution"                             # the name under which transformers knows the functions below
@@ -350,19 +350,12 @@ def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
     with listening(self.model, self.layers, at, wanted, told):
         logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[None]
     if not isinstance(sink, Finite):
-        check_finite(logits[:, self.here], self.name, lambda sink: self.run(tokens, edits, sink))
-    if "logits" in wanted: logits = at("logits", logits)
-    self.reached()
-    return logits
+        said = logits if self.pad is None else logits[:, self.here]
+        check_finite(said, self.name, lambda sink: self.run(tokens, edits, sink))
+    logits = at("logits", logits) if "logits" in wanted else logits
+    return self.reached() or logits
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #fc6ad8d5
-def check_hooks(model):
-    "ValueError for a model that is compiled, in part or whole: what was compiled calls no hook."
-    for name, m in model.named_modules():
-        if getattr(m, "_compiled_call_impl", None) is None and not hasattr(m, "_orig_mod"): continue
-        refuse("model", "modules that call their hooks", f"a compiled {name or type(model).__name__}",
-               fix="open it before it is compiled")
-
 def check_decides(site):
     "ValueError for a site that can only be read."
     if site.split(".")[-1] in READ_ONLY:

@@ -7,7 +7,7 @@ __all__ = ['WAYS', 'attention_parameters', 'split_text', 'distilled_job', 'unfro
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #c41fd369
 from itertools import islice
-import re
+import math, re
 
 import matplotlib.pyplot as plt
 import torch
@@ -30,12 +30,15 @@ def attention_parameters(model, last:int) -> list:
     return [n for n, p in model.named_parameters() if id(p) in own]
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #a92db6d5
+def _above_zero(**sizes):
+    for what, n in sizes.items():
+        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what.replace('_', '-')} 32")
+
 def split_text(path, tokenize, context, held, batch, steps):
     """(windows (n, context + 1) of about `held` tokens, function of the step to (batch, context + 1) of what follows).
 
     ValueError for a text that leaves no window to train on, and for sizes below 1."""
-    for what, n in dict(tokens=held, batch=batch, steps=steps).items():
-        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 1000")
+    _above_zero(tokens=held, batch=batch, steps=steps)
     every = text_windows(path, tokenize, context)
     kept = list(islice(every, max(1, held // context)))
     rest = list(islice(every, batch * steps))
@@ -45,9 +48,7 @@ def split_text(path, tokenize, context, held, batch, steps):
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #8b2907f5
 def distilled_job(model, name, held, batches, x, desk):
-    """Rows of the model as it is, and for each k under hard masks of the oracle, of chance and of distilled gates.
-
-    ValueError for an answer that is no number."""
+    "Rows of a model as it is, and for each k under hard masks of the oracle, of chance and of distilled gates."
     students = {l: Student(new_gates(model, x["d_gate"], x["seed"]), l, x["ks"][0]) for l in x["losses"]}
     with deployed(model):
         looks = min(x["steps"], 20)
@@ -56,8 +57,7 @@ def distilled_job(model, name, held, batches, x, desk):
               for l, s in students.items() for k in x["ks"]}
     found = []
     def put(metric, value, **at):
-        if value != value or abs(value) == float("inf"):
-            refuse(f"{metric} of {' '.join(map(str, at.values())) or name}", "a number", value, fix="a smaller --lr")
+        if not math.isfinite(value): refuse(f"{metric} of {name}", "a number", value, fix="a smaller --lr")
         found.append(rows([value], [x["seed"]], condition=name, stream="none", metric=metric, n_examples=held.numel(),
                           **at))
     def ppl(gates=None, how=None):
@@ -101,14 +101,13 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
     it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
     ks, losses, unfreeze = (list(dict.fromkeys(x)) for x in (ks, losses, unfreeze))                  # rows once each
     for l in losses: choose("loss", l, list(DISTILLED))
-    for what, n in dict(steps=steps, batch=batch, d_gate=d_gate).items():
-        if n < 1: refuse(what, "a number above 0", n, 1, f"--{what.replace('_', '-')} 32")
+    _above_zero(steps=steps, batch=batch, d_gate=d_gate)
     T = held.shape[1] - 1
     if not ks or not all(1 <= k < T for k in ks): refuse("k", f"numbers from 1 to {T - 1}", list(ks), max(1, T // 8))
     for n in unfreeze: attention_parameters(model, n)
-    if not 0 < lr < float("inf"): refuse("lr", "a finite number above 0", lr, .01, "--lr .01")
-    tokens = [held, *map(batches, range(steps))]
-    for w in tokens: check_tokens_of(model, w[:, :-1]), check_tokens_of(model, w[:, 1:])
+    if not 0 < lr < math.inf: refuse("lr", "a finite number above 0", lr, .01, "--lr .01")
+    for w in (tokens := [held, *map(batches, range(steps))]):
+        check_tokens_of(model, w[:, :-1]), check_tokens_of(model, w[:, 1:])
     key = [key, weights_digest(model), windows_digest(tokens)]
     settings = dict(key=key, ks=ks, d_gate=d_gate, losses=losses, steps=steps, lr=lr, batch=batch,
                     seed=seed)

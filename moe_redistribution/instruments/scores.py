@@ -147,6 +147,7 @@ def check_remainder(rest, whole, size, what, dtype):
 
 def mean_square(x): return x.double().square().mean()
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #d3e522db
 @torch.no_grad()
 def routing_scores(s:Subject, tokens, by="component") -> dict:
     """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits.
@@ -216,6 +217,7 @@ def tally(s:Subject, tokens, by="component", masks=None, into=None, edits=None) 
         into.add(r, "remainder", rest, masks), into.add(r, "whole", r.logits, masks)
     return into
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #755fd89b
 def score_rows_of(s:Subject, batches, seeds=(0,), by="component", **labels) -> pd.DataFrame:
     "Rows of all measures over `batches` of tokens (b, t): site = router, unit = sender. Memory is that of one batch."
     total = Tally()

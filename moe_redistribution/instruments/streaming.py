@@ -50,9 +50,10 @@ def _beginning(own, special):
     def tokenize(text): return own(text, add_special_tokens=False)["input_ids"]
     said, bare = own("a")["input_ids"], tokenize("a")
     tokenize.begin = said[:said.index(bare[0])] if special and bare and bare[0] in said else []
-    if not special or tokenize.begin: return tokenize
-    refuse("special tokens", "a tokenizer that puts some before a text", "none", fix="leave them out")
+    if not special or len(tokenize.begin) == 1: return tokenize            # a second one would count as a word to say
+    refuse("special tokens", "a tokenizer that puts one before a text", len(tokenize.begin), 1, "leave them out")
 
+# %% ../../nbs/4_instruments/18_stream.ipynb #fd93275f
 def text_file(path) -> Path:
     "The path of a text. ValueError if there is no such file, or one that is no text."
     if not (path := Path(path)).is_file(): refuse("text", "a file", path, fix="the path of a text file")
@@ -138,6 +139,7 @@ def _asked(s, text, tokenize, context, batch, tokens):
     check_tokens_of(s.model, next(windows())[:-1])
     return windows
 
+# %% ../../nbs/4_instruments/18_stream.ipynb #aa19a3f3
 def stream_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, by="component", part=None,
                   say=None) -> pd.DataFrame:
     """Rows of `scores.MEASURES` of every (router, sender) over a text file; `part`: a file for what is done so far.
@@ -193,8 +195,9 @@ def text_loss(s:LanguageModel, groups, edits=None) -> dict:
     for tokens in groups:
         check_tokens_of(s.model, tokens[:, 1:])
         logits = s.run(tokens[:, :-1], edits)[0].float()
-        counts = s.real(tokens[:, 1:]).to(logits.device)
-        logits, target = logits[counts], tokens[:, 1:].to(logits.device)[counts]
+        counts = s.real(tokens[:, 1:]).flatten().to(logits.device)
+        logits, target = logits.flatten(0, 1), tokens[:, 1:].flatten().to(logits.device)
+        if not counts.all(): logits, target = logits[counts], target[counts]
         lost += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
         right, n = right + int((logits.argmax(-1) == target).sum()), n + target.numel()
         moved += sum(s.moved.values())

@@ -23,8 +23,7 @@ class Subject:
     `name` stands in rows, `task` is a `Task` and says where answers are read; `n_seeds`, `n_layers`, `device`; `sites`
     names activations, as `L3.attn_out`. `units`: `L3.H2` is entry 2 of axis 3 of `L3.z`, `L3.E7` entry 7 of axis 3 of
     `L3.expert_out` and of `L3.gates`, unless `L3.E7` is a site itself; none where there are no such sites.
-    `side_by_side`: may several sets of edits share a pass, each on its own examples? `finite`: is an answer that is no
-    number an error?"""
+    `side_by_side`: may several sets of edits share a pass, each on its own examples? `finite`: is a nan an error?"""
     n_seeds, n_layers, device, units, side_by_side, finite, left = 1, 1, "cpu", (), True, True, {}
 
     def run(self, tokens, edits=None, sink=None, read_only=False):

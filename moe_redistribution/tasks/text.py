@@ -99,7 +99,7 @@ def next(self:Reader) -> torch.Tensor:
     p = torch.zeros(len(part), x.d_vocab, dtype=torch.float64)
     begins, running = part == -1, part == SAY + 3
     self.live = torch.where((begins | running)[:, None], self.at >= self.t - x.window, self.live)
-    goes_on = running.double() * (1 - 1 / x.run)                          # a mask over a number would be single precision
+    goes_on = running.double() * (1 - 1 / x.run)                        # a mask over a number would be single precision
     ends = begins + running.double() / x.run
     p[:, :3] = ends[:, None] * self.clause(self.live)
     p[:, words] = ((part == SAY) + goes_on)[:, None] * self.table[self.word()]
