@@ -12,13 +12,13 @@ from moe_redistribution.instruments.opened import LanguageModel
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption import study
-from moe_redistribution.studies.absorption.facts import gated_set_up
+from moe_redistribution.studies.absorption.facts import gated_set_up, planted_floors
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.tasks.text import Planted, generator_of
 from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
-                                               deployed, detach, distil, kept_entries, listening_to_attention,
-                                               new_gates)
-from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, all_but, small_model,
+                                               deployed, detach, distil, kept_entries, last_keys,
+                                               listening_to_attention, new_gates, usual_keys, with_mean_attention)
+from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, all_but, router_names, small_model,
                                                   train_language)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import carry_out, run_study, study_jobs
@@ -170,6 +170,32 @@ def test_half_precision_models_take_gates():
     assert distil(model, [student], TEXT.batches(32, 2, seed=1), 2, looks=1)["loss"].notna().all()
 
 
+@torch.no_grad()
+def test_masks_that_read_nothing_are_the_same_for_every_text_and_attention_off_hears_none():
+    model = tiny()
+    other = TOKENS.roll(1, 0)
+    for gates in (last_keys(model, 40), usual_keys(model, TOKENS[:, :-1])):
+        kept = []
+        def hear(module, seen): kept.append(kept_entries(seen.G, 3))
+        with deployed(model, gates, Gating("hard", 3)), listening_to_attention(hear):
+            for x in (TOKENS, other): model(input_ids=x[:, :-1], use_cache=False)
+        assert torch.equal(kept[0], kept[2]) and torch.equal(kept[1], kept[3])
+    changed = torch.cat([(TOKENS[:, :1] + 1) % TEXT.d_vocab, TOKENS[:, 1:-1]], 1)
+    with deployed(model, scales=torch.zeros(2, 4)):
+        assert torch.equal(said(model)[:, 1:], model(input_ids=changed, use_cache=False).logits[:, 1:])
+    with with_mean_attention(model, TOKENS[:, :-1]):
+        assert torch.equal(said(model)[:, 1:], model(input_ids=changed, use_cache=False).logits[:, 1:])
+
+
+def test_a_fused_step_gets_contiguous_gradients_of_routers(monkeypatch):
+    model = small_model("olmoe", TEXT.d_vocab, 1, d=32, T=40)[0]
+    t = LanguageTraining(model, LanguageRecipe(10, aux_weight=1., task_gradient_to_router=False))
+    real = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: [g.T.contiguous().T for g in real(*a, **k)])
+    t.gradients(TOKENS)
+    assert all(t.moving[n].grad.is_contiguous() for n in router_names(model))
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
@@ -204,6 +230,31 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
 def test_every_arm_makes_rows_and_none_twice(rows):
     assert {f"absorption.tiny/{a}" for a in ABSORPTION_ARMS} <= set(rows["condition"])
     assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples")]).any()
+
+
+def test_every_damage_stands_beside_no_attention_and_masks_that_read_nothing(rows):
+    made = rows[rows["rule"] == "final"].set_index(["condition", "metric", "edit", "stratum"]).sort_index()["value"]
+    for arm in ABSORPTION_ARMS:
+        at = f"absorption.tiny/{arm}"
+        assert {"attention off", "attention mean"} <= set(made.loc[at, "damage"].index.get_level_values("edit")), arm
+        if arm.startswith("hard") or arm == "stochastic": continue
+        assert {"last", "usual"} <= set(made.loc[at, "efficiency"].index.get_level_values("edit")), arm
+        share = made[at, "damage_fitted", "bce", "k=4"] / made[at, "damage", "attention off", "all"]
+        assert made[at, "lost_share", "bce", "k=4"].item() == pytest.approx(share.item())
+
+
+def test_answers_have_three_readers_as_a_scale():
+    x = planted_floors(STUDY.presets["tiny"].settings)
+    assert 0 < x["keyless"] < x["blind"] and x["oracle"] == pytest.approx((1 - x["answers"]) * x["filler"])
+
+
+def test_margins_of_damages_are_the_same_share_of_attention_in_every_text():
+    said = statements().query("key in ['003-A1d', '003-A3', '003-A4', '003-A5h']")
+    text = said["condition"].str.contains("kjv").map({True: "kjv", False: "planted"})
+    lines = ASKED[ASKED["id"].str.fullmatch(r"contrast\.absorption\.\w+\.(penalty|damage.*)")]
+    theirs = lines["id"].str.contains("kjv").map({True: "kjv", False: "planted"})
+    by_text = pd.concat([said["margin"].groupby(text).unique(), lines["margin"].groupby(theirs).unique()])
+    assert len(lines) == 11 and all(len(set(by_text[t].explode())) == 1 for t in ("kjv", "planted"))
 
 
 def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeypatch):

@@ -13,8 +13,9 @@ from moe_redistribution.studies.absorption_ffn import study as room
 from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone, answer_scores,
                                                                 as_copies, as_slices, best_factor, fit_linear,
                                                                 imitated, oracle, router_of, ways)
-from moe_redistribution.studies.absorption_ffn.study import (ABSORBING, DEPLOYED, STUDY, SWAPPED, absorbed_rows,
-                                                             by_edit, fork_name, forked, looks, measures_of)
+from moe_redistribution.studies.absorption_ffn.study import (ABSORBING, DEPLOYED, NOISED, STUDY, SWAPPED,
+                                                             absorbed_rows, by_edit, fork_name, forked, looks, loss_of,
+                                                             measures_of)
 from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, run_study, study_jobs
@@ -65,9 +66,19 @@ def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
         began = {n: v.clone() for n, v in unflatten(fork.w, fork.c).items()}
         train_interval(fork, 2)
         moved = {n for n, v in unflatten(fork.w, fork.c).items() if not torch.equal(v, began[n])}
-        parts = {"experts", "attn", "embed", "router"} if "all" in words else set(words) - {"swap"}
+        parts = {"experts", "attn", "embed", "router"} if "all" in words else set(words) - {"swap", "noise"}
         if "router" not in words and not condition(ABSORBING[arm]).routing.learns: parts -= {"router"}
         assert moved == {n for p in parts for n in MODEL_PARTS[p] if n in began}, edit
+
+
+@pytest.mark.parametrize("arm", NOISED)
+def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
+    base = trained(ABSORBING[arm], 250)
+    noisy, swapped = (forked(base, e, arm) for e in ("noise", "swap"))
+    a, b, own = (loss_of(x.w, x.c) for x in (noisy, swapped, base))
+    torch.testing.assert_close(a, b, rtol=.02, atol=.02)
+    moved = {n for n, v in unflatten(noisy.w - base.w, base.c).items() if v.abs().max() > 0}
+    assert (b > own).all() and moved == {"W_up", "b_up", "W_down", "b_down"}
 
 
 def test_every_arm_gets_the_same_router_B_which_is_not_its_own(bases):
