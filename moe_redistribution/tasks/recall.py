@@ -302,6 +302,7 @@ def is_test(alice, bob) -> torch.Tensor:
     def of(x): return _hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0))
     return torch.from_numpy(_hashed(of(alice) + of(bob), np.uint64(0)) % np.uint64(_HELD) == 0)
 
+# %% ../../nbs/1_tasks/05_recall.ipynb #6a5dcc2a
 def _sizes(m, r, g):
     "Sizes (m,) of Alice's and Bob's sets, together at most r."
     a = torch.randint(1, r, (m,), generator=g)
@@ -343,6 +344,7 @@ def disjoint_sets(r:int, count:int, seed, side:str=None) -> tuple:
     order = torch.randperm(count, generator=g)
     return alice[order], bob[order], meet[order].long()
 
+# %% ../../nbs/1_tasks/05_recall.ipynb #f3d63a15
 def _moved(alice, bob, a, b, meet, r, g, side):
     "Draws pairs of sets anew, in place, until all are on this side; after every hundredth try with other sizes."
     for attempt in range(1, 2000):

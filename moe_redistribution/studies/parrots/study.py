@@ -8,7 +8,7 @@ __all__ = ['ABOVE', 'PATHS', 'OF_OTHERS', 'BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_
            'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'models_of', 'exponents', 'explained',
            'over_models', 'jackknifed', 'trained_before', 'largest', 'path_rows', 'MixedStream', 'on_common_losses',
            'at_equal_loss', 'above_a_guess', 'guesses', 'answer_labels', 'right_aligned', 'graphs_at', 'answered',
-           'kind_of', 'experts_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
+           'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #75df1b20
 from itertools import permutations, product
@@ -149,6 +149,7 @@ def jackknifed(of, i, *arrays):
     n = len(arrays[0])
     return n * of(*arrays) - (n - 1) * of(*(np.delete(x, i) for x in arrays))
 
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #e46ab6be
 def trained_before(names, preset, desk, seed=None):
     "Rows of other arms of a preset, conditions without it: what the store has goes over what is recorded."
     arms = [a for a in STUDY.presets[preset].arms if kind_of(a) in OF_OTHERS.values()]
@@ -309,8 +310,7 @@ def above_a_guess(a, b, guess, by=ABOVE) -> dict:
     """Of a's value less b's at equal losses: `above`, the mean where one of the two exceeds `guess` by `by`;
     `lowest`, at the lowest common loss; `counted`, the share of common losses that are. Empty without such a loss."""
     x, y = on_common_losses(a, b)
-    counts = np.maximum(x, y) >= guess + by
-    if not counts.any(): return {}
+    if not (counts := np.maximum(x, y) >= guess + by).any(): return {}
     return dict(above=(x - y)[counts].mean(), lowest=(x - y)[0], counted=counts.mean())
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #fb0dbdfd
@@ -413,12 +413,11 @@ def of_graphs(self:Learner):
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
 PATHS, OF_OTHERS = ("path", "apart"), dict(fit="book", equal="mixed")        # kinds that train nothing: what they read
 def kind_of(arm): return arm.partition("/")[0]
-def experts_of(arm): return int(arm.partition("/k")[2])
 
 def parrot_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm."
     S, kind = settings[kind_of(arm)], kind_of(arm)
-    if kind in PATHS: return path_rows(experts_of(arm), seeds, S, desk)
+    if kind in PATHS: return path_rows(int(arm.partition("/k")[2]), seeds, S, desk)
     learners = [Learner(s, S, desk, arm) for s in seeds]
     for l in learners: getattr(l, f"of_{kind}")()
     return tidy([x for l in learners for x in l.found])
@@ -430,7 +429,7 @@ def parrot_seconds(arm, seeds, settings) -> float:
     S, kind = settings[kind_of(arm)], kind_of(arm)
     many = dict(capacity=4, routers=1 + len(S.get("unmasked", ())) / len(S.get("models", "1")))
     each = S["steps"] * S["step_seconds"] * many.get(kind, 1)
-    if kind in PATHS: return len(seeds) * each * len(S["widths"]) * {1: 1, 4: 1.3, 16: 3}[experts_of(arm)]
+    if kind in PATHS: return len(seeds) * each * len(S["widths"]) * {1: 1, 4: 1.3, 16: 3}[int(arm.partition("/k")[2])]
     return len(seeds) * each * len(models_of(arm, S))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #d22a0563
@@ -459,6 +458,7 @@ def parrot_settings(few=None, **more):
                 mixed=MIXED_SETTINGS, equal=EQUAL_SETTINGS, fit=FIT_SETTINGS, graphs=GRAPH_SETTINGS)
     return {kind: x | {k: v for k, v in (few or {}).items() if k in x} | more.get(kind, {}) for kind, x in made.items()}
 
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #93c60e04
 _PATH_ARMS = dict.fromkeys(("path/k1", "path/k4", "path/k16"), range(1, 9))
 _APART_ARMS = dict.fromkeys(("apart/k1", "apart/k4", "apart/k16"), range(1, 13))
 _STACK = dict.fromkeys(_PATH_ARMS | _APART_ARMS, 4)

@@ -198,7 +198,8 @@ def rows_by_draw(arm, draws) -> pd.DataFrame:
                  rows([float(seeds[d]) for d in draws], draws, condition=arm, metric="seeds", stream="paired")])
 
 # %% ../../../nbs/6_studies/parrots_rule/02_study.ipynb #fa293584
-RULE_COST = {"tables": 0, "dense": .0047, "narrow": .0032, "slow": .0047, "mixture": .0046, "frozen": .0046, "alone": .0020}
+RULE_COST = {"tables": 0,
+             "dense": .0047, "narrow": .0032, "slow": .0047, "mixture": .0046, "frozen": .0046, "alone": .0020}
 # of one of two busy cores, for a step of one seed, looks included
 
 def rule_seconds(arm, seeds, settings) -> float:
