@@ -14,7 +14,9 @@ import torch
 
 from moe_redistribution.record import cli, recording
 from moe_redistribution.evidence import dataset as results
+from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
+from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
@@ -301,6 +303,18 @@ def test_whatever_goes_wrong_ends_in_one_message_and_a_bug_says_that_it_is_ours(
     assert main(["conditions"]) == status and signal.getsignal(signal.SIGTERM) is before
     err = capsys.readouterr().err
     assert says in err and ("Traceback" in err) == (status == 70)
+
+
+def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text").write_text("And there was light. " * 9)
+    tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "toy")
+    words = ["scores", "--model", str(tmp_path / "toy"), "--text", str(tmp_path / "text"), "--bytes", "--context", "16",
+             "--out", str(tmp_path / "rows.csv")]
+    with monkeypatch.context() as m:
+        m.setattr(cli, "write_frame", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(words) == 130 and (tmp_path / "rows.part").exists()
+    monkeypatch.setattr(streaming, "tally", None)                              # all of it is kept: nothing is done again
+    assert main(words) == 0 and (tmp_path / "rows.csv").exists() and not (tmp_path / "rows.part").exists()
 
 
 def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):

@@ -216,6 +216,8 @@ def add_text_command(p, name):
         p.add_argument("--unit", action="append", help="sites (default), heads, experts, or L3.E7; may be repeated")
         p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; repeatable")
     p.add_argument("--bytes", action="store_true", help="the model reads bytes: no tokenizer is needed")
+    p.add_argument("--special", action="store_true", help="begin every window with the tokenizer's own special tokens; "
+                   "without, windows begin in mid-sentence and have none")
     p.add_argument("--dtype", default="auto", help="float32, bfloat16 … (default: as the weights are)")
     p.add_argument("--device-map", help="auto to spread a large model over devices (needs accelerate)")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/MODEL.COMMAND.parquet)")
@@ -364,8 +366,7 @@ def run_text_command(args):
     for kind in args.unit or () if args.command == "ablate" else ():
         if units_of(s, [kind]): continue
         refuse("--unit", f"parts that {s.name} has", f"{kind}, of which it has none", "sites", "--unit sites")
-    tokenize = tokenizer_of(None if args.bytes else args.model, s.d_vocab)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    tokenize = tokenizer_of(None if args.bytes else args.model, s.d_vocab, args.special)
     of = dict(context=args.context, batch=args.batch, tokens=args.tokens, part=out.with_suffix(".part"),
               say=lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True))
     if args.command == "scores":
@@ -376,6 +377,7 @@ def run_text_command(args):
         rows = stream_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
         picture = ablation_map(rows, edits[-1])
     write_frame(rows, out)
+    of["part"].unlink(missing_ok=True)                                # not before the rows are there
     write_picture(picture.figure, out.with_suffix(".png"), dpi=150)
     print(f"\n{len(rows):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
@@ -393,7 +395,7 @@ def run_gates(args):
     out, name = table_file(args.out or f"out/{Path(args.model).name}.gates.parquet"), Path(args.model).name
     ks, unfreeze = whole_numbers(args.k, "k"), whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
     with others_files(args.model): model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)
-    tokenize = tokenizer_of(None if args.bytes else args.model, model.config.vocab_size)
+    tokenize = tokenizer_of(None if args.bytes else args.model, model.config.vocab_size, args.special)
     held, batches = split_text(args.text, tokenize, args.context, args.tokens, args.batch, args.steps)
     key = model_key(model, name, args.text, context=args.context, tokens=args.tokens, dtype=args.dtype)
     study = gates_study(model, name, held, batches, key, ks, args.d_gate, args.loss or ("kl",), args.steps, args.lr,
