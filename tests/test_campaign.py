@@ -1,0 +1,253 @@
+"""A campaign against wrong numbers: mistakes on the command line, and damaged, swapped and foreign files wherever one
+is read. Counts are printed; silent answers, tracebacks and hangs are to be none."""
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from moe_redistribution.evidence import dataset
+from moe_redistribution.instruments import streaming
+from moe_redistribution.instruments.opened import tiny_model
+from moe_redistribution.instruments.rows import rows
+from moe_redistribution.models.condition import condition
+from moe_redistribution.record import cli
+from moe_redistribution.training import groups, study
+from moe_redistribution.training.groups import group_path, pack, train_group
+from moe_redistribution.training.loop import fresh
+from moe_redistribution.training.store import Damaged, Store, as_committed, seal
+from moe_redistribution.training.study import Desk, Preset, Study, carry_out, find_rows, own_file, study_jobs
+from same import assert_same_runs
+
+TINY = "add7/ffn-h8-silu+d16"
+
+
+@contextmanager
+def at_most(seconds):
+    "What takes longer hangs."
+    def late(*_): raise TimeoutError(f"more than {seconds} s")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try: yield
+    finally: signal.alarm(0), signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------------------------------------------------------------ command lines
+
+SEEDS = ["", " ", "1-", "1,,2-", "x", "-1", "1.5", "1-4294967296", "4294967296", "1,1", "9-1", "1e3", "²"]
+OUTS = ["", "rows.txt", "{file}/rows.csv", "{folder}", "{file}/a/b.parquet"]
+TEXT = ["--model", "{model}", "--text", "{text}", "--bytes", "--context", "16"]
+NUMBERS = {"--context": ["0", "-3", "1.5", "x", "", "99999"], "--batch": ["0", "-1", "x"], "--tokens": ["0", "-5", "x"],
+           "--dtype": ["bogus", "", "int8"], "--device-map": ["cuda:9", "nowhere"], "--out": OUTS,
+           "--model": ["", "{folder}", "{file}", "{broken}", "{empty}"],
+           "--text": ["", "{folder}", "nothing.txt", "{model}"]}
+LINES = {
+    ("train", TINY): {"--seeds": SEEDS, "--stream": ["", "pair"], "--until": ["", "selectd"],
+                      "--group-size": ["0", "-1", "x"], "--executor": ["", "locl", "local:0", "dask://x"],
+                      "--device": ["", "tpu", "cuda:1"], "--budget": ["0", "-1", "nan", "inf", "x"],
+                      "--item": ["", "tab99"]},
+    ("train", ""): {None: [None]}, ("train", "add7/ffn-h8"): {None: [None]}, ("train", "../../x"): {None: [None]},
+    ("measure", TINY): {"--seeds": [*SEEDS, "77"], "--stream": ["", "pair"], "--instrument": ["", "ablaton"],
+                        "--out": OUTS},
+    ("study", "granularity"): {"--seeds": [*SEEDS, "1,99"], "--preset": ["", "nigth"], "--arm": ["", "grid/9"],
+                               "--executor": ["", "local:0"], "--device": ["", "tpu"], "--budget": ["nan", "-1"],
+                               "--out": OUTS, "--import": ["", "nothing.py", "{file}", "{folder}"]},
+    ("study", "granularty"): {None: [None]}, ("study",): {None: [None]},
+    ("reproduce",): {"--seeds": SEEDS, "--out": ["", "{file}", "{file}/below"]},
+    ("conditions",): {"--item": ["", "tab99"]}, ("ledger",): {"--item": ["", "tab99"]},
+    ("bench",): {"--task": ["", "add8"], "--study": ["", "x"], "--seconds": ["0", "nan", "-1", "x"],
+                 "--record": ["", "x.txt"]},
+    ("record",): {"--executor": ["", "x"], "--replace": ["", "add7/ffn-h63-silu"]},
+    ("scores", *TEXT): NUMBERS | {"--by": ["", "heads"]},
+    ("ablate", *TEXT): NUMBERS | {"--unit": ["", "expert", "L9.E1"], "--edit": ["", "zeros", "swap:E99"]},
+    ("gates", *TEXT, "--steps", "1", "--tokens", "32"): NUMBERS | {
+        "--k": ["", "4,4", "0", "x", "999"], "--lr": ["inf", "nan", "0", "-1"], "--loss": ["", "mse"],
+        "--unfreeze": ["", "99", "1,1"], "--steps": ["0", "-2"], "--d-gate": ["0"], "--budget": ["nan"]},
+    ("nothing",): {None: [None]}}
+
+
+def mistakes():
+    for start, options in LINES.items():
+        for option, values in options.items():
+            yield from ([*start] if option is None else [*start, option, v] for v in values)
+            if option not in (None, "--out", "--model", "--text"): yield [*start, option]         # the value forgotten
+
+
+@pytest.fixture
+def places(tmp_path):
+    "Files and folders that commands are pointed at."
+    (tmp_path / "file").write_text("x"), (tmp_path / "folder").mkdir(), (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("And there was light. " * 60)
+    tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "broken")
+    weights = next((tmp_path / "broken").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return {n: str(tmp_path / n) for n in ("file", "folder", "empty", "text", "model", "broken")}
+
+
+@pytest.mark.audit
+def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(places, tmp_path, monkeypatch, capsys):
+    def began(*args, **kwargs): raise Began
+    class Began(BaseException): pass
+    for room, name in ((groups, "train_interval"), (study, "carry_out"), (streaming, "tally"),
+                       (streaming, "text_loss")):
+        monkeypatch.setattr(room, name, began)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(places["folder"])
+    found, bad = Counter(), []
+    for words in mistakes():
+        words = [w.format(**places) if "{" in w else w for w in words]
+        try:
+            with at_most(60): status = cli.main(words)
+        except SystemExit as e: status = f"usage {e.code}"
+        except Began: status = "silent"
+        except TimeoutError: status = "hang"
+        err = capsys.readouterr().err
+        lines = [x for x in err.splitlines() if x.startswith("moe-redistribution: ")]
+        fine = status == "usage 2" or status == 2 and "Traceback" not in err and len(lines) == 1
+        found["refused" if fine else f"{status}"] += 1
+        if not fine: bad.append((status, " ".join(words), err.strip()[-300:]))
+    print(f"\n{sum(found.values())} mistakes on the command line: {dict(found)}")
+    assert not bad and sum(found.values()) >= 120, "\n".join(map(str, bad))
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+def words_study(): return Study("words", "", {"small": Preset("", {"a": (1, 2)}, 2)}, lambda *x: ROWS, lambda *x: 1.)
+
+
+ROWS = rows([.1, .2], [1, 2], condition="a", metric="letters")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    "Every kind of file that is read: name → (path, what reads it)."
+    root = tmp_path_factory.mktemp("shelf")
+    store, job, c = Store(root), study_jobs(words_study())[0], condition(TINY)
+    train_group(TINY, [1, 2], root=root, steps=200)
+    carry_out(job, root)
+    state = group_path(store, c, [1, 2], "authors")
+    seal(state, *pack(fresh(c, [1, 2], "authors")))
+    desk = Desk(job, store)
+    seal(part := desk.path.with_suffix(".one.part"), {"x": torch.ones(9)}, dict(key=job.key, kind="part", part="one"))
+    for name in ("results/runs/hist.parquet", "results/manifest.csv", "results/rows/heldout/add7.parquet"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(dataset.ROOT / name, root / name)
+    dataset.write_sums(root)
+    def run(seed): return lambda: None if (r := store.find(TINY, seed)) is None else (r.weights, r.manifest, r.history)
+    return {"run 1": (store.path(TINY, 1), run(1)), "run 2": (store.path(TINY, 2), run(2)),
+            "resume": (store.path(TINY, 1).with_suffix(".resume"), lambda: store.resume(TINY, 1)),
+            "state": (state, lambda: [m.w for m in groups.left_behind(store, c, [1, 2], "authors", "cpu")]),
+            "rows": (job.path(store), lambda: find_rows(job, store)),
+            "part": (part, lambda: own_file(part, job.key, "part", "one")),
+            "runs": (root / "results/runs/hist.parquet", lambda: dataset.recorded_runs(root)),
+            "manifest": (root / "results/manifest.csv", lambda: dataset.manifest(root)),
+            "table": (root / "results/rows/heldout/add7.parquet",
+                      lambda: pd.read_parquet(as_committed(root / "results/rows/heldout/add7.parquet")))}
+
+
+def damages(luck, good, others):
+    "Ways to spoil a file: name → what its place then holds."
+    flipped = bytearray(good)
+    flipped[luck.randrange(len(good))] ^= 1 << luck.randrange(8)
+    at = luck.randrange(len(good))
+    return {"a bit": bytes(flipped), "cut": good[:at], "longer": good + os.urandom(luck.randrange(1, 99)), "none": b"",
+            "zeros": good[:at] + bytes(len(good) - at), "text": b"not one of ours", "twice": good + good,
+            "another's": luck.choice(others)}
+
+
+def same(a, b):
+    if isinstance(a, (tuple, list)): return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict): return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
+    return a.equals(b) if hasattr(a, "equals") else torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.audit
+def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
+    luck, found, bad = random.Random(0), Counter(), []
+    originals = {n: p.read_bytes() for n, (p, _) in shelf.items()}
+    right = {n: read() for n, (_, read) in shelf.items()}
+    for turn, (name, (path, read)) in itertools.product(range(14), shelf.items()):
+        # a state of one seed alone is a state of this seed, whoever's company it was in
+        others = [b for n, b in originals.items() if n != name and {n, name} != {"state", "resume"}]
+        for how, spoilt in {**damages(luck, originals[name], others), "pipe": None}.items():
+            path.unlink(missing_ok=True)
+            os.mkfifo(path) if spoilt is None else path.write_bytes(spoilt)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    with at_most(20): got = read()
+                    fine = got is None or len(got) == 0 or same(got, right[name])
+                    end = "refused" if fine else "silent"
+                except (Damaged, OSError) as e: end = "hang" if isinstance(e, TimeoutError) else "refused"
+                except Exception as e: end = f"traceback {type(e).__name__}"
+            found[end] += 1
+            if end != "refused": bad.append((end, name, how))
+            for p in [*path.parent.glob(f"{path.name}.damaged*"), path]: p.unlink(missing_ok=True)
+            for n, (p, _) in shelf.items():
+                if not p.exists(): p.write_bytes(originals[n])
+            stamp = time.time() + turn
+            os.utime(path, (stamp, stamp))
+    print(f"\n{sum(found.values())} damaged, swapped and foreign files: {dict(found)}")
+    assert not bad and sum(found.values()) >= 1000, Counter(bad).most_common(20)
+
+
+# -------------------------------------------------------------------------------------------------------------- kills
+
+LONGER = {                        # commands that work longer than a second → what they leave; rows are compared to the byte
+    "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--executor", "here"], None),
+    "study": (["study", "granularity", "--preset", "tiny", "--executor", "here", "--out", "study.csv"], "study.csv"),
+    "measure": (["measure", TINY, "--seeds", "4,5", "--out", "measure.csv"], "measure.csv"),
+    "scores": (["scores", *TEXT, "--by", "head", "--out", "scores.csv"], "scores.csv"),
+    "ablate": (["ablate", *TEXT, "--unit", "sites", "--out", "ablate.csv"], "ablate.csv"),
+    "gates": (["gates", *TEXT, "--k", "2,4", "--steps", "40", "--tokens", "64", "--out", "gates.csv"], "gates.csv")}
+PROGRAM = ("import sys; from moe_redistribution.models.condition import RECIPES; RECIPES['add7'].update(steps=600); "
+           "from moe_redistribution.record.cli import main; print('ready', flush=True); sys.exit(main(sys.argv[1:]))")
+KILLS = 10
+
+
+def started(words, home, folder):
+    "A process that has imported everything and now begins."
+    env = os.environ | {"MOE_REDISTRIBUTION_HOME": str(home)}
+    p = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], cwd=folder, env=env, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
+    assert p.stdout.readline() == "ready\n", p.stderr.read()
+    return p
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("command", LONGER)
+def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, places, tmp_path):
+    "SIGKILL and SIGTERM in turn, at random moments of a run whose length is known; then the same command once more."
+    words, out = LONGER[command]
+    words, luck, homes = [w.format(**places) for w in words], random.Random(command), {}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        homes[name] = tmp_path / name / "home"
+        train_group(TINY, [4, 5], root=homes[name], steps=200)
+    began, whole = time.monotonic(), started(words, homes["whole"], tmp_path / "whole")
+    took, ended = time.monotonic() - began, Counter()
+    assert whole.wait() == 0, whole.stderr.read()
+    took = time.monotonic() - began - took
+    for kill in range(KILLS):
+        p = started(words, homes["killed"], tmp_path / "killed")
+        try: p.wait(luck.uniform(0, took))
+        except subprocess.TimeoutExpired: p.send_signal((signal.SIGKILL, signal.SIGTERM)[kill % 2])
+        status, err = p.wait(60), p.stderr.read()
+        ended[status] += 1
+        assert status in (0, 130, -signal.SIGKILL) and "Traceback" not in err, err[-2000:]
+    assert started(words, homes["killed"], tmp_path / "killed").wait(300) == 0
+    print(f"\n{command}: {took:.1f} s, ended {dict(ended)}")
+    if out: assert (tmp_path / "killed" / out).read_bytes() == (tmp_path / "whole" / out).read_bytes()
+    else: assert_same_runs(Store(homes["killed"]), Store(homes["whole"]), [TINY], [1, 2, 3])
