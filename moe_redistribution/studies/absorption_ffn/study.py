@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ABSORBING', 'SWAPPED', 'DEPLOYED', 'NOISED', 'UNSWAPPED', 'REPAIRS', 'GROWING', 'UNFROZEN', 'NOISE', 'ABSORBING_COST',
            'STUDY', 'fork_name', 'forked', 'loss_of', 'with_noise', 'score_frame', 'model_scores', 'amplified',
-           'opened_at_fork', 'router_gradients', 'looks', 'trained_after', 'deployed_rows', 'in_names', 'by_edit',
-           'measures_of', 'absorbed_rows', 'repaired', 'absorbing_seconds', 'absorbing_preset']
+           'opened_at_fork', 'router_gradients', 'damages', 'looks', 'trained_after', 'deployed_rows', 'in_names',
+           'by_edit', 'measures_of', 'absorbed_rows', 'repaired', 'absorbing_seconds', 'absorbing_preset']
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #4fc826b9
 import pandas as pd
@@ -125,6 +125,7 @@ GROWING = ("swap+experts", "swap+experts+attn", "swap+all")                 # be
 UNFROZEN = ("swap+router", *(f"{e}+router" for e in GROWING))
 
 NOISE = ("noise+attn", "noise+all")
+def damages(arm): return ("swap",) * (arm in SWAPPED) + ("noise",) * (arm in NOISED)
 
 def looks(arm, settings) -> dict:
     "Edit → steps after the fork at which an arm is measured."
@@ -178,8 +179,7 @@ def measures_of(arm, settings) -> dict:
     "Name → function from the base members to rows, in order."
     out = {"none": lambda base: opened_at_fork(base, arm, settings, "none")}
     if arm in DEPLOYED: out["deployed"] = lambda base: deployed_rows(base, arm, settings)
-    damages = ("swap",) * (arm in SWAPPED) + ("noise",) * (arm in NOISED)
-    out |= {e: (lambda base, e=e: opened_at_fork(forked(base, e, arm), arm, settings, e)) for e in damages}
+    out |= {e: (lambda base, e=e: opened_at_fork(forked(base, e, arm), arm, settings, e)) for e in damages(arm)}
     return out | {e: (lambda base, e=e: trained_after(base, arm, settings, e)) for e in looks(arm, settings)}
 
 def absorbed_rows(arm, seeds, settings, desk):
