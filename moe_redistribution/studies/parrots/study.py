@@ -480,8 +480,7 @@ PARROT_PRESETS = {
                    parrot_settings(book=dict(n=5000, steps=4000, models=[n for n in SEVEN if n != "d16-e16"]),
                                    fit=dict(of="long", models=SEVEN))),
     "large": Preset("the same book and models, with as few steps as the book of 2,000",
-                    dict(book=range(1, 4), fit=range(1, 8)), 1,
-                    parrot_settings(book=dict(n=5000, models=SEVEN), fit=dict(of="large", models=SEVEN)))}
+                    dict(book=range(1, 4)), 1, parrot_settings(book=dict(n=5000, models=SEVEN)))}
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #becf1ab5
 _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch=4096, lr=2e-3, step_seconds=.02,
