@@ -205,7 +205,7 @@ def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
 
 # -------------------------------------------------------------------------------------------------------------- kills
 
-LONGER = {                        # commands that work longer than a second → what they leave; rows are compared to the byte
+LONGER = {                                # commands that work longer than a second, and the rows that they leave
     "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--executor", "here"], None),
     "study": (["study", "granularity", "--preset", "tiny", "--executor", "here", "--out", "study.csv"], "study.csv"),
     "measure": (["measure", TINY, "--seeds", "4,5", "--out", "measure.csv"], "measure.csv"),
