@@ -242,7 +242,7 @@ def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, pl
     took = time.monotonic() - began - took
     for kill in range(KILLS):
         p = started(words, homes["killed"], tmp_path / "killed")
-        try: p.wait(luck.uniform(0, took))
+        try: p.wait(luck.uniform(0, .7 * took))
         except subprocess.TimeoutExpired: p.send_signal((signal.SIGKILL, signal.SIGTERM)[kill % 2])
         status, err = p.wait(60), p.stderr.read()
         ended[status] += 1
