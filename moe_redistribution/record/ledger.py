@@ -472,8 +472,11 @@ def _between(mean, lo, hi, digits):
 def verdict_table(beginnings, caption, digits=3) -> Shown:
     """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
     interval under both readings with n, the smallest difference that counts, and what the control is."""
-    audited = statements().query("protocol == 'audited'").set_index("key")
-    control, margin = audited["note"], audited["margin"]
+    both = statements().query("protocol in ('paper', 'audited')")
+    control = both.query("protocol == 'audited'").set_index("key")["note"]
+    # two texts may have two margins: the same share of what is worth something in each
+    shown_as = lambda m: " · ".join(f"{v:g}" for v in dict.fromkeys(m) if v)
+    margin = both.groupby("key", sort=False)["margin"].agg(shown_as)
     def reading(c, which):
         mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
         return f"{_between(mean, lo, hi, digits)}, n = {n:.0f}" if n > 0 else "–"
@@ -482,7 +485,7 @@ def verdict_table(beginnings, caption, digits=3) -> Shown:
     return to_read(pd.DataFrame([{"claim": k, "verdict": c.verdict, "says": c.statement,
                                   "as the paper reads it": reading(c, "paper"),
                                   "with the control": reading(c, "audited"),
-                                  "margin": f"{margin[k]:g}" if margin[k] else "–", "control": control[k]}
+                                  "margin": margin[k] or "–", "control": control[k]}
                                  for k, c in found]),
                    caption)
 
