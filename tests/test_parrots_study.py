@@ -40,7 +40,7 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
             preset, kind, model = name.split("/")
             p = STUDY.presets[preset.partition(".")[2]]
             arm = f"{kind}/{model}" if kind in study.PATHS else kind
-            if kind == "equal": assert c.metric in ("knowledge_above", "unseen_above")      # after three steps all guess
+            if kind == "equal": assert c.metric in ("knowledge_above", "unseen_above")    # after 3 steps all guess
             elif model != "exponents": assert (c.metric, kind, c.split, "final") in made, (c.Index, name)
             assert set(seed_list(c.seeds)) <= set(p.arms[arm]), name
             own = p.settings[kind_of(arm)]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ABOVE', 'PATHS', 'OF_OTHERS', 'BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_SETTINGS', 'SIZES_TRIED', 'MIXED_SETTINGS',
            'EQUAL_SETTINGS', 'FIT_SETTINGS', 'SEVEN', 'GRAPH_SETTINGS', 'PARROT_PRESETS', 'STUDY', 'parrot_of',
-           'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'models_of', 'exponents', 'explained',
+           'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'models_of', 'exponents', 'size_explains',
            'over_models', 'jackknifed', 'trained_before', 'largest', 'path_rows', 'MixedStream', 'on_common_losses',
            'at_equal_loss', 'above_a_guess', 'guesses', 'answer_labels', 'right_aligned', 'graphs_at', 'answered',
            'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
@@ -124,7 +124,7 @@ def exponents(total, active, bits) -> tuple:
     return tuple(np.linalg.lstsq(X, np.log(bits), rcond=None)[0][:2])
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #7496fcaa
-def explained(sizes, bits) -> float:
+def size_explains(sizes, bits) -> float:
     "Share of the variance of log `bits` (n,) over models that the logarithms of `sizes` (k, n) explain together."
     X, y = np.stack([*map(np.log, sizes), np.ones(len(bits))], 1), np.log(np.maximum(bits, 1))
     return 1 - np.var(y - X @ np.linalg.lstsq(X, y, rcond=None)[0]) / np.var(y) if np.ptp(y) else 0.
@@ -169,7 +169,8 @@ def of_fit(self:Learner):
     found = trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
     found = found.pivot_table(index="condition", columns="metric", values="value").loc[[f"book/{n}" for n in models]]
     each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
-    def of(t, a, b): return np.array([*(x := exponents(t, a, b)), x[0] - x[1], explained([t], b) - explained([a], b)])
+    def of(t, a, b):
+        return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
     for metric, x in zip(("total", "active", "difference", "explained_ahead"), jackknifed(of, self.seed - 1, *each)):
         self.put("fit/exponents", metric, x, len(models))
 
