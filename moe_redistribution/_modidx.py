@@ -19,6 +19,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                      'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._read_at': ( '5_evidence/answers.html#_read_at',
                                                                                                        'moe_redistribution/evidence/answers.py'),
+                                                     'moe_redistribution.evidence.answers._said': ( '5_evidence/answers.html#_said',
+                                                                                                    'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._shown': ( '5_evidence/answers.html#_shown',
                                                                                                      'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._take': ( '5_evidence/answers.html#_take',

@@ -7,8 +7,10 @@ from scipy import stats
 
 from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record import ledger as room
-from moe_redistribution.record.ledger import (FEW, FLIPS, HERE, NEW, OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
-                                              answer, changed, decide, found_here, judge, registered, shown, statements, values)
+from moe_redistribution.record.ledger import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
+                                              ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
+                                              answer, changed, decide,
+                                              found_here, judge, registered, shown, statements, values)
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.dataset import ROOT, rows_of
 
@@ -106,7 +108,7 @@ def test_a_control_contradicts_only_where_it_shows_the_same():
     assert judge(says("holds"), says("refuted")) == "contradicted by a control"
     assert judge(says("holds"), says("refuted", test=TIE)) == "tied with its control"
     assert judge(says("holds"), says("pending", "no power: .0006 nats to win")) == "inconclusive"
-    opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)                 # below 0, and lower still than its control
+    opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)     # lower still than its control
     assert opposite[0] == "holds"
 
 

@@ -313,7 +313,7 @@ def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tm
     with monkeypatch.context() as m:
         m.setattr(cli, "write_frame", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(words) == 130 and (tmp_path / "rows.part").exists()
-    monkeypatch.setattr(streaming, "tally", None)                              # all of it is kept: nothing is done again
+    monkeypatch.setattr(streaming, "tally", None)                  # all of it is kept: nothing is done again
     assert main(words) == 0 and (tmp_path / "rows.csv").exists() and not (tmp_path / "rows.part").exists()
 
 

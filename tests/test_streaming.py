@@ -262,7 +262,8 @@ def test_gates_asked_for_twice_are_one_row_each_and_sizes_are_checked_first(text
 def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkeypatch):
     monkeypatch.setattr(type(s), "run", lambda *_, **__: 1 / 0)
     for unit, edit, says in (("L0.routes", "mean", "edit the gates"), ("L1.router_probs", "zero", "edit the gates"),
-                             ("L0.E9", "zero", "nearest: 'L0.E"), ("L0.H1", "route_around", "an expert to route_around")):
+                             ("L0.E9", "zero", "nearest: 'L0.E"),
+                             ("L0.H1", "route_around", "an expert to route_around")):
         with pytest.raises(ValueError, match=says):
             stream_ablation(s, text, byte_tokens, context=16, units=(unit,), edits=(edit,))
     with pytest.raises(ValueError, match="two windows or more in a batch"):

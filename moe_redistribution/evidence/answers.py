@@ -202,6 +202,11 @@ def _read_at(rows, c, null, rule, seeds, stream):
 # %% ../../nbs/5_evidence/07_answers.ipynb #917ebaee
 POWERS = "powers of ten: a geometric mean, its spread and margin on the log10 scale"
 _OURS = "ours_mean ours_std ours_lo ours_hi ours_n".split()
+def _said(v, p):
+    "The reason of a verdict, in words for a bar that was read off a picture."
+    digits, bar = "the printed digits themselves", "the bar as it was read off"
+    return v.reason.replace(digits, bar) if "read-off" in p.note else v.reason
+
 def _shown(ours, log):
     "Our mean, spread, bounds and n as a table shows them: powers of ten are raised again, but for their spread."
     mean, sd, lo, hi, n = ours
@@ -222,13 +227,12 @@ def _line(rows, p, c, protocol, rule, seeds, stream, fine=None):
     if log: p = p._replace(value=np.log10(max(p.value, p.digit / 2)), value_std=np.nan)     # a printed 0 was rounded
     v, n = _judged(ours, p, c, margin, protocol, stream)
     line |= dict(zip(_OURS, _shown(ours, log)))
-    bar = "read-off" in p.note
-    said = v.reason.replace("the printed digits themselves", "the bar as it was read off") if bar else v.reason
+    said = _said(v, p)
     early = (stream or c.stream) == "authors" and ours[4] and any(x.startswith("missing run") for x in notes)
     # two of five decide nothing
     word = word or ("inconclusive" if early and v.verdict in ("agrees", "differs") else v.verdict)
-    interim = f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early)
-    finer = f"compared with the finer print at {p.id}" * (p.id != own.id)
+    interim, finer = (f"interim: {ours[4]} of the {int(c.n)} seeds" * bool(early),
+                      f"compared with the finer print at {p.id}" * (p.id != own.id))
     needed = (seeds_beside(*ours[:2], p.value, p.value_std, n, margin) if word == "inconclusive" and ours[4] > 1
               else np.nan)
     reasons = [interim, said, POWERS * bool(log and ours[4]), finer, *notes, c.note]

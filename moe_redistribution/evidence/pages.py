@@ -71,7 +71,7 @@ def missing_runs(page) -> pd.DataFrame:
 def standing(page) -> str:
     """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
 
-    Of a condition each seed is one trained model; of a study each arm and seed, and several arms may read one training."""
+    Of a condition each seed is one trained model; of a study several arms of one seed may read one training."""
     rows = page.rows
     ran = rows[rows["stream"] != "none"]
     runs = ran.groupby(["condition", "stream", "seed"]).ngroups

@@ -91,7 +91,7 @@ def as_committed(path, listing=None) -> Path:
     `Damaged` (expected, got, fix) for another file under results/ or checkpoints/; one under data/, which people
     edit, is read with a warning."""
     path, listing = Path(path), listing or listing_of(path)
-    if path.exists() and not path.is_file() and not path.is_dir():                                # it would wait for ever
+    if path.exists() and not path.is_file() and not path.is_dir():           # it would wait for ever
         raise Damaged(f"{path}: expected a file, got no regular one; fix: git checkout -- {path.name}")
     if listing is None or not path.is_file(): return path
     state = lambda p: (p.stat().st_mtime_ns, p.stat().st_size)
