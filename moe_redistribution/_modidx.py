@@ -13,6 +13,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                       'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._line': ( '5_evidence/answers.html#_line',
                                                                                                     'moe_redistribution/evidence/answers.py'),
+                                                     'moe_redistribution.evidence.answers._ordered': ( '5_evidence/answers.html#_ordered',
+                                                                                                       'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._ours': ( '5_evidence/answers.html#_ours',
                                                                                                     'moe_redistribution/evidence/answers.py'),
                                                      'moe_redistribution.evidence.answers._ratio': ( '5_evidence/answers.html#_ratio',

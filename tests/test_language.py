@@ -65,10 +65,14 @@ def test_dropout_is_drawn_anew_at_every_step_and_again_after_a_kill(tmp_path):
     assert same_bits(straight, dropping(desk_of(tmp_path))[0]) and not same_bits(straight, trained("gpt2", steps=4)[0])
 
 
+def rows_seen(arm, seed, seen):
+    return pd.DataFrame(dict(condition=arm, seed=seed, metric="loss", step=range(len(seen)), value=seen["loss"]))
+
+
 def study_of_two():
     def run(arm, seeds, settings, desk):
         seen = trained(desk=desk, **settings)[1]
-        return None if seen is None else pd.DataFrame(dict(condition=arm, seed=seeds[0], value=seen["loss"]))
+        return None if seen is None else rows_seen(arm, seeds[0], seen)
     return Study("words", "Toy", {"tiny": Preset("one", {"a": [0]}, settings=dict(steps=8))}, run, lambda *_: 1)
 
 

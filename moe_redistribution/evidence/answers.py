@@ -120,6 +120,12 @@ WHOLE_ONLY = {"sum", "lowest", "highest"}
 ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #0af0e66f
+def _ordered(aggregate, x, i):
+    "An order statistic of `x` with the spread and the bounds that `i`, the interval of its mean, gives it."
+    at, wide = ORDERED[aggregate]
+    return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo), t + wide * (i.hi - i.mean), i.n)
+
+# %% ../../nbs/5_evidence/07_answers.ipynb #1db331a9
 def _ours(rows, c, null, rule, seeds, stream):
     "Our answer to claim `c`: mean, std (ddof 1), lo, hi, n; and notes."
     nothing = (*[np.nan] * 4, 0)
@@ -127,24 +133,21 @@ def _ours(rows, c, null, rule, seeds, stream):
     if c.aggregate == "null": return (null, 0.0, null, null, np.nan), []
     frame, notes = _by_seed(rows, c, c.condition, rule, seeds, stream)
     others = [_by_seed(rows, c, name, rule, seeds, stream) for name in c.versus.split()]
-    notes = list(dict.fromkeys(notes + [n for _, more in others for n in more]))
+    notes = [*dict.fromkeys(sum((more for _, more in others), notes))]
     versus = [f.mean(axis=1, skipna=False) for f, _ in others]
     if c.aggregate == "welch_p":
         groups = [frame.mean(axis=1, skipna=False).dropna(), versus[0].dropna()]
         return ((welch(*groups).p, *[np.nan] * 3, n), notes) if (n := min(map(len, groups))) else (nothing, notes)
     if (c.aggregate in WHOLE_ONLY or c.metric == "reached") and frame.isna().any(axis=None): return nothing, notes
     if c.aggregate in ORDERED and any(n.startswith("missing run") for n in notes): return nothing, notes
-    if getattr(c, "scale", "") == "log10": frame = np.log10(frame.astype(float))      # errors span powers of ten
-    x = _together(c, frame, versus).dropna()
+    log = getattr(c, "scale", "") == "log10"                                       # errors span powers of ten
+    x = _together(c, np.log10(frame.astype(float)) if log else frame, versus).dropna()
     if x.empty: return nothing, notes
     if c.aggregate == "sum" or c.stream == "none":
         t = float(x.sum() if c.aggregate == "sum" else x.mean())
         return (t, 0.0, t, t, len(x)), notes
     i = interval(x)
-    if c.aggregate in ORDERED:
-        at, wide = ORDERED[c.aggregate]
-        return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo),
-                t + wide * (i.hi - i.mean), i.n), notes
+    if c.aggregate in ORDERED: return _ordered(c.aggregate, x, i), notes
     return (i.mean, float(x.std()), i.lo, i.hi, i.n), notes
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #ac8d625d

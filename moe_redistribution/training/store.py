@@ -382,7 +382,8 @@ def source_hash(*objects) -> str:
 
 _CODE = weakref.WeakKeyDictionary()
 def code_of(x) -> str:
-    "The same of one function or class, worked out once."
+    "The same of one function or class, worked out once; empty of None."
+    if x is None: return ""
     if x not in _CODE: _CODE[x] = source_hash(x)
     return _CODE[x]
 
