@@ -357,6 +357,18 @@ def test_no_stored_output_is_an_error():
     assert not bad, bad
 
 
+def test_a_cell_that_shows_nothing_has_no_result():
+    "A cell that was split keeps what it showed before: two pages had their first screen twice, one an old verdict."
+    def stale(page):
+        def silent(source):
+            body = ast.parse("\n".join(x for x in source.splitlines() if not x.lstrip().startswith(("%", "!")))).body
+            return not body or not isinstance(body[-1], ast.Expr)
+        return [c["source"].splitlines()[0] for c in cells(page, "code")
+                if any(o["output_type"] == "execute_result" for o in c["outputs"]) and silent(c["source"])]
+    bad = offenders(PAGES, stale)
+    assert not bad, f"clear these outputs and run the page again: {bad}"
+
+
 def test_no_page_is_a_burden_to_load():
     "Half a megabyte at most, pictures included; `make outputs` reduces them to the colours that they have use for."
     bad = offenders(PAGES, lambda page: (size := (NBS / page).stat().st_size) >= 500_000 and size)
