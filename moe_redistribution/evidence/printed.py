@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'CLAIM_COLUMNS', 'WHAT_N_COUNTS', 'AGGREGATES', 'MARGIN_COLUMNS',
-           'SCALES', 'of_clone', 'sealed', 'paper_values', 'seed_list', 'each_name', 'quantity', 'margins', 'claims',
+           'of_clone', 'sealed', 'paper_values', 'seed_list', 'each_name', 'quantity', 'margins', 'claims',
            'paper_items']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
@@ -92,7 +92,6 @@ def each_name(names) -> list:
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #ad6974b0
 MARGIN_COLUMNS = "quantity scale share digits least most why".split()
-SCALES = {"linear": "ours minus the printed value", "log10": "ours over the printed value, as a power of ten"}
 
 def quantity(unit, stream="", aggregate="", metric=""):
     """Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's.
