@@ -101,11 +101,31 @@ def site():
     return yaml.safe_load((ROOT / "_quarto.yml").read_text())
 
 
-def test_the_sidebar_has_six_groups_that_open_one_at_a_time_and_no_numbers():
+def test_the_sidebar_has_a_section_a_paper_and_one_is_open_at_a_time():
+    from moe_redistribution.evidence.overviews import PAPERS
     shown = site()["website"]["sidebar"]
-    assert [entry["section"] for entry in shown["contents"]] == ["Start", "The paper", "Beyond", "Companions",
-                                                                 "How we measure", "Reference"]
-    assert shown["collapse-level"] == 1 and shown["contents"][0]["contents"][0] == "index.ipynb"
+    groups = {entry["section"]: entry["contents"] for entry in shown["contents"]}
+    assert [*groups] == ["Start", *PAPERS.values(), "Beyond the papers", "How we measure", "Reference"]
+    assert shown["collapse-level"] == 1 and groups["Start"][0] == "index.ipynb"
+
+
+def shown_in_sidebar():
+    "Page → what the sidebar calls it: its `text`, or its title."
+    named = {e["href"]: e["text"] for group in site()["website"]["sidebar"]["contents"] for e in group["contents"]
+             if isinstance(e, dict)}
+    return {page: named.get(page) or cells(page)[0]["source"].split("\n")[0].removeprefix("# ") for page in sidebar()}
+
+
+def test_no_two_entries_of_the_sidebar_read_alike():
+    names = shown_in_sidebar()
+    alike = [name for name, n in Counter(names.values()).items() if n > 1]
+    assert not alike, {page: name for page, name in names.items() if name in alike}
+
+
+def test_no_entry_of_the_sidebar_names_a_section_of_a_paper():
+    refers = r"§|\b(App|Tab|Fig)\.|\b(Table|Figure)s? \d"
+    bad = {page: name for page, name in shown_in_sidebar().items() if re.search(refers, name)}
+    assert not bad, f"give the entry a `text` in _quarto.yml: {bad}"
 
 
 def test_every_link_of_the_bar_is_a_page():
@@ -236,6 +256,14 @@ def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
     made, = frame.framed({"cells": [code(source)]}, page)["cells"]
     assert ("".join(made["source"]).count("code-fold: true"),
             "code-fold: show" in "".join(made["source"])) == (bool(word), False)
+
+
+@pytest.mark.parametrize("form, word", [("image/png", "how this figure is drawn"),
+                                        ("text/html", "how this table is made"),
+                                        ("text/markdown", "how these words are computed")])
+def test_a_page_of_results_shows_figures_tables_and_sentences_before_their_code(form, word):
+    made = code("shown", {form: "x", "text/plain": "x"})
+    assert frame.fold(made, "6_studies/sparsity_moves/x.ipynb") == word and frame.fold(made, "2_models/x.ipynb") is None
 
 
 def test_what_a_cell_shows_keeps_its_code_in_view():

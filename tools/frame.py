@@ -6,9 +6,9 @@
 The notebooks stay as an author wants to read them, and no cell has to repeat what follows from what it holds:
 
 - **Folds.** Exported source, set-up and assertions come folded behind a word that says what is inside, "source",
-"set-up",
-  "3 assertions, all hold". A cell is set-up if it only imports, or, on a page of results, if it shows nothing or opens
-  the page's rows. They do hold: a notebook whose assertion fails has no outputs stored and does not pass `make test`.
+  "set-up", "3 assertions, all hold". A cell is set-up if it only imports, or, on a page of results, if it shows nothing
+  or opens the page's rows. There, what draws a figure or computes a sentence is folded, too. Assertions do hold: a
+  notebook in which one fails has no outputs stored and does not pass `make test`.
 - **One number a figure.** Captions carry the paper's numbers, so Quarto may not count as well. It counts what has a
 label that
   starts with `fig-`; the label is kept as an anchor, and the cell gets one that is not counted.
@@ -39,6 +39,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
 RESULTS = r"6_studies/\w+/(?!0)"
+# there, the code of what is shown stands behind these words
+SHOWN = {"image/png": "how this figure is drawn", "text/html": "how this table is made",
+         "text/markdown": "how these words are computed"}
 DIRECTIVE = r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$"
 
 
@@ -70,9 +73,13 @@ def fold(cell, page):
     n = sum(map(assertions, body))
     if n and not cell["outputs"]:
         return f"{n} assertion{'s' * (n > 1)}, all hold" if n > 1 else "1 assertion, holds"
-    imports = all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
-    silent = re.match(RESULTS, page) and (not cell["outputs"] or "page.rows" in source)
-    return "set-up" if body and (imports or silent) else None
+    if all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
+        return "set-up" if body else None
+    if not re.match(RESULTS, page):
+        return None
+    forms = {form for out in cell["outputs"] for form in out.get("data", {})}
+    shown = next((word for form, word in SHOWN.items() if form in forms), None)
+    return shown or ("set-up" if not cell["outputs"] or "page.rows" in source else None)
 
 
 def without(source, *names):

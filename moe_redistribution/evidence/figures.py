@@ -18,7 +18,7 @@ from ..tasks.errors import choose
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition, RECIPES
 from .printed import DATA, claims, of_clone
-from .tables import METRIC, TASK, VARIANT, Shown, beside
+from .tables import METRIC, TASK, VARIANT, Shown, beside, typeset
 from .statistics import interval
 from ..instruments.rows import select
 from ..instruments.ablation import whole_answer
@@ -289,19 +289,21 @@ def in_short(*lines) -> str:
 # %% ../../nbs/5_evidence/09_figures.ipynb #52709733
 def prose(*lines) -> str:
     "A passage as Markdown, from sentences or rows of a table; an empty line starts a paragraph."
-    return "\n".join(lines)
+    return typeset("\n".join(lines))
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #dcfecdd0
 @lru_cache(maxsize=1)
-def _ledger():
+def _ledger(path, changed):
     "The recorded ledger, a named row for each claim."
     blank = {f"{k}_{v}": "" for k in ("paper", "audited", "uncopied") for v in ("mean", "lo", "hi")} | {"printed": ""}
-    table = pd.read_csv(of_clone(DATA.parent / "results/ledger.csv"), keep_default_na=False, na_values=blank)
+    table = pd.read_csv(path, keep_default_na=False, na_values=blank)
     return {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
 def claim(key):
     "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
-    return _ledger()[choose("claim", key, list(_ledger()))]
+    path = of_clone(DATA.parent / "results/ledger.csv")
+    known = _ledger(path, path.stat().st_mtime_ns)
+    return known[choose("claim", key, list(known))]
 
 def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
     """A claim's difference, interval and seeds as text, in `unit` of 1 / `scale`.
