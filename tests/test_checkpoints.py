@@ -3,7 +3,10 @@ it.
 
 At every change one checkpoint a task, by one cheap and sensitive instrument, and every seed; all instruments of all
 checkpoints, which is what `tools/comes_out.py` asks, by `make audit`."""
+import copy
 import importlib.util
+import pickle
+import re
 
 import pandas as pd
 import pytest
@@ -14,10 +17,13 @@ from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, recorde
 from moe_redistribution.instruments.ablation import ablation_rows
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import Transformer, checked, forward, loss, predict, shapes
 from moe_redistribution.instruments.fourier import fourier_rows
 from moe_redistribution.instruments.histogram import by_count, selective_shares
+from moe_redistribution.instruments.subject import subject
+from moe_redistribution.training.loop import flatten
 from moe_redistribution.training.store import compact, kept_in_half, unseal
-from moe_redistribution.tasks.task import ALPHABET, LENGTH
+from moe_redistribution.tasks.task import ALPHABET, LENGTH, get_task
 from moe_redistribution.instruments.rows import rows, tidy
 
 spec = importlib.util.spec_from_file_location("comes_out", results.ROOT / "tools/comes_out.py")
@@ -119,6 +125,54 @@ def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recordi
     ("kept_accuracy", .9, 0, True, .005, .02), ("concentration_paper", .3, 0, False, 0, 1e-4)])
 def test_a_tolerance_is_as_wide_as_its_kind_of_number_needs(metric, largest, n, rounded, least, most):
     assert least <= comes_out.tolerance(metric, largest, n, rounded) <= most
+
+
+# ---------------------------------------------------------------------------------------- what a checkpoint is read as
+
+READ_AS = [("add7/ffn-h256-silu", "first256", "add7/ffn-h256-gelu"),                       # another activation
+           ("add7/moe-e4k1-h256-silu", "first256", "add7/moe-e4k2-h256-silu"),             # another k
+           ("add7/moe-e4k1-h256-silu", "first256", "add7/moe-e4k1-h256-silu+switch"),      # another gate
+           ("add7/moe-e4k1-h256-silu", "first256", "add7/moe-e4k1-h256-silu+frozen"),      # rows under another name
+           ("modadd/glu-h340-gelu", "first99", "modadd/glu-h340-linear")]
+READS_THEM = {"predict": predict, "forward": lambda p, c: forward(p, get_task(condition(c).task).tokens[:9], c),
+              "loss": lambda p, c: loss(p, (t := get_task(condition(c).task)).tokens[:9], t.targets[:9], c),
+              "module": Transformer, "subject": lambda p, c: subject(p, c).predict(), "right": results.right_answers,
+              "ablation": lambda p, c: ablation_rows(p, c, results.SEEDS, ("zero",)), "checked": checked,
+              "flatten": flatten}
+
+
+@pytest.mark.parametrize("name, rule, other", READ_AS)
+@pytest.mark.parametrize("way", READS_THEM)
+def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(name, rule, other, way):
+    params = results.checkpoint(name, rule)
+    assert shapes(condition(name)) == shapes(condition(other))
+    with pytest.raises(ValueError, match=re.escape(f"expected those of {other}, got those of {name}; fix: give")):
+        READS_THEM[way](params, other)
+
+
+def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
+    name, rule, other = READ_AS[0]
+    params = results.checkpoint(name, rule)
+    assert not torch.equal(predict(dict(params), other), predict(params, name))
+    for again in (pickle.loads(pickle.dumps(params)), copy.deepcopy(params)):
+        with pytest.raises(ValueError, match="expected those of"): predict(again, other)
+
+
+def test_every_committed_checkpoint_says_whose_it_is():
+    for name, rule in recorded_checkpoints():
+        info = unseal(results.checkpoint_path(name, rule))[1]
+        assert (info["condition"], info["rule"]) == (name, rule) and results.checkpoint(name, rule).condition == (
+            condition(name))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_has_no_predictions_unless_they_are_asked_for(wrong):
+    params = dict(results.checkpoint(GLU, "first99"))
+    params["W_down"] = params["W_down"].clone()
+    params["W_down"][1] = wrong
+    for ask in (lambda: predict(params, GLU), lambda: results.right_answers(params, GLU)):
+        with pytest.raises(ValueError, match="member 1: expected finite activations.* first at ffn_out"): ask()
+    assert len(predict(params, GLU, finite=False)) == len(params["W_E"])
 
 
 # ------------------------------------------------------------------------------------------------------------ what is

@@ -1,6 +1,7 @@
 """Oracles and properties of the evidence room: no statistic is compared with itself."""
 from itertools import product
 from math import comb, inf
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,6 +41,24 @@ def test_bca_is_finite_ordered_and_blind_to_the_order_of_seeds(values, random):
 
 def test_one_seed_has_no_interval():
     assert ev.interval([.3]).mean == .3 and np.isnan(ev.interval([.3])[1:3]).all()
+
+
+@pytest.mark.parametrize("n", [20, 64, 500])
+def test_bca_in_batches_is_bca_at_once_to_the_bit(n):
+    for x in (np.random.default_rng(n).normal(size=n), np.random.default_rng(n).integers(0, 2, n) * 1.):
+        whole = stats.bootstrap((np.sort(x),), np.mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
+        assert ev.interval(x)[1:3] == tuple(whole)
+
+
+def test_an_interval_of_many_values_takes_no_more_memory_and_too_many_are_refused():
+    x = np.random.default_rng(0).normal(size=4_000)                       # 320 MB of draws, were they there at once
+    tracemalloc.start()
+    found, peak = ev.interval(x), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 160e6 and np.allclose(found[1:3], ev.interval(x, "t")[1:3], atol=.002)
+    with pytest.raises(ValueError, match="expected at most 20,000 values for BCa.*got 20001.*method='t'"):
+        ev.interval(np.arange(20_001.))
+    assert ev.interval(np.arange(20_001.), "t").mean == 10_000
 
 
 @pytest.mark.parametrize("bad", [[.1, np.nan], [np.inf, 1], [], [[.1, .2]]], ids=str)

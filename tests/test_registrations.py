@@ -11,8 +11,10 @@ import pytest
 from moe_redistribution.evidence import printed as paper
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES,
                                                        definition_hash, definitions, registrations, unregistered, when)
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.dataset import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
+from moe_redistribution.training import store
+from moe_redistribution.training.store import Damaged
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits",
@@ -229,6 +231,40 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     assert tool.main(["--check"]) == 0
     tool.main([])
     assert (tmp_path / FILE).read_text() == after
+
+
+def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(tool, tmp_path):
+    write(tmp_path)
+    commit(tmp_path, 1)
+    tool.main([])
+    write_sums(tmp_path)
+    write(tmp_path, [SAID | {"margin": "0.02"}])
+    with pytest.raises(Damaged, match="data/statements.csv: expected"): tool.main(["--check"])
+    assert tool.main([]) == 0 and (tmp_path / "SHA256SUMS").read_text() == sums(tmp_path)
+    for name in (FFN, FILE):                                          # rows, and the register itself
+        if name == FFN: measure(tmp_path, FFN), write_sums(tmp_path)
+        path = tmp_path / (FILE if name == FILE else f"results/rows/ablation/{FFN}.parquet")
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        write(tmp_path, [SAID | {"margin": "0.03"}])
+        with pytest.raises(Damaged, match=path.name): tool.main([])
+        path.write_bytes(good)
+
+
+def test_a_kill_while_a_line_is_registered_leaves_the_register_as_it_was(tool, tmp_path, monkeypatch):
+    write(tmp_path)
+    commit(tmp_path, 1)
+    tool.main([])
+    write_sums(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    write(tmp_path, [SAID | {"margin": "0.02"}])
+    def killed(*args): raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(store.os, "replace", lambda a, b, real=os.replace: (killed if FILE in str(b) else real)(a, b))
+        with pytest.raises(KeyboardInterrupt): tool.main([])
+    assert (tmp_path / FILE).read_bytes() == before and not list(tmp_path.rglob("*.part"))
+    assert tool.main([]) == 0 and (tmp_path / FILE).read_bytes().startswith(before)
+    assert (tmp_path / "SHA256SUMS").read_text() == sums(tmp_path)
 
 
 def test_rows_of_other_seeds_or_another_edit_are_not_its_rows(tool, tmp_path):

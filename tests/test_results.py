@@ -1,7 +1,9 @@
 """What is committed under results/ and checkpoints/ is what the code makes of the runs, and what the pages say of
 it."""
 import os
+import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,8 +14,8 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from moe_redistribution.record import cli, recording
-from moe_redistribution.evidence import dataset as results
+from moe_redistribution.record import cli, ledger as ledger_room, recording
+from moe_redistribution.evidence import dataset as results, design, figures, printed, registrations
 from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.opened import tiny_model
@@ -22,13 +24,14 @@ from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.evidence.answers import COMPARE_COLUMNS, comparison
-from moe_redistribution.evidence.pages import Page, stale_pages, stored_pages
+from moe_redistribution.evidence.pages import Page, page_hash, stale_pages, stored_pages
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import predict
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
-from moe_redistribution.training.store import Damaged, Store
+from moe_redistribution.training.bench import keep
+from moe_redistribution.training.store import Damaged, Store, listed
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
@@ -66,6 +69,67 @@ def test_the_manifest_says_what_the_tables_hold():
 def test_everything_committed_under_data_results_and_checkpoints_is_covered_by_its_hash():
     said = (results.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
     assert said == results.sums(), "make sums, if the change was meant; git checkout, if not"
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    "What is committed under data/ and results/, with its hashes, as the repository of a package of its own."
+    root = tmp_path_factory.mktemp("copied")
+    for part in ("data", "results"): shutil.copytree(results.ROOT / part, root / part)
+    shutil.copy(results.ROOT / "SHA256SUMS", root)
+    with pytest.MonkeyPatch.context() as patch:
+        for room in (printed, registrations, figures, ledger_room, design): patch.setattr(room, "DATA", root / "data")
+        yield root
+
+
+READERS = {                        # part of a path under a root: what reads such a file; where nothing does, its check
+    "results/paper/": lambda root, p: (figures.numbers(p.stem), ledger_room.by_id(root=root)),
+    "results/rows/": lambda root, p: results.read_table(p.parent.name, f"{p.stem}/x", root=root),
+    "results/history/": lambda root, p: results.read_table("history", f"{p.stem}/x", root=root),
+    "results/runs/": lambda root, p: results.recorded_runs(root),
+    "results/ledger.csv": lambda root, p: figures.claim("4.1-01"),
+    "results/registrations.csv": lambda root, p: registrations.registrations(p),
+    "results/manifest.csv": lambda root, p: results.manifest(root),
+    "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
+    "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
+    "data/trials.csv": lambda root, p: page_hash(Page(files=["data/trials.csv"], root=root)),
+    "data/pilots.csv": lambda root, p: registrations.pilots(p.parent),
+    "data/statements.csv": lambda root, p: ledger_room.statements(),
+    "data/SHA256SUMS": lambda root, p: printed.paper_values(),
+    "data/": lambda root, p: printed.claims()}
+
+
+def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
+    luck, names = random.Random(0), [n for n in listed(copied / "SHA256SUMS") if not n.startswith("checkpoints/")]
+    printed.claims(), figures.claim("4.1-01")                            # what is kept from before answers for nothing
+    for name in names:
+        read = next(r for part, r in READERS.items() if name.startswith(part))
+        good = bytearray((path := copied / name).read_bytes())
+        good[at := luck.randrange(len(good))] ^= (bit := 1 << luck.randrange(8))
+        path.write_bytes(good)
+        with pytest.raises(Damaged, match=f"^{re.escape(name)}: expected .*; fix: git checkout -- .*make sums"):
+            read(copied, path)
+        good[at] ^= bit
+        path.write_bytes(good)
+    assert len(names) > 130 and printed.claims().equals(printed.claims(results.ROOT / "data/claims.csv"))
+
+
+def test_definitions_that_changed_without_a_word_are_refused_where_they_are_counted_and_checked(copied):
+    for name in ("claims", "statements"):
+        good = (path := copied / f"data/{name}.csv").read_bytes()
+        path.write_bytes(good.replace(b"mean", b"zero", 1))
+        for read in (registrations.definitions, registrations.unregistered, design.check_design):
+            with pytest.raises(Damaged, match=f"data/{name}.csv: expected"): read()
+        path.write_bytes(good)
+
+
+def test_a_change_that_was_meant_is_read_after_make_sums(copied):
+    good = (path := copied / "data/trials.csv").read_bytes()
+    path.write_bytes(good + b"\n")
+    with pytest.raises(Damaged): printed.of_clone(path)
+    results.write_sums(copied)
+    assert printed.of_clone(path) == path
+    path.write_bytes(good), results.write_sums(copied)
 
 
 def test_the_largest_page_reads_its_rows_in_about_a_second():

@@ -26,7 +26,7 @@ from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_pa
                                                  table_path, write_table)
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
-from moe_redistribution.training.store import unseal
+from moe_redistribution.training.store import as_committed, unseal
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 
 # the step is the run's, which the file does not hold
@@ -119,7 +119,7 @@ def summary(d):
 def fill(d, name, rule, instrument, root):
     "Adds the rows of `d` that the record lacks, where recording would have put them; the others keep their values."
     task = name.partition("/")[0]
-    table = pd.read_parquet(table_path(instrument, task, root))
+    table = pd.read_parquet(as_committed(table_path(instrument, task, root)))
     old = table[table["condition"] == name]
     steps = old.query("stream == 'authors' and rule == @rule").groupby("seed")["step"].first()
     new = d[d["there"] == "since"]

@@ -8,6 +8,7 @@ import sys
 
 import nbformat
 from PIL import Image
+from moe_redistribution.training.store import write_whole
 
 
 def smaller(png):
@@ -32,8 +33,7 @@ def main(paths):
             continue
         for d, n in zip(data, new):
             d["image/png"] = n
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(nbformat.writes(nb, indent=1) + "\n")
+        write_whole(path, (nbformat.writes(nb, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

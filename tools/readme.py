@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 from nbconvert import MarkdownExporter
+from moe_redistribution.training.store import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = "README_files"  # figures, named by their cell's label: a link that survives a reordering of the page
@@ -90,8 +91,7 @@ def main():
         if name not in wanted:
             path.unlink()
             continue
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(wanted[name])
+        write_whole(path, wanted[name])
     print(f"wrote {', '.join(stale)}" if stale else "README.md is up to date")
 
 

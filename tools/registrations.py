@@ -5,9 +5,10 @@ results/registrations.csv.
     python tools/registrations.py --check    append nothing; name what is not registered, exit status 1
 
 The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that
-registers it.
+registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it.
 """
 import csv
+import hashlib
 import io
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, RE
                                                        SENTENCES, definitions, piloted, registrations, sentence_hash,
                                                        unregistered)
 from moe_redistribution.evidence.design import check_design
-from moe_redistribution.evidence.dataset import run_rows, sums
+from moe_redistribution.evidence.dataset import run_rows
+from moe_redistribution.training.store import as_committed, listed, relist, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, ROWS = [f"data/{t}.csv" for t in REGISTERED_TABLES], ["results/rows", "results/runs"]
@@ -104,7 +106,7 @@ class Rows:
     def _versions(self, path):
         "Every version of a file as (date, content), oldest first."
         for blob, date in self.history.versions[path].items(): yield date, lambda blob=blob: self.history.read(blob)
-        if (ROOT / path).exists(): yield self.now, lambda: ROOT / path
+        if (ROOT / path).exists(): yield self.now, lambda: as_committed(ROOT / path)
 
     def _cells(self, path, instrument, name, date, content):
         own = [("condition", "in", [name, formerly(name)])]
@@ -155,16 +157,25 @@ def access(dates, date, pilot=False):
     return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
 
 
+def take_as_meant():
+    "Lists the tables of definitions, and that of pilots, as they stand: who registers a line has changed it."
+    if not (listing := ROOT / "SHA256SUMS").exists(): return
+    for name in [*DATA, "data/pilots.csv"]:
+        if not (path := ROOT / name).exists(): continue
+        now, was = hashlib.sha256(path.read_bytes()).hexdigest(), listed(listing).get(name, set())
+        if was != {now}: relist(listing, name, add={now}, drop=was - {now})
+
+
 def left(): return unregistered(ROOT / FILE, ROOT / "data")
 
 
-def present(table): return pd.read_csv(ROOT / f"data/{table}.csv", dtype=str, keep_default_na=False)
+def present(table): return pd.read_csv(as_committed(ROOT / f"data/{table}.csv"), dtype=str, keep_default_na=False)
 
 
 def answers():
     "Keys of statements with a recorded answer."
     path = ROOT / "results/ledger.csv"
-    return set(pd.read_csv(path).query("paper_n > 0")["key"]) if path.exists() else set()
+    return set(pd.read_csv(as_committed(path)).query("paper_n > 0")["key"]) if path.exists() else set()
 
 
 def new_lines(now):
@@ -215,6 +226,7 @@ def counts():
 
 
 def main(args):
+    if "--check" not in args: take_as_meant()
     todo = left()
     if "--check" in args:
         print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy())
@@ -227,9 +239,9 @@ def main(args):
         sys.exit("Nothing registered: a new line of data/ could decide nothing.\n" + "\n".join(
             f"  {f.key} ({f.protocol}) {f.rule}: got {f.got}; fix: {f.fix}" for f in faults.itertuples()))
     lines = new_lines(now) if len(todo) else []
-    heading = [] if path.exists() else [COLUMNS]
-    with open(path, "a", newline="") as f: csv.writer(f, lineterminator="\n").writerows([*heading, *lines])
-    if (whole := ROOT / "SHA256SUMS").exists(): whole.write_text(sums(ROOT), encoding="utf-8")
+    old = as_committed(path).read_bytes() if path.exists() else b""
+    csv.writer(new := io.StringIO(), lineterminator="\n").writerows([*([] if old else [COLUMNS]), *lines])
+    write_whole(path, old + new.getvalue().encode())
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")
     print(counts().to_string())

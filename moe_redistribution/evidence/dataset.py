@@ -24,7 +24,7 @@ from ..tasks.task import get_task
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition
 from ..training.store import Damaged, as_committed, unseal, write_whole
-from ..models.population import predict
+from ..models.population import Trained, predict
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
@@ -133,7 +133,8 @@ def checkpoint_path(c, rule, root=None) -> Path:
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
 def checkpoint(c, rule="first256", root=None) -> dict:
-    """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete).
+    """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete), which are read
+    under no other condition.
 
     ValueError says what exists; `Damaged` for a file that is not what was written, or another's."""
     path = checkpoint_path(c, rule, root)
@@ -143,7 +144,7 @@ def checkpoint(c, rule="first256", root=None) -> dict:
         known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
                        for p in there.rglob("*.safetensors"))
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
-    return {n: v.float() for n, v in _its_own(c, rule, root)[0].items()}
+    return Trained({n: v.float() for n, v in _its_own(c, rule, root)[0].items()}, c)
 
 def checkpoint_seeds(c, rule="first256", root=None) -> list: return _its_own(c, rule, root)[1]["seeds"]
 

@@ -13,6 +13,7 @@ import hashlib, json
 import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
+from ..training.store import as_committed
 from .dataset import (READ, ROOT, asked, computed, content_hash, far_enough, gather,
                                                  manifest, rows_of, trained)
 
@@ -54,7 +55,7 @@ def page_hash(page) -> str:
     h = hashlib.sha256("\n".join(lines["sha256"]).encode())
     for i, name in page.needs:
         if i in computed(): h.update(content_hash(rows_of(i, [name])).encode())
-    for name in page.files: h.update(hashlib.sha256((page.root / name).read_bytes()).digest())
+    for name in page.files: h.update(hashlib.sha256(as_committed(page.root / name).read_bytes()).digest())
     return h.hexdigest()[:12]
 
 def missing_runs(page) -> pd.DataFrame:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import moe_redistribution
 from ..tasks.errors import refuse
+from ..training.store import as_committed
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #99e3f893
 DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"
@@ -27,10 +28,11 @@ SCALE = {"percent": 100, "pp": 100, "fraction": 1, "count": 1, "epochs": 1, "p_v
 READ_OFF = .01                            # how finely a bar of a printed picture can be read, in fractions
 
 def of_clone(path) -> Path:
-    """`path` as it is.
+    """`path` as it is, if it is `as_committed`.
 
-    FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to."""
-    if path.exists(): return path
+    FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to;
+    `Damaged` for a file that `SHA256SUMS` does not know."""
+    if path.exists(): return as_committed(path)
     raise FileNotFoundError(f"{path.parent.name}/{path.name}: expected beside the package, as in a clone of its "
                             "repository; got a package without it; fix: clone the repository, then pip install -e .")
 
@@ -47,7 +49,7 @@ def _read(path, columns, key, numbers):
 def sealed(path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
     want = dict(line.split()[::-1]
-                for line in (of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
+                for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
     if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want: return path
     refuse(path.name, f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- data/{path.name}")
@@ -140,7 +142,7 @@ def claims(path=None):
     `unit_factor` × our fraction = the printed number; `n` seeds were fixed beforehand, and so was the `margin` (a
     fraction) of a contrast; that of a printed number follows from `margins`, and so does its `scale`."""
     path = of_clone(Path(path or DATA / "claims.csv"))
-    files = (path, DATA / "paper_values.csv", DATA / "margins.csv")
+    files = (path, *(DATA / f"{n}.csv" for n in ("paper_values", "companion_values", "margins")))
     return _claims(path, *(p.stat().st_mtime_ns for p in files)).copy()
 
 def paper_items(bridge=None) -> list:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from ..models.events import formerly
 from .printed import DATA, of_clone
+from ..training.store import as_committed
 from ..tasks.errors import refuse, choose
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #f5ee1b63
@@ -69,7 +70,7 @@ def pilots(data=None) -> pd.DataFrame:
     `where` its figures stand. Empty where there is no such file. ValueError on other columns."""
     path = Path(data or DATA) / "pilots.csv"
     if not path.exists(): return pd.DataFrame(columns=PILOTS)
-    got = pd.read_csv(path, dtype=str, keep_default_na=False)
+    got = pd.read_csv(as_committed(path), dtype=str, keep_default_na=False)
     if list(got) == PILOTS: return got
     refuse("pilots.csv", f"columns {PILOTS}", list(got), "the committed file", "git checkout -- data/pilots.csv")
 
@@ -85,7 +86,7 @@ def registrations(path=None) -> pd.DataFrame:
     `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `pilots` knows of trials, *nothing run*
     reads *pilot seen*, also in lines older than that word. ValueError if dates do not ascend or a word is unknown."""
     path = Path(path or DATA.parent / FILE)
-    lines = (pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists()
+    lines = (pd.read_csv(as_committed(path), dtype=str, keep_default_na=False) if path.exists()
              else pd.DataFrame(columns=COLUMNS, dtype=str))
     wrong = list(lines) != COLUMNS or not lines["date"].is_monotonic_increasing or set(lines["access"]) - set(ACCESS)
     if wrong:

@@ -413,7 +413,7 @@ def by_id(item=None, root=None) -> pd.DataFrame:
     paper, at = paper_values(), Path(root or ROOT) / "results/paper"
     paper = paper[~paper["id"].str.startswith("repo:")]
     if item: paper = paper[paper["item"].isin(printed_items(item))]
-    files = [f for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
+    files = [of_clone(f) for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
     empty = pd.DataFrame(columns=["id", "protocol", "ours_mean", "verdict", "reason"])
     ours = pd.concat([empty, *map(pd.read_csv, files)]).query("protocol == 'paper'").set_index("id")
     keys = statements().drop_duplicates("key").assign(id=lambda f: f["quotes"].str.split()).explode("id")

@@ -21,7 +21,7 @@ from ..models.condition import Condition, condition
 from .engine import products, flops
 from .loop import fresh, train_interval
 from .executors import n_cores, worker
-from .store import write_whole
+from .store import as_committed, write_whole
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
 HEADLINE = {"add7": ("add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"),
@@ -258,7 +258,7 @@ def sentence(row) -> str:
 def keep(row:dict, path):
     "Puts a row into the CSV at `path`, in the place of its condition if it has one; headline conditions come first."
     path, new = Path(path), pd.DataFrame([row]).round(3)
-    old = pd.read_csv(path) if path.exists() else new.iloc[:0]
+    old = pd.read_csv(as_committed(path)) if path.exists() else new.iloc[:0]
     frame = new if not len(old) else pd.concat([old[old["condition"] != row["condition"]], new], ignore_index=True)
     first = [n for pair in HEADLINE.values() for n in pair]
     place = frame["condition"].map(lambda n: (first.index(n) if n in first else len(first), n))

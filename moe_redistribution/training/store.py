@@ -24,6 +24,7 @@ from ..tasks.data import STREAMS
 from ..tasks.task import TASKS, get_task
 from ..models.events import formerly
 from ..models.condition import Condition, condition
+from ..models.population import Trained
 
 # %% ../../nbs/3_training/02_store.ipynb #9c0cd213
 class Damaged(ValueError): "A stored file that is not what was written."
@@ -83,31 +84,26 @@ def listed(listing) -> dict:
     return out
 
 # %% ../../nbs/3_training/02_store.ipynb #1daaa80a
-_HASHED = {}                                                      # path → (its state, that of its listing)
+_HASHED = {}                                            # file, listing → the states in which they agreed
 
 def as_committed(path, listing=None) -> Path:
     """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
 
-    `Damaged` (expected, got, fix) for another file under results/ or checkpoints/; one under data/, which people
-    edit, is read with a warning."""
+    `Damaged` (expected, got, fix) for any other."""
     path, listing = Path(path), listing or listing_of(path)
     if path.exists() and not path.is_file() and not path.is_dir():           # it would wait for ever
         raise Damaged(f"{path}: expected a file, got no regular one; fix: git checkout -- {path.name}")
     if listing is None or not path.is_file(): return path
     state = lambda p: (p.stat().st_mtime_ns, p.stat().st_size)
-    name = path.absolute().relative_to(listing.parent).as_posix()
+    name, key = (at := path.absolute()).relative_to(listing.parent).as_posix(), (at, listing)
     for _ in range(3):                                                # another process may be replacing it just now
-        if _HASHED.get(path) == (now := (state(path), state(listing))): return path
+        if _HASHED.get(key) == (now := (state(path), state(listing))): return path
         want, got = listed(listing).get(name, set()), hashlib.sha256(path.read_bytes()).hexdigest()
-        if got in want and now == (state(path), state(listing)): _HASHED[path] = now
+        if got in want and now == (state(path), state(listing)): _HASHED[key] = now
         elif now == (state(path), state(listing)): break
     wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"
-    said = (f"{name}: expected {wanted}, got sha256 {got[:12]}; fix: git checkout -- {name}, or make sums if the "
-            "change was meant")
-    if not name.startswith("data/"): raise Damaged(said)
-    warnings.warn(said)
-    _HASHED[path] = now
-    return path
+    raise Damaged(f"{name}: expected {wanted}, got sha256 {got[:12]}; fix: git checkout -- {name}, or make sums if the "
+                  "change was meant")
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing, name, add=(), drop=()):
@@ -327,13 +323,13 @@ def find(self:Store, c, seed:int, stream:str="authors"):
 
 @patch
 def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
-    """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis.
+    """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis: `Trained` in the condition.
 
     FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
     if not (runs := [self.load(c, s, stream) for s in seeds]):
         raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
-    return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}
+    return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c)
 
 # %% ../../nbs/3_training/02_store.ipynb #2620cee9
 def _said(x) -> str:
