@@ -79,7 +79,8 @@ def waiting(keys, root="../../") -> str:
             refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
     def seeds(c): return " and ".join(dict.fromkeys(f"{n:.0f}" for n in (c.paper_n, c.audited_n) if n > 0))
     def needed(c): return f"{float(c.n_decides):,.0f}" if c.n_decides else "not known"
-    return piped([{"open claim": c.statement.removeprefix("Asked here: "), "verdict": verdict_link(c, root),
+    def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
+    return piped([{"open claim": said(c), "verdict": verdict_link(c, root),
                    "n so far": seeds(c), "n that decides": needed(c)} for c in found],
                  "Open claims: n so far in the paper's reading and beside the control, and the n that would decide if "
                  "means and spreads stay.")
