@@ -1,0 +1,270 @@
+// What the front page lets a reader play with: four trained models, computed here. Tested equal to torch on all 1,000
+// numbers (tests/test_toy.py). First the model, which knows nothing of pages; then what is shown.
+(() => {
+"use strict";
+// ---- the model ------------------------------------------------------------------------------------------------------
+// One layer, width 64, four heads, no norm. It reads eight tokens, ones first: three digits, an end sign, and the four
+// digits of the answer; at the fourth token it must say the first digit of the answer, and so on.
+const WIDTH = 64, HEADS = 4, KEYS = 16, END = 11, READ = [3, 4, 5, 6];
+
+const digits = (n, width) => Array.from({length: width}, (_, i) => Math.floor(n / 10 ** i) % 10);
+const sum = x => x.reduce((a, b) => a + b, 0);
+const dot = (x, y) => { let total = 0; for (let i = 0; i < x.length; i++) total += x[i] * y[i]; return total; };
+const plus = (x, y) => x.map((v, i) => v + y[i]);
+const best = x => x.indexOf(Math.max(...x));
+const row = (W, i, width) => W.subarray(i * width, (i + 1) * width);
+const silu = v => v / (1 + Math.exp(-v));
+
+function softmax(x) {
+  const top = Math.max(...x), e = x.map(v => Math.exp(v - top)), total = sum(e);
+  return e.map(v => v / total);
+}
+
+function times(x, W, n, from = 0) {               // x times a matrix of n columns that begins at `from`
+  const y = new Float64Array(n);
+  for (let i = 0; i < x.length; i++) for (let j = 0; j < n; j++) y[j] += x[i] * W[from + i * n + j];
+  return y;
+}
+
+function attention(w, x) {                        // x: a vector for each token
+  const patterns = [], out = x.map(() => Float64Array.from(w.b_O));
+  for (let h = 0; h < HEADS; h++) {
+    const [q, k, v] = [w.W_Q, w.W_K, w.W_V].map(W => x.map(t => times(t, W, KEYS, h * WIDTH * KEYS)));
+    const pattern = q.map((asks, i) => softmax(k.slice(0, i + 1).map(key => dot(asks, key) / Math.sqrt(KEYS))));
+    pattern.forEach((shares, i) => {
+      const seen = shares.map((share, j) => v[j].map(c => share * c)).reduce(plus);
+      out[i] = plus(out[i], times(seen, w.W_O, WIDTH, h * KEYS * WIDTH));
+    });
+    patterns.push(pattern);
+  }
+  return [patterns, out];
+}
+
+function expert(w, x, e) {                        // a dense FFN is one expert
+  const n = w.b_up.length / w.experts, up = times(x, w.W_up, n, e * WIDTH * n);
+  const hidden = plus(up, row(w.b_up, e, n)).map(silu);
+  return plus(times(hidden, w.W_down, WIDTH, e * n * WIDTH), row(w.b_down, e, WIDTH));
+}
+
+function forward(w, n, ffn = "on") {              // ffn: "on", "zero", "mean"
+  const tokens = [...digits(n, 3), END, ...digits(n + 7, 4)];
+  const embedded = tokens.map((t, i) => plus(row(w.W_E, t, WIDTH), row(w.W_pos, i, WIDTH)));
+  const [patterns, attended] = attention(w, embedded);
+  const middle = embedded.map((x, i) => plus(x, attended[i]));
+  const experts = middle.map(x => w.W_router ? best(times(x, w.W_router, w.experts)) : 0);
+  const last = middle.map((x, i) => ffn === "zero" ? x
+    : plus(x, ffn === "mean" ? row(w.ffn_mean, i, WIDTH) : expert(w, x, experts[i])));
+  const logits = last.map(x => Array.from({length: 12}, (_, t) => dot(x, row(w.W_E, t, WIDTH))));
+  return {tokens, patterns, experts, logits};
+}
+
+function answer({tokens, logits}, copies = "allowed") {         // four digits, ones first
+  return READ.map((i, place) => {
+    const right = digits(sum(tokens.slice(0, 3).map((d, p) => d * 10 ** p)) + 7, 4)[place];
+    const p = softmax(logits[i].map((v, t) => copies === "out" && t === tokens[i] ? -Infinity : v)), says = best(p);
+    return {says, p: p[says], wanted: right, right: says === right, asked: copies !== "out" || tokens[i] !== right};
+  });
+}
+
+// ---- its weights ----------------------------------------------------------------------------------------------------
+const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+
+function half(bits) {                             // a float16: sign, five bits of exponent, ten of fraction
+  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  return sign * (exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction);
+}
+
+function weights(model) {
+  const halves = ["W_up", "b_up", "W_down", "b_down"], w = {experts: model.shapes.W_up[0]};
+  const whole = Float64Array.from(new Float32Array(bytes(model.whole).buffer));
+  const rest = Float64Array.from(new Uint16Array(bytes(model.half).buffer), half);
+  const at = new Map([[whole, 0], [rest, 0]]);
+  for (const [name, shape] of Object.entries(model.shapes)) {
+    const from = halves.includes(name) ? rest : whole, size = shape.reduce((a, b) => a * b);
+    w[name] = from.subarray(at.get(from), at.get(from) + size);
+    at.set(from, at.get(from) + size);
+  }
+  return w;
+}
+
+// ---- what is shown --------------------------------------------------------------------------------------------------
+const PLACES = ["ones", "tens", "hundreds", "thousands"], SHORT = ["ones", "tens", "hund.", "thou."];
+const INK = "#222", QUIET = "#595959";
+const FFN = {on: "on", zero: "at zero", mean: "at its mean"}, COPIES = {allowed: "allowed", out: "ruled out"};
+const MODELS = {dense: "dense", "slow dense": "", mixture: "mixture", "frozen router": "mixture, frozen router"};
+const percent = p => `${Math.round(100 * p)}%`;
+const mean = x => sum(x) / x.length;
+const word = token => token === END ? "end" : token === 10 ? "pad" : String(token);
+const called = m => ({dense: "the dense model", "slow dense": "the slow dense model", mixture: "the mixture",
+  "frozen router": "the mixture with a frozen router"})[m.key];
+const many = (x, f) => x.map(f).join("");
+const text = (x, y, said, more = "") => `<text x="${x}" y="${y}" ${more}>${said}</text>`;
+const line = (x1, y1, x2, y2, more) => `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" ${more}/>`;
+const picture = (width, height, label, inside) =>
+  `<svg viewBox="0 0 ${width} ${height}" role="img" aria-label="${label}" font-size="11" fill="${INK}">${inside}</svg>`;
+const radios = (name, legend, options, chosen) => `<fieldset><legend>${legend}</legend>` +
+  many(Object.entries(options), ([value, said]) => `<label><input type="radio" name="toy-${name}" value="${value}"` +
+    `${value === chosen ? " checked" : ""}> ${said}</label>`) + "</fieldset>";
+
+function tryFirst(data) {                         // one sentence, out of the rows
+  const [dense, slow, mixture] = data.models.map(m => percent(mean(m.scores.mean.allowed)));
+  return `<strong>Try first:</strong> put the FFN at its mean. Of the digits of all 1,000 numbers the dense model still
+    gets ${dense} right, the mixture ${mixture}. Then take the slow dense model: ${slow}. Passing the digit of the
+    question on, which computes nothing, gets ${percent(mean(data.passed_on.allowed))}.`;
+}
+
+function answerTable(given, copies, scores, passed) {     // thousands first, as people read
+  const places = [3, 2, 1, 0];
+  const cell = a => !a.asked ? `<td class="toy-unasked"><b>–</b><small>not asked</small></td>`
+    : `<td class="toy-${a.right ? "right" : "wrong"}"><b>${word(a.says)}</b><small>${percent(a.p)}, ` +
+      `${a.right ? "right" : "wrong"}</small></td>`;
+  const line = (head, cells) => `<tr><th scope="row">${head}</th>${cells}</tr>`;
+  return `<table class="toy-digits"><caption>The four digits, with the probability that the model gives them</caption>
+    <thead><tr><td></td>${many(places, i => `<th scope="col">${PLACES[i]}</th>`)}</tr></thead><tbody>` +
+    line("n + 7", many(places, i => `<td>${given[i].wanted}</td>`)) +
+    line("the model says", many(places, i => cell(given[i]))) +
+    line(copies === "out" ? "right, of all that is asked" : "right, of 1,000 numbers",
+      many(places, i => `<td>${percent(scores[i])}</td>`)) +
+    line("passing the digit on", many(places, i => `<td>${percent(passed[i])}</td>`)) + "</tbody></table>";
+}
+
+function tokenTable({tokens, experts}, model, hues) {
+  const badge = e => `<td><span class="toy-expert" style="background:${hues[e]}33;border-color:${hues[e]}">${e + 1}` +
+    "</span></td>";
+  const sent = model.shapes.W_router ? many(experts, badge) : `<td colspan="8">one FFN for all</td>`;
+  return `<table class="toy-tokens"><caption>Each token, and the expert that it goes to</caption><tbody>
+    <tr><th scope="row">token</th>${many(tokens, t => `<td>${word(t)}</td>`)}</tr>
+    <tr><th scope="row">writes</th><td colspan="3"></td>${many(SHORT, p => `<td>${p}</td>`)}<td></td></tr>
+    <tr><th scope="row">expert</th>${sent}</tr></tbody></table>`;
+}
+
+function headPicture(pattern, tokens, head, hue) {            // the four places that write a digit; others reach nobody
+  const size = 25, left = 64, top = 20, rows = READ.map(i => pattern[i]);
+  const most = rows.map((shares, r) => `for the ${PLACES[r]} ${percent(Math.max(...shares))} on ` +
+    `token ${best(shares) + 1}, ${word(tokens[best(shares)])}`).join("; ");
+  const cell = (p, r, j) => `<rect x="${left + size * j}" y="${top + size * r}" width="${size - 1}"
+      height="${size - 1}" fill="${hue}" fill-opacity="${(.03 + .67 * p).toFixed(3)}"/>` + (p < .05 ? "" :
+    text(left + size * (j + .48), top + size * (r + .63), Math.round(100 * p), `text-anchor="middle" font-size="10"`));
+  return `<figure><figcaption>head ${head + 1}</figcaption>` + picture(left + 8 * size, top + 4 * size,
+    `Head ${head + 1} looks: ${most}.`,
+    many(tokens, (t, j) => text(left + size * (j + .48), 13, word(t), `text-anchor="middle"`)) +
+    many(rows, (shares, r) => text(left - 6, top + size * (r + .65), PLACES[r], `text-anchor="end"`) +
+      many(shares, (p, j) => cell(p, r, j)))) + "</figure>";
+}
+
+function play(root, data) {                       // the models
+  const model = Object.fromEntries(data.models.map(m => [m.key, {...m, weights: null}]));
+  const slow = data.models.find(m => m.key === "slow dense");
+  const names = {...MODELS, "slow dense": `slow dense (FFN at ${slow.rate} of the learning rate)`};
+  root.innerHTML = `<p>${tryFirst(data)}</p><form class="toy-form">
+    <label class="toy-number">A number, 0 to 999 <input type="number" min="0" max="999" step="1" value="193"
+      inputmode="numeric" required></label>` + radios("model", "Model", names, "dense") +
+    radios("ffn", "Its FFN", FFN, "on") + radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
+    <p class="toy-said" aria-live="polite"></p><div class="toy-answer"></div>
+    <p class="toy-note"></p><div class="toy-heads"></div>`;
+  const find = what => root.querySelector(what), chosen = name => find(`[name="toy-${name}"]:checked`).value;
+  function update() {
+    const number = find("input[type=number]"), m = model[chosen("model")];
+    const ffn = chosen("ffn"), copies = chosen("copies");
+    if (!number.checkValidity()) { find(".toy-said").textContent = "Type a whole number from 0 to 999."; return; }
+    const n = Number(number.value), run = forward(m.weights = m.weights || weights(m), n, ffn);
+    const given = answer(run, copies), asked = given.filter(a => a.asked);
+    find(".toy-said").innerHTML = `${n} + 7 = ${n + 7}. With its FFN ${FFN[ffn]} ${called(m)} writes ` +
+      `<b>${given.map(a => a.asked ? word(a.says) : "–").reverse().join(" ")}</b>: ` +
+      `${asked.filter(a => a.right).length} of ${asked.length} digits right.`;
+    find(".toy-answer").innerHTML = answerTable(given, copies, m.scores[ffn][copies], data.passed_on[copies]) +
+      tokenTable(run, m, data.hues);
+    find(".toy-heads").innerHTML = `<p>Where each head looks, in percent: a row for each digit that is written, a column
+      for each token.</p>` + many(run.patterns, (p, h) => headPicture(p, run.tokens, h, m.hue));
+    find(".toy-note").innerHTML = (copies === "out" ? `The token that the model reads may not be said; where it is the
+      answer, nothing is asked. ` : "") + `Earlier digits of the right answer are given, ones first, as in training.
+      Attention comes before the FFN: what replaces the FFN changes neither the patterns nor the experts. Shown is seed
+      ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean (${percent(m.left)} and
+      ${percent(m.mean)} of tens and hundreds, FFN at its mean, copies ruled out).`;
+  }
+  find("form").addEventListener("input", update);
+  find("form").addEventListener("submit", event => event.preventDefault());
+  update();
+}
+
+// The right half of the front figure: tens and hundreds, FFN at its mean, current token ruled out, by learning rate.
+const W = 340, TALL = 250, LEFT = 40, DOWN = 205, y = share => DOWN - share * (DOWN - 12);
+const frame = many([0, .25, .5, .75, 1], s => line(LEFT, y(s), W, y(s), `stroke="#e3e3e3"`) +
+  text(LEFT - 6, y(s) + 4, percent(s), `text-anchor="end"`));
+const NULLS = [["passed_on", "passing the digit on", "5 3", -4], ["guess", "a guess", "1 3", 13]];
+const nullLines = sweep => many(NULLS, ([key, said, dash]) =>
+  line(LEFT, y(sweep[key]), W, y(sweep[key]), `stroke="#777" stroke-dasharray="${dash}"`));
+const nullNames = sweep => many(NULLS, ([key, said, dash, off]) => text(W - 2, y(sweep[key]) + off, said,
+  `text-anchor="end" fill="${QUIET}" stroke="#fff" stroke-width="3" paint-order="stroke"`));
+
+function linesPicture(sweep, chosen) {
+  const x = i => LEFT + 22 + (i + 1) * 38;        // a place on the left for models without an FFN
+  const path = points => points.map(([i, s]) => `${x(i)},${y(s).toFixed(1)}`).join(" ");
+  const curve = ({hue, cells}) => `<polygon fill="${hue}" fill-opacity=".18" points="` +
+    path([...cells.map((c, i) => [i, c.lo]), ...cells.map((c, i) => [i, c.hi]).reverse()]) + `"/><polyline fill="none"
+      stroke="${hue}" stroke-width="1.5" points="${path(cells.map((c, i) => [i, c.mean]))}"/>` +
+    many(cells, (c, i) => `<circle cx="${x(i)}" cy="${y(c.mean).toFixed(1)}" r="${i === chosen ? 4 : 2.5}"
+      fill="${hue}"/>`);
+  return picture(W, TALL, "Lines over seven learning rates of the FFN: the slower it learns, the more attention keeps.",
+    frame + nullLines(sweep) + line(x(chosen), 8, x(chosen), DOWN, `stroke="${INK}" stroke-width="1"`) +
+    many(sweep.arms, curve) + nullNames(sweep) +
+    `<rect x="${x(-1) - 4}" y="${y(sweep.alone) - 4}" width="8" height="8" fill="#555"/>` +
+    many(["no FFN", ...sweep.rates], (said, i) => text(x(i - 1), DOWN + 16, said, `text-anchor="middle"` +
+      (i - 1 === chosen ? ` font-weight="bold"` : ""))) +
+    text((LEFT + W) / 2, DOWN + 36, "learning rate of the FFN (1 is the paper's)", `text-anchor="middle"`));
+}
+
+function dotsPicture(sweep, chosen) {
+  const x = k => LEFT + (k + .5) * (W - LEFT) / sweep.arms.length, spread = 18;
+  const column = ({name, hue, cells}, k) => {
+    const {seeds, mean, lo, hi} = cells[chosen], sorted = [...seeds].sort((a, b) => a - b);
+    const at = i => x(k) + spread * (2 * i / (sorted.length - 1) - 1);
+    return many(sorted, (s, i) => `<circle cx="${at(i).toFixed(1)}" cy="${y(s / sweep.of).toFixed(1)}" r="1.6"
+        fill="${hue}" fill-opacity=".7"/>`) +
+      line(x(k), y(lo), x(k), y(hi), `stroke="${INK}" stroke-width="1.5"`) +
+      line(x(k) - spread, y(mean), x(k) + spread, y(mean), `stroke="${INK}" stroke-width="2"`) +
+      many(name.split(" "), (said, i) => text(x(k), DOWN + 15 + 13 * i, said, `text-anchor="middle"`));
+  };
+  return picture(W, TALL, `Seeds as dots at the chosen rate, with mean and interval, as in the table below.`,
+    frame + nullLines(sweep) + many(sweep.arms, column));
+}
+
+function sweepTable(sweep, chosen) {
+  const row = ({name, hue, cells}) => {
+    const {mean, lo, hi, seeds} = cells[chosen], whole = v => Math.round(100 * v);
+    return `<tr><th scope="row"><span class="toy-swatch" style="background:${hue}"></span>${name}</th>
+      <td>${whole(mean)} [${whole(lo)}, ${whole(hi)}]%</td><td>${seeds.length}</td></tr>`;
+  };
+  return `<table class="toy-rates"><caption>Tens and hundreds right, FFN at its mean, current token ruled out: mean
+    and 95% interval</caption><thead><tr><th scope="col">model</th><th scope="col">right</th><th scope="col">seeds</th>
+    </tr></thead><tbody>${many(sweep.arms, row)}</tbody></table>`;
+}
+
+function slide(root, sweep) {                     // the learning rate
+  root.innerHTML = `<label>Learning rate of the FFN, against that of everything else: <b>1</b>
+    <input type="range" min="0" max="${sweep.rates.length - 1}" step="1" value="3"></label>
+    <p class="toy-said" aria-live="polite"></p><div class="toy-pair"></div><div class="toy-answer"></div>`;
+  const find = what => root.querySelector(what), slider = find("input");
+  function update() {
+    const i = Number(slider.value), rate = sweep.rates[i];
+    const how = rate === "1" ? "At the paper's rate" : i < 3 ? `At ${rate} of the paper's rate`
+      : `At ${rate} times the paper's rate`;
+    const [dense, mixture] = [0, 2].map(k => sweep.arms[k].cells[i].mean), printed = sweep.arms[2].cells[3].mean;
+    find("label b").textContent = rate;
+    slider.setAttribute("aria-valuetext", how.slice(3));
+    find(".toy-said").innerHTML = `${how} a mixture keeps <b>${percent(mixture)}</b>, a dense FFN of the same size
+      <b>${percent(dense)}</b>.` + (rate === "1" ? "" : ` At the paper's rate the mixture keeps ${percent(printed)}.`);
+    find(".toy-pair").innerHTML = linesPicture(sweep, i) + dotsPicture(sweep, i);
+    find(".toy-answer").innerHTML = sweepTable(sweep, i);
+  }
+  slider.addEventListener("input", update);
+  update();
+}
+
+if (typeof document !== "undefined") document.addEventListener("DOMContentLoaded", () => {
+  const [models, rates] = ["toy-models", "toy-rates"].map(id => document.getElementById(id));
+  if (models) play(models, globalThis.toyData);
+  if (rates) slide(rates, globalThis.toyData.sweep);
+});
+if (typeof module !== "undefined") module.exports = {forward, answer, weights};
+})();

@@ -1,0 +1,203 @@
+"""What the front page lets a reader play with is the models that are committed and the rows that are recorded: nbs/toy.js,
+run by node on all 1,000 numbers, says what torch says."""
+import importlib.util
+import json
+import shutil
+import subprocess
+from functools import lru_cache
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+
+from moe_redistribution.evidence.dataset import ROOT, checkpoint, checkpoint_seeds, rows_of
+from moe_redistribution.evidence.figures import RATES, at_rate, rate_lines
+from moe_redistribution.instruments.ablation import together
+from moe_redistribution.instruments.copying import without_copy
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward
+from moe_redistribution.tasks.task import get_task
+
+spec = importlib.util.spec_from_file_location("toy", ROOT / "tools/toy.py")
+toy = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(toy)
+
+NODE, CHROMIUM, TASK = shutil.which("node"), shutil.which("chromium"), get_task("add7")
+MODELS, EDITS, COPIES = list(toy.MODELS), list(toy.EDITS), ("allowed", "out")
+DATA = json.loads(toy.FILE.read_text().split("globalThis.toyData = ")[1].rstrip(";\n"))
+SHOWN = {m["key"]: m for m in DATA["models"]}
+PARTS = {"patterns": (4, 8, 8), "experts": (8,), **{f"logits {e}": (8, 12) for e in EDITS},
+         **{f"says {e} {c}": (4,) for e in EDITS for c in COPIES}, "asked": (4,), "wanted": (4,)}
+DRIVER = """
+require(process.argv[1] + "/toy_data.js");
+const {forward, answer, weights} = require(process.argv[1] + "/toy.js"), fs = require("fs");
+const out = [], eight = row => [...row, ...Array(8 - row.length).fill(0)];
+for (const model of toyData.models) {
+  const w = weights(model);
+  for (let n = 0; n < 1000; n++) {
+    const runs = ["on", "zero", "mean"].map(ffn => forward(w, n, ffn));
+    out.push(runs[0].patterns.flatMap(rows => rows.flatMap(eight)), runs[0].experts, ...runs.map(r => r.logits.flat()),
+      ...runs.flatMap(r => ["allowed", "out"].map(c => answer(r, c).map(a => a.says))),
+      answer(runs[0], "out").map(a => Number(a.asked)), answer(runs[0]).map(a => a.wanted));
+  }
+}
+fs.writeFileSync(process.argv[2], Buffer.from(Float64Array.from(out.flat()).buffer));
+"""
+computed = pytest.mark.skipif(not NODE, reason="no node to run nbs/toy.js")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    "Model → part → what toy.js says of all 1,000 numbers."
+    path = tmp_path_factory.mktemp("toy") / "said"
+    subprocess.run([NODE, "-e", DRIVER, str(ROOT / "nbs"), str(path)], check=True)
+    said = np.fromfile(path).reshape(len(MODELS), 1000, -1)
+    ends = np.cumsum([np.prod(s) for s in PARTS.values()])[:-1]
+    return {m: {name: torch.from_numpy(part.copy()).reshape(1000, *shape) for (name, shape), part
+                in zip(PARTS.items(), np.split(own, ends, axis=1))} for m, own in zip(MODELS, said)}
+
+
+@lru_cache(maxsize=None)
+def committed(key):
+    "The checkpoint's own parameters of the seed that the page shows, in full precision, as a population of one."
+    name = toy.MODELS[key]
+    i = checkpoint_seeds(name).index(SHOWN[key]["seed"])
+    return {n: v[i:i + 1] for n, v in checkpoint(name).items()}
+
+
+def sink(params, key, edit):
+    "All activations of a committed seed on all numbers under an edit of the page."
+    seen, edits = {}, {} if edit == "on" else {"ffn_out": edit}
+    forward(params, TASK.tokens, condition(toy.MODELS[key]), together(toy.MODELS[key], edits), seen)
+    return {n: v[0] for n, v in seen.items()}
+
+
+def test_the_file_is_what_checkpoints_and_rows_make():
+    assert toy.text().encode() == toy.FILE.read_bytes(), "run python tools/toy.py"
+
+
+@computed
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("key", MODELS)
+def test_logits_of_the_browser_are_those_of_torch(browser, key, edit):
+    params = committed(key)
+    if edit == "on": params = {n: v.half().float() if n in toy.HALF else v for n, v in params.items()}
+    off = (browser[key][f"logits {edit}"] - sink(params, key, edit)["logits"]).abs().max()
+    assert off < 1e-4
+
+
+@computed
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("key", MODELS)
+def test_every_digit_of_the_browser_is_the_checkpoints(browser, key, edit):
+    said, own = sink(committed(key), key, edit)["logits"].argmax(-1)[:, list(TASK.read)], browser[key]
+    ruled, asked = without_copy(committed(key), toy.MODELS[key], {} if edit == "on" else {"ffn_out": edit})
+    assert torch.equal(own[f"says {edit} allowed"].long(), said[:, :4])
+    assert torch.equal(own["asked"].bool(), asked[:, :4]) and torch.equal(own["wanted"].long(), TASK.targets[:, :4])
+    assert torch.equal(own[f"says {edit} out"].long()[asked[:, :4]], ruled[0, :, :4][asked[:, :4]])
+
+
+@computed
+@pytest.mark.parametrize("key", MODELS)
+def test_heads_look_and_tokens_go_where_they_do_in_the_checkpoint(browser, key):
+    seen = sink(committed(key), key, "on")
+    assert (browser[key]["patterns"] - seen["pattern"]).abs().max() < 1e-5
+    went = seen["gates"].argmax(-1) if "gates" in seen else torch.zeros(1000, 8, dtype=int)
+    assert torch.equal(browser[key]["experts"].long(), went)
+    assert len(went.unique()) == condition(toy.MODELS[key]).n_experts
+
+
+@computed
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("key", MODELS)
+def test_scores_beside_the_digits_are_what_the_digits_score(browser, key, edit):
+    own, shown = browser[key], SHOWN[key]["scores"][edit]
+    for copies in COPIES:
+        counts = own["asked"] if copies == "out" else torch.ones(1000, 4)
+        share = ((own[f"says {edit} {copies}"] == own["wanted"]) * counts).sum(0) / counts.sum(0)
+        assert (share - torch.tensor(shown[copies])).abs().max() < .002
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_the_seed_shown_is_the_most_typical_and_not_the_best(key):
+    name = toy.MODELS[key]
+    said, asked = without_copy(checkpoint(name), name, {"ffn_out": "mean"})
+    right = said == TASK.targets
+    left = sum(right[:, asked[:, j], j].double().mean(1) for j in (1, 2)) / 2
+    off = dict(zip(checkpoint_seeds(name), (left - left.mean()).abs().tolist()))
+    assert min(off, key=off.get) == SHOWN[key]["seed"] and len(off) == SHOWN[key]["seeds"]
+    assert left.mean().item() == pytest.approx(SHOWN[key]["mean"], abs=1e-3)
+
+
+def test_the_slider_shows_the_lines_of_the_front_figure():
+    rows, (fig, ax) = rows_of("copying", [at_rate(n, r) for n in toy.SWEPT for r in RATES], ["paired"]), plt.subplots()
+    rate_lines(ax, rows, toy.SWEPT)
+    plt.close(fig)
+    assert len(ax.lines) == len(DATA["sweep"]["arms"]) == 5
+    for drawn, arm in zip(ax.lines, DATA["sweep"]["arms"]):
+        means, seeds = [c["mean"] for c in arm["cells"]], [np.mean(c["seeds"]) / toy.OF for c in arm["cells"]]
+        assert drawn.get_label() == arm["name"] and drawn.get_color() == arm["hue"]
+        assert np.abs(drawn.get_ydata() - means).max() < 1e-4 and np.abs(np.subtract(means, seeds)).max() < 1e-3
+        assert all(c["lo"] < c["mean"] < c["hi"] and len(c["seeds"]) >= 160 for c in arm["cells"])
+
+
+def test_the_page_asks_no_other_site_for_anything():
+    code = "".join((ROOT / f"nbs/toy.{x}").read_text() for x in ("js", "css"))
+    assert not any(word in code for word in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url("))
+
+
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>toy</title><meta name="viewport"
+content="width=device-width, initial-scale=1"><link rel="stylesheet" href="{0}/toy.css"></head><body><main>
+<div class="toy" id="toy-models"></div><div class="toy" id="toy-rates"></div></main>
+<script src="{0}/toy_data.js"></script><script src="{0}/toy.js"></script></body></html>"""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    "The box opened from a file, on a phone; what goes wrong on the way is in `tab.errors`."
+    api = pytest.importorskip("playwright.sync_api", reason="no playwright")
+    if not CHROMIUM: pytest.skip("no Chromium")
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(PAGE.format((ROOT / "nbs").as_uri()))
+    with api.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": 390, "height": 800})
+        page.errors = []
+        page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: page.errors.append(str(e)))
+        page.goto(path.as_uri())
+        yield page
+        chromium.close()
+
+
+def by_keyboard(tab, start, *keys):
+    "What the box says after these keys, from the element `start`."
+    tab.focus(start)
+    for key in keys: tab.keyboard.press(key)
+    return [tab.inner_text(f"#toy-{box} .toy-said") for box in ("models", "rates")]
+
+
+@pytest.mark.audit
+def test_the_box_is_worked_by_keyboard_from_a_file(tab):
+    first, rate = by_keyboard(tab, "input[type=number]", "Control+A", "9", "9", "5")
+    assert "995 + 7 = 1002" in first and "1 0 0 2: 4 of 4 digits right" in first
+    second, _ = by_keyboard(tab, "[name=toy-ffn]", "ArrowDown", "ArrowDown")
+    assert "at its mean" in second and second != first
+    third, _ = by_keyboard(tab, "[name=toy-model]", "ArrowDown", "ArrowDown")
+    assert "the mixture" in third and tab.locator(".toy-expert").count() == 8
+    fourth, _ = by_keyboard(tab, "[name=toy-copies]", "ArrowDown")
+    assert "–" in fourth and "not asked" in tab.inner_text(".toy-digits")
+    assert by_keyboard(tab, "input[type=range]", "ArrowLeft")[1] != rate
+    assert "½ of the paper" in tab.get_attribute("input[type=range]", "aria-valuetext")
+    wrong, _ = by_keyboard(tab, "input[type=number]", "Control+A", "1", "2", "0", "0")
+    assert "0 to 999" in wrong and tab.errors == []
+
+
+@pytest.mark.audit
+def test_the_box_fits_a_phone_and_pictures_have_words(tab):
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    labels = tab.eval_on_selector_all(".toy svg", "all => all.map(s => s.getAttribute('aria-label'))")
+    assert len(labels) == 6 and all(len(x) > 40 for x in labels)
+    named = tab.eval_on_selector_all(".toy input", "all => all.map(i => i.labels.length)")
+    assert len(named) == 11 and set(named) == {1}

@@ -1,0 +1,129 @@
+"""nbs/toy_data.js: four committed models and the recorded rows that the front page lets a reader play with.
+
+    python tools/toy.py            write nbs/toy_data.js
+    python tools/toy.py --check    change nothing; exit status 1 if the file is not what checkpoints and rows make
+
+nbs/toy.js computes with it, in the reader's browser. What is left of a model without its FFN hangs on attention, so its
+weights are kept whole, and a browser gives every digit that the checkpoint gives; those of the FFN, two thirds of
+all, are kept in half precision.
+"""
+import base64
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from moe_redistribution.evidence.dataset import checkpoint, checkpoint_seeds, rows_of
+from moe_redistribution.evidence.figures import HUES, RATES, at_rate, colour, label, pick, without_ffn
+from moe_redistribution.evidence.statistics import interval
+from moe_redistribution.instruments.copying import copying_nulls
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward
+from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, TABLE1
+from moe_redistribution.tasks.task import get_task, nulls
+from moe_redistribution.training.store import write_whole
+
+FILE = Path(__file__).resolve().parent.parent / "nbs" / "toy_data.js"
+NOTE = "// Made from checkpoints/ and results/ by `python tools/toy.py`. Do not edit.\n"
+MODELS = {"dense": TABLE1["FFN"], "slow dense": ARMS["FFN, lr × ¼"], "mixture": TABLE1["MoE"],
+          "frozen router": TABLE1["MoE, frozen router"]}
+SWEPT = [TABLE1[n] for n in ("FFN", "Narrow FFN", "MoE", "MoE, frozen router")] + [FIGURE1["GLU"]]
+WHOLE = ("W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "b_O", "W_router", "ffn_mean")
+HALF = ("W_up", "b_up", "W_down", "b_down")
+EDITS = {"on": ("none", "none"), "zero": ("ffn_out", "zero"), "mean": ("ffn_out", "mean")}
+PLACES = get_task("add7").positions[:4]
+OF = 1800  # answers that one share of the sweep is of: 900 of tens, 900 of hundreds
+OWN = dict(stream="authors", rule="first256")  # the committed checkpoints
+
+
+def typical(name):
+    """The committed seed that is closest to the mean of all of them in what the front page speaks of (tens and
+    hundreds, FFN at its mean, current token ruled out), and that number of every seed."""
+    left = without_ffn(rows_of("copying", [name]), name, **OWN)[checkpoint_seeds(name)]
+    return int((left - left.mean()).abs().idxmin()), left
+
+
+def one(name, seed):
+    "Parameters of one committed seed, without the axes of seed and layer, and the FFN's mean as `ablate` takes it."
+    c, i = condition(name), checkpoint_seeds(name).index(seed)
+    params, seen = {n: v[i:i + 1] for n, v in checkpoint(name).items()}, {}
+    forward({n: v.double() for n, v in params.items()}, get_task("add7").tokens, c, sink=seen)
+    out = {n: v[0] if n in ("W_E", "W_pos") else v[0, 0] for n, v in params.items()}
+    return out | {"ffn_mean": seen["ffn_out"][0].mean(0).float()}
+
+
+def packed(params, names, kind):
+    "Tensors one after the other, little-endian, as base64."
+    flat = torch.cat([params[n].flatten() for n in names if n in params]).numpy().astype(kind)
+    return base64.b64encode(flat.tobytes()).decode()
+
+
+def scores(name, seed):
+    "What is recorded of a seed: FFN → copies allowed or ruled out → share right at each digit, ones first."
+    ablated, copied = (rows_of(i, [name]) for i in ("ablation", "copying"))
+    asked = {"allowed": (ablated, "digits"), "out": (copied, "digits_no_copy")}
+    def at(rows, **where): return round(pick(rows, condition=name, seed=seed, **OWN, **where)["value"].item(), 4)
+    return {ffn: {copies: [at(rows, metric=metric, site=site, edit=edit, position=p) for p in PLACES]
+                  for copies, (rows, metric) in asked.items()} for ffn, (site, edit) in EDITS.items()}
+
+
+def model(key, name):
+    "One model as the page gets it."
+    seed, left = typical(name)
+    params, c = one(name, seed), condition(name)
+    return dict(key=key, condition=name, rate=RATES[c.ffn_lr], seed=seed, seeds=len(left), left=round(left[seed], 4),
+                mean=round(left.mean(), 4), hue=colour(name), scores=scores(name, seed),
+                shapes={n: list(params[n].shape) for n in WHOLE + HALF if n in params},
+                whole=packed(params, WHOLE, "<f4"), half=packed(params, HALF, "<f2"))
+
+
+def passed_on():
+    "Share right at each digit, as in `scores`, of who only passes the digit of the question on."
+    t = get_task("add7")
+    hit, asked = nulls(t)["pass-through"][:, :4].double(), (t.tokens[:, list(t.read)] != t.targets)[:, :4]
+    return {"allowed": [round(v, 4) for v in hit.mean(0).tolist()],
+            "out": [round(v, 4) for v in ((hit * asked).sum(0) / asked.sum(0)).tolist()]}
+
+
+def swept(name):
+    "One line of the front figure: at each rate every seed's share, in parts of `of`, their mean and its interval."
+    rows, cells = rows_of("copying", [at_rate(name, r) for r in RATES], ["paired"]), []
+    for rate in RATES:
+        values = without_ffn(rows, at_rate(name, rate))
+        i = interval(values)
+        cells.append(dict(seeds=(OF * values).round().astype(int).tolist(), mean=round(i.mean, 4), lo=round(i.lo, 4),
+                          hi=round(i.hi, 4)))
+    return dict(name=label(name), hue=colour(name), cells=cells)
+
+
+def alone():
+    "The same measure of models that never had an FFN: all of their digits are attention's."
+    rows = rows_of("ablation", ["add7/no_ffn"], ["paired"])
+    at = [pick(rows, rule="first1000", site="none", position=p)["value"].mean() for p in ("o1", "o2")]
+    return round(sum(at) / 2, 4)
+
+
+def data():
+    "All that nbs/toy.js asks for."
+    levels = copying_nulls(get_task("add7")).mean()
+    return dict(hues=list(HUES.values())[:4], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
+                sweep=dict(rates=list(RATES.values()), of=OF, arms=[swept(n) for n in SWEPT], alone=alone(),
+                           passed_on=round(levels["pass-through"], 4), guess=round(levels["uniform"], 4)))
+
+
+def text():
+    "The file."
+    return NOTE + f"globalThis.toyData = {json.dumps(data(), ensure_ascii=False, separators=(',', ':'))};\n"
+
+
+def main():
+    made = text().encode()
+    if "--check" in sys.argv[1:]:
+        sys.exit(None if FILE.exists() and FILE.read_bytes() == made else f"{FILE.name}: run python tools/toy.py")
+    write_whole(FILE, made)
+    print(f"wrote {FILE.name}, {len(made):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
