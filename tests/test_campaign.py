@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,13 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import dataset
-from moe_redistribution.instruments import streaming
+from moe_redistribution.instruments import own_gates, streaming
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
-from moe_redistribution.record import cli
-from moe_redistribution.training import groups, study
+from moe_redistribution.record import cli, ledger as claims, recording
+from moe_redistribution.record.entry import INTERRUPTED
+from moe_redistribution.training import bench, groups, study
 from moe_redistribution.training.groups import group_path, pack, train_group
 from moe_redistribution.training.loop import fresh
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal
@@ -48,6 +50,8 @@ def at_most(seconds):
 SEEDS = ["", " ", "1-", "1,,2-", "x", "-1", "1.5", "1-4294967296", "4294967296", "1,1", "9-1", "1e3", "²"]
 OUTS = ["", "rows.txt", "{file}/rows.csv", "{folder}", "{file}/a/b.parquet"]
 TEXT = ["--model", "{model}", "--text", "{text}", "--bytes", "--context", "16"]
+DENSE = ["--model", "{dense}", *TEXT[2:]]
+GATES = ["--k", "2,4", "--steps", "2", "--tokens", "32"]
 NUMBERS = {"--context": ["0", "-3", "1.5", "x", "", "99999"], "--batch": ["0", "-1", "x"], "--tokens": ["0", "-5", "x"],
            "--dtype": ["bogus", "", "int8"], "--device-map": ["cuda:9", "nowhere"], "--out": OUTS,
            "--model": ["", "{folder}", "{file}", "{broken}", "{empty}"],
@@ -85,15 +89,19 @@ def mistakes():
 
 
 @pytest.fixture
-def places(tmp_path):
-    "Files and folders that commands are pointed at."
+def places(tmp_path): return laid_out(tmp_path)
+
+
+def laid_out(tmp_path):
+    "Files and folders that commands are pointed at, by name."
     (tmp_path / "file").write_text("x"), (tmp_path / "folder").mkdir(), (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("And there was light. " * 60)
     tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "model")
+    tiny_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
     shutil.copytree(tmp_path / "model", tmp_path / "broken")
     weights = next((tmp_path / "broken").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
-    return {n: str(tmp_path / n) for n in ("file", "folder", "empty", "text", "model", "broken")}
+    return {n: str(tmp_path / n) for n in ("file", "folder", "empty", "text", "model", "dense", "broken")}
 
 
 @pytest.mark.audit
@@ -120,6 +128,144 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
         if not fine: bad.append((status, " ".join(words), err.strip()[-300:]))
     print(f"\n{sum(found.values())} mistakes on the command line: {dict(found)}")
     assert not bad and sum(found.values()) >= 120, "\n".join(map(str, bad))
+
+
+# What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
+WORK = {"train": (groups, "train_interval"), "reproduce": (cli, "train"), "measure": (cli, "measure"),
+        "record": (recording, "record_runs"), "study": (study, "carry_out"), "scores": (streaming, "tally"),
+        "ablate": (streaming, "text_loss"), "gates": (study, "carry_out"), "conditions": (cli, "registry"),
+        "ledger": (claims, "ledger_rows"), "bench": (bench, "worker_processes")}
+PROMISE = [
+    ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
+    ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
+    ("reproduce", "--out", "{file}"), ("measure", TINY, "--seeds", ""), ("measure", TINY, "--out", "rows.txt"),
+    ("measure", TINY, "--instrument", "ablaton"), ("measure", TINY), ("record", "--executor", ""),
+    ("record", "--executor", "x"), ("record", "--replace", "add7/ffn-h63-silu"),
+    ("study", "granularity", "--seeds", ""), ("study", "granularity", "--seeds", "99"),
+    ("study", "granularity", "--out", "{file}/rows.csv"), ("study", "granularity", "--arm", "grid/9"),
+    ("scores", *TEXT, "--out", "{folder}"), ("scores", *TEXT, "--by", ""), ("scores", *TEXT, "--tokens", "0"),
+    ("ablate", *TEXT, "--out", "rows.txt"), ("ablate", *TEXT, "--unit", "L0.routes"), ("ablate", *TEXT, "--unit", ""),
+    ("ablate", *DENSE, "--unit", "experts"), ("gates", *TEXT, "--out", "{file}/a/b.csv"),
+    ("gates", *TEXT, "--k", "999"), ("gates", *TEXT, "--k", ""), ("gates", *TEXT, "--tokens", "999999"),
+    ("conditions", "--item", ""), ("conditions", "--item", "tab99"), ("ledger", "--item", ""),
+    ("ledger", "--item", "tab99"), ("bench", "--task", ""), ("bench", "--task", "add8"), ("bench", "--study", "x"),
+    ("bench", "--record", "{folder}"), ("bench", "--seconds", "0")]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory): return laid_out(tmp_path_factory.mktemp("places"))
+
+
+@pytest.mark.parametrize("words", PROMISE, ids=" ".join)
+def test_every_command_checks_all_that_it_is_told_before_any_work(words, shared, tmp_path, monkeypatch, capsys):
+    def began(*args, **kwargs): raise AssertionError("it began to work")
+    for room, name in WORK.values():
+        if (room, name) != (cli, "registry"): monkeypatch.setattr(room, name, began)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir(), monkeypatch.chdir(tmp_path / "here")
+    before = sorted(Path(shared["file"]).parent.rglob("*"))
+    assert cli.main([w.format(**shared) for w in words]) == 2
+    out, err = capsys.readouterr()
+    [said] = [x for x in err.split("\r")[-1].splitlines() if not x.startswith("Loading weights")]     # a bar of theirs
+    assert all(x in said for x in ("moe-redistribution: ", "expected", "got", "fix: ")) and not out, err
+    # neither a store, nor a state, nor an output
+    assert [*tmp_path.rglob("*")] == [tmp_path / "here"] and sorted(Path(shared["file"]).parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("wrong", [["--executor", "x"], ["--device", "tpu"], ["--device", "cuda:1"], ["--seeds", "1,x"],
+                                   ["--budget", "0"]], ids=" ".join)
+def test_runs_are_not_moved_aside_by_a_command_that_is_refused(wrong, tmp_path, monkeypatch):
+    "`--again` moves what is there aside, and did so before it looked at `--executor` and at the kind of device."
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    train_group(TINY, [1], root=tmp_path, steps=200)
+    before = {*tmp_path.rglob("*")}
+    assert cli.main(["train", TINY, "--seeds", "1", "--until", "full", "--again", *wrong]) == 2
+    assert {*tmp_path.rglob("*")} == before and Store(tmp_path).path(TINY, 1) in before
+
+
+def test_the_promise_is_tried_on_every_command():
+    commands = {a.dest for a in next(a for a in cli.parser()._actions if a.dest == "command")._choices_actions}
+    assert len(commands) == 11 and commands == set(WORK) == {words[0] for words in PROMISE}
+    with_out = {c for c in commands if "--out" in cli.parser()._actions[1].choices[c].format_help()}
+    assert with_out == {words[0] for words in PROMISE if "--out" in words}
+    with_seeds = {c for c in commands if "--seeds" in cli.parser()._actions[1].choices[c].format_help()}
+    assert with_seeds == {words[0] for words in PROMISE if words[-2:] == ("--seeds", "")}
+
+
+# --------------------------------------------------------------------------------------------------------- interrupts
+
+ENTRY = "import sys; from moe_redistribution.record.entry import enter; print('in', flush=True); sys.exit(enter())"
+
+
+def heard(): return signal.signal(signal.SIGINT, signal.SIG_DFL)     # a shell's background jobs are born deaf to Ctrl-C
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
+    p = subprocess.Popen([sys.executable, "-c", ENTRY, "ledger"], cwd=tmp_path, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    assert p.stdout.readline() == "in\n"
+    time.sleep(.3), p.send_signal(sent)
+    out, err = p.communicate(timeout=120)
+    assert (p.returncode, out, err) == (130, "", f"{INTERRUPTED}\n")
+
+
+def test_the_console_script_goes_in_by_the_light_entry():
+    text = (dataset.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'moe-redistribution = "moe_redistribution.record.entry:enter"' in text
+    light = "import sys, moe_redistribution.record.entry; print({'torch', 'numpy', 'pandas'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", light], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_an_interrupt_that_falls_into_a_callback_of_pythons_own_is_not_lost(monkeypatch, capfd):
+    "As at the end of each import, whose lock is a weak reference with a callback: the command went on."
+    class Thing: pass
+    def work(args):
+        thing = Thing()
+        gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+        del thing
+        time.sleep(30)
+        return gone
+    monkeypatch.setattr(cli, "run", work)
+    assert cli.main(["conditions"]) == 130
+    assert capfd.readouterr().err == f"{INTERRUPTED}\n"
+
+
+@pytest.mark.parametrize("command", ["scores", "ablate", "gates", "train"])
+def test_a_real_model_gets_all_threads_that_torch_may_and_training_has_one_a_process(command, shared, tmp_path,
+                                                                                     monkeypatch):
+    class Seen(BaseException): pass
+    def look(*args, **kwargs): raise Seen(torch.get_num_threads())
+    for room, name in (WORK["scores"], WORK["ablate"], (own_gates, "distilled_job"), WORK["train"]):
+        monkeypatch.setattr(room, name, look)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    words = [command, *([TINY, "--executor", "here"] if command == "train" else TEXT)]
+    torch.set_num_threads(3)
+    try:
+        words = [w.format(**shared) for w in words] + GATES * (command == "gates")
+        with pytest.raises(Seen) as seen: cli.main(words)
+        assert seen.value.args == (1 if command == "train" else 3,)
+    finally: torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["distilled", "unfreeze1_learned", "gates"])
+def test_a_model_may_be_called_as_an_arm_of_gates_is(name, shared, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(shared["model"], tmp_path / name)
+    words = ["gates", "--model", name, *TEXT[2:], *GATES, "--unfreeze", "1", "--out", "rows.csv"]
+    assert cli.main([w.format(**shared) for w in words]) == 0
+    assert set(pd.read_csv("rows.csv")["condition"]) == {name, f"{name}/unfreeze1"}
+
+
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
+    if not os.path.exists("/dev/full"): pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([sys.executable, "-c", ENTRY.replace("print('in', flush=True); ", ""), "conditions"],
+                           cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert p.returncode == 2 and "No space left" in p.stderr and p.stderr.count("\n") == 1, p.stderr
 
 
 # -------------------------------------------------------------------------------------------------------------- files

@@ -95,7 +95,8 @@ def unfrozen_job(model, name, held, batches, x, desk, last, how):
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #e0466aa3
 def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), steps=1000, lr=1e-2, batch=8,
                 unfreeze=(), seed=0) -> Study:
-    """The study of a model's gates: arms `distilled`, `unfreezeN_learned` and `unfreezeN_random` for N in `unfreeze`.
+    """The study of a model's gates: arms `gates/distilled`, and `gates/unfreezeN_learned` and `gates/unfreezeN_random` for
+    N in `unfreeze`; rows go by the model's name. It takes all threads that torch has.
 
     `held`, `batches` as of `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of
     it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
@@ -112,12 +113,13 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
     settings = dict(key=key, ks=ks, d_gate=d_gate, losses=losses, steps=steps, lr=lr, batch=batch,
                     seed=seed)
     def job(arm, seeds, x, desk):
-        if arm == "distilled": return distilled_job(model, name, held, batches, x, desk)
-        n, how = re.fullmatch(r"unfreeze(\d+)_(\w+)", arm).groups()
+        if arm == "gates/distilled": return distilled_job(model, name, held, batches, x, desk)
+        n, how = re.fullmatch(r"gates/unfreeze(\d+)_(\w+)", arm).groups()
         return unfrozen_job(model, name, held, batches, x, desk, int(n), how)
-    arms = ["distilled", *(f"unfreeze{n}_{how}" for n in unfreeze for how in ("learned", "random"))]
+    arms = ["gates/distilled", *(f"gates/unfreeze{n}_{how}" for n in unfreeze for how in ("learned", "random"))]
     own = Preset(f"gates of {name}", dict.fromkeys(arms, (seed,)), 1, settings, recorded=False)
-    return Study("gates", "Gates of a model of your own", {"own": own}, job, lambda arm, seeds, x: x["steps"] * .1)
+    return Study("gates", "Gates of a model of your own", {"own": own}, job, lambda arm, seeds, x: x["steps"] * .1,
+                 threads=torch.get_num_threads())
 
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #644cde5b
 WAYS = {"random": ("C7", "random mask"), "bce": ("C1", "gate, BCE"), "kl": ("C0", "gate, KL"),

@@ -136,7 +136,7 @@ def _asked(s, text, tokenize, context, batch, tokens):
     for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
         if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
     windows = lambda: text_windows(text, tokenize, context, tokens)
-    check_tokens_of(s.model, next(windows())[:-1])
+    check_tokens_of(s.model, next(windows())[None, :-1])
     return windows
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #aa19a3f3

@@ -7,13 +7,13 @@ __all__ = ['MOST_SEEDS', 'STACKED', 'FROM_ONE', 'ABOVE_ZERO', 'TEXT_COMMANDS', '
            'print_table', 'reproduce', 'parser', 'add_measure', 'add_record', 'add_bench', 'add_train', 'add_study',
            'add_gates', 'add_text_command', 'read_seeds', 'read_orders', 'check_arguments', 'run', 'run_bench',
            'run_ledger', 'run_measure', 'others_files', 'run_text_command', 'whole_numbers', 'run_gates', 'run_train',
-           'imported_study', 'study_line', 'run_study_command', 'interrupt', 'main', 'carried_out']
+           'imported_study', 'study_line', 'run_study_command', 'main', 'carried_out']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-import argparse, os, re, signal, sys, threading, time, traceback, warnings
+import argparse, os, re, sys, time, traceback, warnings
 
 import matplotlib
 import pandas as pd
@@ -27,12 +27,13 @@ from ..training.loop import UNTIL
 from ..studies.sparsity_moves.experiments import orders, registry
 from ..training.orders import Order
 from ..training.executors import processes
-from ..training.groups import begin_again, train, fulfil, plan, outlook, check_work
+from ..training.groups import (begin_again, train, fulfil, plan, outlook, check_means,
+                                                check_work)
 from ..training.study import (Study, carry_out_again, missing_jobs, of_studies, run_study, study_jobs,
                                                study_of, study_state)
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
-from ..instruments.opened import read_model
+from ..instruments.weights import read_model
 from ..instruments.own_gates import gates_study, sparsity_curve, split_text
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
                                                       model_key, text_file, tokenizer_of, units_of)
@@ -47,6 +48,7 @@ from ..instruments.rows import tidy
 from .recording import (measure_runs, measure, track, record, rules_for, instruments_for,
                                                   known_studies, recorded_jobs)
 from .runs import table_file, writable, write_frame
+from .entry import INTERRUPTED, interruptible
 from .costs import costs, within, HEADLINES
 
 # %% ../../nbs/7_record/05_cli.ipynb #e985cf8d
@@ -274,7 +276,9 @@ def check_arguments(args):
         if name != "conditions" and len({*map(str, values)}) < len(values):
             refuse(flag, "each once", ", ".join(map(str, values)), fix="drop the repetitions")
     choose("dtype", getattr(args, "dtype", "auto"), ["auto", "float32", "bfloat16", "float16", "float64"])
-    if getattr(args, "device", "cpu") == "cuda" and not args.dry_run and not torch.cuda.is_available():
+    processes(getattr(args, "executor", None))
+    if (device := getattr(args, "device", "cpu")) != "cpu": check_means(device, args.budget)
+    if device[:4] == "cuda" and not args.dry_run and not torch.cuda.is_available():
         refuse("device", "a GPU that torch can use for cuda", "none", "cpu", "--device cpu")
     if args.command == "reproduce": writable(Path(args.out) / "rows.parquet")
     elif getattr(args, "out", None): table_file(args.out)
@@ -464,8 +468,6 @@ def run_study_command(args):
 BUG = ("moe-redistribution: this is a bug of ours, and what is done is kept; fix: please report the lines above, with "
        "the command and `pip freeze`, to whom you have the package from")
 
-def interrupt(*_): raise KeyboardInterrupt
-
 def main(argv=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk; 70 for a bug, which says so."
     matplotlib.use("Agg")
@@ -473,12 +475,9 @@ def main(argv=None):
     # small products: training has a process on every core; a real model's pass takes what torch may
     if args.command not in TEXT_COMMANDS: torch.set_num_threads(1)
     warnings.formatwarning = lambda message, *_, **__: f"moe-redistribution: {message}\n"
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, interrupt) if ours else None
-    try: return carried_out(args)
-    finally:
-        warnings.formatwarning = said
-        if ours: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    try:
+        with interruptible(): return carried_out(args)
+    finally: warnings.formatwarning = said
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
 def carried_out(args) -> int:
@@ -491,7 +490,7 @@ def carried_out(args) -> int:
         print(f"moe-redistribution: {' '.join(str(e).split()) or type(e).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nInterrupted. What is done is kept; the same command goes on from here.", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 130
     except Exception:
         traceback.print_exc()

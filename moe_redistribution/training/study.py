@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['Preset', 'everything', 'Study', 'Job', 'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows',
-           'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'carry_out_again', 'study_state', 'of_studies',
-           'study_of']
+           'taking', 'carry_out', 'missing_jobs', 'study_rows', 'run_study', 'carry_out_again', 'study_state',
+           'of_studies', 'study_of']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,6 +25,7 @@ import warnings
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
 import pandas as pd
+import torch
 from ..tasks.errors import choose, refuse
 from .store import (Damaged, Store, code_of, machine, say_if_changed, seal, set_aside,
                                                unseal)
@@ -53,7 +55,8 @@ class Study:
 
     `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)` what
     that is expected to take on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it
-    (default: its name and all settings); `version` goes up when they change for another reason."""
+    (default: its name and all settings); `version` goes up when they change for another reason. `threads`: how many a
+    job gives torch (default: what its process has, one where it trains)."""
     name: str
     about: str
     presets: dict
@@ -61,6 +64,7 @@ class Study:
     seconds: callable
     version: int = 1
     content: callable = everything
+    threads: int = None
     def __post_init__(self):
         for what, name in (("name of a study", self.name), *(("name of a preset", p) for p in self.presets)):
             if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
@@ -198,6 +202,7 @@ def clear(self:Desk):
         if p.suffix in (".state", ".part"): p.unlink(missing_ok=True)
 
 
+
 # %% ../../nbs/3_training/08_study.ipynb #652c59a6
 def _under(condition, arm): return condition == arm or condition.startswith(f"{arm}/")
 
@@ -218,6 +223,15 @@ def check_rows(job:Job, found):
     if (n := int(found.duplicated([c for c in found if c not in ("value", "n_examples")]).sum())):
         refuse(of, "each row once", f"{n} again", fix="drop the repetitions")
 
+# %% ../../nbs/3_training/08_study.ipynb #0d5b34a2
+@contextmanager
+def taking(threads):
+    "Within it torch takes so many threads; None: what it has."
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try: yield
+    finally: torch.set_num_threads(before)
+
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
     """Carries out a job unless its rows are stored; True if they are by now. Safe to repeat, and for two at once.
@@ -228,7 +242,7 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
     path.parent.mkdir(parents=True, exist_ok=True)
     wait = -1 if deadline is None else max(0, deadline - time.time())
     try:
-        with FileLock(path.with_suffix(".lock"), timeout=wait):
+        with FileLock(path.with_suffix(".lock"), timeout=wait), taking(job.study.threads):
             if find_rows(job, store) is not None: return True
             if deadline is not None and time.time() >= deadline: return False
             began, desk = time.process_time(), Desk(job, store, deadline, tell, save_every, device)
