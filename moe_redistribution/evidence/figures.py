@@ -315,8 +315,8 @@ def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -
     return (f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over "
             f"{getattr(c, f'{reading}_n')} seeds")
 
-def ruled(c, ledger="9z_ledger.ipynb") -> str:
-    "A claim's verdict, as a link from a page to its line in the ledger."
+def ruled(c, ledger="../../claims.ipynb") -> str:
+    "A claim's verdict, as a link from a study's page to its row in the table of all claims."
     return f"[{c.verdict}]({ledger}#{c.key})"
 
 def numbers(*items, protocol="paper") -> pd.DataFrame:
