@@ -29,6 +29,13 @@ def from_root(text):
     return re.sub(r"\]\((?!\w+:|#|/)(\.\./)?", lambda m: "](" if m[1] else "](nbs/", text)
 
 
+def without_site(text):
+    """Markdown without what only the site reads: attributes of links and headings, and raw HTML, in whose place stands
+    what its first line `<!-- readme: ... -->` says."""
+    text = re.sub(r"^```\{=html\}\n(?:<!-- readme: (.*?) -->\n)?.*?^```$", r"\1", text, flags=re.M | re.S)
+    return re.sub(r"\{[.#][^}\n]*\}", "", text)
+
+
 def one_form(output, options, files):
     "Reduce an output to the one form that a forge shows: Markdown, a picture, HTML, plain text, in this order."
     data = output.get("data")
@@ -50,7 +57,7 @@ def one_form(output, options, files):
 def prepare(cell, files):
     "What is left of a cell for the README, or None."
     if cell.cell_type == "markdown":
-        cell.source = from_root(cell.source)
+        cell.source = from_root(without_site(cell.source))
         return cell
     if cell.cell_type != "code":
         return None

@@ -14,7 +14,7 @@ from functools import lru_cache
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition, RECIPES
 from .printed import DATA, claims, of_clone
@@ -228,14 +228,16 @@ def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000
     return (sum(at) / len(at)).dropna()
 
 def rate_lines(ax, rows, names, **how):
-    """A line and its 95 % band over `RATES` for each architecture that has two rates or more; `how` as for
-    `without_ffn`."""
+    """A line and its 95% band over `RATES` for each architecture that has rows; `how` as for `without_ffn`.
+
+    ValueError where none has: empty axes would be an answer."""
     for n in names:
         got = {r: interval(v) for r in RATES if len(v := without_ffn(rows, at_rate(n, r), **how)) > 1}
         i = pd.DataFrame(got.values(), index=got.keys())
         if i.empty: continue
         ax.fill_between(i.index, i["lo"], i["hi"], color=colour(n), alpha=.18, lw=0)
         ax.plot(i.index, i["mean"], "o-", ms=4, color=colour(n), label=label(n))
+    if not ax.lines: refuse("lines", f"rows of {' or '.join(names)}", "none", fix="Page(copying=[...]) reads them")
     ax.set(xscale="log", xlabel="learning rate of the FFN, relative")
     ax.set_xticks(list(RATES), RATES.values()); ax.minorticks_off()
     tidy_axes(ax, "", .9)
