@@ -1615,6 +1615,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/costs.py')},
             'moe_redistribution.record.counts': { 'moe_redistribution.record.counts._folded': ( '7_record/counts.html#_folded',
                                                                                                 'moe_redistribution/record/counts.py'),
+                                                  'moe_redistribution.record.counts.claim_link': ( '7_record/counts.html#claim_link',
+                                                                                                   'moe_redistribution/record/counts.py'),
                                                   'moe_redistribution.record.counts.claim_row': ( '7_record/counts.html#claim_row',
                                                                                                   'moe_redistribution/record/counts.py'),
                                                   'moe_redistribution.record.counts.claims_table': ( '7_record/counts.html#claims_table',

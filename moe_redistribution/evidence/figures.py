@@ -307,6 +307,7 @@ def claim(key):
     known = _ledger(path, path.stat().st_mtime_ns)
     return known[choose("claim", key, list(known))]
 
+# %% ../../nbs/5_evidence/09_figures.ipynb #51c6d8ab
 def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
     """A claim's difference, interval and seeds as text, in `unit` of 1 / `scale`.
 
