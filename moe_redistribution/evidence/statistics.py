@@ -34,8 +34,7 @@ class Interval(namedtuple("Interval", "mean lo hi n method")):
 def interval(values, method=None, level=0.95):
     """Mean over seeds with its confidence interval: Student's t below n = 20, BCa from there.
 
-    `values`: one number per seed, any order. One seed gives nan bounds, zero variance gives lo = hi = mean. ValueError
-    for BCa, whose time grows with n², of more than 20,000."""
+    `values`: one per seed. One seed gives nan bounds, no variance lo = hi = mean; over `MOST` are refused by BCa."""
     x = np.sort(_finite(values))                 # seeds have no order, so the bootstrap must not see one
     n, mean = len(x), float(x.mean())
     method = choose("interval method", method or ("t" if n < 20 else "BCa"), ["t", "BCa"])

@@ -136,8 +136,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 
     `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
-    attention. Raises ValueError for an edit that matches no site, for the last two together, and for parameters that
-    are `Trained` in another condition."""
+    attention. ValueError: an edit of no site, these two together, or parameters `Trained` in another condition."""
     c = of_one_training(params, c)
     if with_balance and read_only:
         raise ValueError("forward: expected with_balance or read_only, got both: the balance "
