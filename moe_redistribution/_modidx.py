@@ -1147,6 +1147,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                 'moe_redistribution/instruments/weights.py'),
                                                         'moe_redistribution.instruments.weights.check_hooks': ( '4_instruments/weights.html#check_hooks',
                                                                                                                 'moe_redistribution/instruments/weights.py'),
+                                                        'moe_redistribution.instruments.weights.check_runs': ( '4_instruments/weights.html#check_runs',
+                                                                                                               'moe_redistribution/instruments/weights.py'),
                                                         'moe_redistribution.instruments.weights.check_tokens_of': ( '4_instruments/weights.html#check_tokens_of',
                                                                                                                     'moe_redistribution/instruments/weights.py'),
                                                         'moe_redistribution.instruments.weights.check_weights': ( '4_instruments/weights.html#check_weights',

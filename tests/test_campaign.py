@@ -1,6 +1,8 @@
 """A campaign against wrong numbers: mistakes on the command line, and damaged, swapped and foreign files wherever one
 is read. Counts are printed; silent answers, tracebacks and hangs are to be none."""
+import contextlib
 import itertools
+import json
 import os
 import random
 import shutil
@@ -28,7 +30,7 @@ from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.training import bench, groups, study
 from moe_redistribution.training.groups import group_path, pack, train_group
 from moe_redistribution.training.loop import fresh
-from moe_redistribution.training.store import Damaged, Store, as_committed, seal
+from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
 from moe_redistribution.training.study import Desk, Preset, Study, carry_out, find_rows, own_file, study_jobs
 from same import assert_same_runs
 
@@ -211,6 +213,29 @@ def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
     assert (p.returncode, out, err) == (130, "", f"{INTERRUPTED}\n")
 
 
+POOLS = {"executors": "LocalExecutor(1)", "bench": "worker_processes(1)"}
+
+
+@pytest.mark.parametrize("room", POOLS)
+def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_traceback(room, tmp_path):
+    "A terminal sends it to all processes at once, and each worker printed the traceback of some import."
+    (script := tmp_path / "pool.py").write_text(f"""
+import os, sys, time
+if __name__ == "__main__":
+    from moe_redistribution.training.{room} import {POOLS[room].partition("(")[0]}
+    with {POOLS[room]} as pool:
+        print("begun", flush=True)
+        try: pool.submit(os.getpid).result() if hasattr(pool, "submit") else pool(os.getpid), time.sleep(60)
+        except KeyboardInterrupt: print("heard", flush=True), os._exit(0)             # semaphores are left, says Python
+""")
+    p = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env=os.environ | {"PYTHONPATH": str(dataset.ROOT)}, start_new_session=True, preexec_fn=heard)
+    assert p.stdout.readline() == "begun\n"
+    time.sleep(.5), os.killpg(p.pid, signal.SIGINT)
+    out, err = p.communicate(timeout=120)
+    assert (p.returncode, out) == (0, "heard\n") and "Traceback" not in err, err
+
+
 def test_the_console_script_goes_in_by_the_light_entry():
     text = (dataset.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'moe-redistribution = "moe_redistribution.record.entry:enter"' in text
@@ -351,50 +376,163 @@ def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
 
 # -------------------------------------------------------------------------------------------------------------- kills
 
-LONGER = {                                # commands that work longer than a second, and the rows that they leave
-    "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--executor", "here"], None),
-    "study": (["study", "granularity", "--preset", "tiny", "--executor", "here", "--out", "study.csv"], "study.csv"),
-    "measure": (["measure", TINY, "--seeds", "4,5", "--out", "measure.csv"], "measure.csv"),
-    "scores": (["scores", *TEXT, "--by", "head", "--out", "scores.csv"], "scores.csv"),
-    "ablate": (["ablate", *TEXT, "--unit", "sites", "--out", "ablate.csv"], "ablate.csv"),
-    "gates": (["gates", *TEXT, "--k", "2,4", "--steps", "40", "--tokens", "64", "--out", "gates.csv"], "gates.csv")}
-PROGRAM = ("import sys; from moe_redistribution.models.condition import RECIPES; RECIPES['add7'].update(steps=600); "
-           "from moe_redistribution.record.cli import main; print('ready', flush=True); sys.exit(main(sys.argv[1:]))")
-KILLS = 10
+# A process that has imported everything forks a command when asked, in a session of its own, and tells its number, then
+# how it ended. The child goes in as the console script does.
+SERVER = """
+import json, os, signal, sys
+import torch
+from transformers.models.olmoe import modeling_olmoe
+from moe_redistribution.record import cli, entry
+
+def child(asked, ready):
+    os.setsid(), os.chdir(asked["folder"])
+    os.environ["MOE_REDISTRIBUTION_HOME"] = asked["home"]
+    for fd, name in (1, "out"), (2, "err"):
+        os.dup2(os.open(asked["said"] + "." + name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+    sys.argv[1:] = asked["words"]
+    for s in signal.SIGINT, signal.SIGTERM: signal.signal(s, entry.leave)
+    os.write(ready, b"y")
+    try: status = entry.enter()
+    except SystemExit as e: status = e.code
+    sys.stdout.flush(), os._exit(status)
+
+if __name__ == "__main__":                                                 # its workers import it once more
+    for line in sys.stdin:
+        ready, tell = os.pipe()
+        if (pid := os.fork()) == 0: child(json.loads(line), tell)
+        os.read(ready, 1), print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+RECORDED = "add7/ffn-h64-silu"
+HELD = ["--context", "16", "--tokens", "64", "--steps", "60", "--k", "2,4", "--unfreeze", "1"]
+LONGER = {                                # commands that work longer than a second, and what each leaves
+    "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--group-size", "1", "--executor", "here"], []),
+    "reproduce": (["reproduce", "--seeds", "1,2", "--out", "out"], ["out"]),
+    "measure": (["measure", TINY, "--seeds", "4,5", "--out", "rows.parquet"], ["rows.parquet"]),
+    "record": (["record", "--executor", "here"], ["results", "checkpoints", "SHA256SUMS"]),
+    "scores": (["scores", *TEXT, "--by", "head", "--out", "rows.csv"], ["rows.csv", "rows.png"]),
+    "ablate": (["ablate", *TEXT, "--out", "rows.csv"], ["rows.csv", "rows.png"]),
+    "gates": (["gates", *TEXT, *HELD, "--out", "rows.csv"], ["rows.csv", "rows.png"]),
+    "study": (["study", "granularity", "--preset", "tiny", "--executor", "here", "--out", "rows.csv"], ["rows.csv"]),
+    "ledger": (["ledger", "--item", "tab7"], []),
+    "bench": (["bench", "--task", "hist", "--seconds", ".2", "--force", "--record", "bench.csv"], ["bench.csv"])}
+SHORT, KILLS, BETWEEN = ("train", "reproduce"), 7, 4         # of 400 steps; a command comes to its end after four kills
+SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
-def started(words, home, folder):
-    "A process that has imported everything and now begins."
-    env = os.environ | {"MOE_REDISTRIBUTION_HOME": str(home)}
-    p = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], cwd=folder, env=env, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True)
-    assert p.stdout.readline() == "ready\n", p.stderr.read()
-    return p
+def a_clone(root, short=False):
+    "The package without what it has recorded, in which add-7 may be trained for 400 steps; where `record` may write."
+    shutil.copytree(dataset.ROOT / "moe_redistribution", root / "moe_redistribution",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(dataset.ROOT / "data", root / "data"), (root / "tests").mkdir()
+    shutil.copy(dataset.ROOT / "tests/plain.py", root / "tests")
+    sums = (dataset.ROOT / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (root / "SHA256SUMS").write_text("".join(x for x in sums if x[66:].startswith("data/")))
+    recipes, long = root / "moe_redistribution/models/condition.py", "steps=10_000, eval_every=200"
+    if short: recipes.write_text(recipes.read_text().replace(long, "steps=400, eval_every=40"))
+    (root / "server.py").write_text(SERVER)
+    return root
+
+
+class Commands:
+    "Commands of a clone, each in a process that is told apart from the one that imported everything."
+    def __init__(self, clone):
+        env = os.environ | {"PYTHONPATH": str(clone)}
+        self.server = subprocess.Popen([sys.executable, clone / "server.py"], cwd=clone, env=env, text=True,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def start(self, words, folder, home):
+        said = str(home.parent / "said")
+        self.server.stdin.write(json.dumps(dict(words=words, folder=str(folder), home=str(home), said=said)) + "\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline())
+    def end(self): return int(self.server.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    "(clone, its commands) of a command; each kind of clone is made when it is asked for."
+    made = {}
+    def of(command):
+        if (short := command in SHORT) not in made:
+            clone = a_clone(tmp_path_factory.mktemp("clone") / "c", short)
+            made[short] = clone, Commands(clone)
+        return made[short]
+    yield of
+    for _, c in made.values(): c.server.kill(), c.server.communicate()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    "A store in which there is something to measure and to record."
+    root = tmp_path_factory.mktemp("stored")
+    train_group(TINY, [4, 5], root=root, steps=200), train_group(RECORDED, [42, 137], root=root, steps=200)
+    return root
+
+
+def contents(folder, outs):
+    "Path below a folder → its bytes, of files and folders that a command leaves."
+    found = [p for o in outs for p in (folder / o, *(folder / o).rglob("*")) if p.is_file() and p.name[0] != "."]
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+def sealed(home): return {p: p.read_bytes() for p in home.rglob("*.safetensors")}
+
+
+def no_half_file(folder, home, outs, whole, sent):
+    "What an interrupt left is what a whole run leaves, or sealed and whole; temporary files only after a SIGKILL."
+    for name, data in contents(folder, outs).items():
+        if name in whole and not name.startswith(("results/", "SHA256SUMS", "checkpoints/", "bench")):
+            assert data == whole[name], name
+        if name.endswith(".parquet"): pd.read_parquet(folder / name)
+        if name.endswith(".csv"): assert data.endswith(b"\n") and len(pd.read_csv(folder / name)), name
+    for p in (*home.rglob("*"), *folder.glob("*.part")):
+        if p.name[0] == "." and p.suffix == ".part": assert sent == signal.SIGKILL, p
+        elif p.suffix in (".safetensors", ".state", ".resume", ".part"): unseal(p)
 
 
 @pytest.mark.audit
 @pytest.mark.parametrize("command", LONGER)
-def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, places, tmp_path):
-    "SIGKILL and SIGTERM in turn, at random moments of a run whose length is known; then the same command once more."
-    words, out = LONGER[command]
-    words, luck, homes = [w.format(**places) for w in words], random.Random(command), {}
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        homes[name] = tmp_path / name / "home"
-        train_group(TINY, [4, 5], root=homes[name], steps=200)
-    began, whole = time.monotonic(), started(words, homes["whole"], tmp_path / "whole")
-    took, ended = time.monotonic() - began, Counter()
-    assert whole.wait() == 0, whole.stderr.read()
-    took = time.monotonic() - began - took
-    for kill in range(KILLS):
-        p = started(words, homes["killed"], tmp_path / "killed")
-        try: p.wait(luck.uniform(0, .7 * took))
-        except subprocess.TimeoutExpired: p.send_signal((signal.SIGKILL, signal.SIGTERM)[kill % 2])
-        status, err = p.wait(60), p.stderr.read()
-        ended[status] += 1
-        # SIGTERM itself: before the command began, or after its end
-        assert status in (0, 130, -signal.SIGKILL, -signal.SIGTERM) and "Traceback" not in err, err[-2000:]
-    assert started(words, homes["killed"], tmp_path / "killed").wait(300) == 0
-    print(f"\n{command}: {took:.1f} s, ended {dict(ended)}")
-    if out: assert (tmp_path / "killed" / out).read_bytes() == (tmp_path / "whole" / out).read_bytes()
-    else: assert_same_runs(Store(homes["killed"]), Store(homes["whole"]), [TINY], [1, 2, 3])
+def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, commands, stored, places, tmp_path):
+    "SIGKILL, SIGTERM and Ctrl-C in turn, at random moments; then the same command, which ends with the same bytes."
+    (words, outs), (clone, run), luck, ended = LONGER[command], commands(command), random.Random(command), Counter()
+    words, homes = [w.format(**places) for w in words], itertools.count()
+    def fresh_home():
+        shutil.copytree(stored, home := tmp_path / f"{next(homes)}" / "home")
+        folder = clone if command == "record" else home.parent
+        for o in outs if command == "record" else ():
+            if (folder / o).is_dir(): shutil.rmtree(folder / o)
+        if command == "record": shutil.copy(clone.parent / "sums", clone / "SHA256SUMS")
+        if command == "bench": bench.keep(dict(condition="add7/ffn-h8-silu", times_plain=9.), folder / "bench.csv")
+        return folder, home
+    def left(folder, home):
+        "What the end of a command is: its files, its table of text where it has none, its runs."
+        got = contents(folder, outs)
+        if command == "bench": got = {n: list(pd.read_csv(folder / n)["condition"]) for n in got}
+        return got if outs else (home.parent / "said.out").read_bytes()
+    if command == "record" and not (clone.parent / "sums").exists():
+        shutil.copy(clone / "SHA256SUMS", clone.parent / "sums")
+    def carried_out(folder, home):
+        began = time.monotonic()
+        run.start(words, folder, home)
+        assert run.end() == 0, (home.parent / "said.err").read_text()[-3000:]
+        return time.monotonic() - began
+    place = first = fresh_home()
+    took, whole = carried_out(*place), left(*place)
+    place = fresh_home()
+    for kill in range(kills := 4 if command == "bench" else KILLS):
+        before, sent = sealed(place[1]), SENT[kill % 3]
+        pid = run.start(words, *place)
+        time.sleep(luck.uniform(0, .9 * took))
+        with contextlib.suppress(ProcessLookupError):                  # Ctrl-C reaches all of a terminal's processes
+            os.killpg(pid, sent) if sent == signal.SIGINT else os.kill(pid, sent)
+        status, err = run.end(), (place[1].parent / "said.err").read_text()
+        ended[f"{sent.name} {status}"] += 1
+        assert status in (0, 130, -signal.SIGKILL) and "Traceback" not in err, err[-3000:]
+        assert before.items() <= sealed(place[1]).items(), "something stored was lost"
+        no_half_file(*place, outs, whole if isinstance(whole, dict) else {}, sent)
+        if kill % BETWEEN == BETWEEN - 1 or kill == kills - 1:
+            carried_out(*place)
+            assert left(*place) == whole
+            if command == "train": assert_same_runs(Store(place[1]), Store(first[1]), [TINY], [1, 2, 3])
+            place = fresh_home()
+    print(f"\n{command}: {took:.1f} s, {kills} kills, ended {dict(ended)}")

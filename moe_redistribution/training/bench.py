@@ -20,7 +20,7 @@ from ..tasks.errors import choose
 from ..models.condition import Condition, condition
 from .engine import products, flops
 from .loop import fresh, train_interval
-from .executors import n_cores, worker
+from .executors import deaf, n_cores, worker
 from .store import as_committed, write_whole
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
@@ -80,7 +80,8 @@ def train_for(name:str, seeds:int, seconds:float) -> dict:
 def serve(pipe):
     "Body of a worker process: sends back f(*args) for every (f, args) it receives, until None."
     worker(nice=0)
-    for f, args in iter(pipe.recv, None): pipe.send(f(*args))
+    with suppress(EOFError, OSError):                                            # whoever asked is no more
+        for f, args in iter(pipe.recv, None): pipe.send(f(*args))
 
 @contextmanager
 def worker_processes(cores:int):
@@ -89,12 +90,13 @@ def worker_processes(cores:int):
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(cores)]
     workers = [context.Process(target=serve, args=(there,), daemon=True) for _, there in pairs]
-    with threads(1):
+    with threads(1), deaf():
         for p in workers: p.start()
     def together(f, *args):
         for here, _ in pairs: here.send((f, args))
         return [received(here, p) for (here, _), p in zip(pairs, workers)]
     try: yield together
+    except BaseException: [p.terminate() for p in workers]; raise              # nobody waits for what they do
     finally:
         for (here, _), p in zip(pairs, workers):
             with suppress(OSError): here.send(None)
@@ -223,7 +225,7 @@ def peak_memory(name:str, seeds:int=None) -> float:
     seeds = seeds or MEMBERS[condition(name).task]
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    with threads(1): (process := context.Process(target=peak, args=(name, seeds, there), daemon=True)).start()
+    with threads(1), deaf(): (process := context.Process(target=peak, args=(name, seeds, there), daemon=True)).start()
     try: return received(here, process)
     finally: process.join(5); process.terminate()
 
