@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from moe_redistribution.evidence import pages
 from moe_redistribution.evidence.dataset import ROOT
-from test_site import offenders
+from test_site import frame, offenders
 
 NBS, PROC = ROOT / "nbs", ROOT / "_proc"
 RESULTS = sorted(p.relative_to(NBS).as_posix() for p in NBS.glob("6_studies/*/[1-9]*.ipynb"))
@@ -132,10 +133,11 @@ def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(proce
     assert 0 < len(waiting) < len(rows), "runs that are missing are marked"
 
 
-def test_links_to_a_claim_lead_to_its_line(processed):
-    there = set(re.findall(r"\[\]\{#([\w.-]+)\}",
-                           "\n".join(t for t, _ in shown(processed, "6_studies/sparsity_moves/9z_ledger.ipynb"))))
-    assert len(there) > 140
-    asked = {a for page in [*RESULTS, "index.ipynb"] for t, _ in shown(processed, page)
-             for a in re.findall(r"9z_ledger\.ipynb#([A-Za-z0-9][\w.-]*\d)\)", t)}
-    assert asked and asked <= there, asked - there
+def test_what_a_page_stands_on_is_said_at_its_foot():
+    "Its notebook says so where the rows are read; a reader of the site has a question first."
+    stands = {"data": {frame.STORED: {"hash": "a"}, "text/markdown": "This page stands on 9 rows.", "text/plain": ""}}
+    cell = dict(cell_type="code", source="page = Page()\nOpening(page)", outputs=[stands], metadata={})
+    after = dict(cell_type="markdown", source="## The question", metadata={})
+    first, question, foot = frame.framed({"cells": [cell, after]}, "6_studies/sparsity_moves/x.ipynb")["cells"]
+    assert first["outputs"] == [] and question["source"] == ["## The question"]
+    assert "This page stands on 9 rows." in "".join(foot["source"]) and frame.STORED == pages.STORED

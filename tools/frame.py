@@ -18,14 +18,13 @@ widget.
 - **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository
 and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
-- **Claims.** The ledger's page lists them with Quarto's own sorting and filtering, from a file made here.
+- **The foot.** What a page stands on (`evidence.pages.Opening`) is read where the rows are, and said where it ends.
 - **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a
 table's numbers
   are two clicks away.
 """
 import ast
 import configparser
-import csv
 import json
 import os
 import re
@@ -42,6 +41,7 @@ RESULTS = r"6_studies/\w+/(?!0)"
 # there, the code of what is shown stands behind these words
 SHOWN = {"image/png": "how this figure is drawn", "text/html": "how this table is made",
          "text/markdown": "how these words are computed"}
+STORED = "application/vnd.moe-redistribution.page+json"  # as in evidence.pages
 DIRECTIVE = r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$"
 
 
@@ -111,10 +111,12 @@ def output(out):
 
 def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
-    out = []
+    out, foot = [], []
     for cell in notebook["cells"]:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "code":
+            foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"] if STORED in o.get("data", {})]
+            cell["outputs"] = [o for o in cell["outputs"] if STORED not in o.get("data", {})]
             if (word := fold(cell, page)) is not None:
                 cell["source"] = f'#| code-fold: true\n#| code-summary: "{word}"\n' \
                     + without(cell["source"], "code-fold", "code-summary")
@@ -128,6 +130,9 @@ def framed(notebook, page):
             for o in cell["outputs"]:
                 output(o)
         out.append({**cell, "source": lines(cell["source"])})
+    if said := "\n\n".join(filter(str.strip, foot)):
+        out.append({"cell_type": "markdown", "id": "standing", "metadata": {},
+                    "source": lines(f"::: {{.standing}}\n{said}\n:::\n")})
     return {**notebook, "cells": out}
 
 
@@ -161,26 +166,6 @@ def rows(root, proc):
     return len(tables)
 
 
-def claims(root, proc):
-    """Write what the ledger's page lists, so that a reader can sort and filter it: a claim a line, with its most
-    telling answer."""
-    def ours(line):
-        k = next((k for k in ("uncopied", "audited", "paper") if line[f"{k}_n"] not in ("", "0")), None)
-        if not k:
-            return ""
-        mean, lo, hi = (float(line[f"{k}_{f}"] or "nan") for f in ("mean", "lo", "hi"))
-        form = "{:+,.0f}" if abs(mean) >= 100 else "{:+.2f}"
-        span = f" [{form.format(lo)}, {form.format(hi)}]" if lo < hi else ""
-        return f"{form.format(mean)}{span}, {float(line[f'{k}_n']):.0f} seeds"
-    with open(root / "results/ledger.csv", encoding="utf-8", newline="") as file:
-        lines = [dict(key=x["key"], claim=x["statement"], verdict=x["verdict"], ours=ours(x), section=x["section"],
-                      path=f"ledger.html#{x['key']}") for x in csv.DictReader(file)]
-    (proc / "6_studies/sparsity_moves").mkdir(parents=True, exist_ok=True)
-    (proc / "6_studies/sparsity_moves/claims.yml").write_text(
-        yaml.safe_dump(lines, allow_unicode=True, sort_keys=False), encoding="utf-8")
-    return len(lines)
-
-
 def main(args=(), root=ROOT):
     if "--settings" in args:
         path = root / "settings.ini"
@@ -196,8 +181,8 @@ def main(args=(), root=ROOT):
         path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     site = yaml.safe_load((root / "nbs" / "_quarto.yml").read_text()) | navbar(git_url)
     (proc / "_quarto.yml").write_text(yaml.safe_dump(site, sort_keys=False))
-    print(f"framed {len(pages)} pages, {rows(root, proc)} tables of rows and {claims(root, proc)} claims beside "
-          "them" + (f", with links to {git_url}" if git_url else ""))
+    print(f"framed {len(pages)} pages, {rows(root, proc)} tables of rows beside them"
+          + (f", with links to {git_url}" if git_url else ""))
 
 
 if __name__ == "__main__":

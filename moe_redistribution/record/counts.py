@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPERS', 'OUR_OWN', 'UNITS', 'paper_of', 'recorded_claims', 'recorded_numbers', 'count_claims', 'reading_text',
-           'control_text', 'cut', 'claim_row', 'claims_table']
+           'control_text', 'cut', 'claim_link', 'claim_row', 'claims_table']
 
 # %% ../../nbs/7_record/06_counts.ipynb #4c9a335b
 from html import escape
@@ -110,6 +110,10 @@ _READ = {"paper": "As the authors did it", "audited": "With the control", "uncop
          "text": "On another text", "size": "At another size"}
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
+
+def claim_link(key, up="") -> str:
+    "A claim's key as a link of HTML to its row; `up` leads from a page to nbs/."
+    return f'<a href="{up}claims.ipynb#{key}">{key}</a>'
 
 def _folded(c, s):
     "Everything that a row of the table leaves out, as HTML."
