@@ -110,6 +110,9 @@ def layers_of(model) -> list:
                   of(ffn, "experts"), of(ffn, "shared_expert", "shared_experts"), of(ffn, "shared_expert_gate"))
         fits = all(m is not None for m in (x.attn, x.norm, x.ffn, of(x.attn, "o_proj")))
         if fits and (x.experts is None or x.gate is not None and hasattr(x.experts, "_apply_gate")): out.append(x)
+    every = [id(m) for x in out for m in (x.attn, x.attn.o_proj, x.norm, x.ffn, x.gate, x.experts) if m is not None]
+    if len({*every}) < len(every) or len({*map(id, own)}) < len(own):
+        refuse("model", "layers with modules of their own", "one in two layers", fix="copy.deepcopy for what is shared")
     if own and len(out) == len(own): return out
     refuse("model", f"one of the families {', '.join(FAMILIES)}, or dense {', '.join(DENSE)}",
            getattr(getattr(model, "config", None), "model_type", type(model).__name__), FAMILIES[0],
@@ -188,8 +191,12 @@ def into(self:Listener, module, args, kwargs):
 
 @patch
 def mix(self:Listener, module, args):
-    z = args[0]
-    new = self.at("z", (own := z.unflatten(-1, (self.told["heads"], -1))))
+    z, heads, attn = args[0], self.told["heads"], self.x.attn
+    size = getattr(attn, "v_head_dim", getattr(attn, "head_dim", z.shape[-1] // heads))
+    if heads * size != z.shape[-1]:
+        refuse(f"{self.prefix}z", f"{z.shape[-1] // size} heads of {size}", f"{heads} by the config",
+               fix="a config that belongs to the model")
+    new = self.at("z", (own := z.unflatten(-1, (heads, -1))))
     return None if new is own else (new.flatten(-2), *args[1:])
 
 # %% ../../nbs/4_instruments/03b_open.ipynb #dd2332d1

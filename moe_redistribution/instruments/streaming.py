@@ -47,10 +47,14 @@ def tokenizer_of(model, d_vocab, special=False):
            "save_pretrained of its tokenizer, or --bytes")
 
 def _beginning(own, special):
-    def tokenize(text): return own(text, add_special_tokens=False)["input_ids"]
-    said, bare = own("a")["input_ids"], tokenize("a")
-    tokenize.begin = said[:said.index(bare[0])] if special and bare and bare[0] in said else []
-    if not special or len(tokenize.begin) == 1: return tokenize            # a second one would count as a word to say
+    def tokenize(text, **more):
+        try: return own(text, **dict(add_special_tokens=False) | more)["input_ids"]
+        except Exception as e: said = str(e).strip().partition(chr(10))[0]                  # of its own kind, from Rust
+        refuse("tokenizer", "one that can read any text", said, "--bytes", "another tokenizer, or --bytes")
+    if not special: return tokenize
+    said, bare = tokenize("a", add_special_tokens=True), tokenize("a")
+    tokenize.begin = said[:said.index(bare[0])] if bare and bare[0] in said else []
+    if len(tokenize.begin) == 1: return tokenize            # a second one would count as a word to say
     refuse("special tokens", "a tokenizer that puts one before a text", len(tokenize.begin), 1, "leave them out")
 
 # %% ../../nbs/4_instruments/18_stream.ipynb #fd93275f
