@@ -268,3 +268,12 @@ def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkey
             stream_ablation(s, text, byte_tokens, context=16, units=(unit,), edits=(edit,))
     with pytest.raises(ValueError, match="two windows or more in a batch"):
         stream_ablation(s, text, byte_tokens, context=16, batch=1, edits=("resample",))
+
+
+def test_a_tokenizer_that_cannot_read_a_text_is_one_message(text, tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    own = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"God": 0}, unk_token="?")))
+    own.save_pretrained(tmp_path / "t")                                       # its `?` stands for no number
+    with pytest.raises(ValueError, match="tokenizer: expected one that can read any text; got WordLevel error"):
+        list(text_windows(text, tokenizer_of(tmp_path / "t", 5), 8))

@@ -46,6 +46,7 @@ def tokenizer_of(model, d_vocab, special=False):
     refuse(f"tokenizer of {Path(model).name}", "one that transformers reads without code of its own", said, "--bytes",
            "save_pretrained of its tokenizer, or --bytes")
 
+# %% ../../nbs/4_instruments/18_stream.ipynb #1a7b4e86
 def _beginning(own, special):
     def tokenize(text, **more):
         try: return own(text, **dict(add_special_tokens=False) | more)["input_ids"]

@@ -137,6 +137,7 @@ def check_complete(name, told):
                f"{len(keys)} {kind}: {', '.join(keys[:2])}{' …' * (len(keys) > 2)}",
                fix="the config.json that belongs to these files, or the files that are absent")
 
+# %% ../../nbs/4_instruments/03a_weights.ipynb #1183d283
 def check_class(name, model, config):
     "ValueError if a model is of another class than its config names, or has two matrices where it says one."
     own, named = type(model).__name__, config.architectures or [type(model).__name__]
@@ -148,6 +149,7 @@ def check_class(name, model, config):
     refuse(f"model {name}", "one matrix for embedding and head, as tie_word_embeddings says", "two", False,
            "tie_word_embeddings=false in config.json, if both are meant")
 
+# %% ../../nbs/4_instruments/03a_weights.ipynb #baac464f
 @torch.no_grad()
 def check_runs(name, model):
     "ValueError if a model fails on two tokens, or says what is no number; the first of its modules that does is named."
@@ -160,7 +162,7 @@ def check_runs(name, model):
     try: logits = in_one_message(name, lambda: model(input_ids=two, use_cache=False)).logits
     finally: [h.remove() for h in handles]
     if not logits.isfinite().all():
-        refuse(f"model {name}", "finite activations", f"nan or infinity, first at {first[0] if first else 'the logits'}",
+        refuse(f"model {name}", "finite activations", f"nan or infinity, first at {(first or ['the logits'])[0]}",
                fix="the config.json that belongs to these files")
 
 def check_weights(name, model):
