@@ -1,6 +1,7 @@
 """A campaign against wrong numbers: mistakes on the command line, and damaged, swapped and foreign files wherever one
 is read. Counts are printed; silent answers, tracebacks and hangs are to be none."""
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ from moe_redistribution.evidence import dataset
 from moe_redistribution.instruments import own_gates, streaming
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.instruments.rows import rows
-from moe_redistribution.models.condition import condition
+from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import cli, ledger as claims, recording
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.training import bench, groups, study
@@ -285,6 +286,25 @@ def test_a_model_may_be_called_as_an_arm_of_gates_is(name, shared, tmp_path, mon
     assert set(pd.read_csv("rows.csv")["condition"]) == {name, f"{name}/unfreeze1"}
 
 
+@pytest.mark.parametrize("words, place", [
+    (["train", TINY, "--seeds", "1", "--until", "full", "--executor", "here"], "home/groups/"),
+    (["scores", *TEXT, "--out", "out/rows.csv"], "out/rows.part")], ids=["train", "scores"])
+def test_a_full_disk_is_named_with_the_way_out_and_the_same_command_goes_on(words, place, shared, tmp_path, monkeypatch,
+                                                                            capsys):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(RECIPES["add7"], "steps", 200)
+    monkeypatch.chdir(tmp_path)
+    def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
+    words = [w.format(**shared) for w in words]
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        assert cli.main(words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.count("moe-redistribution: ") == 1 and f"{tmp_path}/{place}" in said and "No space left" in said
+    assert "fix: free some, or set MOE_REDISTRIBUTION_HOME" in said and "the same command goes on" in said
+    assert not [*tmp_path.rglob(".*.part")] and cli.main(words) == 0
+
+
 def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
     if not os.path.exists("/dev/full"): pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
@@ -380,9 +400,6 @@ def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
 # how it ended. The child goes in as the console script does.
 SERVER = """
 import json, os, signal, sys
-import torch
-from transformers.models.olmoe import modeling_olmoe
-from moe_redistribution.record import cli, entry
 
 def child(asked, ready):
     os.setsid(), os.chdir(asked["folder"])
@@ -396,25 +413,29 @@ def child(asked, ready):
     except SystemExit as e: status = e.code
     sys.stdout.flush(), os._exit(status)
 
-if __name__ == "__main__":                                                 # its workers import it once more
+if __name__ == "__main__":                                  # its workers import this file once more, and need no more
+    import torch
+    from transformers.models.olmoe import modeling_olmoe
+    from moe_redistribution.record import cli, entry
     for line in sys.stdin:
         ready, tell = os.pipe()
         if (pid := os.fork()) == 0: child(json.loads(line), tell)
         os.read(ready, 1), print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        _, status, used = os.wait4(pid, 0)
+        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
 """
 RECORDED = "add7/ffn-h64-silu"
 HELD = ["--context", "16", "--tokens", "64", "--steps", "60", "--k", "2,4", "--unfreeze", "1"]
 LONGER = {                                # commands that work longer than a second, and what each leaves
-    "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--group-size", "1", "--executor", "here"], []),
-    "reproduce": (["reproduce", "--seeds", "1,2", "--out", "out"], ["out"]),
-    "measure": (["measure", TINY, "--seeds", "4,5", "--out", "rows.parquet"], ["rows.parquet"]),
-    "record": (["record", "--executor", "here"], ["results", "checkpoints", "SHA256SUMS"]),
     "scores": (["scores", *TEXT, "--by", "head", "--out", "rows.csv"], ["rows.csv", "rows.png"]),
     "ablate": (["ablate", *TEXT, "--out", "rows.csv"], ["rows.csv", "rows.png"]),
     "gates": (["gates", *TEXT, *HELD, "--out", "rows.csv"], ["rows.csv", "rows.png"]),
+    "measure": (["measure", TINY, "--seeds", "4,5", "--out", "rows.parquet"], ["rows.parquet"]),
     "study": (["study", "granularity", "--preset", "tiny", "--executor", "here", "--out", "rows.csv"], ["rows.csv"]),
+    "record": (["record", "--executor", "here"], ["results", "checkpoints", "SHA256SUMS"]),
     "ledger": (["ledger", "--item", "tab7"], []),
+    "train": (["train", TINY, "--seeds", "1-3", "--until", "full", "--group-size", "1", "--executor", "here"], []),
+    "reproduce": (["reproduce", "--seeds", "1,2", "--out", "out"], ["out"]),
     "bench": (["bench", "--task", "hist", "--seconds", ".2", "--force", "--record", "bench.csv"], ["bench.csv"])}
 SHORT, KILLS, BETWEEN = ("train", "reproduce"), 7, 4         # of 400 steps; a command comes to its end after four kills
 SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -445,7 +466,20 @@ class Commands:
         self.server.stdin.write(json.dumps(dict(words=words, folder=str(folder), home=str(home), said=said)) + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
-    def end(self): return int(self.server.stdout.readline())
+    def end(self):
+        "(exit status, CPU seconds) of the command under way."
+        status, spent = self.server.stdout.readline().split()
+        return int(status), float(spent)
+
+
+def spent(session):
+    "CPU seconds of all processes of a session, or None if there is none any more: a busy machine shifts no moment."
+    ticks = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = stat.read_text().rpartition(")")[2].split()
+            if int(words[3]) == session: ticks += map(int, words[11:15])
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
 @pytest.fixture(scope="module")
@@ -491,6 +525,7 @@ def no_half_file(folder, home, outs, whole, sent):
 
 
 @pytest.mark.audit
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("command", LONGER)
 def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, commands, stored, places, tmp_path):
     "SIGKILL, SIGTERM and Ctrl-C in turn, at random moments; then the same command, which ends with the same bytes."
@@ -512,27 +547,28 @@ def test_a_command_that_was_killed_gives_what_one_that_was_not_gives(command, co
     if command == "record" and not (clone.parent / "sums").exists():
         shutil.copy(clone / "SHA256SUMS", clone.parent / "sums")
     def carried_out(folder, home):
-        began = time.monotonic()
         run.start(words, folder, home)
-        assert run.end() == 0, (home.parent / "said.err").read_text()[-3000:]
-        return time.monotonic() - began
+        status, took = run.end()
+        assert status == 0, (home.parent / "said.err").read_text()[-3000:]
+        return took
     place = first = fresh_home()
     took, whole = carried_out(*place), left(*place)
-    place = fresh_home()
-    for kill in range(kills := 4 if command == "bench" else KILLS):
-        before, sent = sealed(place[1]), SENT[kill % 3]
+    place, kill = fresh_home(), 0
+    while kill < (kills := 3 if command == "bench" else KILLS):
+        before, sent, moment = sealed(place[1]), SENT[kill % 3], luck.uniform(0, .95 * took)
         pid = run.start(words, *place)
-        time.sleep(luck.uniform(0, .9 * took))
+        while (now := spent(pid)) is not None and now < moment: time.sleep(.02)
         with contextlib.suppress(ProcessLookupError):                  # Ctrl-C reaches all of a terminal's processes
             os.killpg(pid, sent) if sent == signal.SIGINT else os.kill(pid, sent)
-        status, err = run.end(), (place[1].parent / "said.err").read_text()
-        ended[f"{sent.name} {status}"] += 1
+        (status, _), err = run.end(), (place[1].parent / "said.err").read_text()
         assert status in (0, 130, -signal.SIGKILL) and "Traceback" not in err, err[-3000:]
         assert before.items() <= sealed(place[1]).items(), "something stored was lost"
         no_half_file(*place, outs, whole if isinstance(whole, dict) else {}, sent)
-        if kill % BETWEEN == BETWEEN - 1 or kill == kills - 1:
+        ended[f"{sent.name} {status}"] += 1
+        kill += status != 0                                            # it was through before
+        if status == 0 or kill in (BETWEEN, kills):
             carried_out(*place)
             assert left(*place) == whole
             if command == "train": assert_same_runs(Store(place[1]), Store(first[1]), [TINY], [1, 2, 3])
             place = fresh_home()
-    print(f"\n{command}: {took:.1f} s, {kills} kills, ended {dict(ended)}")
+    print(f"\n{command}: {took:.1f} CPU s, {kills} kills, ended {dict(ended)}")
