@@ -80,8 +80,10 @@ def check_config(name, config, held):
     "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
-        for v in v.values() if isinstance(v, dict) else [v]:
-            if isinstance(v, float) and not math.isfinite(v): refuse(f"model {name}", f"a finite {n}", v, fix=fix)
+        for k, x in v.items() if isinstance(v, dict) else [(n, v)]:
+            if isinstance(x, float) and not math.isfinite(x): refuse(f"model {name}", f"a finite {k}", x, fix=fix)
+            if k == "rope_theta" and isinstance(x, (int, float)) and x <= 0:
+                refuse(f"model {name}", "rope_theta above 0", x, fix=fix)
     for n in SIZES:
         v = getattr(own, n, None)
         if isinstance(v, (int, float)) and v < 1: refuse(f"model {name}", f"{n} of 1 or more", v, fix=fix)
