@@ -134,7 +134,8 @@ function tokenTable({tokens, experts}, model, hues) {
   const sent = model.shapes.W_router ? many(experts, badge) : `<td colspan="8">one FFN for all</td>`;
   return `<table class="toy-tokens"><caption>Each token, and the expert that it goes to</caption><tbody>
     <tr><th scope="row">token</th>${many(tokens, t => `<td>${word(t)}</td>`)}</tr>
-    <tr><th scope="row">writes</th><td colspan="3"></td>${many(SHORT, p => `<td>${p}</td>`)}<td></td></tr>
+    <tr class="toy-writes"><th scope="row">writes</th><td colspan="3"></td>
+    ${many(SHORT, p => `<td>${p}</td>`)}<td></td></tr>
     <tr><th scope="row">expert</th>${sent}</tr></tbody></table>`;
 }
 

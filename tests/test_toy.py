@@ -202,3 +202,10 @@ def test_the_box_fits_a_phone_and_pictures_have_words(tab):
     assert len(labels) == 6 and all(len(x) > 40 for x in labels)
     named = tab.eval_on_selector_all(".toy input", "all => all.map(i => i.labels.length)")
     assert len(named) == 11 and set(named) == {1}
+
+
+def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript():
+    cells = json.loads((ROOT / "nbs/index.ipynb").read_text())["cells"]
+    cell, = ("".join(c["source"]) for c in cells if 'src="toy.js"' in "".join(c["source"]))
+    assert cell.index('href="toy.css"') < cell.index('src="toy_data.js"') < cell.index('src="toy.js"')
+    assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates")) and cell.count("<noscript>") == 2
