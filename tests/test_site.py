@@ -101,12 +101,14 @@ def site():
     return yaml.safe_load((ROOT / "_quarto.yml").read_text())
 
 
-def test_the_sidebar_has_a_section_a_paper_and_one_is_open_at_a_time():
+def test_the_sidebar_has_a_section_a_paper_that_its_overview_opens_and_one_is_open_at_a_time():
     from moe_redistribution.evidence.overviews import PAPERS
     shown = site()["website"]["sidebar"]
     groups = {entry["section"]: entry["contents"] for entry in shown["contents"]}
     assert [*groups] == ["Start", *PAPERS.values(), "Beyond the papers", "How we measure", "Reference"]
     assert shown["collapse-level"] == 1 and groups["Start"][0] == "index.ipynb"
+    first = {name: groups[name][0] for name in PAPERS.values()}
+    assert all(x["href"].endswith("/40_overview.ipynb") for x in first.values()), first
 
 
 def shown_in_sidebar():

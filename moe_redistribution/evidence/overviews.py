@@ -82,5 +82,5 @@ def waiting(keys, root="../../") -> str:
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return piped([{"open claim": said(c), "verdict": verdict_link(c, root),
                    "n so far": seeds(c), "n that decides": needed(c)} for c in found],
-                 "Open claims: n so far in the paper's reading and beside the control, and the n that would decide if "
-                 "means and spreads stay.")
+                 "Open claims. n so far: in the paper's reading, and in ours. n that decides: of the reading that is "
+                 "open, if mean and spread stay.")
