@@ -214,23 +214,24 @@ def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
     assert (p.returncode, out, err) == (130, "", f"{INTERRUPTED}\n")
 
 
-POOLS = {"executors": "LocalExecutor(1)", "bench": "worker_processes(1)"}
+POOLS = {"executors": "LocalExecutor", "bench": "worker_processes"}
+POOL = """
+import os, sys, time
+if __name__ == "__main__":
+    with globals()[sys.argv[1]](1) as pool:
+        print("begun", flush=True)
+        try: pool.submit(os.getpid).result() if hasattr(pool, "submit") else pool(os.getpid), time.sleep(60)
+        except KeyboardInterrupt: print("heard", flush=True), os._exit(0)             # semaphores are left, says Python
+"""
 
 
 @pytest.mark.parametrize("room", POOLS)
 def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_traceback(room, tmp_path):
     "A terminal sends it to all processes at once, and each worker printed the traceback of some import."
-    (script := tmp_path / "pool.py").write_text(f"""
-import os, sys, time
-if __name__ == "__main__":
-    from moe_redistribution.training.{room} import {POOLS[room].partition("(")[0]}
-    with {POOLS[room]} as pool:
-        print("begun", flush=True)
-        try: pool.submit(os.getpid).result() if hasattr(pool, "submit") else pool(os.getpid), time.sleep(60)
-        except KeyboardInterrupt: print("heard", flush=True), os._exit(0)             # semaphores are left, says Python
-""")
-    p = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env=os.environ | {"PYTHONPATH": str(dataset.ROOT)}, start_new_session=True, preexec_fn=heard)
+    (script := tmp_path / "pool.py").write_text(f"from moe_redistribution.training.{room} import *\n{POOL}")
+    env = os.environ | {"PYTHONPATH": str(dataset.ROOT)}
+    p = subprocess.Popen([sys.executable, script, POOLS[room]], env=env, start_new_session=True, preexec_fn=heard,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "begun\n"
     time.sleep(.5), os.killpg(p.pid, signal.SIGINT)
     out, err = p.communicate(timeout=120)

@@ -95,8 +95,8 @@ def unfrozen_job(model, name, held, batches, x, desk, last, how):
 # %% ../../nbs/4_instruments/20_own_gates.ipynb #e0466aa3
 def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), steps=1000, lr=1e-2, batch=8,
                 unfreeze=(), seed=0) -> Study:
-    """The study of a model's gates: arms `gates/distilled`, and `gates/unfreezeN_learned` and `gates/unfreezeN_random` for
-    N in `unfreeze`; rows go by the model's name. It takes all threads that torch has.
+    """The study of a model's gates: arms `gates/distilled`, and for N in `unfreeze` `gates/unfreezeN_learned` and
+    `gates/unfreezeN_random`; rows go by the model's name. It takes all threads that torch has.
 
     `held`, `batches` as of `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of
     it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
