@@ -11,6 +11,9 @@ import pytest
 
 from moe_redistribution.evidence import pages
 from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.record.counts import recorded_claims, recorded_numbers
+from moe_redistribution.studies.sparsity_moves.reading import progress, section_of, section_runs
+from test_links import plain, texts
 from test_site import frame, offenders
 
 NBS, PROC = ROOT / "nbs", ROOT / "_proc"
@@ -121,7 +124,7 @@ def test_comparisons_are_shown_in_this_form_all_over_the_site(processed):
 
 def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(processed):
     text = "\n".join(t for t, _ in shown(processed, "figures_tables.ipynb"))
-    rows = re.findall(r"^\| \[(Figure|Table) (\d+)\]\(([^)#]+)(?:#([^)]*))?\) \|(.*)$", text, flags=re.M)
+    rows = re.findall(r"^\| \[(Figure|Table) (\d+)\]\(([^)#]+)(?:#([^)]*))?\) [^|]+\|(.*)$", text, flags=re.M)
     assert ([(k, int(n)) for k, n, *_ in rows]
             == [("Figure", i) for i in range(1, 27)] + [("Table", i) for i in range(1, 14)])
     for kind, n, page, anchor, rest in rows:
@@ -141,3 +144,39 @@ def test_what_a_page_stands_on_is_said_at_its_foot():
     first, question, foot = frame.framed({"cells": [cell, after]}, "6_studies/sparsity_moves/x.ipynb")["cells"]
     assert first["outputs"] == [] and question["source"] == ["## The question"]
     assert "This page stands on 9 rows." in "".join(foot["source"]) and frame.STORED == pages.STORED
+
+
+def cells_of(page, start):
+    "The rows of a page's Markdown tables whose first cell begins so, as lists of cells."
+    return [[c.strip() for c in row.strip("|").split("|")] for t in texts(page)
+            for row in re.findall(r"^\| ?.*$", t, flags=re.M) if re.match(rf"\| ?\[?{start}", row)]
+
+
+def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_waits():
+    "§4.3, B and F were *complete* with claims pending, and grokking missed 20 runs in one table and 111 in the other."
+    ran, book = section_runs(), recorded_claims().query("paper == '000'")
+    pending = book[book["verdict"] == "pending"]["section"].map(section_of).value_counts()
+    for k, r in ran.iterrows():
+        row, = cells_of("status.ipynb", re.escape(f"{k}: "))
+        left = r["needed"] - r["recorded"] + r["audit_needed"] - r["audit_recorded"]
+        said = {word: int(m[1]) for word in ("claim", "run") if (m := re.search(rf"(\d+) {word}s?\b", row[1]))}
+        assert said == {w: n for w, n in (("claim", pending.get(k, 0)), ("run", left)) if n}, row
+        assert row[4] == f"{r['recorded']} of {r['needed']}" and ("nothing" in row[1]) == (not said)
+    assert "complete" not in " ".join(texts("status.ipynb"))
+    for item in ("fig15", "tab7", "tab13"):
+        p, kind = progress(item), {"fig": "Figure", "tab": "Table"}[item[:3]]
+        row, = cells_of("figures_tables.ipynb", rf"{kind} {item[3:]}\]")
+        assert row[2] == f"{p['recorded']} of {p['needed']}" + " ▲" * (p["recorded"] < p["needed"])
+
+
+@pytest.mark.parametrize("page", ["index.ipynb", "status.ipynb", "figures_tables.ipynb", "claims.ipynb",
+                                  "6_studies/sparsity_moves/9z_ledger.ipynb",
+                                  "6_studies/sparsity_moves/9y_readings.ipynb"])
+def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
+    book, numbers = recorded_claims(), recorded_numbers()
+    whose = {n: words for found in (book, numbers)
+             for n, words in ((len(found), r"\ball\b|five papers|rows"), ((found["paper"] == "000").sum(), "main paper"))}
+    bare = [s for t in texts(page) if "<table" not in t for s in re.split(r"(?<=[.?!])\s|\n- |\n\n", plain(t))
+            for n, words in whose.items()
+            if re.search(rf"(?<![\d,.]){n:,} (printed )?(claims|numbers|rows)\b", s) and not re.search(words, s)]
+    assert not bare, bare

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CANONICAL', 'SECTION_ITEMS', 'recorded_checkpoints', 'reads_best', 'progress', 'unrecorded', 'section_of',
-           'section_runs']
+           'section_of_item', 'section_runs']
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #e2719382
 from dataclasses import replace
@@ -58,15 +58,23 @@ SECTION_ITEMS = {
     "App. C.1": ("9c1_norm", "fig6 fig7"), "App. C.2": ("9c2_attribution", "fig8 fig9 fig10 fig11"),
     "App. C.3": ("9c3_dla_patching", "appC.3"), "App. C.4": ("9c4_ablation", "fig12"),
     "App. C.5": ("9c5_patterns", "fig13 fig14"),
-    "App. D": ("9d_grokking", "fig15 fig16 fig17 fig18 fig23 fig24"),
+    "App. D": ("9d_grokking", "fig15 fig16 fig17 fig18"),
     "App. E": ("9e_routing", "fig19 fig20 appE"), "App. F": ("9f_gating", "tab5 tab6 fig21 fig22"),
-    "App. G": ("9g_controls", "tab7 tab8 tab9"), "App. H": ("9h_histogram", "tab10 tab11 tab12"),
+    "App. G": ("9g_controls", "tab7 tab8 tab9 fig23 fig24"), "App. H": ("9h_histogram", "tab10 tab11 tab12"),
     "App. I": ("9i_activations", "tab13 fig25 fig26")}
 
 def section_of(name):
     "The key of `SECTION_ITEMS` that a section of the ledger belongs to, or nothing: `App. C.2.1` → `App. C.2`."
     own = [k for k in SECTION_ITEMS for part in k.split(", ") if name == part or name.startswith(part + ".")]
     return own[0] if own else ""
+
+def section_of_item(item):
+    "The key of `SECTION_ITEMS` that a printed item belongs to, or nothing: `fig15a_caption` → `App. D`, `sec5` → nothing."
+    if re.match(r"(tab[23]|fig2)(_|$)", item): return "§3, App. A"              # facts of the set-up: they need no run
+    own = [k for k, (_, items) in SECTION_ITEMS.items()
+           if any(re.fullmatch(rf"{i}[a-z]?(_.*)?", item) for i in items.split())]
+    named = re.match(r"(app|sec)([A-Z\d][\d.]*)", item)
+    return own[0] if own else section_of({"app": "App. ", "sec": "§"}[named[1]] + named[2]) if named else ""
 
 def section_runs(runs=None) -> pd.DataFrame:
     "For each section its page, its items, and the runs that `progress` counts for them together."
