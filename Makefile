@@ -63,7 +63,7 @@ audit: $(READY)  ## the second tier: notebooks whole, kills, the stand-in for a 
 	@failed=; home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT; \
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
 	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing || failed="$$failed notebooks"; \
-	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m audit -n logical --dist worksteal || failed="$$failed tests"; \
+	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal || failed="$$failed tests"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
 
@@ -104,8 +104,9 @@ readme: $(READY)  ## README.md from nbs/index.ipynb
 docs: $(READY)  ## the site's pages in _proc/, and the site in _docs/ where Quarto is installed
 	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
 	@$(PY) tools/frame.py
+	@$(PY) tools/card.py
 	@if command -v quarto >/dev/null; \
-	  then (cd _proc && quarto render --no-cache) && rm -rf _docs && mv _proc/_docs _docs; \
+	  then (cd _proc && quarto render --no-cache) && rm -rf _docs && mv _proc/_docs _docs && $(PY) tools/after.py; \
 	  else echo "Pages are in _proc/; rendering them needs Quarto (https://quarto.org)."; fi
 
 clean:  ## remove .venv, caches and what the site build left (results, checkpoints and out/ stay)

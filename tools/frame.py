@@ -103,9 +103,10 @@ def output(out):
     data = out.get("data", {})
     if "text/html" in data and "text/markdown" not in data:
         data["text/markdown"] = lines(raw("".join(data.pop("text/html"))))
-    # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere
+    # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere; of a function that says
+    # nothing of itself it prints what Python says of all that can be called
     if "text/markdown" in data:
-        text = "".join(data["text/markdown"])
+        text = re.sub(r"^\*Call self as a function\.\*\n*", "", "".join(data["text/markdown"]), flags=re.M)
         data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
 

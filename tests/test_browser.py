@@ -1,0 +1,254 @@
+"""What a reader's browser makes of the site: each page is opened in Chromium at three widths, and what is cut, dead,
+fetched from elsewhere or out of reach is counted by kind.
+
+The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where BROWSER_SITE points. Ticks that overlap
+cannot be seen here, since every figure is a PNG.
+
+    python tests/test_browser.py [PAGE ...]     the counts as a table, without pytest, for these pages or for all"""
+import contextlib
+import functools
+import http.server
+import os
+import re
+import shutil
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NBS = ROOT / "nbs"
+WIDTHS = 1400, 1100, 390
+PHONE = 390
+AXE = 1400, PHONE
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [*"""--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+         --disable-component-update --disable-sync""".split(),
+         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]    # who asks elsewhere is told at once
+pytestmark = pytest.mark.audit
+
+
+class Finding(NamedTuple):
+    kind: str
+    width: int
+    what: str
+
+
+# On a phone a table may be wider than the screen, if its box can be scrolled by keyboard (axe tells).
+ALLOWED = {("table cut", PHONE), ("deciding column hidden", PHONE)}
+
+# ------------------------------------------------------------------------------------------ what is looked at in a page
+
+TABLES = """() => [...document.querySelectorAll('main table')].filter(t => t.offsetParent).flatMap(t => {
+  let box = t;
+  while (box !== document.body && !/auto|scroll|hidden/.test(getComputedStyle(box).overflowX)) box = box.parentElement;
+  if (box === document.body || box.scrollWidth <= box.clientWidth + 1) return [];
+  const heads = [...(t.querySelector('tr')?.cells ?? [])];
+  const decides = heads.filter((h, i) => i === 1 || /verdict|answer/i.test(h.innerText));
+  const edge = box.getBoundingClientRect().left + box.clientWidth;
+  return [{heads: heads.map(h => h.innerText.trim()).join(' | ').slice(0, 90), over: box.scrollWidth - box.clientWidth,
+           hidden: decides.filter(h => h.getBoundingClientRect().right > edge + 1).map(h => h.innerText.trim())}];
+})"""
+
+FIGURES = """() => [...document.querySelectorAll('main :is(img, svg, canvas)')].flatMap(i => {
+  if (!i.getClientRects().length) return [];
+  const r = i.getBoundingClientRect();
+  let right = document.documentElement.clientWidth;
+  for (let p = i.parentElement; p; p = p.parentElement)
+    if (/auto|scroll|hidden|clip/.test(getComputedStyle(p).overflowX) && p !== document.documentElement
+        && p !== document.body)
+      right = Math.min(right, p.getBoundingClientRect().right);
+  const broken = i.tagName === 'IMG' && i.complete && !i.naturalWidth;
+  const name = (i.alt || i.id || i.tagName).slice(0, 60);
+  return broken ? [name + ' (no picture)'] : r.right > right + 1 ? [name] : [];
+})"""
+
+SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+# After a link is followed: what it names is on the screen, below the bar, and it or its row looks other than before.
+# Two of each sort of element are followed, since Chromium lets a page move so many times and no more.
+LANDINGS = """fragments => {
+  const look = e => { const s = getComputedStyle(e);
+    return [s.backgroundColor, s.outlineStyle, s.boxShadow, s.borderLeftColor].join() };
+  const sorts = {}, land = fragment => {
+    const named = document.getElementById(fragment);
+    if (!named) return 'leads nowhere';
+    const sort = [named.tagName, named.className, named.parentElement.tagName].join();
+    if ((sorts[sort] = (sorts[sort] ?? 0) + 1) > 2) return '';
+    const own = named.getBoundingClientRect().height;
+    const shown = named.closest('tr') ?? (own ? named : named.nextElementSibling ?? named);
+    const among = [...new Set([named, shown, named.closest('section, figure'), named.firstElementChild,
+                               shown.firstElementChild, shown.querySelector('figure')].filter(Boolean))];
+    const before = among.map(look);
+    location.hash = '#' + encodeURIComponent(fragment);
+    const box = shown.getBoundingClientRect(), bar = document.querySelector('#quarto-header');
+    const edge = bar && !bar.classList.contains('headroom--unpinned') ? bar.getBoundingClientRect().bottom : 0;
+    if (!box.height) return 'is hidden';
+    if (box.top < edge - 1) return `lies under the bar (${Math.round(box.top)} < ${Math.round(edge)})`;
+    const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
+    if (box.top > innerHeight - 20 && !end) return 'lies below the screen';
+    return among.some((e, i) => look(e) !== before[i]) ? '' : 'is not marked';
+  };
+  return fragments.map(f => [f, land(f)]).filter(([, wrong]) => wrong);
+}"""
+
+
+def links(html):
+    "(href, ...) of a page's text, and the ids that a link can lead to."
+    html = re.sub(r"<(script|style|template)\b.*?</\1>", "", html, flags=re.S)
+    html = re.sub(r"<a\b[^>]*aria-hidden=[^>]*>", "", html)     # the lines of a listing: nobody is sent to them
+    return (re.findall(r"<a\b[^>]*?\shref=[\"']([^\"']*#[^\"']+)[\"']", html),
+            set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)[\"']", html)))
+
+
+class Site:
+    "A folder of HTML pages, and which of them name which part of which other."
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.pages = sorted(p.relative_to(self.folder).as_posix() for p in self.folder.rglob("*.html")
+                            if "site_libs" not in p.parts)
+        read = {p: links((self.folder / p).read_text(encoding="utf-8")) for p in self.pages}
+        self.ids = {p: ids for p, (_, ids) in read.items()}
+        self.named = {p: set() for p in self.pages}
+        self.dead = {p: set() for p in self.pages}
+        for page, (hrefs, _) in read.items():
+            for href in map(unquote, hrefs):
+                to = urlsplit(urljoin(f"http://site/{page}", href.replace("&amp;", "&")))
+                target = to.path.lstrip("/") or "index.html"
+                if to.netloc != "site" or to.scheme != "http": continue
+                if target in self.ids and to.fragment in self.ids[target]: self.named[target].add(to.fragment)
+                elif target in self.ids or target.endswith(".html"): self.dead[page].add(href)
+
+    @contextlib.contextmanager
+    def served(self):
+        class Quiet(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *args): pass
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=self.folder))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+
+
+def axe(tab):
+    "What axe calls serious or critical, as (rule, how often, first place)."
+    from axe_playwright_python.sync_playwright import Axe
+    found = Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]
+    return [(v["id"], len(v["nodes"]), str(v["nodes"][0]["target"])[:80]) for v in found
+            if v["impact"] in ("serious", "critical")]
+
+
+def look(browser, site, base, page):
+    "All findings on a page, at every width."
+    found = [Finding("dead anchor", 0, href) for href in sorted(site.dead[page])]
+    said = []
+    tab = browser.new_page(viewport={"width": WIDTHS[0], "height": 900}, reduced_motion="reduce")
+    tab.on("console", lambda m: m.type == "error" and said.append(("console error", m.text[:120])))
+    tab.on("pageerror", lambda e: said.append(("console error", str(e)[:120])))
+    tab.on("request", lambda r: r.url.startswith((base, "data:", "blob:"))
+           or said.append(("external request", r.url[:120])))
+    tab.goto(base + page, wait_until="load")
+    for width in WIDTHS:
+        tab.set_viewport_size({"width": width, "height": 900})
+        for t in tab.evaluate(TABLES):
+            found.append(Finding("table cut", width, f"{t['heads']} (by {t['over']} px)"))
+            if t["hidden"]: found.append(Finding("deciding column hidden", width, ", ".join(t["hidden"])))
+        found += [Finding("figure cut", width, x) for x in tab.evaluate(FIGURES)]
+        if (over := tab.evaluate(SIDEWAYS)) > 1: found.append(Finding("page scrolls sideways", width, f"{over} px"))
+        if width in AXE:
+            found += [Finding(f"axe {rule}", width, where) for rule, n, where in axe(tab) for _ in range(n)]
+    tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    found += [Finding(f"anchor {wrong.split(' (')[0]}", WIDTHS[0], f"#{fragment} {wrong}")
+              for fragment, wrong in tab.evaluate(LANDINGS, sorted(site.named[page]))]
+    tab.close()
+    return found + [Finding(kind, 0, text) for kind, text in dict.fromkeys(said)]
+
+
+# ------------------------------------------------------------------------------------------------------------ the site
+
+@functools.cache
+def the_site():
+    "The rendered site, or nothing."
+    folder = Path(os.environ.get("BROWSER_SITE", ROOT / "_docs"))
+    return Site(folder) if (folder / "index.html").is_file() else None
+
+
+@contextlib.contextmanager
+def chromium():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- the claims
+
+ADDRESSES = sorted(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", p.relative_to(NBS).as_posix())
+                   .replace(".ipynb", ".html") for p in NBS.rglob("*.ipynb") if not re.search(r"(^|/)[._]", str(p)))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[browser]'")
+    pytest.importorskip("axe_playwright_python", reason="needs axe: pip install -e '.[browser]'")
+    if not CHROMIUM: pytest.skip("needs Chromium on the path (Debian: apt-get install chromium)")
+    with chromium() as found: yield found
+
+
+FAULTY = """<!doctype html><html lang=en><head><title>t</title><style>td, th {white-space: nowrap}</style></head>
+<body><main><div style="overflow-x: auto; width: 200px"><table><tr><th>a long head of a table, indeed<th>Verdict
+<tr><td>1<td>2
+</table></div><div style="width: 90px; overflow: hidden"><svg width=300 height=9 id=cut></svg></div>
+<div style="width: 3000px; height: 2000px; color: #ccc; background: #fff">pale</div><a href="#no">dead</a>
+<p id="un">here</p><a href="#un">alive</a><script src="https://example.org/x.js"></script>
+<script>throw Error("x")</script></main></body></html>"""
+
+
+def test_every_kind_of_fault_is_found_where_it_was_planted(browser, tmp_path):
+    (tmp_path / "faulty.html").write_text(FAULTY, encoding="utf-8")
+    site = Site(tmp_path)
+    with site.served() as base: kinds = {f.kind for f in look(browser, site, base, "faulty.html")}
+    planted = {"table cut", "deciding column hidden", "figure cut", "page scrolls sideways", "dead anchor",
+               "console error", "external request", "axe color-contrast", "anchor is not marked"}
+    assert not planted - kinds, f"not seen: {planted - kinds}"
+
+
+@pytest.mark.parametrize("page", ADDRESSES)
+def test_a_page_is_whole_in_a_browser_at_three_widths(browser, page):
+    if not (site := the_site()): pytest.skip("needs the rendered site: `make docs`, with Quarto")
+    assert page in site.pages, f"not among the pages in {site.folder}"
+    with site.served() as base: found = look(browser, site, base, page)
+    found = Counter(f for f in found if (f.kind, f.width) not in ALLOWED)
+    print(f"{page}:", dict(Counter(f.kind for f in found.elements())) or "nothing")
+    assert not found, "\n".join(f"{n} {f.kind} at {f.width or 'any'}: {f.what}" for f, n in sorted(found.items()))
+
+
+def main(pages):
+    "Print the counts: a line for each kind and width, then one for each page."
+    site = the_site()
+    seen = {}
+    with chromium() as browser, site.served() as base:
+        for page in pages or site.pages:
+            seen[page] = look(browser, site, base, page)
+            print(f"{page}: {len(seen[page])}", file=sys.stderr, flush=True)
+    kinds = Counter((f.kind, f.width) for found in seen.values() for f in found)
+    print(f"{site.folder}: {len(seen)} pages\n")
+    for (kind, width), n in sorted(kinds.items()):
+        worst = Counter({p: sum((f.kind, f.width) == (kind, width) for f in found) for p, found in seen.items()})
+        print(f"{n:6} {kind} at {width or 'any'} on {sum(map(bool, worst.values()))} pages:",
+              ", ".join(f"{p} {k}" for p, k in worst.most_common(4) if k))
+    for page, found in seen.items():
+        found = [Finding(f.kind, f.width, f.what if "axe" not in f.kind else f.what[-60:]) for f in found]
+        if found: print(f"\n{page}")
+        for f, n in sorted(Counter(found).items()): print(f"  {n:4} {f.kind} at {f.width or 'any'}: {f.what}")
+    return seen
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
