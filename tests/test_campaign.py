@@ -448,6 +448,8 @@ def a_clone(root, short=False):
                     ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(dataset.ROOT / "data", root / "data"), (root / "tests").mkdir()
     shutil.copy(dataset.ROOT / "tests/plain.py", root / "tests")
+    for page in (dataset.ROOT / "nbs").rglob("*.ipynb"):             # claims name the pages that answer them
+        (there := root / page.relative_to(dataset.ROOT)).parent.mkdir(parents=True, exist_ok=True), there.touch()
     sums = (dataset.ROOT / "SHA256SUMS").read_text().splitlines(keepends=True)
     (root / "SHA256SUMS").write_text("".join(x for x in sums if x[66:].startswith("data/")))
     recipes, long = root / "moe_redistribution/models/condition.py", "steps=10_000, eval_every=200"
