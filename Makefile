@@ -91,12 +91,7 @@ pages: $(READY)  ## execute again the pages whose rows have changed since they w
 	@$(PY) tools/pages.py $(ARGS)
 
 outputs: $(READY)  ## run notebooks and keep their outputs in them (NB=...: only these)
-	@for nb in $(NB); do \
-	  echo "$$nb"; \
-	  (cd "$$(dirname "$$nb")" && "$(BIN)/exec_nb" "$$(basename "$$nb")" --dest "$$(basename "$$nb")" --exc_stop) || exit 1; \
-	  "$(BIN)/nbdev_clean" --fname "$$nb" || exit 1; \
-	  $(PY) tools/pictures.py "$$nb" || exit 1; \
-	done
+	@$(PY) tools/outputs.py $(NB)
 
 readme: $(READY)  ## README.md from nbs/index.ipynb
 	@$(PY) tools/readme.py

@@ -1,0 +1,45 @@
+"""Runs notebooks and keeps their outputs in them: `make outputs NB=...`.
+
+    python tools/outputs.py NB...    one after another; the first that fails ends it, and stays as it was
+
+A notebook is run without the outputs that it has: the runner leaves a cell that no longer shows anything as it was, and
+a page would go on showing what its code does not say. It is a copy that runs, beside the page, and takes its place when
+it is done."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from moe_redistribution.training.store import write_whole
+
+BIN = Path(sys.executable).parent
+PICTURES = Path(__file__).resolve().parent / "pictures.py"
+
+
+def without_outputs(text):
+    "The text of a notebook, every code cell as if it had never run."
+    nb = json.loads(text)
+    for cell in nb["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    return json.dumps(nb, indent=1, ensure_ascii=False) + "\n"
+
+
+def main(paths):
+    for path in map(Path, paths):
+        print(path, flush=True)
+        copy = path.with_name(f"_{path.name}")  # nbdev takes no page that begins so
+        copy.write_text(without_outputs(path.read_text(encoding="utf-8")), encoding="utf-8")
+        try:
+            subprocess.run([BIN / "exec_nb", copy.name, "--dest", copy.name, "--exc_stop"], cwd=path.parent, check=True)
+            subprocess.run([BIN / "nbdev_clean", "--fname", copy], check=True)
+            subprocess.run([sys.executable, PICTURES, copy], check=True)
+            write_whole(path, copy.read_bytes())
+        except subprocess.CalledProcessError as failed:
+            return failed.returncode
+        finally:
+            copy.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
