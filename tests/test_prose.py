@@ -1,0 +1,131 @@
+"""How result pages read: short sentences, tables with captions and heads for people, one way to write a number.
+
+    python tests/test_prose.py [PAGE ...]     what a page breaks, rule by rule; without a page, the counts of all
+"""
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NBS = ROOT / "nbs"
+RESULTS = r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|6_studies/\w+/(?!0)"
+PAGES = sorted(p for x in NBS.rglob("[!_]*.ipynb") if re.match(RESULTS, p := x.relative_to(NBS).as_posix()))
+WORDS = 25
+BLOCK = r"^(```|~~~).*?^\1|<(style|script|svg|pre|code)\b.*?</\2>"
+
+
+def parts(page):
+    "(kind, text) of what a reader of the rendered page sees: 'prose' in Markdown, 'caption', 'html'; no code."
+    cells = json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            yield "prose", source
+        if cell["cell_type"] != "code" or re.search(r"^\s*#\s*\|\s*(hide|include:\s*false)\s*$", source, re.M):
+            continue
+        for caption in re.findall(r"^#\| (?:fig|tbl)-cap: [\"']?(.*?)[\"']?$", source, re.M):
+            yield "caption", caption
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            for form, kind in (("text/markdown", "prose"), ("text/html", "html")):
+                if form in data:
+                    yield kind, "".join(data[form])
+                    break
+
+
+def plain(text):
+    "Markdown as it is read: links by their words, no code, no tables, no headings, no marks of emphasis."
+    text = re.sub(BLOCK, "", text, flags=re.M | re.S)
+    text = re.sub(r"^\s*(\||#|:::|<|!\[).*$", "", text, flags=re.M)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)(\{[^}]*\})?", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    return re.sub(r"[*_]{1,3}(?=\S)|(?<=\S)[*_]{1,3}", "", text)
+
+
+def sentences(page):
+    "Every sentence of a page's prose and captions."
+    for kind, text in parts(page):
+        if kind == "html":
+            continue
+        for block in re.split(r"\n\s*\n|\n\s*(?:[-*>]|\d+\.)\s+", plain(text)):
+            joined = re.sub(r"\s+", " ", block.strip())
+            joined = re.sub(r"\b(Fig|Figs|App|Sec|Eq|cf|vs|e\.g|i\.e|et al)\.", r"\1", joined)
+            yield from filter(None, re.split(r"(?<=[.?!])[\"”)\]*]*\s+(?=\S)", joined))
+
+
+def tables(page):
+    "Every table that a page shows: 'html' or 'pipe', its text, and what stands right after a pipe table."
+    for kind, text in parts(page):
+        if kind == "html":
+            if "<details><summary>" in text:        # a long table is folded behind its caption
+                continue
+            yield from (("html", t, "") for t in re.findall(r"<table.*?</table>", text, re.S))
+        elif kind == "prose":
+            text = re.sub(BLOCK, "", text, flags=re.M | re.S)
+            yield from (("html", t, "") for t in re.findall(r"<table.*?</table>", text, re.S))
+            for m in re.finditer(r"((?:^\|.*\n?)+)(.*(?:\n.*)?)", text, re.M):
+                yield "pipe", m[1], m[2]
+
+
+def long_sentences(page):
+    return [s for s in sentences(page) if len([w for w in s.split() if re.search(r"\w", w)]) > WORDS]
+
+
+def uncaptioned(page):
+    "Tables that do not say what they show: no <caption>, no `: caption` line, no *line in italics* below a pipe table."
+    def bare(form, table, after):
+        if form == "html":
+            return not re.search(r"<caption[^>]*>\s*\S", table)
+        return not re.match(r"\s*(:\s*\S|\*[^*\s])", after)
+    return [re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", t))[:70]
+            for form, t, after in tables(page) if bare(form, t, after)]
+
+
+def heads_of_machines(page):
+    "Names of columns that only a program would give: with an underscore, or of one repeated word."
+    found = []
+    for form, table, _ in tables(page):
+        heads = (re.findall(r"<th[^>]*>(.*?)</th>", table, re.S) if form == "html"
+                 else table.splitlines()[0].strip("|").split("|"))
+        found += [h for h in map(str.strip, heads) if re.search(r"^[a-z]\w*_\w+$", h)]
+    return found
+
+
+def minus_in_words(page):
+    "*less* as a minus sign: 'MoE less FFN'."
+    found = []
+    for s in sentences(page):
+        found += re.findall(r"\b(?:MoE|FFN|GLU|mixture|dense|total|lowest|swap|learned|frozen|router) less "
+                            r"(?!than|of|often|and|well|so)\w+", s)
+    return found
+
+
+def hyphens_for_minus(page):
+    "A hyphen before a digit that means minus, and a blank before a percent sign."
+    text = "\n".join(plain(t) for kind, t in parts(page) if kind != "html")
+    return re.findall(r"(?:^|[\s(\[])-\d[\d.]*", text) + re.findall(r"\d\s%", text)
+
+
+RULES = [long_sentences, uncaptioned, heads_of_machines, minus_in_words, hyphens_for_minus]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
+def test_result_pages_keep(rule):
+    bad = {page: said for page in PAGES if (said := rule(page))}
+    assert not bad, f"{sum(map(len, bad.values()))}: {bad}"
+
+
+if __name__ == "__main__":
+    if named := sys.argv[1:]:
+        for page in named:
+            page = Path(page).resolve().relative_to(NBS).as_posix() if Path(page).exists() else page
+            for rule in RULES:
+                said = rule(page)
+                print(f"\n{page}: {rule.__name__}: {len(said)}", *said, sep="\n  ")
+    else:
+        for page in PAGES:
+            print(f"{page:55}", *(f"{rule.__name__} {len(rule(page)):3}" for rule in RULES))
+        print("all", {rule.__name__: sum(len(rule(p)) for p in PAGES) for rule in RULES})
