@@ -21,10 +21,7 @@ TOLD = ["index.ipynb", *(p for p in PAGES if re.match(RESULT, p) and p != CLAIMS
 # now says so
 STILL = {
     "6_studies/sparsity_moves/9c4_ablation.ipynb": 1,
-    "6_studies/sparsity_moves/9d_grokking.ipynb": 1,
-    "6_studies/sparsity_moves/9g_controls.ipynb": 1,
-    "6_studies/sparsity_moves/9h_histogram.ipynb": 1,
-    "6_studies/sparsity_moves/9i_activations.ipynb": 1}
+    "6_studies/sparsity_moves/9d_grokking.ipynb": 1}
 
 
 def texts(page):
