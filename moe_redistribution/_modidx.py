@@ -309,6 +309,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                'moe_redistribution/evidence/tables.py'),
                                                     'moe_redistribution.evidence.tables.Shown._repr_html_': ( '5_evidence/tables.html#shown._repr_html_',
                                                                                                               'moe_redistribution/evidence/tables.py'),
+                                                    'moe_redistribution.evidence.tables._told_apart': ( '5_evidence/tables.html#_told_apart',
+                                                                                                        'moe_redistribution/evidence/tables.py'),
                                                     'moe_redistribution.evidence.tables.as_printed': ( '5_evidence/tables.html#as_printed',
                                                                                                        'moe_redistribution/evidence/tables.py'),
                                                     'moe_redistribution.evidence.tables.beside': ( '5_evidence/tables.html#beside',

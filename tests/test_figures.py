@@ -33,7 +33,8 @@ def accuracies(task):
 def test_every_task_s_figures_have_its_own_nulls_and_its_own_dots(task, name):
     where = dict(rule="first256", site="ffn_out", metric="digits", position=whole_answer(get_task(task)))
     table = pd.concat([rows([.2, .3, .4], [1, 2, 3], condition=name, edit=edit, **where) for edit in ("zero", "mean")])
-    last = two_ablations(table, [name]).axes[-1]
+    first, last = two_ablations(table, [name]).axes
+    assert (first.get_title(), last.get_title()) == ("FFN at zero", "FFN at its mean")
     assert any(list(line.get_ydata()) == [.2, .3, .4] for line in last.lines)
     want = accuracies(task)
     assert set(named(last)) == {"copy", "uniform", "most frequent", "pass-through"} & set(want)

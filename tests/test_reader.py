@@ -26,8 +26,8 @@ def processed(tmp_path_factory):
     """Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made
     here."""
     made, notebooks = sorted(PROC.rglob("*.ipynb")), sorted(NBS.rglob("*.ipynb"))
-    if len(made) == len(notebooks) and min(p.stat().st_mtime for p in made) > max(p.stat().st_mtime for p in notebooks):
-        return PROC
+    oldest, youngest = min((p.stat().st_mtime for p in made), default=0), max(p.stat().st_mtime for p in notebooks)
+    if len(made) == len(notebooks) and oldest > youngest: return PROC
     folder = tmp_path_factory.mktemp("site")
     for name in ("settings.ini", "nbs", "moe_redistribution", "_quarto.yml"): (folder / name).symlink_to(ROOT / name)
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
@@ -175,7 +175,8 @@ def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_wait
 def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
     book, numbers = recorded_claims(), recorded_numbers()
     whose = {n: words for found in (book, numbers)
-             for n, words in ((len(found), r"\ball\b|five papers|rows"), ((found["paper"] == "000").sum(), "main paper"))}
+             for n, words in ((len(found), r"\ball\b|five papers|rows"),
+                              ((found["paper"] == "000").sum(), "main paper"))}
     bare = [s for t in texts(page) if "<table" not in t for s in re.split(r"(?<=[.?!])\s|\n- |\n\n", plain(t))
             for n, words in whose.items()
             if re.search(rf"(?<![\d,.]){n:,} (printed )?(claims|numbers|rows)\b", s) and not re.search(words, s)]

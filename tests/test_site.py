@@ -186,6 +186,14 @@ def anchors(page):
     return found - {""}
 
 
+@cache
+def framed_rows():
+    "The tables that the frame lays beside the pages, in rows/."
+    with tempfile.TemporaryDirectory() as proc:
+        frame.rows(ROOT, Path(proc))
+        return {path.name for path in Path(proc, "rows").iterdir()}
+
+
 def dead_links(page):
     dead = []
     for image, link in re.findall(r"(!?)\[[^\]]*\]\(\s*([^)\s]+)[^)]*\)", prose(page)):
@@ -193,6 +201,7 @@ def dead_links(page):
             continue
         path, _, anchor = link.partition("#")
         target = ((NBS / page).parent / path).resolve() if path else NBS / page
+        if target.parent == NBS / "rows" and target.name in framed_rows(): continue
         if not target.is_file() or NBS not in target.parents:
             dead.append(f"{link}: no such file under nbs/, so none on the site")
         elif not image and target.suffix != ".ipynb":

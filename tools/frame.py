@@ -116,7 +116,8 @@ def framed(notebook, page):
     for cell in notebook["cells"]:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "code":
-            foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"] if STORED in o.get("data", {})]
+            foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"]
+                     if STORED in o.get("data", {})]
             cell["outputs"] = [o for o in cell["outputs"] if STORED not in o.get("data", {})]
             if (word := fold(cell, page)) is not None:
                 cell["source"] = f'#| code-fold: true\n#| code-summary: "{word}"\n' \

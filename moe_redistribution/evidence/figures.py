@@ -146,7 +146,8 @@ def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero",
             got = pick(rows, condition=name, rule=rule, stream=stream, site=site, edit=edit,
                        position=whole_answer(t))["value"]
             if len(got): dots(ax, x, got, name)
-        ax.set_title(f"{'FFN' if site == 'ffn_out' else 'attention'} replaced by {edit}", fontsize=9.5)
+        part, at = "FFN" if site == "ffn_out" else "attention", "its mean" if edit == "mean" else edit
+        ax.set_title(f"{part} at {at}", fontsize=9.5)
         ax.set_xticks(range(len(names)), ticks, fontsize=8, rotation=40 * crowded, rotation_mode="anchor",
                       ha="right" if crowded else "center")
         tidy_axes(ax, "", .9)
@@ -246,7 +247,7 @@ def rate_lines(ax, rows, names, **how):
 def percent(mean, lo=np.nan, hi=np.nan) -> str:
     "A fraction as text in percent, with its interval if there is one; a dash for nan."
     if mean != mean: return "–"
-    return f"{mean:.1%}" if lo != lo else f"{100 * mean:.1f} [{100 * lo:.1f}, {hi:.1%}]"
+    return f"{mean:.1%}" if lo != lo else f"{100 * mean:.1f} [{100 * lo:.1f}, {100 * hi:.1f}]%"
 
 COLUMNS1 = {"normal_acc": "Normal", "no_attn_acc": "No-attn", "no_ffn_acc": "No-FFN"}
 
@@ -315,8 +316,8 @@ def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -
     mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
     number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
     unit = unit.removesuffix("s") if number(mean).strip("+-") == "1" else unit
-    return (f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over "
-            f"{getattr(c, f'{reading}_n')} seeds")
+    return typeset(f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over "
+                   f"{getattr(c, f'{reading}_n')} seeds")
 
 def ruled(c, ledger="../../claims.ipynb") -> str:
     "A claim's verdict, as a link from a study's page to its row in the table of all claims."

@@ -25,6 +25,7 @@ def _finite(values):
     got = f"shape {x.shape}" if x.ndim != 1 or not len(x) else f"{(~np.isfinite(x)).sum()} of {len(x)} not finite"
     refuse("evidence", "finite numbers, one per seed", got, "the seeds that ran", "drop failed seeds and say how many")
 
+# %% ../../nbs/5_evidence/01_statistics.ipynb #3f29e6b8
 class Interval(namedtuple("Interval", "mean lo hi n method")):
     "A mean over n seeds between two bounds, and by which method. A format such as `.2f` writes it as pages do."
     __slots__ = ()

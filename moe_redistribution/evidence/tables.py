@@ -103,6 +103,15 @@ def item_title(item) -> str:
             "sec": "§"}[kind] + number + (f", {rest}" if rest else "")
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #17845fe6
+def _told_apart(names, words):
+    "Names that coincide, each with those of its words that it does not say yet and the others do not share."
+    alike = {n: [{*w} for m, w in zip(names, words) if m == n] for n in names}
+    def lacking(n, w):
+        said = {x.casefold() for x in re.split(" · |, ", n)}
+        return [x for x in w if x not in set.intersection(*alike[n]) and x.casefold() not in said]
+    return [" · ".join([n, *lacking(n, w)]) for n, w in zip(names, words)]
+
+# %% ../../nbs/5_evidence/08_tables.ipynb #58d50e9c
 def beside(compared, caption="", names=None) -> Shown:
     """A `compare` frame to be read: what, verdict, paper, ours with its 95 % interval, seeds.
 
@@ -112,10 +121,8 @@ def beside(compared, caption="", names=None) -> Shown:
     parts = [said_of(known[i]) for i in compared["id"]]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     what = list(names) if names is not None else [" · ".join(x for x in p if x not in shared) or p[0] for p in parts]
-    for more in ([" · ".join(p) for p in parts], list(compared.get("protocol", [""] * len(parts))),
-                 list(compared["id"])):
-        twice = pd.Series(what).duplicated(keep=False)
-        what = [f"{w} · {m}" if again else w for w, m, again in zip(what, more, twice)]
+    protocols = compared.get("protocol", [""] * len(parts))
+    for more in (parts, [[x] for x in protocols], [[x] for x in compared["id"]]): what = _told_apart(what, more)
     unit = [known[i].unit for i in compared["id"]]
     theirs = [as_printed(r.paper_mean, u) + (f" ± {as_printed(r.paper_std, u)}" if r.paper_std == r.paper_std else "")
               for r, u in zip(compared.itertuples(), unit)]
@@ -132,15 +139,15 @@ MARKS = {"agrees": "✓", "differs": "✗", "inconclusive": "?", "not attempted"
          "another checkpoint": "↷"}
 LEGEND = " · ".join(f"{m} {w}" for w, m in MARKS.items())
 
-def laid_out(compared, row, column, caption="") -> Shown:
+def laid_out(compared, row, column, caption="", lists="model") -> Shown:
     """A `compare` frame in the paper's layout: `printed → ours mark`; `row`, `column`: functions from a row of
-    `paper_values` to text.
+    `paper_values` to text; `lists`: what the rows are, the first column's head.
 
     ValueError if two numbers fall into one cell."""
     known, grid = {p.id: p for p in paper_values().itertuples(index=False)}, {}
     for r in compared.itertuples():
         p = known[r.id]
-        line = grid.setdefault(row(p), {"": row(p)})
+        line = grid.setdefault(row(p), {lists: row(p)})
         if column(p) in line:
             refuse("layout", "one number a cell", f"two at {row(p)}, {column(p)}", "finer rows", "split the row")
         theirs = as_printed(r.paper_mean, p.unit) + (f" ± {as_printed(r.paper_std, p.unit)}"

@@ -110,8 +110,7 @@ def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), 
     for w in (tokens := [held, *map(batches, range(steps))]):
         check_tokens_of(model, w[:, :-1]), check_tokens_of(model, w[:, 1:])
     key = [key, weights_digest(model), windows_digest(tokens)]
-    settings = dict(key=key, ks=ks, d_gate=d_gate, losses=losses, steps=steps, lr=lr, batch=batch,
-                    seed=seed)
+    settings = dict(key=key, ks=ks, d_gate=d_gate, losses=losses, steps=steps, lr=lr, batch=batch, seed=seed)
     def job(arm, seeds, x, desk):
         if arm == "gates/distilled": return distilled_job(model, name, held, batches, x, desk)
         n, how = re.fullmatch(r"gates/unfreeze(\d+)_(\w+)", arm).groups()

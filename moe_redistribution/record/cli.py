@@ -31,14 +31,14 @@ from ..training.groups import (begin_again, train, fulfil, plan, outlook, check_
                                                 check_work)
 from ..training.study import (Study, carry_out_again, missing_jobs, of_studies, run_study, study_jobs,
                                                study_of, study_state)
+
+# %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
 from ..instruments.weights import read_model
 from ..instruments.own_gates import gates_study, sparsity_curve, split_text
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
                                                       model_key, text_file, tokenizer_of, units_of)
-
-# %% ../../nbs/7_record/05_cli.ipynb #5b1de025
 from ..evidence.answers import compare, baselines, comparison
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint

@@ -55,6 +55,7 @@ def deaf():
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+# %% ../../nbs/3_training/05_executors.ipynb #be1e3c03
 class LocalExecutor(ProcessPoolExecutor):
     "A pool of `workers` processes that end when told to `stop`, and when the process that made them does."
     def __init__(self, workers, nice=5):

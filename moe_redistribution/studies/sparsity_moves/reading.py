@@ -63,13 +63,14 @@ SECTION_ITEMS = {
     "App. G": ("9g_controls", "tab7 tab8 tab9 fig23 fig24"), "App. H": ("9h_histogram", "tab10 tab11 tab12"),
     "App. I": ("9i_activations", "tab13 fig25 fig26")}
 
+# %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #3c11257f
 def section_of(name):
     "The key of `SECTION_ITEMS` that a section of the ledger belongs to, or nothing: `App. C.2.1` → `App. C.2`."
     own = [k for k in SECTION_ITEMS for part in k.split(", ") if name == part or name.startswith(part + ".")]
     return own[0] if own else ""
 
 def section_of_item(item):
-    "The key of `SECTION_ITEMS` that a printed item belongs to, or nothing: `fig15a_caption` → `App. D`, `sec5` → nothing."
+    "The key of `SECTION_ITEMS` that a printed item belongs to, or nothing: `fig15a` → `App. D`, `sec5` → nothing."
     if re.match(r"(tab[23]|fig2)(_|$)", item): return "§3, App. A"              # facts of the set-up: they need no run
     own = [k for k, (_, items) in SECTION_ITEMS.items()
            if any(re.fullmatch(rf"{i}[a-z]?(_.*)?", item) for i in items.split())]
