@@ -17,12 +17,6 @@ CLAIMS, SUMMARY = "claims.ipynb", "6_studies/sparsity_moves/9z_ledger.ipynb"
 RESULT = r"6_studies/\w+/[1-9]\w*\.ipynb$|claims\.ipynb$"
 TOLD = ["index.ipynb", *(p for p in PAGES if re.match(RESULT, p) and p != CLAIMS)]
 
-# sentences with a number that the linked page does not print, by page; none may be added, and a page that has fewer by
-# now says so
-STILL = {
-    "6_studies/sparsity_moves/9c4_ablation.ipynb": 1,
-    "6_studies/sparsity_moves/9d_grokking.ipynb": 1}
-
 
 def texts(page):
     "What a page says: its Markdown cells, and the Markdown and HTML that its cells show."
@@ -172,13 +166,7 @@ def unprinted(page):
 @pytest.mark.parametrize("page", TOLD)
 def test_the_page_that_a_sentence_links_to_prints_its_number(page):
     bad = list(unprinted(page))
-    found, known = len({s for _, s in bad}), STILL.get(page, 0)
-    assert found <= known, "\n".join(f"{n}: {s}" for n, s in bad)
-    assert found == known, f"only {found} of {known} are left: say so in STILL, or take the page off"
-
-
-def test_every_page_that_still_has_such_sentences_is_a_page():
-    assert STILL.keys() <= {*TOLD}, STILL.keys() - {*TOLD}
+    assert not bad, "\n".join(f"{n}: {s}" for n, s in bad)
 
 
 def test_a_number_is_found_where_it_stands_and_not_where_a_count_does():
