@@ -46,7 +46,9 @@ def content_hash(frame) -> str:
             h.update("\n".join(map(str, texts)).encode() + at.astype("<i4").tobytes())
     return h.hexdigest()
 
-def fingerprint(rows) -> str: return content_hash(rows)[:12]
+def fingerprint(rows) -> str:
+    "Twelve digits of the hash of what rows say."
+    return content_hash(rows)[:12]
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #489a3e25
 KEYS = ["condition", "stream", "seed"]
@@ -130,6 +132,7 @@ def recorded(name, instrument="ablation", root=None, **where) -> pd.DataFrame:
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #e741ff25
 def checkpoint_path(c, rule, root=None) -> Path:
+    "Where a condition's committed weights at a rule lie."
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
 def checkpoint(c, rule="first256", root=None) -> dict:
@@ -146,7 +149,9 @@ def checkpoint(c, rule="first256", root=None) -> dict:
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
     return Trained({n: v.float() for n, v in _its_own(c, rule, root)[0].items()}, c)
 
-def checkpoint_seeds(c, rule="first256", root=None) -> list: return _its_own(c, rule, root)[1]["seeds"]
+def checkpoint_seeds(c, rule="first256", root=None) -> list:
+    "The seeds that a committed checkpoint stacks, in order."
+    return _its_own(c, rule, root)[1]["seeds"]
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #e4d012e7
 def _its_own(c, rule, root):

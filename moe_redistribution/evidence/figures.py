@@ -61,7 +61,9 @@ def label(name) -> str:
                (c.activation not in (RECIPES[c.task]["activation"], "none"), WRITTEN.get(c.activation, c.activation))]
     return ", ".join([SHORT[c.ffn] + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
-def is_arm(name) -> bool: return condition(name).ffn_lr != 1 or condition(name).attn_lr != 1
+def is_arm(name) -> bool:
+    "Does a condition learn with other rates than the paper's?"
+    return condition(name).ffn_lr != 1 or condition(name).attn_lr != 1
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #01000124
 def pick(rows, **where) -> pd.DataFrame:
@@ -219,7 +221,9 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=1.0, y
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #4df38163
 RATES = {.125: "⅛", .25: "¼", .5: "½", 1: "1", 2: "2", 4: "4", 8: "8"}       # of the FFN, relative to everything else
-def at_rate(name, rate) -> str: return name if rate == 1 else f"{name}+ffnlr{rate:g}"
+def at_rate(name, rate) -> str:
+    "The name of a condition whose FFN learns at so many times the rate."
+    return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
 def without_ffn(rows, name, edit="mean", positions=("o1", "o2"), rule="first1000", stream="paired",
                 metric="digits_no_copy") -> pd.Series:

@@ -55,8 +55,9 @@ def concentration(means, protocol="audited"):
     share = power.amax(1) / total
     return torch.where(total < FLOOR, 0., share) if protocol == "paper" else share
 
-# of neurons that `paper` scores 0 as silent
-def dead_share(means): return (spectrum(means).sum(1) < FLOOR).double().mean(1)
+def dead_share(means):
+    "The share of neurons that `paper` scores 0 as silent."
+    return (spectrum(means).sum(1) < FLOOR).double().mean(1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #0f3cfa12
 def _check(c):
@@ -85,7 +86,9 @@ def neurons(params, c, resid=None) -> dict:
     return out | {"ffn_out": sink["ffn_out"], "resid_mid": resid, "reach": reach}
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #48f3a006
-def contribution(means, reach): return spectrum(means).sum(1) * reach          # (s, n): power × ‖W_down row‖²
+def contribution(means, reach):
+    "Power of each neuron times the squared norm of its row of W_down: (s, n)."
+    return spectrum(means).sum(1) * reach          # (s, n): power × ‖W_down row‖²
 
 def weighted(values, weight):
     "Mean of values (s, n) by weight (s, n), without weights of 0 and values of NaN; NaN if there are no others → (s,)."

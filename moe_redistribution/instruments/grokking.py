@@ -234,7 +234,9 @@ def sum_share(logits):
     spread = lambda x: (x - x.mean(1, keepdim=True)).double().square().mean(1).sum(-1)
     return spread(sum_means(logits)) / spread(logits).clamp(min=1e-300)
 
-def count_keys(logits): return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
+def count_keys(logits):
+    "How many waves hold nine tenths of the power of the logits' means over sums."
+    return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
 
 def neuron_waves(params, c) -> dict:
     """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and

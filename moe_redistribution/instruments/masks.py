@@ -80,7 +80,9 @@ def attention_means(model, tokens, measures, batch:int=64) -> dict:
     return {n: torch.stack([x / k for _, (x, k) in sorted(of.items())]) for n, of in found.items()}
 
 # %% ../../nbs/4_instruments/19_masks.ipynb #25e5b4a8
-def hidden_out(x, seen): return x.masked_fill(seen.hidden, -torch.inf)
+def hidden_out(x, seen):
+    "Scores with −∞ wherever a query cannot see the key."
+    return x.masked_fill(seen.hidden, -torch.inf)
 
 def finds(gates, k, source=None) -> dict:
     "The measures that compare gates, one a layer, with attention's own top k and with the language's `source`."

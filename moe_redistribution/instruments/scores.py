@@ -24,7 +24,9 @@ from .opened import LanguageModel
 # %% ../../nbs/4_instruments/17_scores.ipynb #d4ff69cd
 SENDERS = ("component", "head", "expert", "all")
 
-def exact_dtype(x): return torch.promote_types(x.dtype, torch.float32)       # what terms are multiplied and summed in
+def exact_dtype(x):
+    "The type that terms are multiplied and summed in: at least single precision."
+    return torch.promote_types(x.dtype, torch.float32)
 
 @patch
 def stream_terms(self:LanguageModel, tr, by="component"):
@@ -150,7 +152,9 @@ def check_remainder(rest, whole, size, what, dtype):
     refuse(what, "terms that sum to the model's own", f"a remainder of {(left / own).sqrt():.2g} of it",
            fix="merge adapters and dequantise; with another norm or scale it cannot be taken apart")
 
-def mean_square(x): return x.double().square().mean()
+def mean_square(x):
+    "Mean of squares in double precision."
+    return x.double().square().mean()
 
 def dense_weight(module, what, dtype):
     "The weight (out, in) of a linear layer in a dtype. ValueError for one without plain numbers, as quantised."

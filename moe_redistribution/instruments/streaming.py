@@ -27,7 +27,9 @@ from .scores import MEASURES, SENDERS, Tally, tally
 # %% ../../nbs/4_instruments/18_stream.ipynb #b280b974
 PIECE = 1 << 16                                                             # characters at a time
 
-def byte_tokens(text) -> list: return list(text.encode())
+def byte_tokens(text) -> list:
+    "A text as numbers of its bytes."
+    return list(text.encode())
 
 def tokenizer_of(model, d_vocab, special=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.

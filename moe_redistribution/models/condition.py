@@ -106,7 +106,9 @@ OPTIONS = {                                                # field: (pattern, re
 
 # %% ../../nbs/2_models/03_condition.ipynb #f8be30e6
 ROUTED_ONLY = ("router", "gate", "balance")
-def router_options(): return [w for w in ROUTERS if w not in ("none", "learned")]
+def router_options():
+    "Words that a name may have for its router; a learned one needs none."
+    return [w for w in ROUTERS if w not in ("none", "learned")]
 
 def defaults(task:str, ffn:str, freeze:str="") -> dict:
     """The recipe's value of every field that an option can change, for a variant of `task`; a frozen FFN has no balance

@@ -13,8 +13,13 @@ from .condition import condition
 from .population import shapes
 
 # %% ../../nbs/2_models/06_planted.ipynb #f5cab2a2
-def T(*tokens): return _axes(tokens)                    # is it one of these tokens? and: the logit of these
-def P(*positions): return _axes([12 + i for i in positions])
+def T(*tokens):
+    "Is it one of these tokens? And: the logit of these."
+    return _axes(tokens)
+
+def P(*positions):
+    "Does it stand at one of these positions?"
+    return _axes([12 + i for i in positions])
 def A(*digits): return _axes([20 + i for i in digits])
 def B(*digits): return _axes([30 + i for i in digits])
 

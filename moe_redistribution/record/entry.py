@@ -18,7 +18,9 @@ def leave(*_):
     os.write(2, f"{INTERRUPTED}\n".encode())
     os._exit(130)
 
-def interrupt(*_): raise KeyboardInterrupt
+def interrupt(*_):
+    "What Ctrl-C does, for another signal."
+    raise KeyboardInterrupt
 
 # %% ../../nbs/7_record/04b_entry.ipynb #7076752b
 @contextmanager

@@ -97,7 +97,9 @@ def speed_of(params, c, seeds, stream, rule):
     return tidy([speed_rows(c, seeds, stream, (0, 3, 10, 30, 100)), distance[distance["metric"] != "size"]])
 
 # %% ../../nbs/7_record/03_recording.ipynb #5e4db779
-def at_first(c, rule): return rule == TASK_RULES[condition(c).task][0]
+def at_first(c, rule):
+    "Is this the first of the rules that a condition's task is read at?"
+    return rule == TASK_RULES[condition(c).task][0]
 
 def probes_of(params, c, seeds, rule, **labels):
     """Of add-7 audited probes at every rule, and at the first also as the paper says and as its code does; of modular
@@ -163,8 +165,10 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
-# weightless ones are last
-def stack(runs, rule): return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}
+def stack(runs, rule):
+    "Weights of runs at a rule along a leading seed axis."
+    # weightless ones are last
+    return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}
 
 # %% ../../nbs/7_record/03_recording.ipynb #2b0c140a
 def _failed(measured, run):

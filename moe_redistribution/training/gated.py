@@ -202,7 +202,9 @@ def detach(model) -> nn.Module:
     return model
 
 # %% ../../nbs/3_training/10_gated.ipynb #38bb6faa
-def is_gated(module) -> bool: return hasattr(module, "gate_hook")
+def is_gated(module) -> bool:
+    "Does this attention have a gate?"
+    return hasattr(module, "gate_hook")
 
 def attached(model):
     "(gates, how, scales) that `attach` put on; None if there is nothing."

@@ -47,7 +47,9 @@ class Preset:
     note: str = ""
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
-def everything(arm, settings): return [arm, settings]
+def everything(arm, settings):
+    "What an answer depends on, where a study does not say: its arm and all settings."
+    return [arm, settings]
 
 @dataclass(frozen=True)
 class Study:

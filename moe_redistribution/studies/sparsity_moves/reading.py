@@ -23,6 +23,7 @@ CANONICAL += [(f"{task}/{v}-gelu", rule) for task, rule in (("modadd", "first99"
               for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
 
 def recorded_checkpoints(root=None) -> list:
+    "Those of `CANONICAL` that are committed, as (condition, rule)."
     return [(n, r) for n, r in CANONICAL if checkpoint_path(n, r, root).exists()]
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #54c1428d
