@@ -61,6 +61,7 @@ def label(name) -> str:
                (c.activation not in (RECIPES[c.task]["activation"], "none"), WRITTEN.get(c.activation, c.activation))]
     return ", ".join([SHORT[c.ffn] + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
+# %% ../../nbs/5_evidence/09_figures.ipynb #b2dc0db4
 def is_arm(name) -> bool:
     "Does a condition learn with other rates than the paper's?"
     return condition(name).ffn_lr != 1 or condition(name).attn_lr != 1

@@ -165,6 +165,7 @@ def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
         out += [got, *(_failed(got, r) for r in runs if r.failed)]
     return tidy([pd.concat(out[1:] or out, ignore_index=True)])
 
+# %% ../../nbs/7_record/03_recording.ipynb #8a6d07df
 def stack(runs, rule):
     "Weights of runs at a rule along a leading seed axis."
     # weightless ones are last

@@ -51,6 +51,7 @@ def everything(arm, settings):
     "What an answer depends on, where a study does not say: its arm and all settings."
     return [arm, settings]
 
+# %% ../../nbs/3_training/08_study.ipynb #e7e6e868
 @dataclass(frozen=True)
 class Study:
     """One paper's experiments.
