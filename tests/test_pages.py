@@ -254,3 +254,11 @@ def test_a_comparison_holds_the_paper_s_lines_and_then_the_audit_s():
     assert list(both["protocol"]) == ["paper"] * 12 + ["audited"] * 12 and list(both) == answers.COMPARE_COLUMNS
     only = answers.comparison(PAGES["30_setup"].rows, "tab2")
     assert set(only["protocol"]) == {"paper"} and len(only) == 24
+
+
+def test_the_copy_of_a_page_that_is_being_run_is_no_page(tmp_path):
+    (tmp_path / "nbs").mkdir()
+    for name in ("setup.ipynb", "_setup.ipynb"):
+        source = pages.ROOT / "nbs/6_studies/sparsity_moves/30_setup.ipynb"
+        (tmp_path / "nbs" / name).write_bytes(source.read_bytes())
+    assert [*pages.stored_pages(tmp_path)] == ["setup.ipynb"]

@@ -100,7 +100,7 @@ class Opening:
 def stored_pages(root=None) -> dict:
     "Notebook (a path under nbs/) → (its `Page`, the hash that it was run with), from the outputs that it holds."
     found, nbs = {}, Path(root or ROOT) / "nbs"
-    for path in sorted(nbs.rglob("*.ipynb")):
+    for path in sorted(nbs.rglob("[!_]*.ipynb")):
         if STORED not in (text := path.read_text(encoding="utf-8")): continue
         shown = [o["data"][STORED] for c in json.loads(text)["cells"] for o in c.get("outputs", [])
                  if STORED in o.get("data", {})]
