@@ -195,6 +195,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/evidence/overviews.py'),
                                                        'moe_redistribution.evidence.overviews.read_as': ( '5_evidence/overviews.html#read_as',
                                                                                                           'moe_redistribution/evidence/overviews.py'),
+                                                       'moe_redistribution.evidence.overviews.still_open': ( '5_evidence/overviews.html#still_open',
+                                                                                                             'moe_redistribution/evidence/overviews.py'),
                                                        'moe_redistribution.evidence.overviews.verdict_link': ( '5_evidence/overviews.html#verdict_link',
                                                                                                                'moe_redistribution/evidence/overviews.py'),
                                                        'moe_redistribution.evidence.overviews.waiting': ( '5_evidence/overviews.html#waiting',

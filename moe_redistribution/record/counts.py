@@ -14,7 +14,7 @@ import re
 import pandas as pd
 from ..evidence.dataset import ROOT
 from ..evidence.figures import label
-from ..evidence.overviews import PAPERS
+from ..evidence.overviews import PAPERS, still_open
 from ..evidence.printed import of_clone
 from .ledger import ASKED_HERE, PROTOCOLS, VERDICTS, YOUNG, statements
 
@@ -133,7 +133,7 @@ def _folded(c, s):
     if c.note: lines.append(f"Notes: {escape(c.note)}.")
     return "".join(f"<p>{x}</p>" for x in lines)
 
-# %% ../../nbs/7_record/06_counts.ipynb #74d50d7a
+# %% ../../nbs/7_record/06_counts.ipynb #7f55c0be
 def claim_row(c, s, up="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
     best = next((k for k in ("uncopied", "audited", "paper") if getattr(c, f"{k}_n") > 0), "paper")
@@ -143,7 +143,9 @@ def claim_row(c, s, up="") -> str:
     page = re.sub(r"^\d+[a-z0-9]*_", "", Path(c.page.partition("#")[0]).stem).replace("_", " ")
     claim_cell = (f'<a class="key" href="#{c.key}">{c.key}</a> <details><summary>{escape(cut(short))}</summary>'
                   f"{_folded(c, s)}</details>")
-    tds = [claim_cell, escape(c.verdict), escape(where), reading_text(c, best, s.get(best), 0),
+    which = still_open(c)
+    verdict = escape(c.verdict) + f"<small>{which}</small>" * bool(which)
+    tds = [claim_cell, verdict, escape(where), reading_text(c, best, s.get(best), 0),
            escape(control_text(s)), f'<a href="{up}{c.page}">{page}</a>']
     names = ["claim", "verdict", "paper", "ours", "control", "page"]
     inside = "".join(f'<td class="{n}">{td}</td>' for n, td in zip(names, tds))

@@ -100,8 +100,10 @@ def watch(pool, f, jobs, show=lambda: None, every=1.0) -> list:
         while going: going = wait(going, timeout=every).not_done; show()
         return [future.result() for future in futures]
     except BaseException as e:
-        for future in futures: future.cancel()
-        if not all(future.done() for future in futures) and hasattr(pool, "stop"): pool.stop()
+        if not all(future.done() for future in futures) and hasattr(pool, "stop"):
+            pool.stop()                      # ends its futures, too; on a cancelled one Python's pool prints a traceback
+        else:
+            for future in futures: future.cancel()
         if _lost(e): raise RuntimeError(DIED) from e
         raise
 
