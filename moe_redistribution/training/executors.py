@@ -58,6 +58,7 @@ def deaf():
 # %% ../../nbs/3_training/05_executors.ipynb #be1e3c03
 class LocalExecutor(ProcessPoolExecutor):
     "A pool of `workers` processes that end when told to `stop`, and when the process that made them does."
+    ends_its_futures = True      # with its workers; cancelled ones as well would make Python's pool print a traceback
     def __init__(self, workers, nice=5):
         spawn = multiprocessing.get_context("spawn")
         end, self.leash = spawn.Pipe(duplex=False)
@@ -100,10 +101,8 @@ def watch(pool, f, jobs, show=lambda: None, every=1.0) -> list:
         while going: going = wait(going, timeout=every).not_done; show()
         return [future.result() for future in futures]
     except BaseException as e:
-        if not all(future.done() for future in futures) and hasattr(pool, "stop"):
-            pool.stop()                      # ends its futures, too; on a cancelled one Python's pool prints a traceback
-        else:
-            for future in futures: future.cancel()
+        if not getattr(pool, "ends_its_futures", False): [future.cancel() for future in futures]
+        if not all(future.done() for future in futures) and hasattr(pool, "stop"): pool.stop()
         if _lost(e): raise RuntimeError(DIED) from e
         raise
 
