@@ -435,8 +435,9 @@ def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch
 CODE = [*sorted(Path(dataset.__file__).parents[1].rglob("*.py")), *sorted((dataset.ROOT / "tools").glob("*.py"))]
 LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
 WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
-          "frame.py claims": "into _proc/, which every build of the site makes anew",
-          "frame.py main": "the same, and settings.ini of a build that is thrown away"}
+          "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
+          "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
+          "after.py main": "the same"}
 READS = {"dataset.py _manifest": "`manifest` has looked", "dataset.py _runs": "`recorded_runs` has looked",
          "figures.py _ledger": "`claim` has looked", "printed.py _read": "its callers have: `of_clone`, `sealed`",
          "ledger.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",

@@ -29,7 +29,7 @@ def main(paths):
     for path in map(Path, paths):
         print(path, flush=True)
         copy = path.with_name(f"_{path.name}")  # nbdev takes no page that begins so
-        copy.write_text(without_outputs(path.read_text(encoding="utf-8")), encoding="utf-8")
+        write_whole(copy, without_outputs(path.read_text(encoding="utf-8")).encode())
         try:
             subprocess.run([BIN / "exec_nb", copy.name, "--dest", copy.name, "--exc_stop"], cwd=path.parent, check=True)
             subprocess.run([BIN / "nbdev_clean", "--fname", copy], check=True)

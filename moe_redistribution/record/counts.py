@@ -33,7 +33,7 @@ def recorded_claims(root=None) -> pd.DataFrame:
 def recorded_numbers(root=None) -> pd.DataFrame:
     "Every printed number beside ours under its authors' protocol, with the number of its `paper`."
     files = sorted((Path(root or ROOT) / "results/paper").glob("*.csv"))
-    found = pd.concat([pd.read_csv(f).assign(file=f.stem) for f in files]).query("protocol == 'paper'")
+    found = pd.concat([pd.read_csv(of_clone(f)).assign(file=f.stem) for f in files]).query("protocol == 'paper'")
     return found.assign(paper=found["file"].map(paper_of))
 
 # %% ../../nbs/7_record/06_counts.ipynb #17e90d95
