@@ -16,7 +16,7 @@ from moe_redistribution.instruments.routing import routes
 from moe_redistribution.instruments.subject import Population, Subject, Wrapped, subject
 from moe_redistribution.instruments.trace import parts, trace
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.edits import Edit
+from moe_redistribution.models.edits import Edit, PerMember
 from moe_redistribution.models.population import Transformer, forward, init, predict, sites, watcher
 from moe_redistribution.tasks.task import get_task
 
@@ -102,23 +102,99 @@ def test_a_tensor_that_does_not_fit_the_site_is_refused_with_both_shapes(call):
         CALLS[call](population(MOE), {"ffn_out": torch.zeros(3, 1, 8, 32)})
 
 
-MEANS = torch.zeros(S, 1, 1, 64)
+# ------------------------------------------------------- what an edit makes of a member depends on nobody beside it
+
+MEANS = torch.arange(float(S)).view(S, 1, 1, 1).expand(S, 1, 1, 64)
+ONE_OTHER = torch.tensor([1., 1., 0.]).view(S, 1, 1, 1).expand(S, 1, 1, 64)               # the first two are the same
 def everybody(x): return MEANS[:len(x)].expand_as(x)
+def noisy(x): return x + torch.rand(x.shape)
+def centred(x): return x - x.mean(0, keepdim=True)
+
+
+class Holder:
+    "What it brings along lies in an attribute, which no closure and no global name shows."
+    def __init__(self, v): self.v = v
+    def __call__(self, x): return self.v[:len(x)].expand_as(x)
+
+
+def in_turn():
+    "A function that gives each next call the next member's: right only if members come one by one, and once each."
+    each = iter(MEANS.repeat(9, 1, 1, 1).split(1))
+    return lambda x: next(each).expand_as(x)
+
+
+WRONG = {"global": lambda: everybody, "default": lambda: lambda x, v=MEANS: v[:len(x)].expand_as(x),
+         "partial": lambda: partial(lambda v, x: v[:len(x)].expand_as(x), MEANS),
+         "dictionary":
+             lambda: (lambda p: lambda x: p["b_O"][:len(x), None, None].expand_as(x))({"b_O": MEANS[:, 0, 0]}),
+         "closure": lambda: (lambda v: lambda x: v[:len(x)].expand_as(x))(MEANS), "attribute": lambda: Holder(MEANS),
+         "another's only": lambda: Holder(ONE_OTHER), "mixes members": lambda: centred, "in turn": in_turn,
+         "beside its own": lambda: lambda x, own: x + own(MEANS) + MEANS[:len(x)], "draws": lambda: noisy,
+         "takes one only": lambda: lambda x: x.reshape(1, 1000, *x.shape[2:])}
 
 
 @pytest.mark.parametrize("call", [c for c in CALLS if c != "forward"])
-@pytest.mark.parametrize("edit", [
-    everybody, lambda x, v=MEANS: v[:len(x)].expand_as(x), partial(lambda v, x: v[:len(x)].expand_as(x), MEANS),
-    (lambda p: lambda x: p["b_O"][:len(x), :, None, None].expand_as(x))({"b_O": MEANS[:, 0]}),
-    (lambda v: lambda x: v[:len(x)].expand_as(x))(MEANS)],
-                         ids=["global", "default", "partial", "dictionary", "closure"])
-def test_a_function_that_would_give_every_seed_the_first_one_s_is_refused(call, edit):
-    says = (r"edit of .*: expected a function that treats all members alike, got one that brings a tensor .* fix: "
-            r"lambda x, own: ")
+@pytest.mark.parametrize("edit", WRONG)
+def test_a_function_that_makes_of_a_member_what_others_beside_it_change_is_refused(call, edit):
+    says = (r"edit of .*: expected a function that treats all members alike, got .* for 3 side by side; fix: "
+            r"lambda x, own: .* PerMember")
     for site in ("attn_out", "L0.attn_out"):
-        with pytest.raises(ValueError, match=says): CALLS[call](population(MOE), {site: edit})
-    with pytest.raises(ValueError, match=says):
-        CALLS[call](population(MOE), {"H1": lambda z: edit(z[..., None].expand(*z.shape, 64))[..., 0]})
+        with pytest.raises(ValueError, match=says): CALLS[call](population(MOE), {site: WRONG[edit]()})
+    if "own" in edit or call == "predict": return                                    # it knows sites and no units
+    of_head = lambda f: lambda z: f(z[..., None].expand(*z.shape, 64))[..., 0]
+    with pytest.raises(ValueError, match=says): CALLS[call](population(MOE), {"H1": of_head(WRONG[edit]())})
+
+
+@pytest.mark.parametrize("edit", ["global", "mixes members"])
+def test_it_is_refused_beside_an_edit_of_the_same_site_too_and_where_routes_are_held(edit):
+    params, how = population(MOE), WRONG[edit]()
+    for ask in (lambda: ablate(params, MOE, {"expert_out": how, "E1": "mean"}),
+                lambda: rerouted_answers(params, MOE, [{}, {"expert_out": how}]),
+                lambda: routes_held(params, MOE, {"ffn_out": how}),
+                lambda: [m.predict(e) for m, e in Population(params, MOE).each({"ffn_out": how})]):
+        with pytest.raises(ValueError, match="treats all members alike"): ask()
+
+
+ODD = torch.arange(1000) % 2
+FINE = {"knows its examples": lambda x: x * ODD.view(-1, 1, 1),
+        "a constant": lambda x: torch.ones(x.shape[1:]).expand_as(x),
+        "writes into it": lambda x: x.mul_(.5), "a step": lambda x: x.where(x > 0, 0),
+        "asks for its own, by example": lambda x, own: x + own(MEANS[:, :, :1].expand(S, 1000, 1, 64))}
+
+
+@pytest.mark.parametrize("call", ["predict", "ablate", "ablate_each"])
+@pytest.mark.parametrize("edit", FINE)
+def test_a_plain_function_that_treats_all_alike_means_the_same_one_by_one(call, edit):
+    params = population(MOE)
+    wanted = answer(forward(params, T.tokens, MOE, {"attn_out": FINE[edit]}))
+    wanted = wanted if call == "predict" else wanted == T.targets
+    assert torch.equal(CALLS[call](params, {"attn_out": FINE[edit]}).view_as(wanted), wanted)
+
+
+def test_who_promises_is_taken_at_its_word_and_called_once_a_pass():
+    called = []
+    def remembers(x):
+        called.append(len(x))
+        return x + torch.rand(x.shape)
+    predict(population(MOE), MOE, {"ffn_out": PerMember(remembers)})
+    assert called == [1] * S
+    called.clear()
+    with pytest.raises(ValueError, match="treats all members alike"):
+        predict(population(MOE), MOE, {"ffn_out": remembers})
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_function_is_tried_where_some_members_run_apart_and_not_where_all_run_at_once(at_once):
+    "A GPU runs more of them at a time; what is tried is the same."
+    x = torch.rand(S, 7, 2, 4, generator=torch.Generator().manual_seed(0))
+    def run(how):
+        return torch.cat([Edit(how, slice(i, i + at_once), S)(x[i:i + at_once]) for i in range(0, S, at_once)])
+    for how in (centred, lambda x: x + MEANS[:len(x), :, :, :4]):
+        if at_once == S: assert torch.equal(run(how), how(x))
+        else:
+            with pytest.raises(ValueError, match="treats all members alike"): run(how)
+    mixing = lambda x: (x @ torch.rand(4, 4, generator=torch.Generator().manual_seed(1))).softmax(-1)
+    assert torch.allclose(run(mixing), mixing(x))
 
 
 def test_what_the_replacements_bring_of_an_earlier_pass_is_no_tensor_of_the_members():

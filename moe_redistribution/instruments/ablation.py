@@ -9,14 +9,13 @@ __all__ = ['REPLACE', 'MAIN_SITES', 'shuffled', 'several', 'among', 'units', 're
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #e27aac78
 from copy import copy
-from functools import partial
 import re
 
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import digits, exact, nulls, slices, spans, strata
-from ..models.edits import alike, applied, each_layer, of_members
+from ..models.edits import PerMember, applied, each_layer, of_members
 from .subject import opens, subject
 from .rows import rows, tidy
 
@@ -63,8 +62,9 @@ def replacing(c, unit, how) -> dict:
         new = how if not named_one else s.replacement(name, choose("replacement", how, list(REPLACE))) or REPLACE[how]
         prefix, kind, i = re.fullmatch(r"(L\d+\.|)([HE]|)(.*)", name).groups()
         if name in s.sites or name not in s.units: out[name] = new
-        elif kind == "H": out[prefix + "z"] = partial(_put_head, int(i), new)
-        else: out |= _expert(prefix, int(i), how if named_one else "", new)
+        elif kind == "H": out[prefix + "z"] = _unit(int(i), new)
+        elif named_one and how in _TOLD: out |= _told_who(prefix, int(i), how)
+        else: out[prefix + "expert_out"] = _unit(int(i), new)
     return out
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #3f78ef38
@@ -91,25 +91,26 @@ def _with(x, axis, i, value):
                          "return what was given, changed")
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
 
-def _put_head(h, new, z, own=None): return _with(z, 3, h, applied(new, z.select(3, h), own))
-
-def _expert(prefix, e, how, new):
-    "For mean and resample the edit has to know who goes to the expert, so it looks at the gates as they pass."
-    routed = {}
-    return {prefix + "gates": partial(_look, routed, e),
-            prefix + "expert_out": partial(_put_expert, routed, e, how, new)}
+def _unit(i, new):
+    "The edit of a site that replaces slice i of axis 3, a head or an expert, as `new` says."
+    return PerMember(lambda x, own: _with(x, 3, i, applied(new, x.select(3, i), own)))
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #f71014b9
-def _look(routed, e, g, own=None):
-    routed["here"] = g.select(3, e)[..., None]
-    return g
-
-def _put_expert(routed, e, how, new, out, own=None):
-    mine, g = out.select(3, e), routed["here"]
-    if how == "resample": return _with(out, 3, e, mine.take_along_dim(_partner(g > 0), 1))
-    if how != "mean": return _with(out, 3, e, applied(new, mine, own))
-    mean = (mine * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
-    return _with(out, 3, e, mean.expand_as(mine))
+_TOLD = ("mean", "resample")                                         # of an expert's output: over those who go to it
+def _told_who(prefix, e, how):
+    "For these the edit has to know who goes to the expert, so it looks at the gates as they pass."
+    routed = {}
+    @PerMember
+    def look(g):
+        routed["here"] = g.select(3, e)[..., None]
+        return g
+    @PerMember
+    def put(out):
+        mine, g = out.select(3, e), routed["here"]
+        if how == "resample": return _with(out, 3, e, mine.take_along_dim(_partner(g > 0), 1))
+        mean = (mine * g).sum(1, keepdim=True) / g.sum(1, keepdim=True).clamp(min=1e-9)
+        return _with(out, 3, e, mean.expand_as(mine))
+    return {prefix + "gates": look, prefix + "expert_out": put}
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #cc61aadf
 def together(c, edits) -> dict:
@@ -120,7 +121,7 @@ def together(c, edits) -> dict:
     s, out = subject(None, c), {}
     for name, how in sorted(_spelt(s, edits).items(), key=lambda edit: edit[0] in s.units):
         for site, f in replacing(s, name, how).items():
-            out[site] = f if site not in out else partial(_then, out[site], f)
+            out[site] = f if site not in out else _then(out[site], f)
     return out
 
 @opens
@@ -150,16 +151,16 @@ def _spelt(s, edits):
     twice = next(name for i, (name, _) in enumerate(each) if name in dict(each[:i]))
     raise ValueError(f"edits: expected each site and unit once, got {twice!r} twice; fix: drop one of them")
 
-def _then(first, then, x, own=None): return applied(then, applied(first, x, own), own)
+def _then(first, then): return PerMember(lambda x, own: applied(then, applied(first, x, own), own))
 
-def _stretches(made, site, x, own=None):
-    "x with the edit of each set in `made` on its own stretch of the batch."
-    return torch.cat([applied(m[site], part, own) if site in m else part
-                      for m, part in zip(made, x.chunk(len(made), 1))], 1)
+def _stretches(made, site):
+    "The edit of each set in `made` on its own stretch of the batch."
+    return PerMember(lambda x, own: torch.cat([applied(m[site], part, own) if site in m else part
+                                               for m, part in zip(made, x.chunk(len(made), 1))], 1))
 
 def _side_by_side(s, made):
     "Right predictions (edit, s, n, read) of several sets of edits in one pass, each on its own stretch of the batch."
-    t, edits = s.task, {site: partial(_stretches, made, site) for site in {site for m in made for site in m}}
+    t, edits = s.task, {site: _stretches(made, site) for site in {site for m in made for site in m}}
     said = s.predict(edits, t.tokens.repeat(len(made), 1))
     return said.unflatten(1, (len(made), len(t))).movedim(1, 0) == t.targets.to(said.device)
 
@@ -178,7 +179,6 @@ def decode(params, c, edits=None):
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
         raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: "
                          "use ablate")
-    alike(together(s, edits), s.n_seeds if edits else 1, 1)                       # refuses before any work
     for unit, how in edits.items():
         if unit in s.units and "E" in unit and not (isinstance(how, str) and how == "zero"):
             raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's "
@@ -189,6 +189,7 @@ def decode(params, c, edits=None):
 def _kept(how):
     "A named replacement that remembers what it put in the first time, and puts it in again."
     seen = []
+    @PerMember
     def put(x):
         if not seen: seen.append(REPLACE[how](x))
         return seen[0]

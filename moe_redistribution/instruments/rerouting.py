@@ -17,7 +17,7 @@ from .rows import rows, tidy
 from .ablation import replacing, shuffled, together
 from .routing import each_seed, routed, routes, size, tables
 from .subject import reads_weights
-from ..models.edits import alike, applied, named, of_members
+from ..models.edits import applied, named, of_members
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #d883ed65
 @torch.no_grad()
@@ -29,7 +29,6 @@ def rerouted_answers(params, c, each):
         raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     for edits in each:
         for site in edits: named(site, ["gates", "expert_out"], hint="; use `predict` for edits of other sites")
-        alike(edits, len(params["W_E"]), 1)
     t, out = get_task(c.task), []
     for i, one in enumerate(each_seed(params)):
         forward(one, t.tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
@@ -113,7 +112,7 @@ def routes_held(params, c, edits):
                          "use `rerouted_answers`")
     made = together(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
-    alike(made, n := len(params["W_E"]), 1)
+    n = len(params["W_E"])
     for i, one in enumerate(each_seed(params)):
         forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         held = made | {"gates": lambda _, own: applied(look, sink["gates"], own)}

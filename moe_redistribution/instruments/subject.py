@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, get_task
 from ..models.condition import condition
-from ..models.edits import alike, named, of_members, watching
+from ..models.edits import named, of_members, watching
 from ..models.population import check_finite, checked, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
@@ -89,7 +89,6 @@ def members(self:Subject) -> list:
 @patch
 def each(self:Subject, edits=None) -> list:
     "(member, its edits) of every member: a subject of its own, and what `edits` (site → edit) are for it."
-    alike(edits, self.n_seeds, 1)
     return [(m, of_members(edits, slice(i, i + 1), self.n_seeds)) for i, m in enumerate(self.members())]
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #f0bf39e6

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, get_task, read_at
 from .condition import Condition, condition
-from .edits import alike, of_members, watching
+from .edits import of_members, watching
 from .ffn import ffn, ffn_shapes, init_ffn
 
 # %% ../../nbs/2_models/05_population.ipynb #562d00e8
@@ -182,14 +182,13 @@ def predict(params, c, edits=None, tokens=None, finite=True) -> Int[Tensor, "s n
     """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
     After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
-    taken. ValueError for tokens that the task has not got, for a function that brings all members' tensors along,
+    taken. ValueError for tokens that the task has not got, for a function that does not treat all members alike,
     for another condition's parameters and, unless `finite` is False, for logits that are no numbers."""
     c, S = of_one_training(params, c), len(params["W_E"])
     tokens = (get_task(c.task).tokens if tokens is None
               else check_tokens(tokens, get_task(c.task))).to(params["W_E"].device)
     tokens = tokens.expand(S, *tokens.shape[-2:])
     n = SIDE_BY_SIDE if tokens.is_cuda else 1                                # a CPU keeps one seed in its cache
-    alike(edits, S, n)
     def some(i, sink=None):
         logits = forward({name: v[i:i + n] for name, v in params.items()}, tokens[i:i + n], c,
                          of_members(edits, slice(i, i + n), S), sink, read_only=True)
