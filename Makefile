@@ -51,18 +51,23 @@ reproduce: $(READY)  ## train, print Table 1 beside the paper's, write Figure 1 
 # A study's pages 5x and 9x (its audit, its appendices) and the two pages that measure speed are run by `make audit`: a change
 # only looks whether what they import is there, and whether the rows they show are those that are recorded.
 LATER := ^[59]|^07_bench|^04_costs
+# Every figure that they draw is looked at (tools/ticks.py), and one whose ticks overlap fails.
+WATCHED := MATPLOTLIBRC="$(abspath tools)" PYTHONPATH="$(abspath tools)"
+CLEAR = { [ ! -s "$$home/ticks" ] || { sort -u "$$home/ticks" >&2; false; }; }
 test: $(READY)  ## the library's notebooks, the pages of a paper's sections, then every test, but for what `make audit` runs
 	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && \
-	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --skip_file_re '^[_.]|$(LATER)' \
-	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing
+	  $(WATCHED) TICKS="$$home/ticks" OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" \
+	    "$(BIN)/nbdev_test" --skip_file_re '^[_.]|$(LATER)' \
+	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing && $(CLEAR)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile
 
 # What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. Every step runs, whatever
 # an earlier one found, since an audit that stops at its first finding has to be run once a finding.
 audit: $(READY)  ## the second tier: notebooks whole, kills, the stand-in for a GPU, every recorded number again (an hour)
 	@failed=; home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT; \
-	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
+	  $(WATCHED) TICKS="$$home/ticks" OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
 	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing || failed="$$failed notebooks"; \
+	  $(CLEAR) || failed="$$failed ticks"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal || failed="$$failed tests"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }

@@ -60,7 +60,10 @@ def test_a_word_of_the_glossary_and_a_section_of_the_sidebar_have_entries_that_s
     ('<div class="callout-header x" aria-label="Toggle callout">',
      '<div class="callout-header x" role="button" tabindex="0" aria-label="Toggle callout">'),
     ('<div id="r" class="csl-entry quarto-appendix-citeas" role="listitem">',
-     '<div id="r" class="csl-entry quarto-appendix-citeas">')])
+     '<div id="r" class="csl-entry quarto-appendix-citeas">'),
+    ('<img alt="a" width="800" class="figure-img">',
+     '<img style="--least: 520px" alt="a" width="800" class="figure-img">'),
+    ('<img alt="a" width="800">', '<img alt="a" width="800">')])
 def test_a_part_of_a_page_is_what_it_says_and_mending_twice_is_mending_once(given, made):
     assert after.mended(given) == made == after.mended(made)
 

@@ -10,6 +10,8 @@
 - **Heads that say nothing.** A corner of a table that is empty is a cell, not a head that a screen reader announces.
 - **Parts that are what they say.** Quarto calls the bar of a callout a toggle and not a button, and how to cite a page
   an item of a list that is not there.
+- **Pictures that can be read.** On a phone a picture is shown at no less than the part of its size (`ticks.SHRUNK`) at
+  which its labels were measured, and scrolls.
 - **A card.** With `git_url` of GitHub in settings.ini, links to the site show tools/card.py's picture: such a picture
   needs a whole address, which is that of GitHub Pages.
 """
@@ -21,6 +23,8 @@ from html import unescape
 from pathlib import Path
 
 import yaml
+
+from ticks import SHRUNK
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,6 +99,8 @@ def mended(html, base=""):
         html = re.sub(r'<meta [^>]*"(?:og|twitter):image(?::\w+)?"[^>]*>\n?', "", html)
         card = "".join(f'<meta {kind}:image" content="{base}card.png">\n' for kind in ('property="og', 'name="twitter'))
         html = html.replace("</head>", card + "</head>", 1)
+    html = re.sub(r'<img (?![^>]*\bstyle=)(?=[^>]* width="(\d+)")(?=[^>]*"figure-img")',
+                  lambda m: f'<img style="--least: {round(SHRUNK * int(m[1]))}px" ', html)
     html = re.sub(r"<th\b([^>]*)>(\s|&nbsp;)*</th>", lambda m: f"<td{m[1]}></td>", html)
     return re.sub(r'(<div class="callout-header(?:(?!role=)[^>])*?) (aria-label="Toggle callout"(?![^>]*role=))',
                   r'\1 role="button" tabindex="0" \2', html)

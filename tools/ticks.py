@@ -8,6 +8,7 @@ On a phone the site shows a picture at no less than `SHRUNK` of its size (tools/
 """
 import os
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axis import Axis
@@ -65,5 +66,7 @@ def watch(fig):
     "What matplotlib calls with every new figure."
     def drawn(event):
         if path := os.environ.get("TICKS"):
-            with open(path, "a", encoding="utf-8") as out: out.writelines(f"{f}\n" for f in faults(fig, event.renderer))
+            said = f"{Path.cwd().name}, {fig.axes[0].get_title() or fig.axes[0].get_ylabel()!r}" if fig.axes else ""
+            with open(path, "a", encoding="utf-8") as out:
+                out.writelines(f"{said}: {fault}\n" for fault in faults(fig, event.renderer))
     fig.canvas.mpl_connect("draw_event", drawn)
