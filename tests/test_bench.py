@@ -11,8 +11,9 @@ from moe_redistribution.models import ffn as experts, population as models
 from moe_redistribution.training import bench as bench_room
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.training.engine import BATCH, fast_loss, flops, products
+from moe_redistribution.training.engine import fast_loss, flops, products
 from moe_redistribution.models.population import init
+from moe_redistribution.tasks.data import full_batch
 from moe_redistribution.tasks.task import get_task
 
 FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
@@ -27,7 +28,7 @@ def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monk
     per example."""
     monkeypatch.setattr(experts, "ONEDNN", None)                    # the counter knows no operator of oneDNN
     c = condition(name)
-    t, at = get_task(c.task), torch.arange(BATCH[c.task])[None] % len(get_task(c.task))
+    t, at = get_task(c.task), torch.arange(full_batch(get_task(c.task)))[None] % len(get_task(c.task))
     params, loss = init(c, [torch.Generator().manual_seed(1)]), models.loss if plain else fast_loss
     with FlopCounterMode(display=False) as counter, torch.no_grad(): loss(params, t.tokens[at], t.targets[at], c)
     floor = flops(c, plain=plain) / 3                                                        # a third: no backward here
@@ -42,7 +43,7 @@ def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monk
 def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):
     from moe_redistribution.tasks.data import N_TRAIN, split
     if task == "add7": assert condition(HEADLINE[task][0]).batch
-    else: assert BATCH[task] == (N_TRAIN if task == "hist" else len(split(get_task(task), 1)[0]))
+    else: assert full_batch(get_task(task)) == (N_TRAIN if task == "hist" else len(split(get_task(task), 1)[0]))
 
 
 def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):

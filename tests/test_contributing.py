@@ -29,10 +29,11 @@ assert x.equal(y / 2) and c.events[0].step == 2""",
     "Add an instrument": """
 import torch
 from moe_redistribution.models.population import init
-from moe_redistribution.record.recording import instruments_for
+from moe_redistribution.instruments.instrument import instruments_for
 params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(1)])
 got = instruments_for("add7/ffn-h8-silu")["norms"].rows(params, "add7/ffn-h8-silu", [1], stream="authors", rule="final")
-assert len(got) == len(params) and (got["value"] >= 0).all()""",
+assert len(got) == len(params) and (got["value"] >= 0).all()
+assert "norms" not in instruments_for("add7/no_ffn")""",
 }
 NEW_ROOM = "import torch\nfrom .rows import rows, tidy\n\n"
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from moe_redistribution.models.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
-from moe_redistribution.instruments.fourier import (concentration, contribution, cycles, enough, fourier_rows,
+from moe_redistribution.instruments.fourier import (concentration, contribution, enough, fourier_rows,
                                                     frequency_share, group_mean, kept_accuracy, key_frequencies, live,
                                                     neurons, principal, random_neurons, spectrum, wave_share, weighted)
 from moe_redistribution.models.population import forward, init, predict
@@ -247,7 +247,7 @@ def test_random_neurons_keep_lengths_and_everything_else():
 
 def test_a_planted_digit_cycle_is_found_and_its_permutation_is_not():
     add7 = get_task("add7")
-    j, groups = cycles(add7)["o1"]
+    j, groups = add7.cycles["o1"]
     assert j == 1 and (groups.numpy() == add7.strata["n"].to_numpy() // 10 % 10).all()
     circle = (2 * math.pi * 3 * groups / 10).cos()[None, :, None]
     assert concentration(group_mean(circle, groups)).item() == pytest.approx(1)

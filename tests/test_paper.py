@@ -13,7 +13,7 @@ from moe_redistribution.evidence import printed as paper
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
-from moe_redistribution.record.recording import INSTRUMENTS
+from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.evidence.pages import stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
@@ -177,7 +177,7 @@ def test_a_printed_number_has_no_margin_of_its_own_in_the_bridge():
 
 def test_every_claim_asks_for_something_that_can_exist(bridge):
     for c in bridge.itertuples():
-        assert c.instrument in {*INSTRUMENTS, "runs", "facts", "none"}, c.id
+        assert c.instrument in {*instruments(), "runs", "facts", "none"}, c.id
         assert ((c.instrument == "none") == (c.aggregate == "none")
                 and (c.note or c.aggregate not in ("none", "null"))), c.id
         if c.aggregate == "none": continue

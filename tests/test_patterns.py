@@ -6,7 +6,7 @@ import torch
 
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init
-from moe_redistribution.instruments.patterns import (PAPER_NUMBERS, by_rank, chosen, heads, look, mean_pattern,
+from moe_redistribution.instruments.patterns import (by_rank, chosen, heads, look, mean_pattern,
                                                      pattern_rows, patterns, relation, spread)
 from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
 from moe_redistribution.tasks.task import get_task
@@ -86,7 +86,7 @@ def test_strata_of_inputs_hold_everywhere_and_those_of_predictions_only_where_so
 
 def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_length():
     p, c = carry_by_ffn(), "add7/ffn-h32-relu"
-    assert torch.equal(mean_pattern(p, c, protocol="paper"), mean_pattern(p, c, sorted(PAPER_NUMBERS)))
+    assert torch.equal(mean_pattern(p, c, protocol="paper"), mean_pattern(p, c, sorted(get_task("add7").shown)))
     lengths = get_task("add7").strata["carry"].tolist()
     first = [n for n in range(1000) if lengths[n] == 1][:50]
     assert torch.equal(mean_pattern(p, c, stratum="carry=1", protocol="paper"), mean_pattern(p, c, first))

@@ -1,6 +1,7 @@
 """Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is
 new."""
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen
 from moe_redistribution.models.population import init, predict
-from moe_redistribution.record.recording import INSTRUMENTS, instruments_for, not_in, record_runs
+from moe_redistribution.instruments.instrument import Instrument, at_all, instruments, instruments_for
+from moe_redistribution.record.recording import not_in, record_runs
 from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.dataset import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
@@ -22,11 +24,12 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
 from tiers import first
 
+INSTRUMENTS = instruments()
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
 
 
-def names_for(instrument): return [n for n in FITS if INSTRUMENTS[instrument].fits(recording.condition(n))]
+def names_for(instrument): return [n for n in FITS if INSTRUMENTS[instrument].fits(n)]
 
 
 def test_every_instrument_fits_something_and_no_room_is_forgotten():
@@ -98,8 +101,8 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
         asked.append((stream, seeds, params))
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
                                     step=10, metric="own_distance")])
-    only = {"speed": recording.Instrument(rows, lambda c: True, ("authors", "paired"), live=True)}
-    monkeypatch.setattr(recording, "INSTRUMENTS", only)
+    only = {"speed": Instrument(rows, streams=("authors", "paired"), live=True)}
+    monkeypatch.setattr(recording, "measured_with", lambda c: only)
     stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None,
                              weights={"first256": {"W_E": torch.ones(2)}},
                              history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
@@ -117,7 +120,8 @@ def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited
     monkeypatch):
     asked = {}
     rows = {"probes": "probe_rows", "histogram": "histogram_rows"}[instrument]
-    monkeypatch.setattr(recording, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
+    room = sys.modules[INSTRUMENTS[instrument].rows.__module__]
+    monkeypatch.setattr(room, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
     for rule in recording.rules_for(name, "authors", instrument):
         INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
     assert asked == wanted
@@ -132,12 +136,12 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
             asked.append((i, tuple(seeds), labels["rule"]))
             return INSTRUMENTS["heldout" if i == "x" else i].rows(params, c, seeds, **labels)
         return rows
-    ablation = recording.Instrument(counted("ablation"), lambda c: True)
-    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": ablation})
+    ablation = Instrument(counted("ablation"), rules=at_all)
+    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": ablation})
     record_runs(store, tmp_path, name)
     first, asked[:] = list(asked), []
-    attribution = recording.Instrument(counted("attribution"), lambda c: True)
-    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": ablation, "attribution": attribution})
+    attribution = Instrument(counted("attribution"))
+    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": ablation, "attribution": attribution})
     written = record_runs(store, tmp_path, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
     assert not record_runs(store, tmp_path, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
@@ -147,11 +151,11 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     """A seed trained again where floats are added in another order can be another run: its weights must not fill the
     gaps of the first."""
     name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
-    two = {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")}
-    monkeypatch.setattr(recording, "INSTRUMENTS", {"ablation": two["ablation"]})
+    two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
+    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": two["ablation"]})
     train(name, seeds=[42], root=store.root, steps=200, until="full", executor="here", quiet=True)
     record_runs(store, tmp_path, name)
-    monkeypatch.setattr(recording, "INSTRUMENTS", two)
+    monkeypatch.setattr(recording, "measured_with", lambda c: two)
     run, heard = store.load(name, 42), []
     for seed in (42, 137):
         other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
@@ -186,7 +190,7 @@ def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     assert [r.seed for r in not_in(there, runs)] == [2, 3] and [r.seed for r in not_in(there, runs, ())] == [3]
     runs[1].manifest["failed"] = 90
     assert [r.seed for r in not_in(there, runs)] == [3] and not_in(there.iloc[:0], runs) == runs
-    assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(recording.condition(name))}
+    assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(name)}
 
 
 def test_a_thinned_history_of_a_full_batch_task_keeps_evaluations_that_were_measured():
@@ -220,7 +224,7 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(INSTRUMENTS={i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME],
+    few = dict(measured_with=lambda c: {i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME],
                paper_items=lambda: [], ledger=lambda root: pd.DataFrame(dict(key=[])),
                contrast_table=lambda root: pd.DataFrame(dict(family=[])),
                recorded_checkpoints=lambda root: [(NAME, "first256")])

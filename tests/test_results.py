@@ -18,6 +18,7 @@ from moe_redistribution.record import cli, ledger as ledger_room, recording
 from moe_redistribution.evidence import dataset as results, design, figures, printed, registrations
 from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
+from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
@@ -221,7 +222,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 
     A second recording of the same store writes no run again."""
     if not whole:
-        monkeypatch.setattr(recording, "INSTRUMENTS", {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")})
+        monkeypatch.setattr(recording, "measured_with", lambda c: {i: instruments()[i] for i in ("ablation", "copying")})
         for table in ("ledger", "contrast_table"):
             monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
     name, store, night = f"add7/ffn-h{64 if whole else 8}-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
@@ -237,7 +238,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
         go(store, place)
         both.append({p.relative_to(place).as_posix(): p.read_bytes()
                      for p in sorted(place.rglob("*")) if p.is_file() and not p.name.startswith(".")})
-    assert both[0] == both[1] and len(both[0]) == 9 + len(recording.instruments_for(name))
+    assert both[0] == both[1] and len(both[0]) == 9 + len(recording.measured_with(name))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
@@ -246,7 +247,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 @pytest.mark.audit
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
-    monkeypatch.setattr(recording, "INSTRUMENTS", {i: recording.INSTRUMENTS[i] for i in ("ablation", "copying")})
+    monkeypatch.setattr(recording, "measured_with", lambda c: {i: instruments()[i] for i in ("ablation", "copying")})
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
@@ -278,7 +279,7 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
         steps = last.set_index(results.KEYS)["step_max"]
         ended_at |= {(kind, name): own.droplevel("condition") for name, own in steps.groupby(level="condition")}
     for name, own in runs.items():
-        for i, instrument in recording.instruments_for(name).items():
+        for i, instrument in recording.measured_with(name).items():
             # stopped at first99, where only the authors' are opened
             streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]
             mine = own[own["stream"].isin(streams)].set_index(["stream", "seed"])

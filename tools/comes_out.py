@@ -21,7 +21,9 @@ import pandas as pd
 import torch
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.histogram import histogram_rows
-from moe_redistribution.record.recording import instruments_for, own_part, rules_for
+from moe_redistribution.instruments.instrument import own_part
+from moe_redistribution.record.recording import rules_for
+from moe_redistribution.studies.sparsity_moves.reading import measured_with
 from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded,
                                                  table_path, write_table)
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
@@ -67,7 +69,7 @@ def tolerance(metric, largest, n_examples, rounded, edit="none"):
 
 def fitting(name, rule):
     "Instruments that are recorded of a condition at a rule and need its weights only."
-    return [i for i, x in instruments_for(name).items() if not x.live and rule in rules_for(name, "authors", i)]
+    return [i for i, x in measured_with(name).items() if not x.live and rule in rules_for(name, "authors", i)]
 
 
 def measured(name, rule, instrument, root=None):
@@ -77,7 +79,7 @@ def measured(name, rule, instrument, root=None):
                           dict(stream="authors", rule=rule))
     if instrument == "histogram":
         return histogram_rows(params, name, seeds, splits=own_part(name, seeds, "authors"), **how)
-    return instruments_for(name)[instrument].rows(params, name, seeds, **how)
+    return measured_with(name)[instrument].rows(params, name, seeds, **how)
 
 
 def differences(name, rule, instrument, root=None, found=None):

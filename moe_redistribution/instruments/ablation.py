@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REPLACE', 'MAIN_SITES', 'shuffled', 'several', 'among', 'units', 'replacing', 'together', 'ablate', 'ablate_each',
            'decode', 'whole_answer', 'split_rows', 'share_rows', 'score_rows', 'main_sites', 'ablation_rows',
-           'null_rows', 'ablation_curve']
+           'null_rows', 'ablation_curve', 'ablation_of']
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #e27aac78
 from copy import copy
@@ -18,6 +18,8 @@ from ..tasks.task import digits, exact, nulls, slices, spans, strata
 from ..models.edits import PerMember, applied, each_layer, of_members
 from .subject import opens, subject
 from .rows import rows, tidy
+from .instrument import at_all, instrument, own_part
+from ..tasks.data import STREAMS
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c40d0b17
 def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
@@ -306,3 +308,16 @@ def ablation_curve(params, c) -> dict:
     s.finite = False                                      # a seed that failed is known; the others go on
     own = [m for m in MAIN_SITES if any(n.split(".")[-1] == m for n in s.sites)]
     return {f"{edit}_{m}": digits(ablate(s, {f"L*.{m}": edit}), s.task) for m in own for edit in ("zero", "mean")}
+
+# %% ../../nbs/4_instruments/03_ablation.ipynb #bf4d2ceb
+@instrument("ablation", rules=at_all, streams=STREAMS)
+def ablation_of(params, c, seeds, stream, edits=None, **labels):
+    """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the
+    paired stream, whose seeds decide, digits at each position too; whole answers also on each seed's `own_part` of the
+    examples."""
+    t, full = subject(None, c).task, stream == "authors"
+    edits = edits or ("zero", "mean", "resample")[:3 if full else 2]
+    got = ablation_rows(params, c, seeds, edits, splits=own_part(c, seeds, stream), fine=full, stream=stream, **labels)
+    if full: return got
+    kept = got["position"].isin([whole_answer(t), "all"]) | (got["metric"].eq("digits") & (stream == "paired"))
+    return got[kept & (got["stratum"] == "all")]

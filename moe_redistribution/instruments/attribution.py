@@ -14,6 +14,7 @@ from ..models.condition import condition
 from .trace import trace, parts, SPLITS
 from ..models.population import checked
 from .rows import rows, tidy
+from .instrument import instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #a1c60fd0
@@ -88,6 +89,7 @@ def rank1_share(by_rank):
     return by_rank[:, 0].abs() / by_rank.abs().sum(1)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #c26fcea2
+@instrument("attribution", "one layer")
 @reads_weights
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,

@@ -11,11 +11,12 @@ __all__ = ['READERS', 'FACTOR_NULLS', 'bilinear', 'factors', 'tensor', 'gram', '
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.task import P, get_task
+from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..models.condition import condition
 from ..models.population import forward, init, checked
 from .rows import rows, tidy
+from .instrument import at_best, instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #56a863fb
@@ -25,7 +26,7 @@ def bilinear(c):
     def refuse(expected, why, fix): raise ValueError(f"bilinear: expected {expected}, got {c.name}: {why}; fix: {fix}")
     if not c.gated: refuse("a gated FFN (glu, moe_glu)", "without a gate nothing is multiplied, so there is no tensor",
                            "use fourier on its neurons")
-    if c.task != "modadd": refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
+    if not get_task(c.task).modulus: refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
     if c.n_layers > 1 or c.norm: refuse("one layer without norm", "weights alone do not say what enters the FFN",
                                         "drop +L2 and +norm")
     return c
@@ -63,10 +64,11 @@ READERS = ("embedding", "attention")
 @torch.no_grad()
 def readers(params, c, through="embedding"):
     "What numbers at a and at b put in front of the FFN: two (s, 1, p, d). `through`: embedding (paper) or attention."
-    c, E = bilinear(c), params["W_E"][:, None, :P].double()
+    c, t = bilinear(c), get_task(c.task)
+    E = params["W_E"][:, None, :t.modulus].double()
     if choose("reader", through, READERS) == "embedding": return E, E
     mute = params | {n: params[n][..., :0] for n in ("W_gate", "W_up")} | {"W_down": params["W_down"][..., :0, :]}
-    tokens, patterns = get_task("modadd").tokens.to(E.device), []
+    tokens, patterns = t.tokens.to(E.device), []
     for i in range(len(E)):                                                       # one seed at a time bounds the memory
         forward({n: v[i:i + 1] for n, v in mute.items()}, tokens, c, sink=(sink := {}), read_only=True)
         patterns.append(sink["pattern"][0, :, :, 2, :2].double().mean(0))                      # (h, source) at the =
@@ -79,7 +81,7 @@ def units_read(gate, up, read):
     "Of units read for all pairs: waves of a + b (..., w, 112), real and imaginary, and scalar products (..., w, w)."
     (ga, ua), (gb, ub) = (((x - x.mean(-2, keepdim=True)) @ gate, (x - x.mean(-2, keepdim=True)) @ up) for x in read)
     wave = lambda x: torch.fft.rfft(x, dim=-2)[..., 1:, :]
-    on_sum = torch.view_as_real((wave(ga) * wave(ub) + wave(gb) * wave(ua)).mT).flatten(-2) * (2**.5 / P)
+    on_sum = torch.view_as_real((wave(ga) * wave(ub) + wave(gb) * wave(ua)).mT).flatten(-2) * (2**.5 / ga.shape[-2])
     cross = (ga.mT @ ga) * (ub.mT @ ub) + (ua.mT @ ua) * (gb.mT @ gb) + 2 * (ga.mT @ ua) * (ub.mT @ gb)
     return on_sum, cross
 
@@ -107,7 +109,7 @@ def random_tables(read, n, generator):
     xa, xb = ((x - x.mean(-2, keepdim=True)).unsqueeze(-3) for x in read)
     wa, wb = (torch.fft.rfft(x, dim=-2)[..., 1:, :] for x in (xa, xb))
     on_sum = (wa @ (V + V.mT).to(wa) * wb).sum(-1).abs().square()
-    return shares((2 * on_sum / P**2).mT, (xa @ (V + V.mT) @ xb.mT).square().sum((-1, -2)))
+    return shares((2 * on_sum / xa.shape[-2]**2).mT, (xa @ (V + V.mT) @ xb.mT).square().sum((-1, -2)))
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #ef97b5dc
 FACTOR_NULLS = ("random", "shuffled", "untrained", "rotated")
@@ -171,6 +173,7 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
     return out
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #8e188ed6
+@instrument("bilinear", "sums of all pairs", "a gated FFN", "one layer", "no norm", rules=at_best)
 @reads_weights
 def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     """Rows of a gated population of modular addition (s = len(seeds)), metrics as in `scores`; site: `READERS`.
@@ -179,7 +182,7 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     table left (nan) are not counted. ValueError for a layer without a gate, for other tasks, and for several layers or
     norm."""
     c = checked(params, bilinear(c), seeds := list(seeds))
-    base = dict(condition=c.name, position="sum", n_examples=P * P) | labels
+    base = dict(condition=c.name, position="sum", n_examples=len(get_task(c.task))) | labels
     one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
     return tidy([frame for i in range(len(seeds)) for frame in one(i)])
 

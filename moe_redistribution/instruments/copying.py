@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from ..tasks.task import nulls
 from .rows import rows, tidy
+from .instrument import instrument
 from .ablation import main_sites, together
 from .subject import opens, subject
 
@@ -47,6 +48,7 @@ def copying_nulls(t) -> pd.DataFrame:
     return pd.DataFrame({n: mean(hit) for n, hit in hits.items()}, index=list(t.positions[1:3]))
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #508a6705
+@instrument("copying", "tied embeddings", streams=("authors", "paired"))
 @opens
 def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,

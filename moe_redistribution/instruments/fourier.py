@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['FLOOR', 'THRESHOLDS', 'KEPT', 'group_mean', 'spectrum', 'concentration', 'dead_share', 'neurons', 'contribution',
-           'weighted', 'live', 'wave_share', 'frequency_share', 'key_frequencies', 'kept_accuracy', 'enough',
-           'principal', 'random_neurons', 'cycles', 'fourier_rows']
+           'weighted', 'live', 'all_pairs', 'wave_share', 'frequency_share', 'key_frequencies', 'kept_accuracy',
+           'enough', 'principal', 'random_neurons', 'fourier_rows']
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #c15c9d26
+import math
+
 import numpy as np
 import pandas as pd
 import torch
-from ..tasks.errors import choose
-from ..tasks.task import get_task, P
+from ..tasks.errors import choose, refuse
+from ..tasks.task import get_task
 from ..models.condition import condition
 from ..models.population import forward, ffn_half, layer, unembed, checked
 from .rows import rows, tidy
+from .instrument import at_best, instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #6aa6ea59
@@ -62,8 +65,8 @@ def dead_share(means):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #0f3cfa12
 def _check(c):
     c = condition(c)
-    if c.task == "hist" or c.ffn == "no_ffn" or c.n_layers > 1:
-        raise ValueError("fourier: expected one layer with an FFN on add7 or modadd, whose answers lie on a circle; "
+    if not get_task(c.task).cycles or c.ffn == "no_ffn" or c.n_layers > 1:
+        raise ValueError("fourier: expected one layer with an FFN on a task whose answers lie on a circle (add7, modadd); "
                          f"got {c.name}; fix: for histogram models use probes")
     return c
 
@@ -103,19 +106,24 @@ def live(values, weight, threshold):
     return torch.where(counted, values, 0.).sum(-1) / counted.sum(-1), on.double().mean(-1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #1534e822
+def all_pairs(n):
+    "(a, b, p): the `n` = p² pairs of modular addition in a task's order. ValueError if n is no square."
+    p = math.isqrt(n)
+    if p * p != n: refuse("pairs", "activations on all p² pairs (a, b)", f"{n:,} inputs", p * p, "use concentration")
+    a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
+    return a, b, p
+
 def wave_share(h):
     """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s,
     n).
 
-    A constant has no variance and a share of NaN. Raises ValueError for activations on anything but modadd's pairs."""
-    if h.shape[1] != P * P: raise ValueError(f"wave_share: expected activations on all {P * P:,} pairs of modadd, got "
-                                             f"{h.shape[1]:,} inputs; fix: elsewhere there is no b, use concentration")
-    a, b = get_task("modadd").tokens[:, :2].T
+    A constant has no variance and a share of NaN. ValueError for activations that are on no p² pairs."""
+    a, b, p = all_pairs(h.shape[1])
     h = h.double()                                               # a constant is its mean exactly
     h = h - h.mean(1, keepdim=True)
-    power = sum(spectrum(group_mean(h, g)) for g in (a, b, (a + b) % P, (a - b) % P))
+    power = sum(spectrum(group_mean(h, g)) for g in (a, b, (a + b) % p, (a - b) % p))
     variance = h.square().mean(1)
-    return power.amax(1) / P**2 / variance, variance
+    return power.amax(1) / p**2 / variance, variance
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #53adfbb9
 def frequency_share(means, weight=1.):
@@ -155,10 +163,10 @@ def enough(params, c, n, weight, goal=.99) -> float:
 @torch.no_grad()
 def _keeping(params, c, n, weight):
     "The function m → accuracy (s,) with only the m heaviest neurons."
-    if (c := condition(c)).task != "modadd":
+    if not (t := get_task((c := condition(c)).task)).modulus:
         raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: "
                          "it has several answers; fix: use ablation_rows")
-    right = get_task("modadd").targets[:, 0].to(weight.device)
+    right = t.targets[:, 0].to(weight.device)
     order = weight.argsort(-1, descending=True)
     x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
     x = (x - x.mean(1, keepdim=True)).gather(2, order[:, None].expand_as(x))
@@ -193,12 +201,6 @@ def random_neurons(params, seeds) -> dict:
         fresh = torch.stack([torch.randn(v.shape[1:], generator=each) for each in g]).to(v)
         out[name] = fresh * (v.norm(dim=-2, keepdim=True) / fresh.norm(dim=-2, keepdim=True))
     return out
-
-# %% ../../nbs/4_instruments/13_fourier.ipynb #c4d37dde
-def cycles(t) -> dict:
-    "Position → (entry of `read`, group of each input): the sum of modadd, or for add-7 the digit of each answer digit."
-    if t.name == "modadd": return {"sum": (0, t.targets[:, 0])}
-    return {f"o{i}": (i, t.tokens[:, i]) for i in range(3)}
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2b45defc
 THRESHOLDS, KEPT = (1e-2, 1e-4, 1e-6, 1e-8), (4, 8, 16, 32, 64, 128, 256)
@@ -237,7 +239,7 @@ def _model(params, c, n, groups):
     for m, v in zip(ms, kept_accuracy(params, c, n, weight, ms).T): yield "kept_accuracy", "hidden", f"m{m}", v
     yield "neurons_for_99", "hidden", "", [enough(params, c, n, weight)]
     for site in ("hidden", "ffn_out"): yield from _directions(n[site][:, :, 0], site, groups)
-    spectra = {"embed": frequency_share(params["W_E"][:, :P]), "hidden": frequency_share(means, n["reach"]),
+    spectra = {"embed": frequency_share(params["W_E"][:, :means.shape[1]]), "hidden": frequency_share(means, n["reach"]),
                "logits": frequency_share(group_mean(n["logits"][:, :, 0], groups))}
     for site, share in spectra.items():
         yield "key_count", site, "", [len(key_frequencies(share)[0])]
@@ -258,6 +260,8 @@ def _directions(h, site, groups):
     for k in range(min(6, share.shape[1])): yield "pc_concentration_paper", site, f"pc{k + 1}", share[:, k]
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #1f2d2441
+@instrument("fourier", "answers on a circle", "an FFN", "one layer", "an FFN that depends on the stream alone",
+            rules=at_best)
 @reads_weights
 def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
@@ -267,14 +271,14 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     histogram models, no FFN, several layers."""
     c, out = checked(params, _check(c), seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
-    whole = t.name == "modadd"
+    whole = bool(t.modulus)
     for i, seed in enumerate(seeds):
         one = {k: v[i:i + 1] for k, v in params.items()}
         own = {k: v if np.ndim(v) == 0 else list(v)[i] for k, v in labels.items()}            # labels may be one a seed
         n = neurons(one, c)
         fresh = random_neurons(one, [seed])
         turned = neurons(fresh, c, n["resid_mid"])
-        for where, (j, groups) in cycles(t).items():
+        for where, (j, groups) in t.cycles.items():
             found = [(*f, "none") for f in _units(n, j, groups, whole)]
             if c.routed: found += [(*f, "none") for f in _routed(n, j, groups)]
             if whole: found += [(*f, "none") for f in _model(one, c, n, groups)]

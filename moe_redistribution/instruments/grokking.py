@@ -16,13 +16,15 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import CensoredData, ecdf, logrank, mannwhitneyu
-from ..tasks.task import P, get_task
+from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..tasks.data import split
+from ..models.condition import condition
 from ..models.population import forward, checked, modular
 from .rows import rows, tidy
-from .fourier import (concentration, contribution, dead_share, group_mean, neurons,
-                                                    spectrum, weighted)
+from .instrument import instrument
+from .fourier import (all_pairs, concentration, contribution, dead_share, group_mean,
+                                                    neurons, spectrum, weighted)
 from ..training.loop import fresh, unflatten
 from ..models.events import ATTENTION, EXPERTS
 from .subject import reads_weights
@@ -154,7 +156,8 @@ def grokking_epochs(history, metric="test", level=0.99, grid=5_000) -> pd.DataFr
 # %% ../../nbs/4_instruments/16_grokking.ipynb #fe73ff8c
 def sum_means(values):
     "Means of values (s, p², v), in the task's order of pairs, over all pairs with the same sum: (s, p, v)."
-    return group_mean(values, get_task("modadd").targets[:, 0])
+    a, b, p = all_pairs(values.shape[1])
+    return group_mean(values, (a + b) % p)
 
 def wave_power(x):
     "Power of signals (s, p, v) at frequencies 1 to 56, ±f as one, summed over v: (s, 56)."
@@ -163,7 +166,7 @@ def wave_power(x):
 def keep_waves(x, keys, constant=True):
     "Signals (s, p, v) of which only the frequencies of the mask `keys` (s, 56) are left, and the mean if `constant`."
     on = torch.cat([torch.full_like(keys[:, :1], constant), keys], 1)[..., None]
-    return torch.fft.irfft(torch.fft.rfft(x, dim=1) * on, n=P, dim=1)
+    return torch.fft.irfft(torch.fft.rfft(x, dim=1) * on, n=x.shape[1], dim=1)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #ba3a7a88
 def key_waves(power, share=0.999):
@@ -183,7 +186,7 @@ def gini(x):
 @torch.no_grad()
 def answers(params, c):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."
-    tokens = get_task("modadd").tokens.to(params["W_E"].device)
+    tokens = get_task(condition(c).task).tokens.to(params["W_E"].device)
     one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens, c, read_only=True)[:, :, 0]
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
@@ -193,7 +196,8 @@ def split_losses(logits, keys=None):
 
     `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: 99.9 % of their power),
     excluded removes these waves from each pair's logits (Nanda et al. 2023)."""
-    means, target = sum_means(logits), get_task("modadd").targets[:, 0].to(logits.device)
+    a, b, p = all_pairs(logits.shape[1])
+    means, target = sum_means(logits), ((a + b) % p).to(logits.device)
     keys = key_waves(wave_power(means)) if keys is None else keys
     loss = lambda x: torch.cat([torch.nn.functional.cross_entropy(one, target, reduction="none")[None] for one in x])
     kept = keep_waves(means, keys)
@@ -215,8 +219,8 @@ def weight_norms(params) -> dict:
 
 def embedding_gini(params, c) -> dict:
     "Gini (s,) of the Fourier power of number embeddings, `gini_W_E`, and of the classes' unembedding, `gini_W_U`."
-    modular(c, "embedding_gini")
-    return {"gini_W_E": gini(wave_power(params["W_E"][:, :P])), "gini_W_U": gini(wave_power(params["W_U"].mT[:, :P]))}
+    p = get_task(modular(c, "embedding_gini").task).modulus
+    return {"gini_W_E": gini(wave_power(params["W_E"][:, :p])), "gini_W_U": gini(wave_power(params["W_U"].mT[:, :p]))}
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #3c05f6eb
 def growth(history, metric, early, late) -> pd.DataFrame:
@@ -243,7 +247,7 @@ def neuron_waves(params, c) -> dict:
     dead_share_paper."""
     def one(i):
         n = neurons({k: v[i:i + 1] for k, v in params.items()}, c)
-        means = group_mean(n["hidden"][:, :, 0], get_task("modadd").targets[:, 0])
+        means = sum_means(n["hidden"][:, :, 0])
         return {"concentration_weighted": weighted(concentration(means), contribution(means, n["reach"])),
                 "concentration_paper": concentration(means, "paper").mean(1), "dead_share_paper": dead_share(means)}
     each = [one(i) for i in range(len(params["W_E"]))]
@@ -265,6 +269,7 @@ def progress(params, c, keys=None) -> dict:
     return losses | counted | embedding_gini(params, c) | weight_norms(params)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #ec4f860e
+@instrument("grokking", "sums of all pairs")
 @reads_weights
 def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) at one checkpoint, with its untrained twin under the edit `untrained`.
@@ -275,7 +280,7 @@ def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
     at_start = unflatten(fresh(c, seeds, stream).w, c)
     for edit, of in (("none", params), ("untrained", at_start)):
         base = dict(condition=c.name, stream=stream, edit=edit, site="none") | labels
-        if c.task == "modadd": out += _modular_rows(of, c, seeds, stream, base)
+        if get_task(c.task).modulus: out += _modular_rows(of, c, seeds, stream, base)
         out += [rows(v, seeds, metric=n, **(base | {"site": "weights"})) for n, v in weight_norms(of).items()]
     return tidy(out)
 

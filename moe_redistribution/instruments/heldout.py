@@ -14,6 +14,7 @@ from ..tasks.data import training_pool
 from ..models.condition import condition
 from ..models.population import predict, checked
 from .rows import rows, tidy
+from .instrument import instrument
 from .ablation import together
 from .subject import reads_weights
 
@@ -50,6 +51,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #f4f0c6a7
+@instrument("heldout", "a held-out rule")
 @reads_weights
 def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['D', 'STRONG', 'STREAM_SITES', 'N_PROBED', 'PROTOCOLS', 'PAPER', 'CUT', 'BY_COUNT', 'count_by_attention',
            'count_by_inventory', 'paper_sequences', 'count_probes', 'lifts', 'selectivity', 'token_responses',
-           'selective_shares', 'what_it_knows', 'read_out', 'known_of_count', 'by_count', 'histogram_rows']
+           'selective_shares', 'what_it_knows', 'read_out', 'known_of_count', 'by_count', 'histogram_rows',
+           'histogram_of']
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #9657f696
 import math
@@ -21,6 +22,7 @@ from ..tasks.errors import choose
 from ..models.condition import condition
 from ..models.population import ffn_half, forward, layer, predict, shapes, checked
 from .rows import rows, tidy
+from .instrument import instrument, is_first, own_part
 from .ablation import together
 from .probes import Setting, descend, part, probe, shuffle
 from .subject import reads_weights, subject
@@ -53,7 +55,7 @@ def _blank(c, width):
     """Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other
     layers."""
     c = condition(c)
-    plain = c.task == "hist" and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
+    plain = get_task(c.task).counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
     if not plain or c.d_model != 128 or c.d_mlp < width:
         raise ValueError("counter: expected a dense one-layer hist condition with relu, without norm, "
                          f"of d_model 128 and width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
@@ -107,7 +109,7 @@ def count_probes(params, c, protocol="audited", steps=None) -> dict:
     Raises ValueError for another task, several layers and an unknown protocol."""
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
-    tokens = paper_sequences() if paper else get_task("hist").tokens[:N_PROBED]
+    tokens = paper_sequences() if paper else get_task(c.task).tokens[:N_PROBED]
     one = lambda i: {n: v[i:i + 1] for n, v in params.items()}
     found = [_one(one(i), c, tokens, paper, steps) for i in range(len(params["W_E"]))]
     return {s: {m: torch.cat([f[s][m] for f in found]) for m in found[0][s]} for s in STREAM_SITES}
@@ -115,8 +117,8 @@ def count_probes(params, c, protocol="audited", steps=None) -> dict:
 # %% ../../nbs/4_instruments/15_histogram.ipynb #4056ca89
 def _hist(c):
     c = condition(c)
-    if c.task != "hist":
-        raise ValueError(f"histogram: expected a hist condition, got {c.name}; fix: use probe_rows for add7")
+    if not get_task(c.task).counting:
+        raise ValueError(f"histogram: expected a task whose answers are counts (hist), got {c.name}; fix: use probe_rows for add7")
     if c.n_layers > 1 or c.ffn == "no_ffn":
         raise ValueError(f"histogram: expected one layer with an FFN, got {c.name}; fix: use `probe`")
     return c
@@ -206,7 +208,8 @@ def known_of_count(params, c, edits, among=None) -> dict:
 
     `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
     is asked about, or all. Raises ValueError as `histogram_rows` does."""
-    c, t = _hist(c), get_task("hist")
+    c = _hist(c)
+    t = get_task(c.task)
     truth = counts(t.tokens)
     def one(i, m, made):
         at = slice(None) if among is None else among[i]
@@ -223,7 +226,8 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
 
     `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as
     `histogram_rows` does."""
-    c, t = _hist(c), get_task("hist")
+    c = _hist(c)
+    t = get_task(c.task)
     hit = (predict(params, c, together(c, edits), finite=True) == t.targets.to(params["W_E"].device)).float()
     here = [strata(t)[f"count={k}"] for k in range(1, LENGTH)]
     if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
@@ -242,7 +246,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labe
     its unit. `splits` (name → mask (s, n)) adds what answers know and their accuracy by count on each seed's own part
     of the clean set. Raises ValueError for other tasks."""
     c = checked(params, _hist(c), seeds)
-    labels, out, held = dict(condition=c.name) | labels, [], _held_out()
+    labels, out, held = dict(condition=c.name) | labels, [], _held_out(get_task(c.task))
     for protocol in protocols:
         found = count_probes(params, c, protocol)
         mark = labels | dict(edit=protocol, split="test", n_examples=6000 if protocol == "paper" else N_PROBED * 3)
@@ -260,7 +264,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labe
 def _answers(params, c, seeds, splits, labels) -> list:
     """Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each
     seed's own part of it."""
-    t, out = get_task("hist"), []
+    t, out = get_task(condition(c).task), []
     for split, among in ({"all": None} | splits).items():
         own = torch.ones(len(seeds), len(t), dtype=torch.bool) if among is None else among
         tokens = {k: (own[:, :, None] & strata(t)[f"count={k}"]).sum((1, 2)).tolist() for k in range(1, LENGTH)}
@@ -274,8 +278,15 @@ def _answers(params, c, seeds, splits, labels) -> list:
     return out
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #adf9c60d
-def _held_out():
+def _held_out(t):
     "Number of held-out labels of each count from 0 on, and of shuffled ones: the examples behind the numbers by count."
-    y, sequence = counts(get_task("hist").tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)
+    y, sequence = counts(t.tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)
     each = {"by_count": y, "control_by_count": shuffle(y[None], torch.zeros_like(y))[0]}
     return {name: v[~part(sequence)].bincount(minlength=LENGTH + 1) for name, v in each.items()}
+
+# %% ../../nbs/4_instruments/15_histogram.ipynb #2f4121b9
+@instrument("histogram", "answers that are counts", "an FFN", "one layer", "an FFN that depends on the stream alone")
+def histogram_of(params, c, seeds, rule, stream, **labels):
+    "`histogram_rows`, with both protocols at the first rule, and with each seed's `own_part` of the clean set."
+    protocols = PROTOCOLS if is_first(c, rule) else ("audited",)
+    return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule, stream=stream, **labels)

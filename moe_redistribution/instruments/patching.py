@@ -16,6 +16,7 @@ from ..models.population import ffn_half, layer, rms_norm, unembed, checked
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
+from .instrument import instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #614ef3a1
@@ -228,6 +229,7 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
 # %% ../../nbs/4_instruments/06_patching.ipynb #5863687a
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
+@instrument("patching", "operations", "one layer", "an FFN that depends on the stream alone")
 @reads_weights
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     """Rows of a population, by position. Edits: patch (audited pairs), patch25 (the authors') and same (control).

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROBED_SHARE', 'SETTINGS', 'L2', 'PROBED_SITES', 'ANSWER', 'part', 'Setting', 'converge', 'whitened', 'descend',
-           'probe', 'shuffle', 'lookup', 'tokens_alone', 'features', 'probe_rows', 'answer_rows']
+           'probe', 'shuffle', 'lookup', 'tokens_alone', 'features', 'probe_rows', 'answer_rows', 'probes_of']
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #aedf9b55
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from ..tasks.task import get_task, labels as label_text, spans
 from ..models.condition import condition
 from ..models.population import sites, checked, modular
 from .rows import rows, tidy
+from .instrument import before_end, instrument, is_first
 from .trace import trace
 from ..training.loop import fresh, unflatten
 from .subject import reads_weights
@@ -217,8 +218,9 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, *
     task, and for a site that the model has not got."""
     c = condition(c)
     t = get_task(c.task)
-    if t.name != "add7": raise ValueError(f"probe_rows: expected add7, got {t.name}, which has no operations; "
-                                          "fix: give `probe` labels of your own, or use histogram_rows")
+    if "operation" not in t.by:
+        raise ValueError(f"probe_rows: expected a task with operations (add7), got {t.name}, which has none; "
+                         "fix: give `probe` labels of your own, or use histogram_rows")
     for setting in settings: choose("setting", setting, list(SETTINGS))
     checked(params, c, seeds)
     here = _sites(c, at_sites)
@@ -289,3 +291,10 @@ def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, *
             right = (x[:, ~fit] @ w.flatten(2)).argmax(-1) == y[~fit]
             out.append(rows(right.double().mean(1), [seed], metric="answer_accuracy", site=site, edit=edit, **base))
     return tidy(out)
+
+# %% ../../nbs/4_instruments/12_probes.ipynb #6d9e0771
+@instrument("probes", "operations, or sums of all pairs", rules=before_end)
+def probes_of(params, c, seeds, rule, **labels):
+    "`probe_rows` where a task has operations, at the first rule in all settings; of sums of all pairs `answer_rows`."
+    if get_task(condition(c).task).modulus: return answer_rows(params, c, seeds, rule=rule, **labels)
+    return probe_rows(params, c, seeds, tuple(SETTINGS) if is_first(c, rule) else ("audited",), rule=rule, **labels)

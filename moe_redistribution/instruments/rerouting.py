@@ -14,6 +14,7 @@ from einops import einsum
 from ..tasks.task import get_task, labels, spans
 from ..models.population import forward, loss, predict, unembed, watcher
 from .rows import rows, tidy
+from .instrument import instrument
 from .ablation import replacing, shuffled, together
 from .routing import each_seed, routed, routes, size, tables
 from .subject import reads_weights
@@ -168,6 +169,7 @@ def _edit_rows(params, c, t, put):
         for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, **asked)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #2c5b0dd4
+@instrument("rerouting", "a router", "one layer", "labels")
 @reads_weights
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*.

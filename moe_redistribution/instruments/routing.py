@@ -15,11 +15,12 @@ import pandas as pd
 import torch
 from einops import einsum
 from scipy.stats import random_table
-from ..tasks.task import P, get_task, labels, spans
+from ..tasks.task import get_task, labels, spans
 from ..tasks.errors import choose
 from ..models.condition import condition
 from ..models.population import forward, checked
 from .rows import rows, tidy
+from .instrument import instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #1bcaf32f
@@ -198,8 +199,8 @@ def _known_rows(chosen, t, c, put, draws):
 # %% ../../nbs/4_instruments/08_routing.ipynb #8f085edf
 def inputs(t) -> dict:
     "Descriptions of the pairs of modular addition, name → codes (n,): a, b, their sum and difference modulo p, wraps."
-    a, b = t.tokens[:, :2].T
-    return {"a": a, "b": b, "sum": (a + b) % P, "difference": (a - b) % P, "wraps": (a + b >= P).long()}
+    (a, b), p = t.tokens[:, :2].T, t.modulus
+    return {"a": a, "b": b, "sum": (a + b) % p, "difference": (a - b) % p, "wraps": (a + b >= p).long()}
 
 def _input_rows(chosen, t, c, put, draws):
     """What each description explains of the first-chosen expert at the equals sign, and what it would if it were
@@ -229,6 +230,7 @@ def _load_rows(params, chosen, t, c, put):
             put("coactivation", chance[:, i, j], unit=f"E{i}E{j}", edit="independent")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #879ac4a8
+@instrument("routing", "a router", "one layer", "labels")
 @reads_weights
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.
@@ -247,6 +249,6 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
     chosen = routes(params, c)[0].cpu()
     _known_rows(chosen, t, c, put, draws)
-    if t.name == "modadd": _input_rows(chosen, t, c, put, draws)
+    if t.modulus: _input_rows(chosen, t, c, put, draws)
     _load_rows(params, chosen, t, c, put)
     return tidy(out)

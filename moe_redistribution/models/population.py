@@ -237,8 +237,8 @@ def checked(params, c, seeds=None):
 def modular(c, what):
     "The condition if its task is modular addition, else ValueError."
     c = condition(c)
-    if c.task != "modadd": raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the "
-                                            "answer a function of a sum on a circle; fix: use a modadd condition")
+    if not get_task(c.task).modulus: raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the "
+                                                      "answer a function of a sum on a circle; fix: use a modadd condition")
     return c
 
 # %% ../../nbs/2_models/05_population.ipynb #e83a02ee

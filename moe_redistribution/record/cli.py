@@ -22,6 +22,7 @@ from ..tasks.errors import choose, refuse
 from ..models.condition import condition
 from ..studies.sparsity_moves.arms import TABLE1, FIGURE1
 from ..tasks.data import SEEDS, STREAMS
+from ..tasks.task import get_task
 from ..training.store import Store, write_picture
 from ..training.loop import UNTIL
 from ..studies.sparsity_moves.experiments import orders, registry
@@ -45,8 +46,9 @@ from ..evidence.dataset import fingerprint
 from ..studies.sparsity_moves.reading import unrecorded
 from .ledger import by_id, coverage, ledger, shown
 from ..instruments.rows import tidy
-from .recording import (measure_runs, measure, track, record, rules_for, instruments_for,
+from .recording import (measure_runs, measure, track, record, rules_for,
                                                   known_studies, recorded_jobs)
+from ..instruments.instrument import instruments_for, misfits
 from .runs import table_file, writable, write_frame
 from .entry import INTERRUPTED, interruptible
 from .costs import costs, within, HEADLINES
@@ -238,7 +240,7 @@ def read_seeds(text:str) -> list:
     raise ValueError(f"seeds: expected numbers and ranges such as 42,137 or 1-128; got {text!r}; fix: --seeds 42,137")
 
 # %% ../../nbs/7_record/05_cli.ipynb #9bab1f51
-STACKED = {"add7": 128, "modadd": 20, "hist": 5}          # seeds in one group on a GPU
+STACKED = {"drawn": 128, "split": 20, "sampled": 5}       # seeds in one group on a GPU, by where batches come from
 
 def read_orders(args) -> list:
     "The orders of parsed `train` arguments: those of items, then one for each named condition."
@@ -256,7 +258,7 @@ def read_orders(args) -> list:
     found += [Order(0, "own", n, SEEDS, "authors", "selected", 5) for n in dict.fromkeys(names)]
     found = [replace(o, **own) for o in found]
     if args.device == "cpu": return found
-    return [replace(o, group_size=max(o.group_size, STACKED[o.condition.split("/")[0]])) for o in found]
+    return [replace(o, group_size=max(o.group_size, STACKED[get_task(o.condition.split("/")[0]).source])) for o in found]
 
 # %% ../../nbs/7_record/05_cli.ipynb #12353155
 FROM_ONE = ("context", "batch", "tokens", "steps", "d_gate", "group_size")
@@ -335,8 +337,13 @@ def run_measure(args):
     todo, seeds, out = [], SEEDS if args.seeds is None else read_seeds(args.seeds), table_file(args.out)
     # all that is wrong is said before any work
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):
-        fitting = instruments_for(name)
+        fitting, others = instruments_for(name), misfits(name)
+        if args.instrument in others:
+            refuse(f"{args.instrument} of {name}", " and ".join(others[args.instrument]), "a condition without",
+                   fix=f"one of {', '.join(fitting)}")
         wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
+        if others and not args.instrument:
+            print(f"{name} lacks " + "; ".join(f"{', '.join(n)} ({i})" for i, n in others.items()), file=sys.stderr)
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")

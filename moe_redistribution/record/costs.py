@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from ..tasks.data import SEEDS
 from ..models.population import init
-from .recording import HEADLINE4, instruments_for
+from ..studies.sparsity_moves.arms import HEADLINE4
+from ..studies.sparsity_moves.reading import measured_with
 
 # %% ../../nbs/7_record/04_costs.ipynb #beead1a8
 CPU_LIMITS = {("add7",): 120, ("modadd", "hist"): 180}     # CPU seconds for all of them: 60 and 90 s of two cores
@@ -24,7 +25,7 @@ def costs(names=HEADLINE4, instruments=None) -> pd.DataFrame:
     out = {}
     for name in names:
         params = init(name, [torch.Generator().manual_seed(s) for s in SEEDS])
-        for i, instrument in instruments_for(name).items():
+        for i, instrument in measured_with(name).items():
             if instruments and i not in instruments: continue
             began = time.process_time()
             instrument.rows(params, name, SEEDS, stream="authors", rule="final")

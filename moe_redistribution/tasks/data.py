@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STREAMS', 'PARTS', 'SEEDS', 'TRAIN_SHARE', 'REFRESH', 'N_TRAIN', 'N_TEST', 'part_seed', 'generators', 'training_pool',
-           'draw', 'split', 'sampled', 'era', 'unseen', 'batches', 'held_back']
+           'draw', 'split', 'sampled', 'era', 'unseen', 'full_batch', 'batches', 'held_back']
 
 # %% ../../nbs/1_tasks/03_data.ipynb #eaecb190
 from functools import lru_cache
@@ -92,6 +92,10 @@ def unseen(task:Task, seed:int, stream:str="authors", steps:int=1_000):
     return ~met
 
 # %% ../../nbs/1_tasks/03_data.ipynb #3f2d17aa
+def full_batch(task:Task) -> int:
+    "Examples of a step of a task that draws no batches: its training part, or one sampled set."
+    return N_TRAIN if task.source == "sampled" else int(len(task) * TRAIN_SHARE)
+
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
 

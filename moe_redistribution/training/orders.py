@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..tasks.errors import choose
+from ..tasks.task import get_task
 from ..models.condition import condition, RECIPES
 from .engine import flops
 
@@ -28,8 +29,9 @@ _step_flops = lru_cache(maxsize=None)(flops)
 def expected_seconds(c, seed_steps:float) -> float:
     "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
     c = condition(c)
-    # for a task of one's own
-    reference, seconds, fixed = STEP_SECONDS.get((c.task, c.routed)) or STEP_SECONDS["add7", c.routed]
+    alike = lambda task: get_task(task).source == get_task(c.task).source            # for a task of one's own
+    reference, seconds, fixed = (STEP_SECONDS.get((c.task, c.routed))
+                                 or next(v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t)))
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
 
 # %% ../../nbs/3_training/04_orders.ipynb #cba46e7f

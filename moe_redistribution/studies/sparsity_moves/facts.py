@@ -10,7 +10,7 @@ import pandas as pd
 from ...tasks.task import get_task, labels, OPERATIONS, P
 from ...tasks.data import split, sampled, REFRESH, SEEDS
 from ...models.condition import condition, RECIPES
-from ...training.engine import BATCH
+from ...tasks.data import full_batch
 from ...models.ffn import ffn_shapes, count
 from ...instruments.rows import rows, tidy
 from ...instruments.patching import pairs
@@ -37,7 +37,7 @@ def model_facts(name) -> dict:
     params, of = count(ffn_shapes(c)), count(ffn_shapes(dense))
     return dict(hidden_width=c.d_expert, ffn_params=params, param_tolerance=abs(params / of - 1), d_model=c.d_model,
                 n_heads=c.n_heads, uniform_head_share=1 / c.n_heads, n_experts=c.n_experts, lambda_aux=c.balance,
-                learning_rate=c.lr, weight_decay=c.weight_decay, batch_size=c.batch or BATCH[c.task],
+                learning_rate=c.lr, weight_decay=c.weight_decay, batch_size=c.batch or full_batch(get_task(c.task)),
                 duration=c.steps)
 
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #70235069

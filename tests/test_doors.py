@@ -1,0 +1,109 @@
+"""A task says what it has and an instrument what it needs: a task under another name gets the same instruments and the
+same rows, and no room of the library asks for a name."""
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from moe_redistribution.instruments.instrument import NEEDS, instruments, instruments_for, misfits
+from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.models.population import init
+from moe_redistribution.tasks import task as tasks
+from moe_redistribution.tasks.task import TASKS, get_task, modadd_task
+from moe_redistribution.training.loop import TASK_RULES, register_task
+
+PACKAGE = Path(__file__).resolve().parent.parent / "moe_redistribution"
+TWINS = {"add7": "twinadd", "modadd": "twinmod", "hist": "twinhist"}
+
+
+@pytest.fixture
+def twins():
+    "Each of the paper's tasks under another name, and addition modulo 13."
+    for name, other in TWINS.items():
+        register_task(other, lambda name=name, other=other: replace(get_task(name), name=other), RECIPES[name],
+                      TASK_RULES[name])
+    register_task("mod13", lambda: modadd_task(13, "mod13"), RECIPES["modadd"], TASK_RULES["modadd"])
+    yield TWINS
+    for name in (*TWINS.values(), "mod13"):
+        for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)
+
+
+def members(name): return init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+
+
+@pytest.mark.parametrize("name", ["add7/moe-e2k1-h16-silu", "add7/ffn-h16-silu+hold_tens9", "add7/moe-e2k1-h16-silu+L2",
+                                  "modadd/moe_glu-e2k1-h8-linear", "hist/moe-e2k1-h8-gelu", "hist/no_ffn"])
+def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
+    own, _, body = name.partition("/")
+    twin = f"{twins[own]}/{body}"
+    assert list(instruments_for(twin)) == list(instruments_for(name)) and misfits(twin) == misfits(name)
+    for i, x in instruments_for(name).items():
+        assert [x.at(twin, s) for s in x.streams] == [x.at(name, s) for s in x.streams]
+
+
+# Probes and live training are slow, and the same code
+@pytest.mark.parametrize("name", ["add7/moe-e2k1-h16-silu", "add7/ffn-h8-silu+hold_tens9"])
+def test_and_the_same_rows(name, twins):
+    twin, params = name.replace("add7", twins["add7"]), members(name)
+    for i, x in instruments_for(name).items():
+        if i in ("probes", "speed", "fourier"): continue
+        a, b = (x.rows(dict(params), n, [1, 2], stream="authors", rule="final") for n in (name, twin))
+        pd.testing.assert_frame_equal(a.drop(columns="condition"), b.drop(columns="condition"), check_exact=True)
+        assert set(b["condition"]) == {twin}
+
+
+def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins):
+    name = "mod13/moe_glu-e2k1-h8-linear"
+    for i in ("bilinear", "fourier", "grokking", "routing"):
+        got = instruments()[i].rows(members(name), name, [1, 2], stream="authors", rule="final")
+        assert len(got) and got["value"].notna().any()
+        assert got["n_examples"].max() <= 3 * 13 * 13                      # all three places of all pairs
+
+
+def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lacks():
+    name = "add7/moe-e4k1-h256-silu"
+    assert len(instruments_for(name)) >= 10
+    assert {*instruments_for(name)} | {*misfits(name)} == {*instruments()} and all(misfits(name).values())
+    assert all(NEEDS[n](condition(name), get_task("add7")) is False for lacks in misfits(name).values() for n in lacks)
+
+
+# Where a task enters by its name, with its recipe; and what was measured on the paper's tasks, with a rule for others
+TABLES = {"tasks/task.py": ("TASKS",), "models/condition.py": ("RECIPES",), "training/loop.py": ("TASK_RULES",),
+          "training/orders.py": ("STEP_SECONDS", "TYPICAL_STEPS"), "evidence/tables.py": ("TASK",),
+          "training/bench.py": ("HEADLINE", "TARGETS", "FLOORS", "BENCH_SEEDS", "PACE", "_members"),
+          "record/costs.py": ("CPU_LIMITS", "HEADLINES"), "evidence/figures.py": ("PLAIN",)}
+
+
+def names_asked_for(path):
+    "Lines of a module that compare something with the name of one of the paper's tasks, or look something up by it."
+    own = re.compile(rf"^({'|'.join(TWINS)})(/.*)?$")
+    literal = lambda x: isinstance(x, ast.Constant) and isinstance(x.value, str) and own.match(x.value)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare): found = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict): found = node.keys
+        elif isinstance(node, ast.Subscript): found = [node.slice]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "get"): found = node.args
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "get_task": found = node.args
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "startswith" in node.value:
+            found = re.findall(r"'([^']*)'", node.value)          # of a query
+            if any(own.match(x) for x in found): yield node.lineno
+            continue
+        else: continue
+        flat = [y for x in found for y in (getattr(x, "elts", None) or [x])]
+        if any(literal(x) for x in flat if x is not None): yield node.lineno
+
+
+def test_no_room_of_the_library_asks_for_a_task_by_its_name():
+    rooms = [p for p in sorted(PACKAGE.rglob("*.py")) if "studies" not in p.parts and p.name != "_modidx.py"]
+    found = {}
+    for path in rooms:
+        room, lines = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8").splitlines()
+        tables = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign)
+                  and re.match(rf"({'|'.join(TABLES.get(room, ['-']))})\b", lines[n.lineno - 1])]
+        asked = [n for n in names_asked_for(path) if not any(x.lineno <= n <= x.end_lineno for x in tables)]
+        if asked: found[room] = [f"{n}: {lines[n - 1].strip()[:90]}" for n in asked]
+    assert not found, found
