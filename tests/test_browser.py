@@ -5,7 +5,7 @@ The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where B
 
 - From 1100 px on nothing is cut: no table, no figure, no column.
 - On a phone (390 px) a wide table scrolls in its box, and a wide figure does. Keys reach the box (axe tells), the first
-  column of a table stays, and what decides is seen without scrolling: the second column, and a verdict wherever it stands.
+  column of a table stays, and what decides is seen without scrolling: the second column, and every verdict.
 - On a phone a picture is shown at no less than `ticks.SHRUNK` of its size, or whole. Its labels are measured where it
   is drawn, in tools/ticks.py: in a PNG nobody can look for them.
 - Links lead somewhere, land below the bar and mark what they name. The console says no error, nothing is fetched from
@@ -184,7 +184,8 @@ def look(browser, site, base, page):
             found.append(Finding("table cut", width, f"{t['heads']} (by {t['over']} px)"))
             if t["hidden"]: found.append(Finding("deciding column hidden", width, ", ".join(t["hidden"])))
             if t["lost"]: found.append(Finding("first column scrolls away", width, t["heads"]))
-        found += [Finding(kind, width, what) for kind, what in tab.evaluate(FIGURES, SHRUNK if width == PHONE else 0)]
+        shrunk = SHRUNK if width == PHONE else 0
+        found += [Finding(kind, width, what) for kind, what in tab.evaluate(FIGURES, shrunk)]
         if (over := tab.evaluate(SIDEWAYS)) > 1: found.append(Finding("page scrolls sideways", width, f"{over} px"))
         found += [Finding(f"axe {rule}", width, where) for rule, n, where in axe(tab, width) for _ in range(n)]
     tab.set_viewport_size({"width": WIDTHS[0], "height": 900})

@@ -60,6 +60,14 @@ def dead(page):
     return sorted({link for link, to, at in links(page) if not to or at and at not in landing(to)})
 
 
+def test_a_heading_stands_on_its_own():
+    "Pandoc takes a heading below a line of text for text, and what leads to it leads nowhere."
+    def glued(page):
+        return [h for text in texts(page) for h in re.findall(r"^(?!:::)[^\n]*\S[^\n]*\n(#{2,6} .*)$", text, flags=re.M)]
+    bad = {p: found for p in PAGES if (found := glued(p))}
+    assert not bad, bad
+
+
 def test_every_link_in_a_source_or_a_stored_output_lands():
     bad = {p: found for p in PAGES if (found := dead(p))}
     assert not bad, bad
