@@ -45,7 +45,7 @@ def chance_of_lead(senders, draws=20_000) -> float:
 
 # %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #3d31d91a
 def map_of(frame, metric) -> pd.DataFrame:
-    "Senders (rows, without sums) by routers, of one metric of rows of `Tally.rows`."
+    "Senders (rows, without sums) by routers, of one metric of what a `Tally` counts."
     own = frame[(frame["metric"] == metric) & ~frame["unit"].isin(["whole", "remainder", "b_router"])]
     wide = own.pivot(index="unit", columns="site", values="value")
     return wide.loc[list(dict.fromkeys(own["unit"])), sorted(wide, key=lambda c: int(c.split(".")[0][1:]))]
