@@ -5,7 +5,7 @@ The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where B
 
 - From 1100 px on nothing is cut: no table, no figure, no column.
 - On a phone (390 px) a wide table scrolls in its box, and a wide figure does. Keys reach the box (axe tells), the first
-  column of a table stays, and what decides is seen without scrolling: the second column, and every verdict.
+  column of a table stays, and what decides is seen without scrolling: the caption, the second column, every verdict.
 - On a phone a picture is shown at no less than `ticks.SHRUNK` of its size, or whole. Its labels are measured where it
   is drawn, in tools/ticks.py: in a PNG nobody can look for them.
 - Links lead somewhere, land below the bar and mark what they name. The console says no error, nothing is fetched from
@@ -60,10 +60,11 @@ TABLES = """() => [...document.querySelectorAll('main table')].filter(t => t.off
   const edge = box.getBoundingClientRect().left + box.clientWidth;
   const hidden = decides.filter(h => h.getBoundingClientRect().right > edge + 1).map(h => h.innerText.trim());
   const over = box.scrollWidth - box.clientWidth, before = heads[0]?.getBoundingClientRect().left;
+  const caption = t.caption?.getBoundingClientRect().right > edge + 1;
   box.scrollLeft = over;
   const lost = Math.abs(heads[0]?.getBoundingClientRect().left - before) > Math.min(over, 9);
   box.scrollLeft = 0;
-  return [{heads: heads.map(h => h.innerText.trim()).join(' | ').slice(0, 90), over, hidden, lost}];
+  return [{heads: heads.map(h => h.innerText.trim()).join(' | ').slice(0, 90), over, hidden, lost, caption}];
 })"""
 
 FIGURES = """shrunk => [...document.querySelectorAll('main :is(img, svg, canvas)')].flatMap(i => {
@@ -183,6 +184,7 @@ def look(browser, site, base, page):
         for t in tab.evaluate(TABLES):
             found.append(Finding("table cut", width, f"{t['heads']} (by {t['over']} px)"))
             if t["hidden"]: found.append(Finding("deciding column hidden", width, ", ".join(t["hidden"])))
+            if t["caption"]: found.append(Finding("caption cut", width, t["heads"]))
             if t["lost"]: found.append(Finding("first column scrolls away", width, t["heads"]))
         shrunk = SHRUNK if width == PHONE else 0
         found += [Finding(kind, width, what) for kind, what in tab.evaluate(FIGURES, shrunk)]
@@ -228,7 +230,8 @@ def browser():
 
 
 FAULTY = """<!doctype html><html lang=en><head><title>t</title><style>td, th {white-space: nowrap}</style></head>
-<body><main><div style="overflow-x: auto; width: 200px"><table><tr><th>a long head of a table, indeed<th>Verdict
+<body><main><div style="overflow-x: auto; width: 200px"><table>
+<caption>said</caption><tr><th>a long head of a table, indeed<th>Verdict
 <tr><td>1<td>2
 </table></div><div style="width: 90px; overflow: hidden"><svg width=300 height=9 id=cut></svg></div>
 <div style="width: 90px; overflow: auto"><svg width=300 height=9 id=scrolls></svg></div>
@@ -242,9 +245,9 @@ def test_every_kind_of_fault_is_found_where_it_was_planted(browser, tmp_path):
     (tmp_path / "faulty.html").write_text(FAULTY, encoding="utf-8")
     site = Site(tmp_path)
     with site.served() as base: kinds = {f.kind for f in look(browser, site, base, "faulty.html")}
-    planted = {"table cut", "deciding column hidden", "first column scrolls away", "figure cut", "figure scrolls",
-               "figure too small", "page scrolls sideways", "dead anchor", "console error", "external request",
-               "axe color-contrast", "anchor is not marked"}
+    planted = {"table cut", "deciding column hidden", "first column scrolls away", "caption cut", "figure cut",
+               "figure scrolls", "figure too small", "page scrolls sideways", "dead anchor", "console error",
+               "external request", "axe color-contrast", "anchor is not marked"}
     assert not planted - kinds, f"not seen: {planted - kinds}"
 
 
