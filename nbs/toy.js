@@ -108,9 +108,21 @@ const radios = (name, legend, options, chosen) => `<fieldset><legend>${legend}</
 
 function tryFirst(data) {                         // one sentence, out of the rows
   const [dense, slow, mixture] = data.models.map(m => percent(mean(m.scores.mean.allowed)));
+  const [eighth, printed] = [data.sweep.arms[0].cells[0], data.sweep.arms[2].cells[3]];
   return `<strong>Try first:</strong> put the FFN at its mean. Of the digits of all 1,000 numbers the dense model still
-    gets ${dense} right, the mixture ${mixture}. Then take the slow dense model: ${slow}. Passing the digit of the
-    question on, which computes nothing, gets ${percent(mean(data.passed_on.allowed))}.`;
+    gets ${dense} right, the mixture ${mixture}. Then take the slow dense model, at ${data.models[1].rate} of the
+    rate: ${slow}. Only a slower one passes the mixture, and no model of it is here: the slider below has
+    ${percent(eighth.mean)} for dense at ${data.sweep.rates[0]} against ${percent(printed.mean)} for a mixture, tens and
+    hundreds, copies ruled out. Passing the digit of the question on, which computes nothing, gets
+    ${percent(mean(data.passed_on.allowed))}.`;
+}
+
+function whyHundreds(m, ffn, copies, data) {      // a null beats a model there: why
+  if (ffn !== "mean" || m.scores.mean[copies][2] >= data.passed_on[copies][2]) return "";
+  return `On hundreds passing the digit on gets ${percent(data.passed_on[copies][2])}, since only ${data.carries} of 1,000
+    numbers carry into them. ` + (copies === "out" ? `Where nothing carries, ${percent(m.wrong_hundreds.out)} of what
+    ${called(m)} gets wrong is one too many, a carry that is not there` : `Of what ${called(m)} gets wrong,
+    ${percent(m.wrong_hundreds.allowed)} repeats the digit that it reads`) + ` (${m.seeds} seeds). `;
 }
 
 function answerTable(given, copies, scores, passed) {     // thousands first, as people read
@@ -177,7 +189,7 @@ function play(root, data) {                       // the models
       tokenTable(run, m, data.hues);
     find(".toy-heads").innerHTML = `<p>Where each head looks, in percent: a row for each digit that is written, a column
       for each token.</p>` + many(run.patterns, (p, h) => headPicture(p, run.tokens, h, m.hue));
-    find(".toy-note").innerHTML = (copies === "out" ? `The token that the model reads may not be said; where it is the
+    find(".toy-note").innerHTML = whyHundreds(m, ffn, copies, data) + (copies === "out" ? `The token that the model reads may not be said; where it is the
       answer, nothing is asked. ` : "") + `Earlier digits of the right answer are given, ones first, as in training.
       Attention comes before the FFN: what replaces the FFN changes neither the patterns nor the experts. Shown is seed
       ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean (${percent(m.left)} and

@@ -131,6 +131,29 @@ def test_the_seed_shown_is_the_most_typical_and_not_the_best(key):
     assert left.mean().item() == pytest.approx(SHOWN[key]["mean"], abs=1e-3)
 
 
+@pytest.mark.parametrize("key", MODELS)
+def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_do(key):
+    name, shown, wrong = toy.MODELS[key], SHOWN[key], {"allowed": [], "out": []}
+    digit, right, read = TASK.tokens[:, 2], TASK.targets[:, 2], TASK.tokens[:, list(TASK.read)[2]]
+    assert (digit != right).sum() == DATA["carries"] == 70
+    for copies in COPIES: assert shown["scores"]["mean"][copies][2] < DATA["passed_on"][copies][2]
+    for i in range(len(checkpoint_seeds(name))):
+        params = {n: v[i:i + 1].double() for n, v in checkpoint(name).items()}
+        logits = sink(params, key, "mean")["logits"][:, list(TASK.read)[2]].clone()
+        said = logits.argmax(-1)
+        wrong["allowed"] += (said == read)[said != right].tolist()
+        logits[torch.arange(1000), read] = -torch.inf
+        said, asked = logits.argmax(-1), (read != right) & (digit == right)
+        wrong["out"] += (said == (digit + 1) % 10)[asked & (said != right)].tolist()
+    assert {k: round(np.mean(v), 4) for k, v in wrong.items()} == pytest.approx(shown["wrong_hundreds"], abs=1e-4)
+
+
+def test_try_first_names_a_rate_at_which_the_order_turns_and_says_that_it_is_not_in_the_box():
+    dense, mixture = (DATA["sweep"]["arms"][k]["cells"] for k in (0, 2))
+    assert dense[0]["lo"] > mixture[3]["hi"] > dense[1]["hi"]
+    assert SHOWN["slow dense"]["rate"] == DATA["sweep"]["rates"][1] and DATA["sweep"]["rates"][0] == "⅛"
+
+
 def test_the_slider_shows_the_lines_of_the_front_figure():
     rows, (fig, ax) = rows_of("copying", [at_rate(n, r) for n in toy.SWEPT for r in RATES], ["paired"]), plt.subplots()
     rate_lines(ax, rows, toy.SWEPT)

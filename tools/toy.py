@@ -17,7 +17,8 @@ import torch
 from moe_redistribution.evidence.dataset import checkpoint, checkpoint_seeds, rows_of
 from moe_redistribution.evidence.figures import HUES, RATES, at_rate, colour, label, pick, without_ffn
 from moe_redistribution.evidence.statistics import interval
-from moe_redistribution.instruments.copying import copying_nulls
+from moe_redistribution.instruments.copying import copying_nulls, without_copy
+from moe_redistribution.instruments.ablation import together
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, TABLE1
@@ -68,12 +69,27 @@ def scores(name, seed):
                   for copies, (rows, metric) in asked.items()} for ffn, (site, edit) in EDITS.items()}
 
 
+def wrong_hundreds(name):
+    """Why passing the digit on beats a model on hundreds: of its wrong ones without the FFN (at its mean, all committed
+    seeds), the share that repeat the token that is read; and with copies ruled out, where nothing carries, the share
+    that say one more than the digit of the question."""
+    t, c, at = get_task("add7"), condition(name), list(get_task("add7").read)[2]
+    params, seen = {n: v.double() for n, v in checkpoint(name).items()}, {}
+    forward(params, t.tokens, c, together(name, {"ffn_out": "mean"}), seen)
+    digit, reads, says = t.tokens[:, 2], t.tokens[:, at], seen["logits"][:, :, at].argmax(-1)
+    ruled, asked = without_copy(params, name, {"ffn_out": "mean"})
+    still = asked[:, 2] & (t.targets[:, 2] == digit) & (ruled[:, :, 2] != t.targets[:, 2])
+    return {"allowed": round((says == reads)[says != t.targets[:, 2]].double().mean().item(), 4),
+            "out": round((ruled[:, :, 2] == (digit + 1) % 10)[still].double().mean().item(), 4)}
+
+
 def model(key, name):
     "One model as the page gets it."
     seed, left = typical(name)
     params, c = one(name, seed), condition(name)
     return dict(key=key, condition=name, rate=RATES[c.ffn_lr], seed=seed, seeds=len(left), left=round(left[seed], 4),
                 mean=round(left.mean(), 4), hue=colour(name), scores=scores(name, seed),
+                wrong_hundreds=wrong_hundreds(name),
                 shapes={n: list(params[n].shape) for n in WHOLE + HALF if n in params},
                 whole=packed(params, WHOLE, "<f4"), half=packed(params, HALF, "<f2"))
 
@@ -106,8 +122,10 @@ def alone():
 
 def data():
     "All that nbs/toy.js asks for."
-    levels = copying_nulls(get_task("add7")).mean()
-    return dict(hues=list(HUES.values())[:4], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
+    t = get_task("add7")
+    levels = copying_nulls(t).mean()
+    return dict(carries=int((t.targets[:, 2] != t.tokens[:, 2]).sum()),
+                hues=list(HUES.values())[:4], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
                 sweep=dict(rates=list(RATES.values()), of=OF, arms=[swept(n) for n in SWEPT], alone=alone(),
                            passed_on=round(levels["pass-through"], 4), guess=round(levels["uniform"], 4)))
 
