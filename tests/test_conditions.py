@@ -13,16 +13,17 @@ from hypothesis import assume, given, settings, strategies as st
 from moe_redistribution.evidence.registrations import definition_hash
 from moe_redistribution.models import condition as conditions_room
 from moe_redistribution.models.condition import (ACTIVATIONS, ALIKE, LIMITS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS,
-                                                 Choices, Condition, condition, defaults, multipliers, n_params,
-                                                 plainest)
+                                                 Choices, Condition, by_name, condition, defaults, multipliers,
+                                                 n_params, plainest)
 from moe_redistribution.models.events import (MODEL_PARTS, Exchange, Fresh, Only, Rate, Reset, Restart, formerly,
                                               renamed)
-from moe_redistribution.models.population import shapes
+from moe_redistribution.models.population import init, shapes
 from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.studies.sparsity_moves.arms import LABELS
 from moe_redistribution.studies.sparsity_moves.experiments import OWN
 from moe_redistribution.training.groups import check_work
 from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 
 FLOAT = st.floats(0, allow_infinity=False).map(abs)                                 # no -0.0
@@ -104,6 +105,35 @@ def test_no_choice_has_a_default_that_could_be_guessed_later():
 
 def test_the_papers_conditions_are_written_as_their_names_say():
     assert [condition(n).name for n in LABELS] == list(LABELS)
+
+
+# ---------------------------------------------------------------------------------------------------- read once, at the door
+
+@given(conditions())
+def test_a_door_takes_a_name_or_a_condition_in_any_place_and_gives_a_condition(c):
+    @by_name
+    def first(c, n=0): return c, n
+    @by_name
+    def last(n, *, c=None): return n, c
+    for said in (c, c.name): assert first(said) == first(c=said) == (c, 0) == last(c=said, n=0)[::-1]
+    assert c.get_task() is get_task(c.task) and first.__name__ == "first"
+    with pytest.raises(ValueError, match="fix: "): first(c.name + "+nothing")
+
+
+def test_what_is_no_name_is_refused_at_the_door_as_it_was_behind_it():
+    for door in (lambda c: init(c, []), lambda c: Store().path(c, 42), lambda c: check_work(c, [42], "authors", "full")):
+        with pytest.raises(ValueError, match=r"condition 'add7/fn-h8-silu'.*fix: |variant: expected one of .* fix: "):
+            door("add7/fn-h8-silu")
+
+
+def test_a_room_asks_a_condition_for_its_task_and_reads_a_name_once():
+    "`get_task(c.task)` stood 42 times in the package, `condition(c)` 69 times."
+    rooms = Path(conditions_room.__file__).parents[1]
+    files = [*(rooms / "models").glob("*.py"), *(rooms / "training").glob("*.py"), rooms / "instruments" / "subject.py"]
+    files = [p for p in files if p.name != "loop.py"]                               # to be asked of the others as well
+    again = re.compile(r"get_task\((\w+\.)*c(ondition)?\.task\)|condition\(c\)[.,][^#]*condition\(c\)")
+    found = [f"{p.name}:{i}" for p in files for i, line in enumerate(p.read_text().splitlines(), 1) if again.search(line)]
+    assert len(files) > 15 and found == []
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.models import ffn, population as models
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import (SITES, Transformer, forward, init, init_one, loss, predict, shapes,
-                                                  sites)
+from moe_redistribution.models.population import (SITES, Transformer, each_member, forward, init, init_one, loss,
+                                                  member, predict, shapes, sites)
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.trace import parts, trace
 from moe_redistribution.training.loop import fresh, train_interval, unflatten
@@ -42,15 +42,15 @@ def test_population_is_plain_modules_side_by_side(name):
     for v in params.values(): v.requires_grad_()
     logits, (task, aux) = forward(params, tokens, name), loss(params, tokens, targets, name)
     (task + .3 * aux).sum().backward()
-    for member in range(2):
-        model = load_member(params, member, name)
+    for i in range(2):
+        model = load_member(params, i, name)
         task_plain, aux_plain = model.loss(tokens, targets)
         (task_plain + .3 * aux_plain).backward()
-        torch.testing.assert_close(logits[member], model(tokens)[0], rtol=0, atol=1e-10)
-        torch.testing.assert_close(task[member], task_plain, rtol=0, atol=1e-10)
-        torch.testing.assert_close(aux[member], torch.as_tensor(aux_plain).double(), rtol=0, atol=1e-10)
+        torch.testing.assert_close(logits[i], model(tokens)[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(task[i], task_plain, rtol=0, atol=1e-10)
+        torch.testing.assert_close(aux[i], torch.as_tensor(aux_plain).double(), rtol=0, atol=1e-10)
         for n, grad in model.as_member(lambda p: torch.zeros_like(p) if p.grad is None else p.grad).items():
-            torch.testing.assert_close(params[n].grad[member], grad[0], rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
+            torch.testing.assert_close(params[n].grad[i], grad[0], rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("name", [*VARIANTS.values(), "modadd/moe_glu-e4k1-h24-gelu", "hist/ffn-h24-gelu",
@@ -66,6 +66,17 @@ def test_a_seed_draws_the_weights_that_modules_made_in_the_authors_order_draw(na
 def test_shapes_are_the_shapes_of_the_weights(name):
     drawn = init(name, [torch.Generator().manual_seed(0)])
     assert {n: tuple(v.shape[1:]) for n, v in drawn.items()} == shapes(condition(name))
+
+
+@each_variant
+def test_a_population_is_its_members_one_after_the_other(name):
+    params, (tokens, _) = population(name, 3), batch()
+    alone = torch.cat([forward(one, tokens, name) for one in each_member(params)])
+    torch.testing.assert_close(alone, forward(params, tokens, name), rtol=0, atol=1e-10)
+    assert len(each_member(params)) == 3 and all(len(v) == 1 for one in each_member(params) for v in one.values())
+    last = member(params, 1, 2)
+    assert all(torch.equal(v, params[n][1:]) for n, v in last.items()) and last.keys() == params.keys()
+    assert all(torch.equal(v, params[n][2:]) for n, v in member(params, 2).items())
 
 
 def test_a_member_as_a_module_computes_what_the_population_computes():

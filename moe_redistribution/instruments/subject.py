@@ -11,10 +11,10 @@ from functools import wraps
 from fastcore.basics import patch
 
 from ..tasks.errors import refuse
-from ..tasks.task import check_tokens, get_task
-from ..models.condition import condition
+from ..tasks.task import check_tokens
+from ..models.condition import by_name, condition
 from ..models.edits import named, of_members, watching
-from ..models.population import check_finite, checked, forward, predict, sites
+from ..models.population import check_finite, checked, each_member, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
 class Subject:
@@ -98,11 +98,9 @@ class Population(Subject):
     Without parameters: its names."""
     def __init__(self, params, c):
         self.params, self.condition = params, condition(c)
-        self.name, self.n_layers, self.task = (self.condition.name, self.condition.n_layers,
-                                               get_task(self.condition.task))
-        self.sites = sites(self.condition)
-        own = [f"H{h}" for h in range(self.condition.n_heads)]
-        own += [f"E{e}" for e in range(self.condition.n_experts)] * self.condition.routed
+        c = self.condition
+        self.name, self.n_layers, self.task, self.sites = c.name, c.n_layers, c.get_task(), sites(c)
+        own = [f"H{h}" for h in range(c.n_heads)] + [f"E{e}" for e in range(c.n_experts)] * c.routed
         self.units = own if self.n_layers == 1 else [f"L{l}.{u}" for l in range(self.n_layers) for u in own]
     n_seeds = property(lambda self: len(self.params["W_E"]))
     device = property(lambda self: self.params["W_E"].device)
@@ -115,8 +113,7 @@ class Population(Subject):
         self.check()
         return predict(self.params, self.condition, edits, tokens, self.finite)
     def members(self):
-        return [Population({n: v[i:i + 1] for n, v in self.params.items()}, self.condition)
-                for i in range(self.n_seeds)]
+        return [Population(one, self.condition) for one in each_member(self.params)]
     def check(self, seeds=None): checked(self.params, self.condition, seeds)
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7285977c
@@ -136,7 +133,9 @@ def opens(f):
     return either
 
 def reads_weights(f):
-    "Makes `f(params, c, …)` take a population's subject instead of both; ValueError for another subject."
+    """Makes `f(params, c, …)` take a population's subject instead of both, or the condition by its name; ValueError for
+    another subject."""
+    f = by_name(f)
     @wraps(f)
     def of_population(params, *rest, **named):
         if not isinstance(params, Subject): return f(params, *rest, **named)

@@ -118,6 +118,6 @@ def to_authors(params, c, seed=0) -> dict:
     out = {ATTENTION[n][0]: back(v, ATTENTION[n][1]) for n, v in mine.items() if n in ATTENTION}
     for n, v in mine.items():
         if n in EXPERT: out |= {p + EXPERT[n][0]: back(v[:, e], EXPERT[n][1]) for e, p in enumerate(_prefixes(c))}
-    rows = max(get_task(c.task).n_pos, len(out["pos_embed.weight"]))
+    rows = max(c.get_task().n_pos, len(out["pos_embed.weight"]))
     spare = torch.zeros(rows - len(out["pos_embed.weight"]), c.d_model)
     return out | {"pos_embed.weight": torch.cat([out["pos_embed.weight"], spare])}

@@ -9,7 +9,7 @@ __all__ = ['FREQS', 'PURITY', 'waves', 'bilinear_clock', 'rotated_clock', 'clock
 import math
 
 import torch
-from ..tasks.task import P, get_task
+from ..tasks.task import P
 from .condition import condition
 from .population import shapes
 
@@ -27,7 +27,7 @@ def _place(i, freqs): return slice(2 * i * len(freqs), 2 * (i + 1) * len(freqs))
 def _frame(c, freqs, apart):
     "Everything but the FFN, one seed; refuses conditions and frequencies for which there is no clock."
     c, freqs = condition(c), tuple(freqs)
-    if get_task(c.task).modulus != P or c.routed or c.ffn == "no_ffn" or c.norm or c.n_layers > 1:
+    if c.get_task().modulus != P or c.routed or c.ffn == "no_ffn" or c.norm or c.n_layers > 1:
         raise ValueError(f"clock: expected a dense one-layer modadd condition without norm, got {c.name}; "
                          "fix: use modadd/ffn-h105-relu or modadd/glu-h64-linear")
     room = min((c.d_model - 3) // 8, c.d_head // 2)

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['RECIPE_VERSION', 'RECIPES', 'VARIANTS', 'ACTIVATIONS', 'OPTIONS', 'ROUTED_ONLY', 'LIMITS', 'ALIKE', 'Choices',
-           'Condition', 'router_options', 'defaults', 'format_name', 'n_params', 'plainest', 'multipliers', 'condition']
+           'Condition', 'router_options', 'defaults', 'format_name', 'n_params', 'plainest', 'multipliers', 'condition',
+           'by_name']
 
 # %% ../../nbs/2_models/03_condition.ipynb #32cb216b
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-import hashlib, json, math, re
+from functools import lru_cache, wraps
+import hashlib, inspect, json, math, re
 
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.task import get_task, TASKS
+from ..tasks.task import TASKS, Task, get_task
 from .routers import ROUTERS, Router
 from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events, renamed,
                                               spelled, write_events)
@@ -74,6 +75,7 @@ class Condition(Choices):
     def last_event(self): return max((e.step for e in self.events), default=0)      # a step, 0 without any
     @property
     def name(self): return format_name(self)
+    def get_task(self) -> Task: return get_task(self.task)
     def __str__(self): return self.name
     @property
     def key(self):
@@ -223,7 +225,7 @@ LIMITS = {"parameters": 50_000_000, "experts": 4096, "layers": 64, "batch": 100_
 
 def n_params(c:Condition) -> int:
     "How many parameters a seed has, by arithmetic. `population.shapes` says which."
-    t, L, d, w = get_task(c.task), c.n_layers, c.d_model, c.d_mlp
+    t, L, d, w = c.get_task(), c.n_layers, c.d_model, c.d_mlp
     embeddings = d * (t.d_vocab + t.n_ctx + (0 if t.tied else t.d_vocab_out))
     ffn = 0 if c.ffn == "no_ffn" else 3 * d * w if c.gated else 2 * d * w + w + c.n_experts * d
     router = math.prod(c.routing.shape(c, t)) if c.routed else 0
@@ -321,3 +323,14 @@ def _as_named(c):
     other = ", ".join(f"{f.name} = {getattr(c, f.name)!r}"
                       for f in fields(c) if getattr(c, f.name) != getattr(said, f.name))
     _bad(c.name, "a condition that its name describes", other, "change RECIPES, or use an option")
+
+# %% ../../nbs/2_models/03_condition.ipynb #a1c0de02
+def by_name(f):
+    "Makes a function whose argument `c` is a condition take a condition's name as well."
+    place = [*inspect.signature(f).parameters].index("c")
+    @wraps(f)
+    def read(*args, **named):
+        if "c" in named: named["c"] = condition(named["c"])
+        elif len(args) > place: args = (*args[:place], condition(args[place]), *args[place + 1:])
+        return f(*args, **named)
+    return read

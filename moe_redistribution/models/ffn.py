@@ -14,7 +14,6 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..tasks.task import get_task
 from .condition import Condition, condition
 
 # %% ../../nbs/2_models/04_ffn.ipynb #c3164952
@@ -22,7 +21,7 @@ def ffn_shapes(c:Condition) -> dict:
     "Shapes of the FFN alone (Tab. 2): GLU units have no biases, the router is a bias-free linear map."
     L, d, E, w = c.n_layers, c.d_model, c.n_experts, c.d_expert
     if c.ffn == "no_ffn": return {}
-    out = {"W_router": (L, *c.routing.shape(c, get_task(c.task)))} if c.routed else {}
+    out = {"W_router": (L, *c.routing.shape(c, c.get_task()))} if c.routed else {}
     if c.gated: return out | {"W_gate": (L, E, d, w), "W_up": (L, E, d, w), "W_down": (L, E, w, d)}
     return out | {"W_up": (L, E, d, w), "b_up": (L, E, w), "W_down": (L, E, w, d), "b_down": (L, E, d)}
 

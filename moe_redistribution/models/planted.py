@@ -8,7 +8,7 @@ __all__ = ['SHARP', 'T', 'P', 'A', 'B', 'copy_model', 'now', 'carry_neurons', 'c
 
 # %% ../../nbs/2_models/06_planted.ipynb #96e4a787
 import torch
-from ..tasks.task import EOS, add7_task, get_task
+from ..tasks.task import EOS, add7_task
 from .condition import condition
 from .population import shapes
 
@@ -31,7 +31,7 @@ def _axes(dims):
 def _fits(c, ok, needs, use):
     "The condition, if it has a place for the weights and they do in it what they say; else ValueError."
     c = condition(c)
-    own, t = add7_task(), get_task(c.task)
+    own, t = add7_task(), c.get_task()
     if not (t.tokens.equal(own.tokens) and t.targets.equal(own.targets) and ok(c)):
         raise ValueError(f"planted: expected an add7 condition {needs}, got {c.name}; fix: use {use}")
     return c

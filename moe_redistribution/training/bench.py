@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 import moe_redistribution
 from ..tasks.errors import choose
-from ..models.condition import Condition, condition
+from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
 from .loop import fresh, train_interval
 from .executors import deaf, n_cores, worker
@@ -33,13 +33,15 @@ FLOORS = {"add7": (3.0, 3.0), "modadd": (1.6, 2.5), "hist": (1.6, 2.5)}         
 BENCH_SEEDS, MEMBERS = {"add7": 5, "modadd": 1, "hist": 1}, {"add7": 128, "modadd": 1, "hist": 1}
 MEMORY_LIMIT, QUIET = 4.0, 0.8                            # GB; share of the cores that we must have got
 
+@by_name
 def target(c) -> float:
     "Times the plain model's throughput that is promised for a condition."
-    return TARGETS[condition(c).task][condition(c).routed]
+    return TARGETS[c.task][c.routed]
 
+@by_name
 def floor_limit(c) -> float:
     "Times the floor that a condition may take."
-    return FLOORS[condition(c).task][condition(c).routed]
+    return FLOORS[c.task][c.routed]
 
 # %% ../../nbs/3_training/07_bench.ipynb #bc61026f
 def cpu_share(cpu:float, wall:float, cores:int, waited:float=None) -> float:
@@ -230,9 +232,10 @@ def peak_memory(name:str, seeds:int=None) -> float:
     finally: process.join(5); process.terminate()
 
 # %% ../../nbs/3_training/07_bench.ipynb #8487c374
+@by_name
 def as_row(c, got:list, floors:list, seeds:int, cores:int) -> dict:
     "The row of a condition, from its rounds and what every core said about the floor."
-    c, middle = condition(c), lambda over: statistics.median(r["ours"] / r[over] for r in got)
+    middle = lambda over: statistics.median(r["ours"] / r[over] for r in got)
     ratios, ours = [r["ours"] / r["plain"] for r in got], statistics.median(r["ours"] for r in got)
     per_core = statistics.median(r["per_core"] / r["plain"] for r in got) > 1
     floor = statistics.mean(f["floor"] for f in floors) / cores                  # a seed-step of the whole machine

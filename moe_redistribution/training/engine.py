@@ -10,9 +10,8 @@ __all__ = ['CHUNK', 'Rows', 'attend', 'Mix', 'heads_out', 'Narrow', 'router_logi
 # %% ../../nbs/3_training/01_engine.ipynb #fc7e9d2a
 import torch
 import torch.nn.functional as F
-from ..tasks.task import get_task
 from ..tasks.data import full_batch
-from ..models.condition import condition, Condition
+from ..models.condition import Condition, by_name
 from ..models.ffn import dispatch, expert_layer
 from ..models.population import rms_norm, loss, dropout
 
@@ -141,12 +140,13 @@ def routed_ffn(p, x, logits, c, t, shares=None):
     return dispatch(p, _norm(p, x, "w_ln2", c), read(chosen), None if weight is None else read(weight), c), aux
 
 # %% ../../nbs/3_training/01_engine.ipynb #cec8b170
+@by_name
 def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read).
 
     Equal to `models.loss` to rounding, gradients too. One layer, read at its last positions, takes the short way;
     anything else the plain one. `shares` (s, e): of all tokens routed, when this is a chunk of a larger batch."""
-    c, t = condition(c), get_task(condition(c).task)
+    t = c.get_task()
     if not short(c, t): return loss(params, tokens, targets, c)
     p, aux = squeeze(params), params["W_E"].new_zeros(len(tokens))
     x, router = first_half(p, tokens, c, t)
@@ -172,16 +172,17 @@ CHUNK = {"dense": 10_000, "routed": 20_000}        # read-out tokens at a time o
 @torch.no_grad()
 def whole_shares(params, chunks, c):
     "Share (s, e) of all tokens of all chunks that each expert gets."
-    p, t = squeeze(params), get_task(c.task)
+    p, t = squeeze(params), c.get_task()
     each = [choose_experts(first_half(p, tokens, c, t)[1], c)[1] * tokens.shape[1] for tokens in chunks]
     return sum(each) / sum(tokens.shape[1] for tokens in chunks)
 
 # %% ../../nbs/3_training/01_engine.ipynb #a4728e12
+@by_name
 def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
 
     Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of a condition with dropout."""
-    c, t, (S, B) = condition(c), get_task(condition(c).task), tokens.shape[:2]
+    t, (S, B) = c.get_task(), tokens.shape[:2]
     leaves = {n: v.detach().requires_grad_(live is None or n in live) for n, v in params.items()}
     names = list(leaves) if live is None else list(live)
     def back(loss, aux):
@@ -203,13 +204,13 @@ def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=N
     return total, grads
 
 # %% ../../nbs/3_training/01_engine.ipynb #55a18722
+@by_name
 def products(c:Condition, batch=None, plain=False) -> list:
     """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
 
     `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short
     way."""
-    c = condition(c)
-    t = get_task(c.task)
+    t = c.get_task()
     plain = plain or bool(c.drop) or not short(c, t)
     B, T, d, k, H = batch or c.batch or full_batch(t), t.n_ctx, c.d_model, c.d_head, c.n_heads
     read, rows = (T, B * T) if plain else (len(t.read), T * t.d_vocab)

@@ -16,8 +16,7 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task
-from ..models.condition import Condition, condition, RECIPES, RECIPE_VERSION
+from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
 from .store import (Store, Run, seal, set_aside, sources, unseal, unseal_state, machine,
                                                Damaged)
@@ -197,11 +196,11 @@ def finish(store, members, done, steps, group):
     if done.any(): members.keep(~done)
 
 # %% ../../nbs/3_training/06_groups.ipynb #6c0788f5
+@by_name
 def check_work(c, seeds, stream, until) -> Condition:
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
-    c, seeds = condition(c), whole_seeds(seeds)
-    choose("stream", stream, STREAMS), choose("until", until, UNTIL)
-    get_task(c.task)                                   # a recipe alone is not enough to train
+    whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
+    c.get_task()                                       # a recipe alone is not enough to train
     return c
 
 def whole_seeds(seeds) -> list:

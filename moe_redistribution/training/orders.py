@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from ..tasks.errors import choose
 from ..tasks.task import get_task
-from ..models.condition import condition, RECIPES
+from ..models.condition import RECIPES, by_name
 from .engine import flops
 
 # %% ../../nbs/3_training/04_orders.ipynb #04ffcc3c
@@ -26,10 +26,10 @@ STEP_SECONDS = {       # (task, routed): (reference condition, seconds a step, s
     ("hist", True):    ("hist/moe-e4k1-h512-gelu", 0.80, .35)}
 _step_flops = lru_cache(maxsize=None)(flops)
 
+@by_name
 def expected_seconds(c, seed_steps:float) -> float:
     "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
-    c = condition(c)
-    alike = lambda task: get_task(task).source == get_task(c.task).source            # for a task of one's own
+    alike = lambda task: get_task(task).source == c.get_task().source                # for a task of one's own
     reference, seconds, fixed = (STEP_SECONDS.get((c.task, c.routed))
                                  or next(v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t)))
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
@@ -38,10 +38,11 @@ def expected_seconds(c, seed_steps:float) -> float:
 # until every checkpoint rule is settled, on average
 TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}
 
+@by_name
 def expected_steps(c, until:str) -> int:
     """Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end
     (`full`)."""
-    c, whole = condition(c), condition(c).steps
+    whole = c.steps
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
     # a quarter of the rate takes three times the steps
     typical = TYPICAL_STEPS.get(c.name, TYPICAL_STEPS.get(c.task, whole)) * min(1, c.ffn_lr or 1) ** -0.75

@@ -21,9 +21,9 @@ import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose
 from ..tasks.data import STREAMS
-from ..tasks.task import TASKS, get_task
+from ..tasks.task import TASKS
 from ..models.events import formerly
-from ..models.condition import Condition, condition
+from ..models.condition import Condition, by_name, condition
 from ..models.population import Trained
 
 # %% ../../nbs/3_training/02_store.ipynb #9c0cd213
@@ -219,27 +219,30 @@ class Store:
     def __init__(self, root=None): self.root = Path(root) if root else home()
     def __repr__(self): return f"Store({self.root.name!r})"
 
+    @by_name
     def path(self, c, seed:int, stream:str="authors") -> Path:
         "Where this run lies, or would. ValueError for a seed that is no whole number."
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
             raise ValueError(f"seed: expected a whole number, got {seed!r}; fix: for example 42")
-        folder = condition(c).name.replace(":", "-")      # a colon may not stand in a file's name everywhere
+        folder = c.name.replace(":", "-")                 # a colon may not stand in a file's name everywhere
         return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
 # %% ../../nbs/3_training/02_store.ipynb #73183bc9
 @patch
+@by_name
 def folders(self:Store, c) -> list:
     "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
-    return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / formerly(condition(c).name)]))
+    return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / formerly(c.name)]))
 
 @patch
+@by_name
 def adopt(self:Store, c, seed:int, stream:str="authors") -> Path:
     "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
     new = self.path(c, seed, stream)
     for folder in self.folders(c)[1:] if not new.exists() else ():
         old = folder / new.name
         with contextlib.suppress(Damaged, FileNotFoundError):               # not there, or another process was first
-            if unseal(old)[1].get("key") == condition(c).key:
+            if unseal(old)[1].get("key") == c.key:
                 new.parent.mkdir(parents=True, exist_ok=True)
                 for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
                     if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
@@ -257,9 +260,10 @@ def save(self:Store, run:Run, resume=None):
 
 # %% ../../nbs/3_training/02_store.ipynb #ce4f328a
 @patch
+@by_name
 def load(self:Store, c, seed:int, stream:str="authors") -> Run:
     "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
-    c, path = condition(c), self.adopt(c, seed, stream)
+    path = self.adopt(c, seed, stream)
     if not path.exists():
         raise FileNotFoundError(f"run {c.name} seed {seed} ({stream}) is not in the store; "
                                 f"fix: moe-redistribution train {c.name} --seeds {seed} --stream {stream}")
@@ -288,12 +292,13 @@ def there(self:Store, c) -> list:
     return sorted(own)
 
 # %% ../../nbs/3_training/02_store.ipynb #0666cc02
+@by_name
 def unseal_state(path, c, seeds, stream):
     """(tensors, info) of a state in training of condition `c`, this stream and no seeds but `seeds`.
 
     `Damaged` if it is another's, which would go on unnoticed under this name, or not what was written."""
     tensors, info = unseal(path)
-    expected, got = (condition(c).key, sorted(seeds), stream), tuple(info.get(k) for k in ("key", "seeds", "stream"))
+    expected, got = (c.key, sorted(seeds), stream), tuple(info.get(k) for k in ("key", "seeds", "stream"))
     if got[::2] == expected[::2] and got[1] and {*got[1]} <= {*seeds}: return tensors, info
     raise Damaged(f"{path}: expected the state of {expected}, got {got}, another one; fix: delete it")
 
@@ -395,10 +400,10 @@ def say_if_changed(what, then, now, fix):
 @functools.lru_cache(maxsize=64)
 def _task_hash(make, t): return code_of(make) + seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
 
+@by_name
 def sources(c) -> dict:
     "What a run depends on beside its condition's name: hashes of the task with its tensors and of the router's class."
-    c = condition(c)
-    task = dict(task=_task_hash(TASKS[c.task], get_task(c.task))) if c.task in TASKS else {}
+    task = dict(task=_task_hash(TASKS[c.task], c.get_task())) if c.task in TASKS else {}
     return task | dict(router=code_of(type(c.routing)))
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
