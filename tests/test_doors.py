@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
+from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.instrument import NEEDS, instruments, instruments_for, misfits
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.models.population import init
+from moe_redistribution.instruments.patching import patch
+from moe_redistribution.models.population import forward, init
 from moe_redistribution.tasks import task as tasks
 from moe_redistribution.tasks.task import TASKS, get_task, modadd_task
 from moe_redistribution.training.loop import TASK_RULES, register_task
@@ -107,3 +109,25 @@ def test_no_room_of_the_library_asks_for_a_task_by_its_name():
         asked = [n for n in names_asked_for(path) if not any(x.lineno <= n <= x.end_lineno for x in tables)]
         if asked: found[room] = [f"{n}: {lines[n - 1].strip()[:90]}" for n in asked]
     assert not found, found
+
+
+def test_two_layers_get_every_instrument_that_can_work_on_them_and_the_others_say_why():
+    name = "add7/moe-e2k1-h16-silu+L2"
+    assert {"ablation", "attribution", "copying", "patching", "patterns", "routing", "scores"} <= {*instruments_for(name)}
+    assert all("one layer" in lacks for i, lacks in misfits(name).items() if i in ("fourier", "rerouting", "speed"))
+
+
+def test_of_two_layers_the_parts_sum_to_the_logits_and_a_patch_from_oneself_changes_nothing():
+    name, t = "add7/moe-e2k1-h16-silu+L2", get_task("add7")
+    params = members(name)
+    logits = forward(params, t.tokens, name)[:, :, list(t.read)]
+    right = logits.gather(-1, t.targets.expand(2, -1, -1)[..., None])[..., 0]
+    for by in ("component", "head", "expert", "all"):
+        whole = sum(attribution(params, name, by, centred=False).values())
+        torch.testing.assert_close(whole, right, atol=1e-5, rtol=1e-5)
+    same = torch.arange(40)[:, None].repeat(1, 2)
+    other = torch.stack([torch.arange(40), torch.arange(40).flip(0)], 1)
+    said = patch(params, name, {"o1": torch.cat([same, other])})["o1"]
+    assert all(x[:, :40].equal(said["none"][:, :40]) for x in said.values())
+    assert said["resid_post"][:, 40:].equal(said["none"][:, 40:].flip(1))
+    assert said["L0.resid_post"].shape == (2, 80) and not said["L0.resid_post"].equal(said["L1.H0"])

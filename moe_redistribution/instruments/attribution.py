@@ -23,7 +23,7 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
 
     `by`: one of `trace.SPLITS`; the terms sum to the logit, or if `centred` to the logit minus its mean over the
-    vocabulary. Raises ValueError for parameters of another condition, for several layers, and for a model with RMSNorm
+    vocabulary. Raises ValueError for parameters of another condition, and for a model with RMSNorm
     unless `freeze_norm`: its logits are no sum, but become one with each token's own scale held fixed."""
     c = condition(c)
     choose("split", by, SPLITS)
@@ -44,7 +44,8 @@ def _one(params, c, t, by, centred):
     if centred: W_U = W_U - W_U.mean(-1, keepdim=True)
     direction = W_U.mT[:, t.targets.to(W_U.device)]                                      # (s, n, read, d)
     if c.norm:
-        scale = torch.rsqrt(tr["resid_post"][:, :, read].square().mean(-1, keepdim=True) + torch.finfo(W_U.dtype).eps)
+        last = tr[f"L{c.n_layers - 1}.resid_post"][:, :, read]
+        scale = torch.rsqrt(last.square().mean(-1, keepdim=True) + torch.finfo(W_U.dtype).eps)
         direction = direction * scale * params["w_ln_final"][:, None, None]
     return {name: (x[:, :, read] * direction).sum(-1) for name, x in parts(tr, params, by).items()}
 
@@ -59,18 +60,23 @@ def coarse(terms) -> dict:
     """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for
     another split's."""
     _of_split(terms, "tok" in terms, "coarse", '"all"')
-    home = lambda n: "embed" if n in ("tok", "pos") else "attn_out" if n[0] == "H" or n == "b_O" else "ffn_out"
+    def home(n):
+        layer, inner = n[:n.rfind(".") + 1], n.rpartition(".")[2]
+        if n in ("tok", "pos"): return "embed"
+        return layer + ("attn_out" if inner[0] == "H" or inner == "b_O" else "ffn_out")
     return {part: sum(x for n, x in terms.items() if home(n) == part) for part in dict.fromkeys(map(home, terms))}
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #28eee28c
 def attention_share(terms) -> torch.Tensor:
     """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left
-    out.
+    out. With several layers, of what all their attention and all their FFNs write.
 
     `terms`: of the split "component", or `coarse`; ValueError for others."""
-    _of_split(terms, "attn_out" in terms and {*terms} <= {"embed", "attn_out", "ffn_out"}, "attention_share",
+    inner = {n.rpartition(".")[2] for n in terms}
+    _of_split(terms, "attn_out" in inner and inner <= {"embed", "attn_out", "ffn_out"}, "attention_share",
               '"component"')
-    attn, ffn = terms["attn_out"].abs(), terms["ffn_out"].abs() if "ffn_out" in terms else 0.0
+    of = lambda part: sum(x for n, x in terms.items() if n.rpartition(".")[2] == part)
+    attn, ffn = of("attn_out").abs(), abs(of("ffn_out"))
     return attn / (attn + ffn + 1e-10)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #d9ac8ebd
@@ -79,8 +85,9 @@ def ranked(terms, t) -> torch.Tensor:
     (C.2.1).
 
     `terms`: of the split "head" or "all"; ValueError without heads."""
-    _of_split(terms, "H0" in terms, "ranked", '"head"')
-    heads = torch.stack([x for n, x in terms.items() if n[0] == "H"], 1)[..., list(t.scored)].mean(2)
+    own = [x for n, x in terms.items() if n.rpartition(".")[2][0] == "H"]
+    _of_split(terms, bool(own), "ranked", '"head"')
+    heads = torch.stack(own, 1)[..., list(t.scored)].mean(2)
     order = heads.abs().sum(-1).argsort(1, descending=True)
     return heads.gather(1, order[..., None].expand_as(heads))
 
@@ -89,7 +96,7 @@ def rank1_share(by_rank):
     return by_rank[:, 0].abs() / by_rank.abs().sum(1)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #c26fcea2
-@instrument("attribution", "one layer")
+@instrument("attribution")
 @reads_weights
 def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,

@@ -12,7 +12,8 @@ import torch
 from ..tasks.errors import choose
 from ..tasks.task import get_task, labels
 from ..models.condition import condition
-from ..models.population import ffn_half, layer, rms_norm, unembed, checked
+from ..models.edits import named
+from ..models.population import ffn_half, forward, layer, rms_norm, sites, unembed, checked
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
@@ -60,8 +61,13 @@ def label_ceiling(task, chosen) -> dict:
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #36e1d24c
 def patch_sites(c) -> list:
-    "What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En."
+    """What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En. With
+    several layers modules and heads of each, L0.attn_out and L0.H0; there `resid_post` is the last."""
     c = condition(c)
+    if c.n_layers > 1:
+        each = ["attn_out", *["ffn_out"] * (c.ffn != "no_ffn"), "resid_post"]
+        own = [f"L{l}.{s}" for l in range(c.n_layers) for s in each]
+        return ["embed", *own[:-1], "resid_post", *[f"L{l}.H{h}" for l in range(c.n_layers) for h in range(c.n_heads)]]
     modules = ["embed", "attn_out"] + ["attn_direct", "ffn_out"] * (c.ffn != "no_ffn") + ["gates"] * c.routed
     experts = [f"E{e}" for e in range(c.n_experts)] if c.routed else []
     return modules + ["resid_post"] + [f"H{h}" for h in range(c.n_heads)] + experts
@@ -110,6 +116,34 @@ def _exchange(site, here, params, c, target, source):
         mixed = lambda a, b: say(_mix(rest, a, moved, b))
     return _sliced(mixed, target, source)
 
+# %% ../../nbs/4_instruments/06_patching.ipynb #b6b65e31
+def _inner(site): return site.rpartition(".")[2]
+
+def _patch_by_running(params, c, t, chosen, wanted):
+    "`patch` of one member of any depth: the model runs again with a site's value at the position from the source."
+    tokens, out = t.tokens.to(params["W_E"].device), {}
+    tr, own = trace(params, tokens, c), sites(c)
+    def put(site, at, b):
+        "Edits (site → function) that put what the inputs `b` have at a site, or at a head, at position `at`."
+        edits = {}
+        for name in site.split("+"):
+            layer, inner = name[:name.rfind(".") + 1], _inner(name)
+            where = (slice(None), slice(None), at, *([int(inner[1:])] if inner[0] == "H" else []))
+            full = f"L{c.n_layers - 1}.resid_post" if name == "resid_post" else layer + ("z" if inner[0] == "H" else inner)
+            before, value = edits.get(full := named(full, own), lambda x: x), tr[full][:, b]
+            def edit(x, before=before, value=value, where=where):
+                x = before(x).clone()
+                x[where] = value[where]
+                return x
+            edits[full] = edit
+        return edits
+    for where, pq in chosen.items():
+        at, (target, source) = t.read[t.positions.index(where)], pq.to(tokens.device).unbind(1)
+        clean = forward(params, tokens, c)[0, :, at].argmax(-1)
+        run = lambda site: lambda a, b: forward(params, tokens[a], c, put(site, at, b))[0, :, at].argmax(-1)
+        out[where] = {"none": clean[target]} | {site: _sliced(run(site), target, source) for site in wanted}
+    return out
+
 # %% ../../nbs/4_instruments/06_patching.ipynb #d0f533b5
 def _by_token(here, tokens, params, c):
     "Predictions (k, n) of each of k tokens with the attention output of each input, and which of the k each input has."
@@ -126,13 +160,14 @@ def patch(params, c, chosen, sites=None) -> dict:
     """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
 
     They come back on the CPU. `chosen`: position → (n_pairs, 2), as from `pairs`; `sites`: of `patch_sites`, or heads
-    joined as `H0+H1`; default all. The site `none` holds the targets' own predictions. Raises ValueError for several
-    layers, an unknown site or position, anything but pairs, and parameters of another condition."""
+    joined as `H0+H1`; default all. The site `none` holds the targets' own predictions. Raises ValueError for an unknown
+    site or position, anything but pairs, and parameters of another condition."""
     c = condition(c)
     t, sites = get_task(c.task), list(patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
     checked(params, c)
-    one = lambda i: _patch_one({n: v[i:i + 1] for n, v in params.items()}, c, t, chosen, sites)
+    way = _patch_one if c.n_layers == 1 else _patch_by_running
+    one = lambda i: way({n: v[i:i + 1] for n, v in params.items()}, c, t, chosen, sites)
     members = [one(i) for i in range(len(params["W_E"]))]         # one at a time: only the memory differs
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
     return {where: {site: gather(where, site) for site in ["none", *sites]} for where in chosen}
@@ -158,10 +193,7 @@ def _patch_one(params, c, t, chosen, sites):
 # %% ../../nbs/4_instruments/06_patching.ipynb #3d7eaf82
 def _check(c, t, chosen, sites):
     "Refuses, before any work, what `patch` cannot answer."
-    if c.n_layers > 1:
-        raise ValueError(f"patch: expected one layer, got {c.n_layers}, where later layers carry a patch to other "
-                         "positions; fix: give `forward` an edit")
-    heads = [s for s in patch_sites(c) if s[0] == "H"]
+    heads = [s for s in patch_sites(c) if _inner(s)[0] == "H"]
     for site in sites:
         joined = site.split("+")
         for name in joined: choose("patch site", name, heads if joined[1:] else patch_sites(c), "use one of these")
@@ -227,9 +259,11 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
                          for where in chosen for name, mask in masks[where].items() if mask.any()})
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #5863687a
+def _few(p): return p[torch.linspace(0, len(p) - 1, min(len(p), SLICE)).long()]             # evenly spaced
+
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
-@instrument("patching", "operations", "one layer", "an FFN that depends on the stream alone")
+@instrument("patching", "operations", "an FFN that depends on the stream alone")
 @reads_weights
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     """Rows of a population, by position. Edits: patch (audited pairs), patch25 (the authors') and same (control).
@@ -237,14 +271,16 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     All sites get flip, modules by direction; heads and experts are sites head and expert, by unit, under patch only.
     Modules also get broken, copied (broken into the current token) and flip_known (flips among pairs both right when
     left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
-    measured. `sites` as in `patch`."""
+    measured. `sites` as in `patch`. With several layers it runs for each pair, of at most `SLICE` evenly spaced ones."""
     c = checked(params, c, seeds)
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]
     out = []
     for edit, protocol in {"patch": "audited", "patch25": "paper", "same": "control"}.items():
         chosen = pairs(t, protocol)
-        said = patch(params, c, chosen, wanted if edit == "patch" else [s for s in wanted if s in MODULES])
+        if c.n_layers > 1: chosen = {where: _few(p) for where, p in chosen.items()}
+        modules = [s for s in wanted if _inner(s) in MODULES]
+        said = patch(params, c, chosen, wanted if edit == "patch" else modules)
         for where, cap in label_ceiling(t, chosen).items():
             own = {where: chosen[where]}, {where: said[where]}
             out += _position_rows(t, *own, seeds, labels | dict(position=where, edit=edit))
@@ -260,8 +296,8 @@ def _position_rows(t, chosen, said, seeds, at):
     masks, sure, out = into(t, chosen)[where], right_alone(said, t, chosen)[where], []
     everything = {"all": masks["all"]}
     for site in set(got) - {"none"}:
-        module = site in MODULES
-        kind = dict(site=site) if module else dict(site="head" if site[0] == "H" else "expert", unit=site)
+        module = _inner(site) in MODULES
+        kind = dict(site=site) if module else dict(site="head" if _inner(site)[0] == "H" else "expert", unit=site)
         def share(metric, x, strata=everything):
             for name, m in strata.items():
                 out.append(rows(x[:, m].double().mean(1), seeds, **at, **kind, metric=metric, stratum=name,

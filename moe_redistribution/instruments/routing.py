@@ -17,20 +17,22 @@ from einops import einsum
 from scipy.stats import random_table
 from ..tasks.task import get_task, labels, spans
 from ..tasks.errors import choose
-from ..models.condition import condition
-from ..models.population import forward, checked
+from ..models.condition import LIMITS, condition
+from ..models.edits import named
+from ..models.population import forward, checked, sites
 from .rows import rows, tidy
 from .instrument import instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #1bcaf32f
-def routed(params, c, seeds=None):
-    "The condition, if it has one router and `params` are its, one member for each of `seeds`; else ValueError."
+def routed(params, c, seeds=None, layers=1):
+    """The condition, if it has a router and `params` are its, one member for each of `seeds`; else ValueError, as for
+    more `layers`, where they are not to be mixed up."""
     c = condition(c)
     if not c.routed:
         raise ValueError(f"routing: expected a model with a router (moe, moe_glu), got {c.name}: its FFN is one piece "
                          "that takes every token; fix: use an MoE condition")
-    if c.n_layers > 1:
+    if c.n_layers > layers:
         raise ValueError(f"routing: expected one layer, got {c.n_layers}: later routers depend on earlier experts; "
                          "fix: look at `trace(...)['L0.router_probs']`, layer by layer")
     return checked(params, c, seeds)
@@ -42,18 +44,21 @@ def each_seed(params):
 # %% ../../nbs/4_instruments/08_routing.ipynb #8744894b
 @torch.no_grad()
 @reads_weights
-def routes(params, c, everywhere=False):
+def routes(params, c, everywhere=False, layer=0):
     """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
 
-    `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router."""
-    c = routed(params, c)
+    `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router, and for a
+    `layer` that there is not."""
+    c = routed(params, c, layers=LIMITS["layers"])
     t, probs = get_task(c.task), []
+    site = named(f"L{layer}.router_probs", sites(c))
     mute = {n: v[..., :0, :] if n == "W_down" else v[..., :0] if n in ("W_gate", "W_up", "b_up") else v
-            for n, v in params.items()}
+            for n, v in params.items()} if c.n_layers == 1 else params
     for one in each_seed(mute):                                                 # one seed at a time bounds the memory
         forward(one, t.tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=not everywhere)
-        probs.append(sink["router_probs"])
+        probs.append(sink[site])
     probs = torch.cat(probs)
+    if not everywhere and layer < c.n_layers - 1: probs = probs[:, :, list(t.read)]    # only the last knows what is read
     return probs.topk(c.top_k, dim=-1).indices, probs
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #45f7aff9
@@ -211,11 +216,11 @@ def _input_rows(chosen, t, c, put, draws):
         put("explained_input", _mean(explained(redrawn(table, draws))), unit=name, edit="shuffled")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #60677f82
-def _load_rows(params, chosen, t, c, put):
+def _load_rows(params, chosen, t, c, layer, put):
     "Loads, effective experts and pairs."
     E = c.n_experts
     places = {name: chosen[:, :, js] for name, js in spans(t).items()}
-    places["context"] = routes(params, c, everywhere=True)[0].cpu()
+    places["context"] = routes(params, c, True, layer)[0].cpu()
     n = {name: at[0, ..., 0].numel() for name, at in places.items()}
     for name, at in places.items(): put("effective_experts", effective(at, E), position=name, n_examples=n[name])
     for name in (next(iter(places)), "context"):
@@ -230,25 +235,27 @@ def _load_rows(params, chosen, t, c, put):
             put("coactivation", chance[:, i, j], unit=f"E{i}E{j}", edit="independent")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #879ac4a8
-@instrument("routing", "a router", "one layer", "labels")
+@instrument("routing", "a router", "labels")
 @reads_weights
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.
 
-    ValueError for a dense model, and for parameters or seeds that do not fit.
+    ValueError for a dense model, and for parameters or seeds that do not fit. With several layers each has its rows.
 
     nmi_*, information_bits, explained_*, routing_fraction, effective_experts, load, largest_load, coactivation (k > 1);
     explained_input by unit on modular addition.
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
-    c = routed(params, c, seeds := list(seeds))
+    c = routed(params, c, seeds := list(seeds), LIMITS["layers"])
     if draws < 1:
         raise ValueError(f"routing_rows: expected one draw or more for the floors, got {draws}; fix: draws=200")
     t, out = get_task(c.task), []
     n = int(known(t)["at"].sum())
-    base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t))), n_examples=n) | labels
-    def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
-    chosen = routes(params, c)[0].cpu()
-    _known_rows(chosen, t, c, put, draws)
-    if t.modulus: _input_rows(chosen, t, c, put, draws)
-    _load_rows(params, chosen, t, c, put)
+    for layer in range(c.n_layers):
+        site = named(f"L{layer}.router_probs", sites(c))
+        base = dict(condition=c.name, site=site, position=next(iter(spans(t))), n_examples=n) | labels
+        def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
+        chosen = routes(params, c, layer=layer)[0].cpu()
+        _known_rows(chosen, t, c, put, draws)
+        if t.modulus: _input_rows(chosen, t, c, put, draws)
+        _load_rows(params, chosen, t, c, layer, put)
     return tidy(out)

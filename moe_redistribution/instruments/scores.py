@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SENDERS', 'MEASURES', 'exact_dtype', 'Receiver', 'chosen_ranks', 'check_remainder', 'mean_square', 'dense_weight',
            'routing_scores', 'measures', 'Tally', 'tally', 'score_rows_of', 'head_sources', 'answer_terms',
-           'total_aarv']
+           'total_aarv', 'scores_of']
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #a3ccc81a
 from collections import defaultdict
@@ -15,7 +15,8 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from .rows import rows, tidy
-from .subject import Population, Subject
+from .instrument import instrument
+from .subject import Population, Subject, subject
 from .trace import parts, trace
 from .ablation import replacing
 from .routing import routed
@@ -121,22 +122,27 @@ def score_sites(self:Population, by="component") -> list: return self.sites
 
 @patch
 def stream_terms(self:Population, tr, by="component"):
-    split = {"component": "component", "head": "head", "expert": "component", "all": "all"}
-    terms = parts(tr, self.params, split[choose("senders", by, SENDERS)])
-    for name, u in terms.items():
-        if name != "ffn_out" and name != "b_down" and name[0] != "E": yield name, 0, u
+    one, split = self.n_layers == 1, choose("senders", by, SENDERS)
+    if one and by == "expert": split = "component"                                      # no router hears an expert
+    for name, u in parts(tr, self.params, split).items():
+        layer, _, inner = name.rpartition(".")
+        of_ffn, l = inner in ("ffn_out", "b_down") or inner[0] == "E", int(layer[1:] or 0)
+        if not (one and of_ffn): yield name, 0 if inner in ("embed", "tok", "pos") else 2 * l + 1 + of_ffn, u
 
 @patch
 def receivers(self:Population, tr) -> list:
-    c = routed(self.params, self.condition)
-    if not c.routing.reads_stream: c.routing.logits(self.params["W_router"], tr["resid_mid"], c)       # says why not
-    mid, rows = tr["resid_mid"], self.params["W_router"][:, 0].mT
-    weight, norm = torch.ones_like(rows[:, 0]), torch.ones_like(mid[..., :1])
-    if c.norm:
-        weight = self.params["w_ln2"][:, 0]
-        norm = (mid.square().mean(-1, keepdim=True) + torch.finfo(mid.dtype).eps).sqrt()
-    logits = (weight[:, None, None] * mid / norm) @ rows[:, None].mT
-    return [Receiver("router_logits", rows, weight, norm, logits, tr["router_probs"].topk(c.top_k).indices, 1)]
+    c, out = routed(self.params, self.condition, layers=self.n_layers), []
+    for l in range(self.n_layers):
+        mid, rows = tr[f"L{l}.resid_mid"], self.params["W_router"][:, l].mT
+        if not c.routing.reads_stream: c.routing.logits(self.params["W_router"], mid, c)                # says why not
+        weight, norm = torch.ones_like(rows[:, 0]), torch.ones_like(mid[..., :1])
+        if c.norm:
+            weight = self.params["w_ln2"][:, l]
+            norm = (mid.square().mean(-1, keepdim=True) + torch.finfo(mid.dtype).eps).sqrt()
+        logits, chosen = (weight[:, None, None] * mid / norm) @ rows[:, None].mT, tr[f"L{l}.router_probs"].topk(c.top_k)
+        site = "router_logits" if self.n_layers == 1 else f"L{l}.router_logits"
+        out.append(Receiver(site, rows, weight, norm, logits, chosen.indices, 2 * l + 1))
+    return out
 
 @patch
 def router_bias(self:Population, r): return None
@@ -293,3 +299,11 @@ def total_aarv(s:LanguageModel, tokens, sender) -> dict:
     after = {r.site: r for r in s.receivers(edited)}
     return {r.site: (chosen_ranks(after[r.site].logits, r.routes) - r.ranks)[0, real].abs().float().mean().item()
             for r in s.receivers(plain)}
+
+# %% ../../nbs/4_instruments/17_scores.ipynb #050e2e78
+@instrument("scores", "a router", "an FFN that depends on the stream alone")
+def scores_of(params, c, seeds, **labels) -> pd.DataFrame:
+    "Rows of `score_rows_of` by component, over all inputs of the task. ValueError for other seeds than its members."
+    s = subject(params, c)
+    s.check(seeds)
+    return score_rows_of(s, [s.task.tokens], seeds, **labels)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from einops import einsum
 from ..tasks.errors import choose
+from ..models.population import layer
 from ..models.edits import each_layer, named
 from .subject import Subject, Population, subject
 
@@ -47,17 +48,20 @@ def trace(params, tokens, c=None, keep=None, edits=None) -> Trace:
 SPLITS = ("component", "head", "source", "expert", "all")
 
 def parts(tr:Trace, params, by="component") -> dict:
-    """Terms of the final residual stream of a one-layer model: name → (s, b, t, d). `by`: one of `SPLITS`.
+    """Terms of the final residual stream: name → (s, b, t, d). `by`: one of `SPLITS`.
 
     Names: embed, attn_out, ffn_out; finer ones in their place: tok and pos; H0…Hn or, by source, the task's places, and
-    b_O; E0…En, and b_down. A model without a router keeps its FFN whole. Raises ValueError for several layers."""
+    b_O; E0…En, and b_down. With several layers they are L0.attn_out and so on. Without a router the FFN stays whole."""
     choose("split", by, SPLITS)
     if not isinstance(tr.subject, Population):
         raise ValueError(f"parts: expected a population, whose weights it reads, got {tr.subject.name}; fix: "
                          "read its sites")
-    if (n := tr.subject.n_layers) > 1:
-        raise ValueError(f"parts: expected one layer, got {n}; fix: read `resid_post` of each layer")
-    return _embedding(tr, params, by) | _attention(tr, params, by) | _ffn(tr, params, by)
+    out, n = _embedding(tr, params, by), tr.subject.n_layers
+    for l in range(n):
+        here, site = layer(params, l), lambda name: tr[f"L{l}.{name}"]
+        own = _attention(site, here, by, tr.subject.task) | _ffn(site, here, by, tr.subject.condition)
+        out |= own if n == 1 else {f"L{l}.{name}": x for name, x in own.items()}
+    return out
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #6e7410c9
 def _embedding(tr, params, by):
@@ -66,23 +70,22 @@ def _embedding(tr, params, by):
     tok = params["W_E"][seed, tr.tokens.expand(len(seed), *tr.tokens.shape[-2:])]
     return {"tok": tok, "pos": tr["embed"] - tok}
 
-def _attention(tr, params, by):
-    if by not in ("head", "source", "all"): return {"attn_out": tr["attn_out"]}
-    W_O, biases = params["W_O"][:, 0], {"b_O": params["b_O"][:, 0, None, None].expand_as(tr["embed"])}
+def _attention(site, p, by, task):
+    if by not in ("head", "source", "all"): return {"attn_out": site("attn_out")}
+    biases = {"b_O": p["b_O"][:, None, None].expand_as(site("attn_out"))}
     if by == "source":
-        fetched = einsum(tr["pattern"], tr["v"], W_O, "s b h i j, s b j h k, s h k d -> s b i j d")
-        return dict(zip(tr.subject.task.places, fetched.unbind(3))) | biases
-    heads = einsum(tr["z"], W_O, "s b t h k, s h k d -> s b t h d")
+        fetched = einsum(site("pattern"), site("v"), p["W_O"], "s b h i j, s b j h k, s h k d -> s b i j d")
+        return dict(zip(task.places, fetched.unbind(3))) | biases
+    heads = einsum(site("z"), p["W_O"], "s b t h k, s h k d -> s b t h d")
     return {f"H{h}": x for h, x in enumerate(heads.unbind(3))} | biases
 
-def _ffn(tr, params, by):
-    c = tr.subject.condition
+def _ffn(site, p, by, c):
     if c.ffn == "no_ffn": return {}
     bias = by == "all" and not c.gated
     if by not in ("expert", "all") or not c.routed:
-        b_down = {"b_down": params["b_down"][:, 0, 0, None, None].expand_as(tr["ffn_out"])} if bias else {}
-        return {"ffn_out": tr["ffn_out"] - b_down.get("b_down", 0)} | b_down
-    b_down = params["b_down"][:, 0, None, None] if bias else torch.zeros(())
-    weighted = (tr["expert_out"] - b_down) * tr["gates"][..., None]
+        b_down = {"b_down": p["b_down"][:, 0, None, None].expand_as(site("ffn_out"))} if bias else {}
+        return {"ffn_out": site("ffn_out") - b_down.get("b_down", 0)} | b_down
+    b_down = p["b_down"][:, None, None] if bias else torch.zeros(())
+    weighted = (site("expert_out") - b_down) * site("gates")[..., None]
     out = {f"E{e}": x for e, x in enumerate(weighted.unbind(3))}
-    return out | ({"b_down": (b_down * tr["gates"][..., None]).sum(3)} if bias else {})
+    return out | ({"b_down": (b_down * site("gates")[..., None]).sum(3)} if bias else {})

@@ -297,8 +297,8 @@ def register_task(name, make, recipe, rules=()):
     if not re.fullmatch(r"[a-z]\w*", name): refuse("name of a task", "a word in small letters", repr(name), "add7low")
     if name in (taken := {*TASKS, *RECIPES}):
         refuse("name of a task", "a new one", f"{name!r}, which is taken", f"{name}_own", f"none of {sorted(taken)}")
-    if lacks := [f for f in RECIPES["add7"] if f not in recipe]:
-        every = list(RECIPES["add7"])
+    every = list(next(iter(RECIPES.values())))
+    if lacks := [f for f in every if f not in recipe]:
         refuse(f"recipe of {name}", f"the fields {every}", f"none for {lacks}", fix="start from RECIPES['add7']")
     for r in rules: choose("checkpoint rule", r, list(RULES))
     TASKS[name], RECIPES[name], TASK_RULES[name] = make, dict(recipe), tuple(rules)

@@ -33,7 +33,8 @@ def _plain(c): return c.n_layers == 1 and c.ffn != "no_ffn"
 def _of(*tasks): return lambda c: c.n_layers == 1 and c.task in tasks
 
 MEASURED = {"patterns": _of("add7"), "rerouting": _of("add7"), "copying": _plain, "grokking": _plain,
-            "routing": _of("add7", "modadd"),
+            "routing": _of("add7", "modadd"), "attribution": lambda c: c.n_layers == 1, "patching": _of("add7"),
+            "scores": lambda c: False,
             "probes": lambda c: c.name in HEADLINE4 or c.task == "modadd" and _plain(c),
             "fourier": lambda c: c.name in HEADLINE4 or c.task == "modadd"}
 
