@@ -267,7 +267,7 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 
-    Edit random_neurons: all of it but `_routed` for `random_neurons` on the same inputs. Raises ValueError for
+    Edit random_neurons: all of it but `*_routed` for `random_neurons` on the same inputs. Raises ValueError for
     histogram models, no FFN, several layers."""
     c, out = checked(params, _check(c), seeds), []
     t, labels = get_task(c.task), dict(condition=c.name) | labels
