@@ -5,7 +5,7 @@ The site is the one that Quarto has rendered, in _docs/ (`make docs`) or where B
 
 - From 1100 px on nothing is cut: no table, no figure, no column.
 - On a phone (390 px) a wide table scrolls in its box, and a wide figure does. Keys reach the box (axe tells), the first
-  column of a table stays, and what decides is seen without scrolling: the caption, the second column, every verdict.
+  column of a table stays. Its caption and its second column, in which a table of results decides, need no scrolling.
 - On a phone a picture is shown at no less than `ticks.SHRUNK` of its size, or whole. Its labels are measured where it
   is drawn, in tools/ticks.py: in a PNG nobody can look for them.
 - Links lead somewhere, land below the bar and mark what they name. The console says no error, nothing is fetched from
@@ -56,9 +56,9 @@ TABLES = """() => [...document.querySelectorAll('main table')].filter(t => t.off
   while (box !== document.body && !/auto|scroll|hidden/.test(getComputedStyle(box).overflowX)) box = box.parentElement;
   if (box === document.body || box.scrollWidth <= box.clientWidth + 1) return [];
   const heads = [...(t.querySelector('tr')?.cells ?? [])];
-  const decides = heads.filter((h, i) => i === 1 || /verdict/i.test(h.innerText));
+  const second = [...t.rows].reduce((a, b) => b.cells.length > a.cells.length ? b : a).cells[1];
   const edge = box.getBoundingClientRect().left + box.clientWidth;
-  const hidden = decides.filter(h => h.getBoundingClientRect().right > edge + 1).map(h => h.innerText.trim());
+  const hidden = second?.getBoundingClientRect().right > edge + 1 ? second.innerText.trim() || 'the second' : '';
   const over = box.scrollWidth - box.clientWidth, before = heads[0]?.getBoundingClientRect().left;
   const caption = t.caption?.getBoundingClientRect().right > edge + 1;
   box.scrollLeft = over;
@@ -183,7 +183,7 @@ def look(browser, site, base, page):
         tab.set_viewport_size({"width": width, "height": 900})
         for t in tab.evaluate(TABLES):
             found.append(Finding("table cut", width, f"{t['heads']} (by {t['over']} px)"))
-            if t["hidden"]: found.append(Finding("deciding column hidden", width, ", ".join(t["hidden"])))
+            if t["hidden"]: found.append(Finding("deciding column hidden", width, t["hidden"]))
             if t["caption"]: found.append(Finding("caption cut", width, t["heads"]))
             if t["lost"]: found.append(Finding("first column scrolls away", width, t["heads"]))
         shrunk = SHRUNK if width == PHONE else 0
