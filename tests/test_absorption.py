@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence.printed import claims, paper_values, seed_list
+from moe_redistribution.evidence.printed import paper_values
+from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.instruments.masks import f1_of, mass_in_top
 from moe_redistribution.instruments.opened import LanguageModel
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up, planted_floors
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY

@@ -3,12 +3,11 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence.printed import claims, seed_list
+from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import MODEL_PARTS
 from moe_redistribution.models.population import forward, predict
 from moe_redistribution.instruments.rerouting import gradient_norms
-from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.absorption_ffn import study as room
 from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone, answer_scores,
                                                                 as_copies, as_slices, best_factor, fit_linear,

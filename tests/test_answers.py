@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from moe_redistribution.evidence import answers, statistics as ev, printed as paper
+from moe_redistribution.evidence.claims import REST, baselines, claims, seed_list
 from moe_redistribution.evidence.answers import compare
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
@@ -14,7 +15,7 @@ from moe_redistribution.tasks.task import get_task
 
 FFN, MOE, NARROW = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/ffn-h64-silu"
 SEEDS = [42, 137, 256, 512, 1024]
-PRINTED, BRIDGE = paper.paper_values(), paper.claims()
+PRINTED, BRIDGE = paper.paper_values(), claims()
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def claim(i, protocol="paper"):
 def answering(i, values, seeds=SEEDS, protocol="paper", names=None):
     "Rows that answer claim `i`: `values` (condition, position, unit, seed) for its cells, in the claim's order."
     c = claim(i, protocol)
-    names, metric = names or c["condition"].split(), c["metric"].removeprefix(answers.REST)
+    names, metric = names or c["condition"].split(), c["metric"].removeprefix(REST)
     cells = [(n, p, u) for n in names for p in c["position"].split() for u in c["unit"].split() or [""]]
     values = np.asarray(values, float).reshape(len(cells), len(seeds))
     return pd.concat([made(n, v, seeds, c["rule"], c["site"], c["edit"], position=p,
@@ -59,7 +60,7 @@ def table1(protocol="paper", seed=0):
     rng, c = np.random.default_rng(seed), BRIDGE
     c = c[(c["protocol"] == protocol) & c["item"].isin(["tab1", "fig1"]) & (c["aggregate"] == "mean")]
     c = c.drop_duplicates(["condition", "site", "edit"])
-    return pd.concat([made(x.condition, rng.integers(0, 5, int(x.n)) / 4, paper.seed_list(x.seeds), x.rule, x.site,
+    return pd.concat([made(x.condition, rng.integers(0, 5, int(x.n)) / 4, seed_list(x.seeds), x.rule, x.site,
                            x.edit)
                       for x in c.itertuples()], ignore_index=True)
 
@@ -94,7 +95,7 @@ def test_compare_answers_figure_1_with_its_delta_its_p_and_its_chance_line():
 def test_the_nulls_beside_our_numbers_are_counted_on_the_task():
     """Digits of add-7 that copying, and that one constant a position, would get right, counted on strings; a sum mod
     113; the count 1."""
-    said = {t: answers.baselines(t) for t in ("add7", "modadd", "hist")}
+    said = {t: baselines(t) for t in ("add7", "modadd", "hist")}
     text = [f"{n:03d}"[::-1] + "E" + f"{n + 7:04d}"[::-1] for n in range(1000)]
     often = [max(map(column.count, column)) / 1000 for column in zip(*(s[4:] for s in text))]
     assert said["add7"]["copy"] == np.mean([s[3 + i] == s[4 + i] for s in text for i in range(4)])
@@ -303,7 +304,7 @@ def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_th
 
 def test_a_share_of_seeds_waits_for_all_of_them_however_alike_they_are():
     i = "appD.1.010"
-    seeds = paper.seed_list(claim(i)["seeds"])
+    seeds = seed_list(claim(i)["seeds"])
     some = answer(answering(i, np.ones(len(seeds)), seeds)[:2], i)
     assert some["verdict"] == "not attempted" and np.isnan(some["ours_mean"])
     assert answer(answering(i, np.arange(len(seeds)) < 12, seeds), i)["verdict"] != "not attempted"
@@ -366,7 +367,7 @@ def test_a_count_that_needs_no_run_is_exact_and_one_off_is_wrong():
 def test_a_null_is_computed_and_a_claim_without_a_number_says_why():
     rows = table1()
     null, none = answer(rows, "fig1.009"), answer(rows, "appB.001")
-    assert null["ours_mean"] == answers.baselines()["most frequent"] == null["ours_hi"] and pd.isna(null["ours_n"])
+    assert null["ours_mean"] == baselines()["most frequent"] == null["ours_hi"] and pd.isna(null["ours_n"])
     assert (none["verdict"] == "not attempted" and np.isnan(none["ours_mean"])
             and none["reason"] == claim("appB.001")["note"])
     assert answer(fact_rows(FFN).assign(instrument="facts"), "tab3.013")["verdict"] == "not attempted"

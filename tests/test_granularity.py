@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from moe_redistribution.evidence.dataset import ROOT, table_path
-from moe_redistribution.evidence.printed import claims, paper_values, seed_list
-from moe_redistribution.record.ledger import statements
+from moe_redistribution.evidence.printed import paper_values
+from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.studies.granularity.facts import repeated_ids
 from moe_redistribution.studies.granularity.students import (begin, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)

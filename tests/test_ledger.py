@@ -9,14 +9,16 @@ from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
                                               ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
-                                              answer, changed, decide,
-                                              found_here, judge, registered, shown, statements, values)
+                                              answer, decide, found_here, judge, registered, shown)
+from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, instead, seed_list,
+                                                statements)
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.dataset import ROOT, rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
 SEEDS = [42, 137, 256, 512, 1024]
 SAID, PRINTED = statements(), paper.paper_values().set_index("id")
+SENTENCES = {(c.key, c.protocol): c for c in Claim.of(SAID)}
 MAIN = ["Abstract", "§1", "§4.1", "§4.2", "§4.3", "§5"]
 
 
@@ -53,9 +55,8 @@ def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="z
 
 
 def said(key, protocol="paper", **other):
-    "One row of the statements, with columns changed."
-    s = next(SAID[(SAID["key"] == key) & (SAID["protocol"] == protocol)].itertuples(index=False))
-    return s._replace(**other)
+    "One line of the statements, with columns changed."
+    return SENTENCES[key, protocol]._replace(**other)
 
 
 def says(word, note="", test=""):
@@ -179,29 +180,30 @@ def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_
 # --- from rows to an answer -------------------------------------------------------------------------
 
 def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
-    s = said("4.2-01")
-    assert changed(s, FROZEN).condition == FROZEN
-    c = changed(s, "site=attn_out&stratum=carry=2&position=o1,o2")
+    s = said("4.2-01").reading
+    assert instead(s, FROZEN).condition == FROZEN
+    c = instead(s, "site=attn_out&stratum=carry=2&position=o1,o2")
     assert (c.site, c.stratum, c.position, c.condition) == ("attn_out", "carry=2", "o1 o2", s.condition)
-    assert changed(s, "value=.25") == .25 and changed(s, "null=uniform") == .1
-    assert changed(s, "null=most,frequent") == pytest.approx(.32325)
+    assert instead(s, "value=.25") == .25 and instead(s, "null=uniform") == .1
+    assert instead(s, "null=most,frequent") == pytest.approx(.32325)
     for word in ("colour=red", "null=luck"):
         with pytest.raises(ValueError, match="fix: "):
-            changed(s, word)
+            instead(s, word)
 
 
 def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
     a, b = np.array([.3, .4, .5, .6, .7]), np.array([.1, .1, .2, .2, .1])
     two = pd.concat([made(MOE, a), made(FFN, b)])
-    assert values(two, said("4.2-01"))[0].tolist() == pytest.approx(a - b)
+    assert said("4.2-01").values(two)[0].tolist() == pytest.approx(a - b)
     four = pd.concat([made(MOE, a, position="o3"), made(FFN, b, position="o3"), made(MOE, b, position="o0-o2"),
                       made(FFN, b / 2, position="o0-o2")])
-    assert values(four, said("4.1-12"))[0].tolist() == pytest.approx(a - b - b / 2)
+    assert said("4.1-12").values(four)[0].tolist() == pytest.approx(a - b - b / 2)
     cells = pd.concat([made(n, v + k / 10, position=f"o{k}") for k in range(4)
                        for n, v in ((MOE, a - k / 10 * (k != 2)), (FFN, b))])
     # the last position has the smallest lead
-    assert values(cells, said("4.1-11"))[0].tolist() == pytest.approx(a - b - .3)
-    assert values(made(FFN, b), said("4.2-01", condition=FFN, versus="value=.1"))[0].tolist() == pytest.approx(b - .1)
+    assert said("4.1-11").values(cells)[0].tolist() == pytest.approx(a - b - .3)
+    alone = said("4.2-01", condition=FFN, versus="value=.1")
+    assert alone.values(made(FFN, b))[0].tolist() == pytest.approx(b - .1)
 
 
 def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
@@ -290,7 +292,7 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
         reason = "not testable here: " if r.note.startswith("paper: not testable here: ") else ""
         weak = "no power: " * ("audited: no power: " in r.note)
         more = {k: says(getattr(r, f"{k}_says")) for k in ("uncopied", "text", "size") if getattr(r, f"{k}_says")}
-        fresh = not set(paper.seed_list(said(r.key).seeds)) & set(paper.seed_list(said(r.key, "audited").seeds))
+        fresh = not set(seed_list(said(r.key).seeds)) & set(seed_list(said(r.key, "audited").seeds))
         fresh |= said(r.key).stream != said(r.key, "audited").stream
         whose = HERE if said(r.key).stream == "paired" else NEW if fresh else OWN
         got = judge(says(r.paper_says, reason, r.paper_test), says(r.audited_says, weak, r.audited_test), words,
@@ -339,8 +341,8 @@ def test_a_line_that_names_a_test_that_did_not_decide_is_caught(table):
 
 def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
     "One question, one answer: a family of nine on six seeds cannot reject, and no interval may say that it did."
-    by_question = room._contrasts_asked({})[0]
-    asked = [s for s in SAID.itertuples() if s.aggregate == "difference" and by_question.get(room._question(s))]
+    by_question = {c.question for c in Claim.of(claims().query("item.str.startswith('contrast')"))}
+    asked = [s for s in SENTENCES.values() if s.aggregate == "difference" and s.question in by_question]
     at, few = table.set_index("key"), 0
     assert len(asked) > 60
     for s in asked:
@@ -372,7 +374,7 @@ def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
 
 def test_one_cell_has_one_verdict():
     "However often the paper prints a number of a cell, and with however many digits, it is compared once."
-    bridge = paper.claims().query("protocol == 'paper'")
+    bridge = claims().query("protocol == 'paper'")
     fine = answers.finest(paper.paper_values(), bridge)
     files = pd.concat([pd.read_csv(p)
                        for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
@@ -386,7 +388,7 @@ def test_one_cell_has_one_verdict():
 def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(table):
     files = pd.concat([pd.read_csv(p)
                        for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
-    bridge = paper.claims().query("protocol == 'paper'").set_index("id")
+    bridge = claims().query("protocol == 'paper'").set_index("id")
     elsewhere = files[files["verdict"] == "another checkpoint"]
     assert ((bridge.loc[elsewhere["id"], "rule"] == "best").all()
             and elsewhere["reason"].str.contains("read at first99").all())
@@ -440,14 +442,11 @@ def test_the_committed_ledger_is_its_recomputation(table, rows):
 def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
     """Where an instrument has rows of a condition by some rule, each cell that a claim reads there is among them: a
     wrong word in it would wait for ever."""
-    bridge = paper.claims().query("instrument != 'none' and aggregate not in ('none', 'null')")
-    reads = [s for s in SAID.itertuples(index=False) if s.aggregate not in ("none", "quotes", "null")]
-    reads += [c for s in reads for w in s.versus.split() if not isinstance(c := changed(s, w), float)]
-    reads += list(bridge.itertuples(index=False)) + [c._replace(condition=w) for c in bridge.itertuples(index=False)
-                                                     for w in c.versus.split()]
-    cells = {(c.instrument, n, c.stream, c.rule.replace("learned", "first99"), at,
-              c.metric.removeprefix(answers.REST), c.site, c.edit, c.stratum, c.split)
-             for c in reads for n in c.condition.split() for at in c.position.split()}
+    reads = [r for c in Claim.of(claims().query("instrument != 'none'")) for r in c.readings]
+    reads += [r for s in SENTENCES.values() for r in s.readings]
+    cells = {(r.instrument, n, r.stream, r.rule.replace("learned", "first99"), at,
+              r.metric.removeprefix(REST), r.site, r.edit, r.stratum, r.split)
+             for r in reads for n, at, _ in cells_of(r)}
     found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
     for instrument in {c[0] for c in cells}:
         for name, got in rows_of(instrument, {c[1] for c in cells if c[0] == instrument}).groupby("condition"):
@@ -458,8 +457,9 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
 
 
 def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_item_is_refused(table, rows):
+    every = Measured(rows)
     for item in ("tab1", "tab9"):
-        part = room.ledger(item, rows=rows)
+        part = room.ledger(item, rows=every)
         assert set(part["key"]) == set(table["key"][table["quotes"].str.contains(rf"\b{item}\.")]) and len(part)
         assert_recorded(part, table[table["key"].isin(part["key"])])
     with pytest.raises(ValueError, match="tab99"):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import answers, dataset as results, printed as paper, pages
+from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
@@ -15,7 +16,7 @@ from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, standing, stored_pages
 
-PRINTED, BRIDGE = paper.paper_values(), paper.claims()
+PRINTED, BRIDGE = paper.paper_values(), claims()
 PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
 TEXT = [page for page in PAGES if PAGES[page].items]
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence.claims import AGGREGATES, claims, paper_items, seed_list
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
@@ -35,7 +36,7 @@ def printed():
 
 @pytest.fixture(scope="module")
 def bridge():
-    return main_paper(paper.claims())
+    return main_paper(claims())
 
 
 # --- what the paper prints ------------------------------------------------------------------------
@@ -88,11 +89,11 @@ def test_claims_answer_every_id_of_table_1_and_figure_1(bridge):
     assert (fixed["margin"] == .05).all()
     assert (fixed["n"] == fixed["edit"].map({"mean": 64, "zero": 128})).all() and (fixed["rule"] == "first1000").all()
     assert fixed["id"].str.startswith("contrast.").all() and fixed.groupby("edit").size().nunique() == 1
-    assert paper.seed_list(bridge["seeds"][0]) == sorted(printed.loc[printed["metric"] == "seed", "mean"].astype(int))
+    assert seed_list(bridge["seeds"][0]) == sorted(printed.loc[printed["metric"] == "seed", "mean"].astype(int))
 
 
 def test_every_printed_id_has_one_claim_under_the_paper_s_protocol(bridge, printed):
-    for item in (i for i in paper.paper_items() if i in set(bridge["item"])):
+    for item in (i for i in paper_items() if i in set(bridge["item"])):
         mine = bridge[(bridge["item"] == item) & (bridge["protocol"] == "paper")]
         assert sorted(mine["id"]) == sorted(printed.index[printed["item"] == item]) and len(mine), item
         audited = bridge[(bridge["item"] == item) & (bridge["protocol"] == "audited")]
@@ -122,7 +123,7 @@ def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand
     assert ((mine["condition"] != mine["versus"]).all()
             and not mine.duplicated(["item", "condition", "versus", "edit"]).any())
     assert set(mine["seeds"]) <= {"1-32", "1-64", "1-128", "33-128", "65-128", "129-160", "129-192"}
-    assert (mine["n"] == mine["seeds"].map(lambda s: len(paper.seed_list(s)))).all()
+    assert (mine["n"] == mine["seeds"].map(lambda s: len(seed_list(s)))).all()
 
 
 def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
@@ -137,7 +138,7 @@ def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     # "epoch of the best accuracy"
     assert set(measured.loc[late & (task == "modadd"), "rule"]) <= {"best", "first99", "final"}
     assert set(measured.loc[measured["item"] == "tab8", "rule"]) == {"final"}          # as the authors' script reads it
-    seeds = measured["seeds"].map(paper.seed_list).map(set)
+    seeds = measured["seeds"].map(seed_list).map(set)
     twenty = {*SEEDS, *range(1, 16)}                                                             # of App. D.1
     assert ((measured["stream"] == "authors").all()
             and all(s == set(SEEDS) or s == twenty or len(s) == 1 and s < set(SEEDS) for s in seeds))
@@ -206,14 +207,14 @@ def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
     raw.loc[4, column] = value
     raw.to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.005" if column != "id" else "tab1.999"):
-        paper.claims(tmp_path / "claims.csv")
+        claims(tmp_path / "claims.csv")
 
 
 def test_a_claim_twice_is_refused(tmp_path):
     raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
     pd.concat([raw, raw[3:4]]).to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.004"):
-        paper.claims(tmp_path / "claims.csv")
+        claims(tmp_path / "claims.csv")
 
 
 def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
@@ -221,18 +222,18 @@ def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
     for spoiled in (raw.drop(columns="instrument"), raw[:0], raw[raw.columns[::-1]]):
         spoiled.to_csv(tmp_path / "claims.csv", index=False)
         with pytest.raises(ValueError, match="claims.csv: expected rows of .*; got .* fix: git checkout"):
-            paper.claims(tmp_path / "claims.csv")
+            claims(tmp_path / "claims.csv")
 
 
 def test_seeds_are_read_as_lists_and_as_ranges():
-    assert (paper.seed_list("1-4") == [1, 2, 3, 4] and paper.seed_list("512 42") == [42, 512]
-            and paper.seed_list("0") == [0])
-    assert len(paper.seed_list("1-128")) == 128
+    assert (seed_list("1-4") == [1, 2, 3, 4] and seed_list("512 42") == [42, 512]
+            and seed_list("0") == [0])
+    assert len(seed_list("1-128")) == 128
 
 
 def test_the_aggregates_are_explained_and_all_in_use(bridge):
-    assert (set(bridge["aggregate"]) == set(paper.AGGREGATES)
-            and all(len(text) > 10 for text in paper.AGGREGATES.values()))
+    assert (set(bridge["aggregate"]) == set(AGGREGATES)
+            and all(len(text) > 10 for text in AGGREGATES.values()))
 
 
 def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
@@ -244,13 +245,14 @@ def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
 
 def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     "Copied elsewhere, as a wheel would be: what needs recorded data names the file and the fix, what does not works."
-    shutil.copytree(Path(paper.__file__).parent, tmp_path / "moe_redistribution",
+    shutil.copytree(Path(paper.__file__).parents[1], tmp_path / "moe_redistribution",
                     ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 from moe_redistribution.evidence.dataset import checkpoint, recorded_runs
 from moe_redistribution.evidence.pages import Page
 from moe_redistribution.record.ledger import ledger_rows
-from moe_redistribution.evidence.printed import claims, paper_values
+from moe_redistribution.evidence.printed import paper_values
+from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.population import init, predict
 import torch
 for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: \

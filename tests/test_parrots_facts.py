@@ -5,7 +5,8 @@ import pytest
 
 from moe_redistribution.evidence.answers import comparison
 from moe_redistribution.evidence.dataset import item_rows
-from moe_redistribution.evidence.printed import claims, paper_values
+from moe_redistribution.evidence.printed import paper_values
+from moe_redistribution.evidence.claims import claims
 from moe_redistribution.studies.parrots import facts
 from moe_redistribution.studies.parrots.facts import (PARROTS_PAPER, gpu_days, grid_parameters, mean_distance,
                                                       parrots_set_up, pretraining_cost, training_flops)

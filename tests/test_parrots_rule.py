@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from moe_redistribution.evidence.dataset import rows_of
-from moe_redistribution.evidence.printed import claims, seed_list
+from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models import authors
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task, excepted,
                                                            first_rows, newly_half, rule_condition, rule_nulls,
                                                            rows_by_draw, rule_rows, ruled_rows, scored_apart,

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.evidence.printed import claims, each_name, seed_list
-from moe_redistribution.record.ledger import statements
+from moe_redistribution.evidence.claims import claims, each_name, seed_list, statements
 from moe_redistribution.record.recording import recorded_jobs
 from moe_redistribution.studies.parrots import study
 from moe_redistribution.evidence.dataset import rows_of

@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import printed as paper
+from moe_redistribution.evidence.claims import claims
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES,
                                                        definition_hash, definitions, registrations, unregistered, when)
 from moe_redistribution.evidence.dataset import ROOT, sums, write_sums
@@ -70,7 +70,7 @@ def test_a_definition_is_its_values_however_they_are_written(same):
 
 def test_the_checked_tables_have_the_hashes_of_the_files():
     now = definitions().set_index(["table", "key", "protocol"])["hash"]
-    for c in paper.claims().head(50).to_dict("records"):       # a printed number's margin follows from data/margins.csv
+    for c in claims().head(50).to_dict("records"):       # a printed number's margin follows from data/margins.csv
         own = {} if c["id"].startswith("contrast.") else {"margin": ""}
         assert now["claims", c["id"], c["protocol"]] == definition_hash(c | own)
 

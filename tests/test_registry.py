@@ -10,7 +10,8 @@ from moe_redistribution.training import orders as O
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, GELU, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
-from moe_redistribution.evidence.printed import claims, paper_values
+from moe_redistribution.evidence.printed import paper_values
+from moe_redistribution.evidence.claims import claims
 from moe_redistribution.studies.sparsity_moves.experiments import AUDIT, EXPERIMENTS, ITEMS, conditions_for, orders
 from moe_redistribution.training.orders import expected_seconds, expected_steps
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from moe_redistribution.record import cli, ledger as ledger_room, recording
-from moe_redistribution.evidence import dataset as results, design, figures, printed, registrations
+from moe_redistribution.evidence import (claims as claims_room, dataset as results, design, figures, printed,
+                                         registrations)
 from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
@@ -79,7 +80,7 @@ def copied(tmp_path_factory):
     for part in ("data", "results"): shutil.copytree(results.ROOT / part, root / part)
     shutil.copy(results.ROOT / "SHA256SUMS", root)
     with pytest.MonkeyPatch.context() as patch:
-        for room in (printed, registrations, figures, ledger_room, design): patch.setattr(room, "DATA", root / "data")
+        for room in (printed, claims_room, registrations, figures, design): patch.setattr(room, "DATA", root / "data")
         yield root
 
 
@@ -95,14 +96,14 @@ READERS = {                        # part of a path under a root: what reads suc
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/trials.csv": lambda root, p: page_hash(Page(files=["data/trials.csv"], root=root)),
     "data/pilots.csv": lambda root, p: registrations.pilots(p.parent),
-    "data/statements.csv": lambda root, p: ledger_room.statements(),
+    "data/statements.csv": lambda root, p: claims_room.statements(),
     "data/SHA256SUMS": lambda root, p: printed.paper_values(),
-    "data/": lambda root, p: printed.claims()}
+    "data/": lambda root, p: claims_room.claims()}
 
 
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
     luck, names = random.Random(0), [n for n in listed(copied / "SHA256SUMS") if not n.startswith("checkpoints/")]
-    printed.claims(), figures.claim("4.1-01")                            # what is kept from before answers for nothing
+    claims_room.claims(), figures.claim("4.1-01")                   # what is kept from before answers for nothing
     for name in names:
         read = next(r for part, r in READERS.items() if name.startswith(part))
         good = bytearray((path := copied / name).read_bytes())
@@ -112,7 +113,7 @@ def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copie
             read(copied, path)
         good[at] ^= bit
         path.write_bytes(good)
-    assert len(names) > 130 and printed.claims().equals(printed.claims(results.ROOT / "data/claims.csv"))
+    assert len(names) > 130 and claims_room.claims().equals(claims_room.claims(results.ROOT / "data/claims.csv"))
 
 
 def test_definitions_that_changed_without_a_word_are_refused_where_they_are_counted_and_checked(copied):

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence.printed import DATA, claims, paper_values, seed_list
+from moe_redistribution.evidence.printed import DATA, paper_values
+from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.instruments.opened import LanguageModel, tiny_model
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.record.ledger import statements
 from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, a_tenth, apart_by_chance,
                                                              measured_rows, text_of)
 from moe_redistribution.training.store import Store

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 from moe_redistribution.models.events import formerly
-from moe_redistribution.record.ledger import changed
-from moe_redistribution.evidence.printed import seed_list
+from moe_redistribution.evidence.claims import REST, Claim, each_name, seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
                                                        SENTENCES, definitions, piloted, registrations, sentence_hash,
                                                        unregistered)
@@ -134,17 +133,15 @@ class Rows:
         return min((got[s] for s in seed_list(seeds) if s in got), default=None)
 
 
-def cells(line, quoted):
-    """What a line reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each.
+def cells(claim, quoted):
+    """What a claim reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each.
 
     Nothing for facts and reasons."""
-    if line.aggregate == "quotes":                            # it reads what the numbers it quotes read
-        return list(dict.fromkeys(c for i in line.quotes.split() if i in quoted for c in cells(quoted[i], {})))
-    if line.aggregate in ("none", "null"): return []
-    reads = [line, *(x for w in line.versus.split() if not isinstance(x := changed(line, w), float))]
-    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix("1 - "), r.site,
+    if claim.aggregate == "quotes":                           # it reads what the numbers it quotes read
+        return list(dict.fromkeys(c for i in claim.quotes.split() if i in quoted for c in cells(quoted[i], {})))
+    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix(REST), r.site,
               r.edit, r.seeds)
-             for r in reads if r.instrument not in ("facts", "none") for name in r.condition.split()]
+             for r in claim.readings if r.instrument not in ("facts", "none") for name in each_name(r.condition)]
     return list(dict.fromkeys(found))
 
 
@@ -182,12 +179,12 @@ def new_lines(now):
     "A registration for every line of data/ that has none as it stands, in the order of the file."
     history, out = History(), []
     rows, begun = Rows(history, now), (ROOT / FILE).exists()
-    quoted = {c.id: c for c in present("claims").itertuples(index=False) if c.protocol == "paper"}
+    quoted = {c.key: c for c in Claim.of(present("claims")) if c.protocol == "paper"}
     missing = set(left()[["table", "key", "protocol"]].itertuples(index=False, name=None))
     for table in REGISTERED_TABLES:
         dated = history.since(table)
-        for line in present(table).itertuples(index=False):
-            key = getattr(line, REGISTERED_TABLES[table]), line.protocol
+        for line in Claim.of(present(table)):
+            key = line.key, line.protocol
             if (table, *key) not in missing: continue
             own = definition_hash(line._asdict())
             before, sha = dated.get(key, ("", history.head))
@@ -197,7 +194,7 @@ def new_lines(now):
             at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(piloted([key[0]]).any())
             out.append((table, *key, own, date, commit, access(at, date, pilot)))
     answered = answers()
-    for line in present("statements").itertuples(index=False):           # what is known when words are written down
+    for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
         word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
                 else "pilot seen" if piloted([line.key]).any() else "nothing run")

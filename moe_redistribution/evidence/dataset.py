@@ -6,8 +6,8 @@
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'NO_ROWS', 'READ', 'content_hash', 'fingerprint', 'table_path', 'kinds', 'read_table',
            'manifest', 'manifest_of', 'write_table', 'sums', 'write_sums', 'recorded', 'checkpoint_path', 'checkpoint',
            'checkpoint_seeds', 'right_answers', 'recorded_runs', 'by_condition', 'weightless', 'unlearned',
-           'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'computed', 'asked', 'trained',
-           'rows_of', 'gather', 'item_rows']
+           'generalised', 'learned', 'recorded_history', 'far_enough', 'run_rows', 'computed', 'asked', 'rows_of',
+           'gather', 'item_rows']
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #36e3c0c5
 from functools import lru_cache
@@ -28,7 +28,8 @@ from ..models.population import Trained, predict
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
-from .printed import claims, each_name, of_clone
+from .printed import of_clone
+from .claims import READS_NOTHING, Claim, claims
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
@@ -267,16 +268,12 @@ def asked(*items) -> list:
     "(instrument, condition) pairs that the claims about some items of the paper read."
     every = claims()
     for i in items: choose("item", i, sorted(every["item"].unique()), "add its ids to data/claims.csv")
-    wanted = list(every[every["item"].isin(items) & ~every["aggregate"].isin(["none", "null"])].itertuples())
+    wanted = [c for c in Claim.of(every[every["item"].isin(items)]) if c.aggregate not in READS_NOTHING]
     for c in wanted:
         if c.stream == "none" and c.instrument not in computed():
-            refuse(f"{c.id}", f"an instrument that needs no run, one of {list(computed())}", c.instrument,
+            refuse(c.key, f"an instrument that needs no run, one of {list(computed())}", c.instrument,
                    fix="add it to COMPUTED in the study's facts")
-    return list(dict.fromkeys((c.instrument, n) for c in wanted for n in each_name(f"{c.condition} {c.versus}")))
-
-def trained(name) -> bool:
-    "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
-    return name.partition("/")[0] in TASK_RULES
+    return list(dict.fromkeys((c.instrument, n) for c in wanted for n in c.names))
 
 # %% ../../nbs/5_evidence/04_dataset.ipynb #c7b71556
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts

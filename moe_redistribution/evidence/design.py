@@ -7,9 +7,8 @@ __all__ = ['DESIGN_RULES', 'check_design', 'at_a_guess']
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #0a90b302
 import pandas as pd
-from .answers import baselines
-from .dataset import trained
-from .printed import DATA, WHAT_N_COUNTS, each_name, of_clone, seed_list
+from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, trained
+from .printed import DATA, of_clone
 from .statistics import flips_needed
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #ac7fa728

@@ -17,7 +17,8 @@ import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition, RECIPES
-from .printed import DATA, claims, of_clone
+from .printed import DATA, of_clone
+from .claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, beside, typeset
 from .statistics import interval
 from ..instruments.rows import select

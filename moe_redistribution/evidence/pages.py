@@ -15,7 +15,8 @@ from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
 from ..training.store import as_committed
 from .dataset import (READ, ROOT, asked, computed, content_hash, far_enough, gather,
-                                                 manifest, rows_of, trained)
+                                                 manifest, rows_of)
+from .claims import trained
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #237ef666
 STORED = "application/vnd.moe-redistribution.page+json"

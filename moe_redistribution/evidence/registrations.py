@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from ..models.events import formerly
 from .printed import DATA, of_clone
+from .claims import ASKS
 from ..training.store import as_committed
 from ..tasks.errors import refuse, choose
 
@@ -21,8 +22,7 @@ from ..tasks.errors import refuse, choose
 # table of data/ -> the column that names a line; protocol is the other
 REGISTERED_TABLES = {"statements": "key", "claims": "id"}
 SENTENCES = "sentences"                     # the words of a statement, registered apart from what is tested
-DEFINES = """expects instrument stream condition versus metric site edit rule unit position stratum split aggregate null
-             seeds over margin""".split()
+DEFINES = ["expects", *ASKS, "null", "seeds", "over", "margin"]
 
 def definition_hash(row) -> str:
     """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its

@@ -40,7 +40,8 @@ from ..instruments.weights import read_model
 from ..instruments.own_gates import gates_study, sparsity_curve, split_text
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
                                                       model_key, text_file, tokenizer_of, units_of)
-from ..evidence.answers import compare, baselines, comparison
+from ..evidence.answers import compare, comparison
+from ..evidence.claims import baselines
 from ..evidence.figures import figure1, table_text, pick, label
 from ..evidence.dataset import fingerprint
 from ..studies.sparsity_moves.reading import unrecorded

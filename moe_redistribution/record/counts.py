@@ -16,7 +16,8 @@ from ..evidence.dataset import ROOT
 from ..evidence.figures import label
 from ..evidence.overviews import PAPERS, still_open
 from ..evidence.printed import of_clone
-from .ledger import ASKED_HERE, PROTOCOLS, VERDICTS, YOUNG, statements
+from .ledger import VERDICTS, YOUNG
+from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
 def paper_of(key) -> str:

@@ -18,7 +18,7 @@ from ..models.condition import condition
 from ..training.store import Store, as_committed, compact, seal, unseal
 from ..training.executors import open_executor, watch
 from ..training.study import of_studies, study_rows
-from ..evidence.printed import paper_items
+from ..evidence.claims import paper_items
 from ..studies.sparsity_moves.experiments import conditions_for
 from ..instruments.rows import tidy, ROW_COLUMNS
 from ..evidence.dataset import KEYS, manifest_of, read_table, table_path, write_table, write_sums

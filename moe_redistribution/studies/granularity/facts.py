@@ -11,7 +11,7 @@ from math import comb
 import pandas as pd
 from ...tasks.errors import choose
 from ...instruments.rows import rows, tidy
-from ...evidence.printed import claims
+from ...evidence.claims import claims
 from .students import mixture
 from .study import HALVES, STUDY
 from .theory import lower_bound_rows

@@ -16,7 +16,7 @@ from .arms import ARMS, FIGURE1, HEADLINE4, TABLE1
 from ...models.condition import condition
 from ...instruments.instrument import instruments_for
 from ...evidence.dataset import checkpoint_path, far_enough
-from ...evidence.printed import claims
+from ...evidence.claims import claims
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #c3e9ead4
 CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn")]

@@ -1,0 +1,120 @@
+"""A claim: its hash, what it reads, the values it gives, and that it is the one noun for both tables."""
+import ast
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Measured, Reading, claims,
+                                                each_name, instead, stand_in, statements)
+from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.registrations import definition_hash, registrations
+from moe_redistribution.record import ledger as room
+
+FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
+TABLES = {"claims": Claim.of(claims()), "statements": Claim.of(statements())}
+READING = Reading("ablation", "authors", MOE, "digits", "ffn_out", "zero", "first256", "", "o0-o3", "all", "all", "1-3")
+CLAIM = Claim("made", "paper", **READING._asdict(), versus=FFN, aggregate="difference", margin=.05)
+
+
+def made(condition, values, **other):
+    labels = dict(instrument="ablation", stream="authors", rule="first256", split="all", site="ffn_out", edit="zero",
+                  unit="", position="o0-o3", stratum="all", metric="digits") | other
+    return pd.DataFrame(dict(condition=condition, seed=[1, 2, 3], value=values) | labels)
+
+
+ROWS = pd.concat([made(MOE, [.5, .6, .7]), made(FFN, [.1, .2, np.nan])])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_claim_has_the_hash_under_which_it_was_registered(table):
+    "A printed number has no margin of its own: that which `claims` gives it follows from data/margins.csv."
+    last = registrations().query("table == @table").set_index(["key", "protocol"])["hash"]
+    for c in TABLES[table]:
+        own = c if table == "statements" or c.key.startswith("contrast.") else c._replace(margin="")
+        assert definition_hash(own._asdict()) == last[c.key, c.protocol], (c.key, c.protocol)
+    assert len(TABLES[table]) == len(last) > 400
+
+
+def test_the_columns_of_both_files_are_the_fields_of_a_claim():
+    for name, columns in (("claims", CLAIM_COLUMNS), ("statements", STATEMENT_COLUMNS)):
+        assert list(pd.read_csv(ROOT / f"data/{name}.csv", nrows=1)) == columns
+        assert {*columns[1:], "key"} <= set(Claim._fields)
+    assert set(Claim._fields) == {"key", "scale", *CLAIM_COLUMNS, *STATEMENT_COLUMNS} - {"id"}
+
+
+def test_the_two_readers_of_claims_take_nothing_private_from_a_room():
+    for file in ("evidence/answers", "record/ledger"):
+        for node in ast.walk(ast.parse((ROOT / f"moe_redistribution/{file}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom): assert not [a.name for a in node.names if a.name.startswith("_")], file
+
+
+def test_a_claim_names_reads_and_asks_the_same_whatever_order_its_conditions_stand_in():
+    both = CLAIM._replace(condition=f"{MOE} {FFN}")
+    assert both.question == CLAIM._replace(condition=f"{FFN} {MOE}").question != CLAIM.question
+    assert CLAIM.question == CLAIM._replace(seeds="1 2 3").question != CLAIM._replace(seeds="1-4").question
+    assert CLAIM.spot == CLAIM._replace(seeds="1-4").spot != CLAIM._replace(edit="mean").spot
+    assert CLAIM._replace(versus=f"{FFN} site=attn_out value=.5").names == [MOE, FFN]
+
+
+def test_readings_are_all_that_a_claim_reads_and_no_constant():
+    c = CLAIM._replace(versus=f"{FFN} site=attn_out value=.5")
+    assert [(r.condition, r.site) for r in c.readings] == [(MOE, "ffn_out"), (FFN, "ffn_out"), (MOE, "attn_out")]
+    for how in ("none", "null", "quotes"): assert c._replace(aggregate=how).readings == []
+    assert all(isinstance(r, Reading) and each_name(r.condition) for cs in TABLES.values() for c in cs
+               for r in c.readings)
+
+
+def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
+    best = READING._replace(condition="modadd/ffn-h512-gelu", rule="best")
+    assert stand_in(READING) is None and stand_in(best).rule == "first99"
+    assert stand_in(best._replace(condition="granularity.small/grid/8e4a")) is None
+    with pytest.raises(ValueError, match="column in versus: expected one of .*; got 'aggregate'"):
+        instead(READING, "aggregate=mean")
+
+
+def test_a_reading_is_made_once_however_many_claims_share_it(monkeypatch):
+    from moe_redistribution.evidence import claims as claims_room
+    looked, real, rows = [], claims_room.select, Measured(ROWS)
+    monkeypatch.setattr(claims_room, "select", lambda *a, **k: looked.append(k["condition"]) or real(*a, **k))
+    for how in ("difference", "ratio", "mean"): CLAIM._replace(aggregate=how).values(rows)
+    assert looked == [MOE, FFN] and Measured.of(rows) is rows
+
+
+def test_a_seed_that_failed_stays_and_one_that_is_missing_is_named():
+    x, notes = CLAIM.values(ROWS)
+    assert x.index.tolist() == [1, 2, 3] and x[:2].tolist() == pytest.approx([.4, .4]) and np.isnan(x[3])
+    assert notes == [f"1 of 3 seeds failed and left out: {FFN}, seeds 3"]
+    _, notes = CLAIM.at(seeds=[1, 2, 9]).values(ROWS)
+    assert [n.split(",")[0] for n in notes] == [f"missing run: {n}" for n in (MOE, FFN)]
+    _, notes = CLAIM.at(rule="final").values(ROWS)
+    assert all(n.startswith("not measured: digits of") for n in notes) and len(notes) == 2
+
+
+def test_a_percentage_is_refused_also_of_what_a_share_leaves():
+    percent = CLAIM._replace(unit_factor=100, versus="", aggregate="mean")
+    negative = made(MOE, [-.5, .2, .3])                                     # 1 - x is 1.5, and a fraction all the same
+    assert percent._replace(metric="1 - digits").values(negative)[0].tolist() == pytest.approx([1.5, .8, .7])
+    for metric in ("digits", "1 - digits"):
+        with pytest.raises(ValueError, match="made .paper.: expected fractions; got values up to 70"):
+            percent._replace(metric=metric).values(ROWS.assign(value=100 * ROWS["value"]))
+
+
+# --- one item reads its own cells -------------------------------------------------------------------
+
+def test_the_ledger_of_an_item_reads_only_what_its_claims_and_their_families_name(monkeypatch):
+    read, real = [], room.rows_of
+    monkeypatch.setattr(room, "rows_of",
+                        lambda i, names, **k: read.extend((i, n) for n in names) or real(i, names, **k))
+    got = room.ledger("tab1")
+    named = lambda said: {(r.instrument, n) for r in room.ledger_readings(said) for n in each_name(r.condition)}
+    mine, every = named(statements().query("key in @got.key")), named(statements())
+    assert set(read) == mine < every and len(mine) * 10 < len(every)
+
+
+@pytest.mark.parametrize("item", ["tab1", "sec4.2", "004.F_grid"])
+def test_an_item_says_what_the_whole_ledger_says_of_it(item):
+    whole = pd.read_csv(ROOT / "results/ledger.csv").set_index("key")
+    got = room.ledger(item)
+    assert len(got) and got["verdict"].tolist() == whole.loc[got["key"], "verdict"].tolist()
+    assert got["note"].tolist() == whole.loc[got["key"], "note"].fillna("").tolist()
