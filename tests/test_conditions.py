@@ -296,6 +296,24 @@ def test_every_reason_for_refusing_a_name_has_its_example():
 # ------------------------------------------------------------------------------------------------------ what is stored
 
 KEYS = dict(list(csv.reader(open(Path(__file__).parent / "keys.csv")))[1:])
+OLD_SPELLINGS = Path(conditions_room.__file__).with_name("old_spellings.csv")
+
+
+def test_the_file_of_old_spellings_is_finished():
+    "What was registered and stored is found through it: a changed line, a new one or another order is another name."
+    said = OLD_SPELLINGS.read_bytes()
+    assert hashlib.sha256(said).hexdigest()[:16] == "fbacce076c097bc9" and said.count(b"\n") == 7
+
+
+@pytest.mark.parametrize("old, new", [("+reset2000+part1+also_attn+then0.25+forget", "@2000:reset1,attn,ffnlr0.25,fresh"),
+                                      ("+forget+d16+then8+reset7", "+d16@7:reset0.25,ffnlr8,fresh"),
+                                      ("+reset5+also_embed+freeze_attn", "+freeze_attn@5:reset0.25,embed")])
+def test_an_old_name_is_read_by_the_file_and_no_other_event_has_one(old, new):
+    assert renamed(f"add7/ffn-h8-silu{old}, x") == f"add7/ffn-h8-silu{new}, x"
+    assert sorted(formerly(f"add7/ffn-h8-silu{new}")[16:].split("+")) == sorted(old.split("+"))
+    for more in (",router1", ",onlyexperts", ",embed,attn", "@9000:fresh"):
+        assert formerly(f"add7/ffn-h8-silu{new}{more}") == f"add7/ffn-h8-silu{new}{more}"
+
 HASHED = {"seeds": "1-9", "metric": "digits"}
 
 

@@ -5,14 +5,17 @@
 # %% auto #0
 __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'NUMBER', 'KINDS', 'FIELDS', 'Event', 'spelled',
            'Reset', 'Restart', 'Rate', 'takes_router', 'Exchange', 'learnt', 'Only', 'Fresh', 'write_events',
-           'read_events', 'fields_of', 'renamed', 'formerly']
+           'read_events', 'renamed', 'formerly', 'fields_of']
 
 # %% ../../nbs/2_models/02_events.ipynb #44619834
 from dataclasses import dataclass
 from itertools import groupby
-import math, re
+from pathlib import Path
+import csv, math, re
+
 import torch
 
+import moe_redistribution
 from ..tasks.errors import nearest
 
 # %% ../../nbs/2_models/02_events.ipynb #951a6670
@@ -215,14 +218,48 @@ def _read_step(text, bad):
         yield hits[0]
 
 # %% ../../nbs/2_models/02_events.ipynb #4af7f951
-FIELDS = {"reset": 0, "part": .25, "also": "", "then": None, "forget": False}    # and their values where not said
+_FILE = Path(moe_redistribution.__file__).parent / "models" / "old_spellings.csv"
+_, *OLD_SPELLINGS = csv.reader(_FILE.read_text().splitlines())                 # option, word, in the order of both
+_RESET, _QUARTER = OLD_SPELLINGS[1][0], "0.25"                                 # a reset meant that much without it
 _OPTION = r"\+[A-Za-z_]\w*(?:\.\d+)?(?:(?<=e)-\d+|e-?\d+)?"
 _OLD = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*\+reset\d+(?:{_OPTION})*)")
 _WORD = r"[a-z]+(?:\d+(?:\.\d+)?(?:e-?\d+)?)?"
 _NEW = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*)@(\d+):({_WORD}(?:,{_WORD})*)(?![@,\w]|\.\d)")
-_AS_WORD = (("part", "reset"), ("also_", ""), ("then", "ffnlr"), ("forget", "fresh"))
 
 # %% ../../nbs/2_models/02_events.ipynb #424d3be9
+def _said(text, column):
+    "{option: its number, or ''} of the one line of the file that says `text` in a column; else nothing."
+    form = lambda line: re.escape(line[column]).replace(r"\{\}", NUMBER)
+    return {line[0]: "".join(m.groups()) for line in OLD_SPELLINGS if (m := re.fullmatch(form(line), text))}
+
+def _write(said, column): return [line[column].format(said[line[0]]) for line in OLD_SPELLINGS if line[0] in said]
+
+# %% ../../nbs/2_models/02_events.ipynb #7b01c9f6
+def renamed(text:str) -> str:
+    "`text` with every old name of a condition with a reset in today's spelling."
+    def today(found):
+        own, said = "", {_RESET: _QUARTER}
+        for option in re.findall(_OPTION, found[2]):
+            if new := _said(option, 0): said |= new
+            else: own += option
+        step, *words = _write(said, 1)
+        return found[1] + own + step + ",".join(words)
+    return _OLD.sub(today, text)
+
+def formerly(text:str) -> str:
+    "`text` with every name of a condition with events in its old spelling, where it had one."
+    def before(found):
+        each = [_said(word, 1) for word in found[4].split(",")]
+        said = {n: x for one in each for n, x in one.items()}
+        if len(said) < len(each) or _RESET not in said or {"+also_attn", "+also_embed"} <= said.keys(): return found[0]
+        if said[_RESET] == _QUARTER: del said[_RESET]
+        old = "".join(_write({OLD_SPELLINGS[0][0]: found[3]} | said, 0))
+        return re.sub(r"(?=\+(?:freeze_|hold_|d\d|L\d)|$)", lambda _: old, found[1] + found[2], count=1)
+    return _NEW.sub(before, text)
+
+# %% ../../nbs/2_models/02_events.ipynb #0ld5be12
+FIELDS = {"reset": 0, "part": .25, "also": "", "then": None, "forget": False}    # and their values where not said
+
 def fields_of(events):
     "The five fields that said some events before, but those left at their defaults; None where they could not."
     words = {e.what: e for e in events}
@@ -232,28 +269,3 @@ def fields_of(events):
     said = dict(reset=reset.step, part=reset.part, also=next((w for w in ("attn", "embed") if w in words), ""),
                 then=rate and rate.rate, forget=Fresh.pattern in words)
     return {n: v for n, v in said.items() if v != FIELDS[n]}
-
-def renamed(text:str) -> str:
-    "`text` with every old name of a condition with a reset in today's spelling."
-    def today(found):
-        own, step, words = [], 0, {"part": "reset0.25"}
-        for option in re.findall(_OPTION, found[2]):
-            old = next((p for p in _AS_WORD if re.fullmatch(rf"\+{p[0]}(\d.*|attn|embed)?", option)), None)
-            if m := re.fullmatch(r"\+reset(\d+)", option): step = m[1]
-            elif old: words[old[0]] = old[1] + option[1 + len(old[0]):]
-            else: own.append(option)
-        return f"{found[1]}{''.join(own)}@{step}:{','.join(words[o] for o, _ in _AS_WORD if o in words)}"
-    return _OLD.sub(today, text)
-
-# %% ../../nbs/2_models/02_events.ipynb #7b01c9f6
-def formerly(text:str) -> str:
-    "`text` with every name of a condition with events in its old spelling, where it had one."
-    def before(found):
-        def bad(*what): raise ValueError(what)
-        try: said = fields_of(read_events([f"{found[3]}:{found[4]}"], bad))
-        except ValueError: return found[0]
-        if said is None: return found[0]
-        spell = {"also": "also_{}", "forget": "forget"}
-        old = "".join("+" + spell.get(n, n + "{}").format(spelled(v)) for n, v in said.items())
-        return re.sub(r"(?=\+(?:freeze_|hold_|d\d|L\d)|$)", lambda _: old, found[1] + found[2], count=1)
-    return _NEW.sub(before, text)
