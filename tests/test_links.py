@@ -63,7 +63,8 @@ def dead(page):
 def test_a_heading_stands_on_its_own():
     "Pandoc takes a heading below a line of text for text, and what leads to it leads nowhere."
     def glued(page):
-        return [h for text in texts(page) for h in re.findall(r"^(?!:::)[^\n]*\S[^\n]*\n(#{2,6} .*)$", text, flags=re.M)]
+        below = r"^(?!:::)[^\n]*\S[^\n]*\n(#{2,6} .*)$"
+        return [h for text in texts(page) for h in re.findall(below, text, flags=re.M)]
     bad = {p: found for p in PAGES if (found := glued(p))}
     assert not bad, bad
 
