@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution.training.bench import (bench, HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
+from moe_redistribution.training.bench import (HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
                                                share_of, target, train_for)
 from moe_redistribution.models import ffn as experts, population as models
 from moe_redistribution.training import bench as bench_room
@@ -60,7 +60,7 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
 
 
 def test_full_batches_have_stricter_targets_than_small_ones():
-    for task, (dense, moe) in HEADLINE.items():
+    for dense, moe in HEADLINE.values():
         assert not condition(dense).routed and condition(moe).routed and target(moe) > target(dense)
         assert floor_limit(dense) <= floor_limit(moe) <= floor_limit(HEADLINE["add7"][1])
 

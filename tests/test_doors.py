@@ -43,7 +43,7 @@ def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
     own, _, body = name.partition("/")
     twin = f"{twins[own]}/{body}"
     assert list(instruments_for(twin)) == list(instruments_for(name)) and misfits(twin) == misfits(name)
-    for i, x in instruments_for(name).items():
+    for x in instruments_for(name).values():
         assert [x.at(twin, s) for s in x.streams] == [x.at(name, s) for s in x.streams]
 
 

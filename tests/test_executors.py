@@ -212,7 +212,7 @@ def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
         assert not done.done()                                                      # in the middle of it
         rows = done.result(timeout=120)
         spy.wait_for_workers(2, timeout=60)                                         # another has taken its place
-        assert pids[victim] not in (now := spy.run(os.getpid)).values()
+        assert pids[victim] not in spy.run(os.getpid).values()
         assert set(spy.run(torch.get_num_threads).values()) == {1}                  # and is set up like the first ones
         assert all(spy.run(lambda dask_worker: "moe_redistribution" in dask_worker.plugins).values())
     assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 400] for c in NAMES for s in seeds]

@@ -214,7 +214,7 @@ def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
 
 
 def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_path(monkeypatch):
-    n, stop, pad = 6, 10, 11
+    n, stop = 6, 10
     g = random_graphs(n, range(300), seed=3, p=.3)
     def label(model, prompts, new, **how):
         lines = [x[y].tolist() for x, y in zip(g.tokens, g.labels)]

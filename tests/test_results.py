@@ -57,7 +57,7 @@ def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
     assert not (stale := stale_pages()), f"make pages: {stale}"
     there = {p.stem for p in (results.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
     assert there <= set(PAGES), f"no `Opening(page)` on {sorted(there - set(PAGES))}"
-    for path, (page, was) in stored_pages().items():
+    for path, (_, was) in stored_pages().items():
         text = (results.ROOT / "nbs" / path).read_text(encoding="utf-8")
         if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 

@@ -12,7 +12,7 @@ from sklearn.metrics.cluster import expected_mutual_information
 from moe_redistribution.instruments import rerouting, routing
 from moe_redistribution.instruments.ablation import replacing, shuffled
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import forward, init, loss, predict
+from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
 from moe_redistribution.instruments.rerouting import (rerouted_answers, as_in, cells, drops, gradient_norms, permuted,
                                                       routes_held, swapped, tabled, uniform)

@@ -444,6 +444,12 @@ def written():
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
+def test_ruff_finds_no_dead_name_no_trap_and_no_function_that_is_too_complex():
+    ruff = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "moe_redistribution", "tools", "tests"]
+    done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_no_line_of_code_is_wider_than_120_columns():
     # of a module, all but what nbdev writes above its first cell: the page's first sentence and `__all__`
     modules = ((m.relative_to(ROOT).as_posix(), m.read_text(encoding="utf-8").partition("\n# %% ../")[2])

@@ -5,7 +5,7 @@ import torch
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import train_group
 from moe_redistribution.models.population import init
-from moe_redistribution.instruments.speed import advance, components, length, movement, speed, speed_rows, speeds
+from moe_redistribution.instruments.speed import advance, components, speed, speed_rows, speeds
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.loop import fresh, train_interval, unflatten

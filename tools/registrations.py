@@ -73,7 +73,7 @@ class History:
         size = int(self._cat.stdout.readline().split()[2])
         return io.BytesIO(self._cat.stdout.read(size + 1)[:-1])
 
-    @lru_cache(maxsize=None)
+    @lru_cache(maxsize=None)                                                     # noqa: B019  one object a command
     def defined(self, table, blob):
         "(key, protocol) -> hash of its definition, in one version of a file."
         lines = pd.read_csv(self.read(blob), dtype=str, keep_default_na=False).to_dict("records")

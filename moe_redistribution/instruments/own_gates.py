@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 from ..tasks.errors import choose, refuse
 from ..training.study import Preset, Study
-from ..training.gated import (DISTILLED, Gating, Student, attach, attention_layers, deployed, distil,
+from ..training.gated import (DISTILLED, Gating, Student, attention_layers, deployed, distil,
                                                new_gates)
 from ..training.language import all_but, heldout_losses, train_language
 from .rows import rows, tidy

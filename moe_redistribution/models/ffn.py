@@ -34,7 +34,7 @@ def draw_capacity(names, ax=None):
     "Figure 2 from the shapes: FFN parameters one token uses (green) and does not (hatched). `names`: label → name."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6.4, 0.42 * len(names) + 1), layout="constrained")[1]
-    for row, (label, name) in enumerate(names.items()):
+    for row, name in enumerate(names.values()):
         c = condition(name)
         parts = ffn_shapes(c)
         total, E, k = count(parts), c.n_experts, c.top_k
@@ -113,8 +113,8 @@ class Grouped(torch.autograd.Function):
         x, w = ctx.saved_tensors
         dx, dw, db = torch.empty_like(x), torch.empty_like(w), w.new_empty(len(w), w.shape[2]) if ctx.bias else None
         x, dx_, g = (y.split(ctx.loads) for y in (x, dx, grad))
-        for i, w in enumerate(w.mT):
-            torch.mm(g[i], w, out=dx_[i])
+        for i, back in enumerate(w.mT):
+            torch.mm(g[i], back, out=dx_[i])
             torch.mm(x[i].T, g[i], out=dw[i])
             if ctx.bias: torch.sum(g[i], 0, out=db[i])
         return dx, dw, db, None

@@ -28,7 +28,7 @@ from ..instruments.ablation import ablation_curve, ablation_of
 from ..instruments.grokking import progress
 from ..instruments.instrument import instruments
 from ..studies.sparsity_moves.reading import CANONICAL, measured_with, recorded_checkpoints
-from ..evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, fingerprint,
+from ..evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds,
                                                  item_rows, right_answers, weightless)
 from ..evidence.answers import comparison
 from .runs import (has, history_frame, reach, recordable, replaceable, replace_runs, run_frame,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from ..tasks.errors import choose, refuse
 from ..tasks.text import generator_of
-from .language import next_token_loss, train_language, with_transformers
+from .language import train_language, with_transformers
 
 # %% ../../nbs/3_training/10_gated.ipynb #5afbc056
 class Gate(nn.Module):

@@ -79,7 +79,7 @@ def rates(c:Condition, era:int=0) -> dict:
 def pieces(c, era:int=0) -> tuple:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
     out, at = [], 0
-    for (name, shape), rate in zip(shapes(c).items(), rates(c, era).values()):
+    for shape, rate in zip(shapes(c).values(), rates(c, era).values()):
         end = at + int(np.prod(shape))
         if out and out[-1][0] == rate and out[-1][1].stop == at: out[-1] = (rate, slice(out[-1][1].start, end))
         elif rate: out.append((rate, slice(at, end)))

@@ -23,7 +23,7 @@ from ..tasks.errors import choose
 from ..tasks.data import STREAMS
 from ..tasks.task import TASKS
 from ..models.events import formerly
-from ..models.condition import Condition, by_name, condition
+from ..models.condition import Condition, by_name
 from ..models.population import Trained
 
 # %% ../../nbs/3_training/02_store.ipynb #9c0cd213

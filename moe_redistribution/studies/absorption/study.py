@@ -131,8 +131,8 @@ def under_students(self:Trial, model, arm, own, students, masks):
     """Rows of students: agreement with attention (f1, and with the source), the model under their hard masks, and how
     far that goes from random masks to the oracle's (efficiency)."""
     tokens = self.held[:, :-1]
-    for (loss, k, d_gate), gates in students.items():
-        for k in [k] if loss == "bce" else self.settings["ks"]:
+    for (loss, own_k, d_gate), gates in students.items():
+        for k in [own_k] if loss == "bce" else self.settings["ks"]:
             at = dict(condition=arm, edit=loss, stratum=f"k={k}", unit=f"d_gate={d_gate}")
             for metric, x in attention_means(model, tokens, finds(gates, k, self.source)).items():
                 self.put(metric, x.max() if metric == "source_kept" else x.mean(), tokens.numel(), **at)

@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-import numpy as np
 import pandas as pd
 import torch
 from ...tasks.text import generator_of

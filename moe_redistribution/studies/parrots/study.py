@@ -21,7 +21,7 @@ from scipy import stats
 import torch
 import torch.nn.functional as F
 from ...tasks.errors import refuse
-from ...tasks.recall import (BOOK_SIGNS, PhoneBook, exact_match, graph_vocab, length2_path,
+from ...tasks.recall import (BOOK_SIGNS, PhoneBook, exact_match, length2_path,
                                              random_graphs, valid_shortest)
 from ...tasks.text import Planted, generator_of
 from ...training.study import Preset, Study, study_rows
