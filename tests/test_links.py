@@ -46,6 +46,12 @@ def links(page):
             elif re.search(r"\.(ipynb|html)$", path): yield link, "", fragment
 
 
+def judged(page):
+    "Keys of the claims that a page judges: the site's frame makes each an address there (tests/test_ways.py)."
+    book = pd.read_csv(ROOT / "results/ledger.csv", usecols=["key", "page"])
+    return set(book.loc[book["page"].str.partition("#")[0] == page, "key"])
+
+
 @cache
 def landing(page):
     "Ids of a page: those of its sources, and what its stored outputs add: headings, and ids of their own."
@@ -53,7 +59,7 @@ def landing(page):
     for text in texts(page):
         found |= set(re.findall(r"\{#([\w:.-]+)", text)) | set(re.findall(r"\bid=\"([^\"]+)\"", text))
         found |= {pandoc_id(h) for h in re.findall(r"^#{2,6}\s+(.+?)\s*$", text, flags=re.M)}
-    return found
+    return found | judged(page)
 
 
 def dead(page):

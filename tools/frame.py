@@ -19,9 +19,11 @@ widget.
 and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
 - **The foot.** What a page stands on (`evidence.pages.Opening`) is read where the rows are, and said where it ends.
+- **Addresses of claims.** A claim's key is an address on the page that judges it: where the page shows it, or in the
+  list of all that it judges, at its foot (`record.ways`, `record.counts`).
 - **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a
 table's numbers
-  are two clicks away.
+  are two clicks away; and every value behind each claim, in rows/claims/.
 """
 import ast
 import configparser
@@ -34,6 +36,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import yaml
+
+from moe_redistribution.evidence.overviews import page_of
+from moe_redistribution.record.counts import judged_here, recorded_claims
+from moe_redistribution.record.ways import placed, write_claim_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
@@ -113,7 +119,9 @@ def output(out):
 def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out, foot = [], []
-    for cell in notebook["cells"]:
+    judged = [c for c in recorded_claims().itertuples(index=False) if page_of(c) == page]
+    cells, shown = placed(notebook["cells"], judged)
+    for cell in cells:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "code":
             foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"]
@@ -132,6 +140,9 @@ def framed(notebook, page):
             for o in cell["outputs"]:
                 output(o)
         out.append({**cell, "source": lines(cell["source"])})
+    if judged:
+        out.append({"cell_type": "markdown", "id": "judged-here", "metadata": {},
+                    "source": lines(raw(judged_here(judged, shown, "../" * page.count("/"))))})
     if said := "\n\n".join(filter(str.strip, foot)):
         out.append({"cell_type": "markdown", "id": "standing", "metadata": {},
                     "source": lines(f"::: {{.standing}}\n{said}\n:::\n")})
@@ -165,7 +176,7 @@ def rows(root, proc):
               *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
     for path in tables:
         shutil.copy(path, proc / "rows" / path.name)
-    return len(tables)
+    return len(tables) + write_claim_rows(proc / "rows" / "claims")
 
 
 def main(args=(), root=ROOT):

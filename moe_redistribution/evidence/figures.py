@@ -6,7 +6,7 @@
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NAMED', 'NULLS', 'ORDER1', 'RATES', 'COLUMNS1', 'colour', 'labelled',
            'label', 'is_arm', 'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'figure1',
            'two_ablations', 'trajectories', 'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent',
-           'table_text', 'verdicts', 'in_short', 'prose', 'claim', 'points', 'ruled', 'numbers']
+           'table_text', 'verdicts', 'in_short', 'prose', 'claim', 'read_as', 'points', 'uncounted', 'ruled', 'numbers']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
 import re
@@ -114,7 +114,7 @@ def one_task(names):
 def tidy_axes(ax, ylabel="digits right", top=1.0):
     "House style of an accuracy axis."
     ax.set(ylabel=ylabel, ylim=(0, top))
-    ax.yaxis.set_major_formatter(lambda v, _: f"{v:.0%}"); ax.spines[["top", "right"]].set_visible(False)
+    ax.yaxis.set_major_formatter(lambda v, _: typeset(f"{v:.0%}")); ax.spines[["top", "right"]].set_visible(False)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #26db989b
 ORDER1 = ["add7/ffn-h256-silu", "add7/glu-h170-silu", "add7/ffn-h64-silu", "add7/moe-e4k2-h256-silu",
@@ -315,15 +315,31 @@ def claim(key):
     return known[choose("claim", key, list(known))]
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #51c6d8ab
-def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
-    """A claim's difference, interval and seeds as text, in `unit` of 1 / `scale`.
+def read_as(c, reading="audited", scale=1, places=2, sign="+", unit="", form="{mean}{span}{unit}, n = {n}") -> str:
+    """What one reading of a claim found, in words: mean, 95% interval, `unit` of 1 / `scale`, n, in the order of
+    `form`; `–` where there is nothing.
 
-    `sign`: + shows it, an empty one drops it where it is positive, - says how much less."""
-    mean, lo, hi = (scale * getattr(c, f"{reading}_{k}") * (-1 if sign == "-" else 1) for k in ("mean", "lo", "hi"))
-    number = lambda v: f"{round(v, places) + 0:{'+' if sign == '+' else ''},.{places}f}"
-    unit = unit.removesuffix("s") if number(mean).strip("+-") == "1" else unit
-    return typeset(f"{number(mean)} {unit} [{number(min(lo, hi))}, {number(max(lo, hi))}] over "
-                   f"{getattr(c, f'{reading}_n')} seeds")
+    `sign`: + shows it, an empty one drops it where it is positive, - says how much less. An interval of one value is
+    left out."""
+    mean, lo, hi, n = (getattr(c, f"{reading}_{k}") for k in ("mean", "lo", "hi", "n"))
+    if not n > 0 or mean != mean: return "–"
+    def number(v):
+        v = round((-scale if sign == "-" else scale) * v, places) + 0
+        return f"{v:{'+' if sign == '+' and v else ''},.{places}f}"
+    bounds = (hi, lo) if sign == "-" else (lo, hi)
+    span = f" [{', '.join(map(number, bounds))}]" * bool(lo < hi)
+    if form.startswith("{mean}{unit}") and number(mean).strip("+-") == "1": unit = unit.removesuffix("s")     # 1 point
+    unit = f" {unit}" * bool(unit)
+    return typeset(form.format(mean=number(mean), span=span, unit=unit, n=f"{n:.0f}"))
+
+# %% ../../nbs/5_evidence/09_figures.ipynb #a3b44427
+def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
+    "A claim's difference as a sentence has it: `read_as` in points, the interval after that word, over how many seeds."
+    return read_as(c, reading, scale, places, sign, unit, "{mean}{unit}{span} over {n} seeds")
+
+def uncounted(c, scale=1, unit="") -> str:
+    "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."
+    return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
 def ruled(c, ledger="../../claims.ipynb") -> str:
     "A claim's verdict, as a link from a study's page to its row in the table of all claims."

@@ -6,7 +6,7 @@
 __all__ = ['Answer', 'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS', 'ON_PAPER_SEEDS', 'AT_THIS_SIZE',
            'TOO_FEW', 'VERDICTS', 'LEDGER_COLUMNS', 'YOUNG', 'NO_LINE', 'decide', 'registered', 'answer', 'judge',
            'found_here', 'ledger_readings', 'ledger_rows', 'ItemRows', 'printed_items', 'ledger', 'shown', 'by_id',
-           'coverage', 'contrast_table', 'survivors', 'verdict_table', 'contrast_answers']
+           'coverage', 'contrast_table', 'survivors', 'verdict_table', 'contrast_asks', 'contrast_answers']
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ad8a810e
 import re
@@ -25,7 +25,7 @@ from ..evidence.statistics import (TINY, Interval, flips_needed, interval, paire
 from ..evidence.answers import contrasts, finest, number_answer
 from ..evidence.figures import claim
 from ..evidence.registrations import when
-from ..evidence.tables import Shown, to_read
+from ..evidence.tables import Shown, as_minus, to_read
 from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0e627d70
@@ -393,15 +393,18 @@ def verdict_table(beginnings, caption, digits=3) -> Shown:
     return to_read(pd.DataFrame([{"claim": k, "verdict": c.verdict, "says": c.statement,
                                   "as the paper reads it": reading(c, "paper"),
                                   "with the control": reading(c, "audited"),
-                                  "margin": margin[k] or "–", "control": control[k]}
+                                  "margin": margin[k] or "–", "control": as_minus(control[k])}
                                  for k, c in found]),
                    caption)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #1ed6e205
+def contrast_asks() -> pd.Series:
+    "What each registered contrast asks: its note, by id, with a minus for *less*."
+    return claims().query("protocol == 'audited'").set_index("id")["note"].map(as_minus)
+
 def contrast_answers(rows, families, caption, edits=("none",), digits=3) -> Shown:
     "The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome, n."
-    asks = claims().query("protocol == 'audited'").set_index("id")["note"]
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
     difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]
-    return to_read(pd.DataFrame({"asks": found["id"].map(asks).to_numpy(), "difference": difference,
+    return to_read(pd.DataFrame({"asks": found["id"].map(contrast_asks()).to_numpy(), "difference": difference,
                                  "outcome": found["outcome"].to_numpy(), "n": found["n"].to_numpy()}), caption)
