@@ -339,6 +339,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics._pairs': ( '5_evidence/statistics.html#_pairs',
                                                                                                            'moe_redistribution/evidence/statistics.py'),
+                                                        'moe_redistribution.evidence.statistics._stats': ( '5_evidence/statistics.html#_stats',
+                                                                                                           'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics._t_test': ( '5_evidence/statistics.html#_t_test',
                                                                                                             'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics.delta': ( '5_evidence/statistics.html#delta',

@@ -12,8 +12,8 @@ import pandas as pd
 from ..tasks.errors import choose
 from ..models.condition import condition
 from .printed import paper_values
-from .claims import (Claim, Measured, baselines, by_seed, claims, null_score, paper_items,
-                                                stand_in, trained)
+from .claims import (Claim, Measured, by_seed, claims, null_score, paper_items, stand_in,
+                                                trained)
 from .statistics import (TINY, interval, welch, paired_permutation, holm, outcome,
                                                     seeds_beside, tost, verdict)
 from .dataset import learned

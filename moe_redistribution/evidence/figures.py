@@ -11,7 +11,6 @@ __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NAMED', 'NULLS', 'ORDER
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
 import re
 from functools import lru_cache
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
@@ -124,6 +123,7 @@ def figure1(rows, fig1, rule="first256", stream="authors", ax=None):
     """Figure 1: no-FFN accuracy of six variants, seeds as dots, mean and interval, the paper's bars as diamonds.
 
     `rows`: ablation rows; `fig1`: `compare(rows, "fig1")`. Returns the axes."""
+    import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
     said = fig1[fig1["metric"] == "no_ffn_acc"].set_index("condition")
     for x, name in enumerate(ORDER1):
@@ -140,6 +140,7 @@ def figure1(rows, fig1, rule="first256", stream="authors", ax=None):
 # %% ../../nbs/5_evidence/09_figures.ipynb #0851dc99
 def two_ablations(rows, names, rule="first256", stream="authors", edits=("zero", "mean"), site="ffn_out"):
     "One panel for each replacement: seeds of every condition as dots, means, intervals and nulls. Returns the figure."
+    import matplotlib.pyplot as plt
     t = one_task(names)
     fig, (axes,) = plt.subplots(1, len(edits), figsize=(3.6 * len(edits) + .8, 3.6), sharey=True, squeeze=False,
                                 layout="constrained")
@@ -165,6 +166,7 @@ def trajectories(history, names, metrics, titles):
     middle 80 %. Returns the figure.
 
     `history`: one row an evaluation, as `results.recorded_history` gives them; `metrics`: a column for each panel."""
+    import matplotlib.pyplot as plt
     t = one_task(names)
     fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, squeeze=False,
                                 layout="constrained")
@@ -204,6 +206,7 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=1.0, y
 
     `where`: selection common to all panels, as for `pick`; `compared`: `compare` frames that hold the paper's
     values."""
+    import matplotlib.pyplot as plt
     where, height = dict(rule="first256", stream="authors") | where, -(-len(panels) // columns)
     fig, axes = plt.subplots(height, min(columns, len(panels)),
                              figsize=(3.5 * min(columns, len(panels)) + .4, 2.7 * height + .3), sharey=True,

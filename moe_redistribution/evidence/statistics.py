@@ -11,12 +11,16 @@ __all__ = ['TINY', 'MOST', 'Result', 'Tost', 'VARIANCE_SOURCES', 'Verdict', 'Int
 from collections import namedtuple
 import numpy as np
 import pandas as pd
-from scipy import stats
 from ..tasks.errors import choose, refuse
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #100a48e1
 TINY = 1e-12      # differences below this are float noise, never evidence
 MOST = 20_000     # seeds that a plan or a bootstrap may have
+
+def _stats():
+    "scipy.stats, when the first test is asked for: to import it takes half as long as torch."
+    from scipy import stats
+    return stats
 
 def _finite(values):
     "A 1-d float array of finite numbers, one per seed; anything else is refused."
@@ -42,9 +46,9 @@ def interval(values, method=None, level=0.95):
     if method == "BCa" and n > MOST: refuse("interval", f"at most {MOST:,} values for BCa", n, "t", "method='t'")
     if n == 1: lo = hi = np.nan
     elif np.ptp(x) < TINY: lo = hi = mean
-    elif method == "t": lo, hi = stats.t.interval(level, n - 1, loc=mean, scale=stats.sem(x))
-    else: lo, hi = stats.bootstrap((x,), np.mean, confidence_level=level, method="BCa", batch=max(1, 2**22 // n),
-                                   rng=np.random.default_rng(0)).confidence_interval
+    elif method == "t": lo, hi = _stats().t.interval(level, n - 1, loc=mean, scale=_stats().sem(x))
+    else: lo, hi = _stats().bootstrap((x,), np.mean, confidence_level=level, method="BCa", batch=max(1, 2**22 // n),
+                                      rng=np.random.default_rng(0)).confidence_interval
     return Interval(mean, float(lo), float(hi), n, method)
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #0721cc7f
@@ -57,8 +61,8 @@ def _t_test(a, b=None, null=0.0, side="two-sided"):
     if max(map(np.ptp, groups)) < TINY:
         truth = {"two-sided": abs(d - null) < TINY, "greater": d - null < TINY, "less": d - null > -TINY}
         return Result(d, float(truth[side]), 0.0 if abs(d) < TINY else float(np.copysign(np.inf, d)))
-    if b is None: p = stats.ttest_1samp(a, null, alternative=side).pvalue
-    else: p = stats.ttest_ind(a - null, b, equal_var=False, alternative=side).pvalue
+    if b is None: p = _stats().ttest_1samp(a, null, alternative=side).pvalue
+    else: p = _stats().ttest_ind(a - null, b, equal_var=False, alternative=side).pvalue
     return Result(d, float(p), float(d / np.sqrt(np.mean([g.var(ddof=1) for g in groups]))))
 
 def welch(a, b):
@@ -71,7 +75,7 @@ def welch_from_stats(mean1, std1, n1, mean2, std2, n2, ddof=0):
     for n in (n1, n2):
         if n < 2: refuse("welch_from_stats", "two seeds or more on each side", n, "n = 2", "one seed has no spread")
     std1, std2 = (s * np.sqrt((n - ddof) / (n - 1)) for s, n in ((std1, n1), (std2, n2)))
-    return float(stats.ttest_ind_from_stats(mean1, std1, n1, mean2, std2, n2, equal_var=False).pvalue)
+    return float(_stats().ttest_ind_from_stats(mean1, std1, n1, mean2, std2, n2, equal_var=False).pvalue)
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ea5e027e
 def _pairs(a, b):
@@ -85,8 +89,8 @@ def paired_permutation(a, b, n_resamples=9_999):
     d = _pairs(a, b)
     if len(d) == 1 or np.abs(d).max() < TINY: return _t_test(d)._replace(p=1.0)      # every flip is as extreme
     mean = lambda x, axis: np.mean(x, axis).round(12)      # TINY: flips that tie by hand must tie in floats
-    p = stats.permutation_test((d,), mean, permutation_type="samples", n_resamples=n_resamples, vectorized=True,
-                               rng=np.random.default_rng(0)).pvalue
+    p = _stats().permutation_test((d,), mean, permutation_type="samples", n_resamples=n_resamples, vectorized=True,
+                                  rng=np.random.default_rng(0)).pvalue
     return _t_test(d)._replace(p=float(p))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #8911aa0e
@@ -158,7 +162,7 @@ def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
-    half, reach = (stats.t.ppf(level, n - 1) * error for level in (.975, .95))
+    half, reach = (_stats().t.ppf(level, n - 1) * error for level in (.975, .95))
     if expects == "number": done = half <= margin - d if d <= margin else half < d - margin
     elif expects == "0": done = (reach < margin - d) | (half < d - margin)
     else: done = (half < d) | (half < margin - (mean if expects[0] == "+" else -mean))
@@ -188,7 +192,7 @@ def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.
     var = sum(v for v, _ in parts)
     if not var > 0: return (d, d, d) if var == 0 else (d, np.nan, np.nan)
     df = var**2 / sum(v**2 / k for v, k in parts if v)
-    half = float(stats.t.ppf((1 + level) / 2, df) * np.sqrt(var))
+    half = float(_stats().t.ppf((1 + level) / 2, df) * np.sqrt(var))
     return d, d - half, d + half
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #56fba5d4

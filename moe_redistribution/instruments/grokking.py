@@ -15,7 +15,6 @@ import warnings
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import CensoredData, ecdf, logrank, mannwhitneyu
 from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..tasks.data import split
@@ -63,6 +62,7 @@ def run_times(runs, rule="first99") -> pd.DataFrame:
 # %% ../../nbs/4_instruments/16_grokking.ipynb #03805f79
 def kaplan_meier(time, reached):
     "scipy's product-limit estimate of the share that has not reached it yet: `.quantiles`, `.probabilities`."
+    from scipy.stats import CensoredData, ecdf
     time, reached = np.asarray(time, float), np.asarray(reached, bool)
     if time.shape != reached.shape or time.ndim != 1 or not len(time):
         raise ValueError("kaplan_meier: expected a time and a flag for each run, got shapes "
@@ -95,6 +95,7 @@ def survival(time, reached, until=None, level=0.95) -> dict:
 # %% ../../nbs/4_instruments/16_grokking.ipynb #95555bb3
 def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     "The authors' test (App. D.1): one-sided, runs that never got there (nan) tied at `cutoff`; asymptotic, corrected."
+    from scipy.stats import mannwhitneyu
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
     if not len(slow) or not len(fast):
         raise ValueError(f"mann_whitney: expected runs on both sides, got {len(slow)} and {len(fast)}; fix: "
@@ -106,10 +107,12 @@ def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     got = mannwhitneyu(slow, fast, alternative="greater", method="asymptotic")
     return dict(U=float(got.statistic), p=float(got.pvalue))
 
+# %% ../../nbs/4_instruments/16_grokking.ipynb #21590709
 def two_arms(slow, fast, cutoff=None) -> dict:
     """Log-rank (two-sided) and Mann-Whitney as printed (one-sided: `slow` is slower) of two frames from `time_to`.
 
     ValueError if a run ended un-grokked before another grokked: to rank it last, as the latter does, is a guess."""
+    from scipy.stats import CensoredData, logrank
     censored = [CensoredData(uncensored=x["time"][x["reached"]], right=x["time"][~x["reached"]]) for x in (slow, fast)]
     both = pd.concat([slow, fast])
     left, last = both["time"][~both["reached"]], both["time"][both["reached"]].max()

@@ -14,9 +14,6 @@ import math
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import spearmanr
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import mutual_info_score
 from ..tasks.task import ALPHABET, LENGTH, counts, get_task, sample_sequences, strata
 from ..tasks.errors import choose
 from ..models.condition import condition
@@ -176,12 +173,15 @@ def selective_shares(params, c) -> dict:
 def what_it_knows(answers, truth) -> dict:
     """Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order,
     information."""
+    from sklearn.metrics import mutual_info_score
+    from scipy.stats import spearmanr
     joint = torch.zeros(LENGTH + 1, LENGTH + 1).index_put_((answers, truth), torch.ones(()), accumulate=True)
     varied = (joint.sum(1) > 0).sum() > 1
     return dict(right=(answers == truth).double().mean().item(), reread=(joint.amax(1).sum() / joint.sum()).item(),
                 order=spearmanr(answers, truth).statistic if varied else 0.0,
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
+# %% ../../nbs/4_instruments/15_histogram.ipynb #1f9cb322
 def read_out(logits, truth, tokens=None) -> float:
     """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of
     their entropy.
@@ -189,6 +189,8 @@ def read_out(logits, truth, tokens=None) -> float:
     A logistic regression with an intercept for each position, fitted on the first half of the sequences, answers for
     the second. What is the same for every sequence moves the largest logit, and so an answer, but not this. With
     `tokens` (n, LENGTH) each token has an intercept as well. A lower bound: it is what the likeliest count tells."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import mutual_info_score
     fit = slice(len(truth) // 2)
     place = torch.eye(LENGTH).expand(len(truth), -1, -1)
     x = logits.double() - logits[fit].double().mean(0)

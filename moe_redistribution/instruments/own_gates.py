@@ -9,7 +9,6 @@ __all__ = ['WAYS', 'attention_parameters', 'split_text', 'distilled_job', 'unfro
 from itertools import islice
 import math, re
 
-import matplotlib.pyplot as plt
 import torch
 from ..tasks.errors import choose, refuse
 from ..training.study import Preset, Study
@@ -126,6 +125,7 @@ WAYS = {"random": ("C7", "random mask"), "bce": ("C1", "gate, BCE"), "kl": ("C0"
 
 def sparsity_curve(found, ax=None, log=True):
     "Axes with perplexity against k, from rows of `ppl` by edit and stratum `k=…`: means over seeds; a line for dense."
+    import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(5, 3.2))[1]
     own = found[(found["metric"] == "ppl") & (found["unit"] == "")]
     for edit, (color, label) in WAYS.items():

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from scipy.stats import random_table
 from ..tasks.task import get_task, labels, spans
 from ..tasks.errors import choose
 from ..models.condition import LIMITS, condition
@@ -148,6 +147,7 @@ def tables(chosen, t, n_experts):
 # %% ../../nbs/4_instruments/08_routing.ipynb #3386d753
 def redrawn(table, draws=200, seed=0):
     "Random tables with the margins of `table` (..., a, b), as if labels were shuffled: (draws, ..., a, b)."
+    from scipy.stats import random_table
     flat = table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
     out, of_a_seed = np.repeat(flat[None], draws, 0), max(1, math.prod(table.shape[1:-2]))
     for i, one in enumerate(flat):

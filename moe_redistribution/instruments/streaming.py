@@ -11,7 +11,6 @@ __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_p
 from pathlib import Path
 import hashlib, json, time
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
@@ -250,6 +249,7 @@ def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, token
 # %% ../../nbs/4_instruments/18_stream.ipynb #7ed656b4
 def score_map(rows, metric="influence", ax=None):
     "A heat map of a measure, senders (rows) by routers (columns), from rows of `stream_scores`."
+    import matplotlib.pyplot as plt
     own = rows[(rows["metric"] == choose("measure", metric, MEASURES)) & ~rows["unit"].isin(["whole", "remainder"])]
     wide = own.pivot(index="unit", columns="site", values="value")
     wide = wide.loc[list(dict.fromkeys(own["unit"])), list(dict.fromkeys(own["site"]))]
@@ -263,6 +263,7 @@ def score_map(rows, metric="influence", ax=None):
 # %% ../../nbs/4_instruments/18_stream.ipynb #785004e2
 def ablation_map(rows, edit="mean", ax=None):
     "Bars: by how much the loss rises without each unit, from rows of `stream_ablation`."
+    import matplotlib.pyplot as plt
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     known = sorted({e for _, e in loss.index} - {"none"})
     rise = loss.xs(choose("edit", edit, known), level="edit") - loss["none", "none"]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 import argparse, os, re, sys, time, traceback, warnings
 
-import matplotlib
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
@@ -478,7 +477,7 @@ BUG = ("moe-redistribution: this is a bug of ours, and what is done is kept; fix
 
 def main(argv=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk; 70 for a bug, which says so."
-    matplotlib.use("Agg")
+    os.environ["MPLBACKEND"] = "Agg"                # for commands that draw, which few do
     args, said = parser().parse_args(argv), warnings.formatwarning
     # small products: training has a process on every core; a real model's pass takes what torch may
     if args.command not in TEXT_COMMANDS: torch.set_num_threads(1)

@@ -8,7 +8,7 @@ __all__ = ['INTERRUPTED', 'leave', 'interrupt', 'interruptible', 'enter']
 # %% ../../nbs/7_record/04b_entry.ipynb #815236e1
 from contextlib import contextmanager
 from importlib import import_module
-import os, signal, sys, threading
+import gc, os, signal, sys, threading
 
 # %% ../../nbs/7_record/04b_entry.ipynb #33df5cf5
 INTERRUPTED = "\nInterrupted. What is done is kept; the same command goes on from here."
@@ -46,7 +46,9 @@ def enter() -> int:
     heard = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
     def hear(f): return [signal.signal(s, f) for s in heard]
     hear(leave)
+    gc.disable()              # what is imported stays, and to look for garbage in it takes a tenth of the time
     main = import_module("moe_redistribution.record.cli").main             # by name: this page comes before that one
+    gc.enable()
     try:
         hear(interrupt)
         return main()

@@ -1,0 +1,46 @@
+"""What a command does not need is not imported before it: pictures, tests, fits and real models cost more than torch."""
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from moe_redistribution.evidence.dataset import ROOT
+
+PARTS = ("tasks", "models", "training", "instruments", "evidence", "record")
+HEAVY = {"matplotlib", "scipy", "sklearn", "transformers"}
+
+
+def fresh(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_no_room_of_the_library_imports_what_only_some_of_its_functions_need():
+    rooms = [f"moe_redistribution.{p.parent.name}.{p.stem}" for part in PARTS
+             for p in sorted((ROOT / "moe_redistribution" / part).glob("[!_]*.py"))]
+    loaded = set(fresh(f"import sys, {', '.join(rooms)}; print(*sys.modules)").split())
+    assert len(rooms) > 50 and {"torch", "moe_redistribution.record.cli"} < loaded and not HEAVY & loaded
+
+
+def cpu(script):
+    "Seconds of CPU that a fresh interpreter takes, the least of three."
+    def once():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        fresh(script)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return min(once() for _ in range(3))
+
+
+HELP = "import sys; from moe_redistribution.record.entry import enter; sys.argv[1:] = ['--help']; sys.exit(enter())"
+
+
+@pytest.mark.audit
+def test_help_takes_little_more_than_the_import_of_torch():
+    assert cpu(HELP) < 1.3 * cpu("import torch")
+
+
+@pytest.mark.audit
+def test_the_ledger_of_an_item_takes_two_seconds_beyond_its_imports():
+    said = HELP.replace("'--help'", "'ledger', '--item', 'tab1'")
+    assert cpu(said) < 2 + cpu("import moe_redistribution.record.cli")
