@@ -248,8 +248,8 @@ def checked(params, c, seeds=None):
 def modular(c, what):
     "The condition if its task is modular addition, else ValueError."
     if c.get_task().modulus: return c
-    raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the answer a function of a sum on "
-                     "a circle; fix: use a modadd condition")
+    raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the answer a function of a sum "
+                     "on a circle; fix: use a modadd condition")
 
 # %% ../../nbs/2_models/05_population.ipynb #e83a02ee
 class Transformer(torch.nn.Module):

@@ -30,8 +30,8 @@ _step_flops = lru_cache(maxsize=None)(flops)
 def expected_seconds(c, seed_steps:float) -> float:
     "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
     alike = lambda task: get_task(task).source == c.get_task().source                # for a task of one's own
-    reference, seconds, fixed = (STEP_SECONDS.get((c.task, c.routed))
-                                 or next(v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t)))
+    like = (v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t))
+    reference, seconds, fixed = STEP_SECONDS.get((c.task, c.routed)) or next(like)
     return seed_steps * seconds * (fixed + (1 - fixed) * _step_flops(c.name) / _step_flops(reference))
 
 # %% ../../nbs/3_training/04_orders.ipynb #cba46e7f
