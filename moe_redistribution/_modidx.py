@@ -1329,8 +1329,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'moe_redistribution/models/condition.py'),
                                                      'moe_redistribution.models.condition.Condition.last_event': ( '2_models/condition.html#condition.last_event',
                                                                                                                    'moe_redistribution/models/condition.py'),
-                                                     'moe_redistribution.models.condition.Condition.name': ( '2_models/condition.html#condition.name',
-                                                                                                             'moe_redistribution/models/condition.py'),
                                                      'moe_redistribution.models.condition.Condition.routed': ( '2_models/condition.html#condition.routed',
                                                                                                                'moe_redistribution/models/condition.py'),
                                                      'moe_redistribution.models.condition.Condition.routing': ( '2_models/condition.html#condition.routing',

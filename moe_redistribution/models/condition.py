@@ -73,8 +73,7 @@ class Condition(Choices):
     def d_head(self): return self.d_model // self.n_heads
     @property
     def last_event(self): return max((e.step for e in self.events), default=0)      # a step, 0 without any
-    @property
-    def name(self): return format_name(self)
+    name = property(lambda self: format_name(self))
     def get_task(self) -> Task: return get_task(self.task)
     def __str__(self): return self.name
     @property
