@@ -118,3 +118,12 @@ def test_an_item_says_what_the_whole_ledger_says_of_it(item):
     got = room.ledger(item)
     assert len(got) and got["verdict"].tolist() == whole.loc[got["key"], "verdict"].tolist()
     assert got["note"].tolist() == whole.loc[got["key"], "note"].fillna("").tolist()
+
+
+def test_a_run_that_other_instruments_have_is_not_called_missing_by_an_item_that_does_not_read_them(monkeypatch):
+    real = room.rows_of
+    monkeypatch.setattr(room, "rows_of",
+                        lambda i, names, **k: real(i, names, **k).iloc[:0 if i == "ablation" else None])
+    notes = room.ledger("tab1")["note"]
+    assert len(notes) and notes.str.contains("not measured: digits of").all()
+    assert not notes.str.contains("missing run").any()
