@@ -1717,6 +1717,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.imported_study': ( '7_record/cli.html#imported_study',
                                                                                                  'moe_redistribution/record/cli.py'),
+                                               'moe_redistribution.record.cli.instruments_asked': ( '7_record/cli.html#instruments_asked',
+                                                                                                    'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.main': ( '7_record/cli.html#main',
                                                                                        'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.others_files': ( '7_record/cli.html#others_files',

@@ -107,7 +107,7 @@ def test_the_papers_conditions_are_written_as_their_names_say():
     assert [condition(n).name for n in LABELS] == list(LABELS)
 
 
-# ---------------------------------------------------------------------------------------------------- read once, at the door
+# ------------------------------------------------------------------------------------------------ read once, at the door
 
 @given(conditions())
 def test_a_door_takes_a_name_or_a_condition_in_any_place_and_gives_a_condition(c):
@@ -121,7 +121,8 @@ def test_a_door_takes_a_name_or_a_condition_in_any_place_and_gives_a_condition(c
 
 
 def test_what_is_no_name_is_refused_at_the_door_as_it_was_behind_it():
-    for door in (lambda c: init(c, []), lambda c: Store().path(c, 42), lambda c: check_work(c, [42], "authors", "full")):
+    work = lambda c: check_work(c, [42], "authors", "full")
+    for door in (lambda c: init(c, []), lambda c: Store().path(c, 42), work):
         with pytest.raises(ValueError, match=r"condition 'add7/fn-h8-silu'.*fix: |variant: expected one of .* fix: "):
             door("add7/fn-h8-silu")
 
@@ -132,7 +133,8 @@ def test_a_room_asks_a_condition_for_its_task_and_reads_a_name_once():
     files = [*(rooms / "models").glob("*.py"), *(rooms / "training").glob("*.py"), rooms / "instruments" / "subject.py"]
     files = [p for p in files if p.name != "loop.py"]                               # to be asked of the others as well
     again = re.compile(r"get_task\((\w+\.)*c(ondition)?\.task\)|condition\(c\)[.,][^#]*condition\(c\)")
-    found = [f"{p.name}:{i}" for p in files for i, line in enumerate(p.read_text().splitlines(), 1) if again.search(line)]
+    found = [f"{p.name}:{i}" for p in files for i, line in enumerate(p.read_text().splitlines(), 1)
+             if again.search(line)]
     assert len(files) > 15 and found == []
 
 
@@ -305,7 +307,8 @@ def test_the_file_of_old_spellings_is_finished():
     assert hashlib.sha256(said).hexdigest()[:16] == "fbacce076c097bc9" and said.count(b"\n") == 7
 
 
-@pytest.mark.parametrize("old, new", [("+reset2000+part1+also_attn+then0.25+forget", "@2000:reset1,attn,ffnlr0.25,fresh"),
+@pytest.mark.parametrize("old, new", [("+reset2000+part1+also_attn+then0.25+forget",
+                                       "@2000:reset1,attn,ffnlr0.25,fresh"),
                                       ("+forget+d16+then8+reset7", "+d16@7:reset0.25,ffnlr8,fresh"),
                                       ("+reset5+also_embed+freeze_attn", "+freeze_attn@5:reset0.25,embed")])
 def test_an_old_name_is_read_by_the_file_and_no_other_event_has_one(old, new):

@@ -113,7 +113,8 @@ def test_no_room_of_the_library_asks_for_a_task_by_its_name():
 
 def test_two_layers_get_every_instrument_that_can_work_on_them_and_the_others_say_why():
     name = "add7/moe-e2k1-h16-silu+L2"
-    assert {"ablation", "attribution", "copying", "patching", "patterns", "routing", "scores"} <= {*instruments_for(name)}
+    assert ({"ablation", "attribution", "copying", "patching", "patterns", "routing", "scores"}
+            <= {*instruments_for(name)})
     assert all("one layer" in lacks for i, lacks in misfits(name).items() if i in ("fourier", "rerouting", "speed"))
 
 

@@ -1,4 +1,4 @@
-"""What a command does not need is not imported before it: pictures, tests, fits and real models cost more than torch."""
+"""What a command does not need is not imported before it: pictures, fits and real models cost more than torch."""
 import resource
 import subprocess
 import sys

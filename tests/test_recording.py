@@ -224,7 +224,8 @@ NAME = "add7/ffn-h8-silu"
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
     for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
-    few = dict(measured_with=lambda c: {i: INSTRUMENTS[i] for i in ("ablation", "copying")}, conditions_for=lambda item: [NAME],
+    two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
+    few = dict(measured_with=lambda c: two, conditions_for=lambda item: [NAME],
                paper_items=lambda: [], ledger=lambda root: pd.DataFrame(dict(key=[])),
                contrast_table=lambda root: pd.DataFrame(dict(family=[])),
                recorded_checkpoints=lambda root: [(NAME, "first256")])

@@ -223,7 +223,8 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 
     A second recording of the same store writes no run again."""
     if not whole:
-        monkeypatch.setattr(recording, "measured_with", lambda c: {i: instruments()[i] for i in ("ablation", "copying")})
+        two = {i: instruments()[i] for i in ("ablation", "copying")}
+        monkeypatch.setattr(recording, "measured_with", lambda c: two)
         for table in ("ledger", "contrast_table"):
             monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
     name, store, night = f"add7/ffn-h{64 if whole else 8}-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
@@ -248,7 +249,8 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 @pytest.mark.audit
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
-    monkeypatch.setattr(recording, "measured_with", lambda c: {i: instruments()[i] for i in ("ablation", "copying")})
+    two = {i: instruments()[i] for i in ("ablation", "copying")}
+    monkeypatch.setattr(recording, "measured_with", lambda c: two)
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)

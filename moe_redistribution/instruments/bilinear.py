@@ -26,7 +26,8 @@ def bilinear(c):
     def refuse(expected, why, fix): raise ValueError(f"bilinear: expected {expected}, got {c.name}: {why}; fix: {fix}")
     if not c.gated: refuse("a gated FFN (glu, moe_glu)", "without a gate nothing is multiplied, so there is no tensor",
                            "use fourier on its neurons")
-    if not get_task(c.task).modulus: refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
+    if not get_task(c.task).modulus:
+        refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
     if c.n_layers > 1 or c.norm: refuse("one layer without norm", "weights alone do not say what enters the FFN",
                                         "drop +L2 and +norm")
     return c
@@ -186,6 +187,7 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
     return tidy([frame for i in range(len(seeds)) for frame in one(i)])
 
+# %% ../../nbs/4_instruments/14_bilinear.ipynb #dd81c06d
 def _rows_of_one(params, c, seeds, draws, base) -> list:
     "Row frames of one seed; its nulls are drawn with it, so that those of several seeds are independent."
     out = []

@@ -66,8 +66,8 @@ def dead_share(means):
 def _check(c):
     c = condition(c)
     if not get_task(c.task).cycles or c.ffn == "no_ffn" or c.n_layers > 1:
-        raise ValueError("fourier: expected one layer with an FFN on a task whose answers lie on a circle (add7, modadd); "
-                         f"got {c.name}; fix: for histogram models use probes")
+        raise ValueError("fourier: expected one layer with an FFN on a task whose answers lie on a circle (add7, "
+                         f"modadd); got {c.name}; fix: for histogram models use probes")
     return c
 
 @torch.no_grad()
@@ -239,7 +239,8 @@ def _model(params, c, n, groups):
     for m, v in zip(ms, kept_accuracy(params, c, n, weight, ms).T): yield "kept_accuracy", "hidden", f"m{m}", v
     yield "neurons_for_99", "hidden", "", [enough(params, c, n, weight)]
     for site in ("hidden", "ffn_out"): yield from _directions(n[site][:, :, 0], site, groups)
-    spectra = {"embed": frequency_share(params["W_E"][:, :means.shape[1]]), "hidden": frequency_share(means, n["reach"]),
+    spectra = {"embed": frequency_share(params["W_E"][:, :means.shape[1]]),
+               "hidden": frequency_share(means, n["reach"]),
                "logits": frequency_share(group_mean(n["logits"][:, :, 0], groups))}
     for site, share in spectra.items():
         yield "key_count", site, "", [len(key_frequencies(share)[0])]
@@ -270,8 +271,7 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     Edit random_neurons: all of it but `*_routed` for `random_neurons` on the same inputs. Raises ValueError for
     histogram models, no FFN, several layers."""
     c, out = checked(params, _check(c), seeds), []
-    t, labels = get_task(c.task), dict(condition=c.name) | labels
-    whole = bool(t.modulus)
+    t, labels, whole = get_task(c.task), dict(condition=c.name) | labels, bool(get_task(c.task).modulus)
     for i, seed in enumerate(seeds):
         one = {k: v[i:i + 1] for k, v in params.items()}
         own = {k: v if np.ndim(v) == 0 else list(v)[i] for k, v in labels.items()}            # labels may be one a seed

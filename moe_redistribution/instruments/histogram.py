@@ -115,7 +115,8 @@ def count_probes(params, c, protocol="audited", steps=None) -> dict:
 def _hist(c):
     c = condition(c)
     if not get_task(c.task).counting:
-        raise ValueError(f"histogram: expected a task whose answers are counts (hist), got {c.name}; fix: use probe_rows for add7")
+        raise ValueError(f"histogram: expected a task whose answers are counts (hist), got {c.name}; "
+                         "fix: use probe_rows for add7")
     if c.n_layers > 1 or c.ffn == "no_ffn":
         raise ValueError(f"histogram: expected one layer with an FFN, got {c.name}; fix: use `probe`")
     return c
@@ -291,4 +292,5 @@ def _held_out(t):
 def histogram_of(params, c, seeds, rule, stream, **labels):
     "`histogram_rows`, with both protocols at the first rule, and with each seed's `own_part` of the clean set."
     protocols = PROTOCOLS if is_first(c, rule) else ("audited",)
-    return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule, stream=stream, **labels)
+    return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule,
+                          stream=stream, **labels)

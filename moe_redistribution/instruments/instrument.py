@@ -77,7 +77,7 @@ class Instrument:
 DECLARED = {}
 
 def instrument(name, *needs, rules=at_ends, streams=("authors",), live=False):
-    "Declares the decorated function as the instrument `name`. ValueError for a need that is none, and for a taken name."
+    "Declares the decorated function as the instrument `name`. ValueError for an unknown need, and for a taken name."
     for n in needs: choose("need", n, list(NEEDS))
     def declare(rows):
         if name in DECLARED and DECLARED[name].rows.__qualname__ != rows.__qualname__:      # a cell may be run again

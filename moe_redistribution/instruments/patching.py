@@ -129,8 +129,9 @@ def _patch_by_running(params, c, t, chosen, wanted):
         for name in site.split("+"):
             layer, inner = name[:name.rfind(".") + 1], _inner(name)
             where = (slice(None), slice(None), at, *([int(inner[1:])] if inner[0] == "H" else []))
-            full = f"L{c.n_layers - 1}.resid_post" if name == "resid_post" else layer + ("z" if inner[0] == "H" else inner)
-            before, value = edits.get(full := named(full, own), lambda x: x), tr[full][:, b]
+            if name == "resid_post": layer = f"L{c.n_layers - 1}."
+            full = named(layer + ("z" if inner[0] == "H" else inner), own)
+            before, value = edits.get(full, lambda x: x), tr[full][:, b]
             def edit(x, before=before, value=value, where=where):
                 x = before(x).clone()
                 x[where] = value[where]
@@ -271,7 +272,7 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     All sites get flip, modules by direction; heads and experts are sites head and expert, by unit, under patch only.
     Modules also get broken, copied (broken into the current token) and flip_known (flips among pairs both right when
     left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
-    measured. `sites` as in `patch`. With several layers it runs for each pair, of at most `SLICE` evenly spaced ones."""
+    measured. `sites` as in `patch`. With several layers it runs for each pair, at most `SLICE` evenly spaced ones."""
     c = checked(params, c, seeds)
     t, labels = get_task(c.task), dict(condition=c.name) | labels
     wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]

@@ -57,7 +57,7 @@ def routes(params, c, everywhere=False, layer=0):
         forward(one, t.tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=not everywhere)
         probs.append(sink[site])
     probs = torch.cat(probs)
-    if not everywhere and layer < c.n_layers - 1: probs = probs[:, :, list(t.read)]    # only the last knows what is read
+    if not everywhere and layer < c.n_layers - 1: probs = probs[:, :, list(t.read)]   # only the last knows what is read
     return probs.topk(c.top_k, dim=-1).indices, probs
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #45f7aff9

@@ -129,6 +129,7 @@ def stream_terms(self:Population, tr, by="component"):
         of_ffn, l = inner in ("ffn_out", "b_down") or inner[0] == "E", int(layer[1:] or 0)
         if not (one and of_ffn): yield name, 0 if inner in ("embed", "tok", "pos") else 2 * l + 1 + of_ffn, u
 
+# %% ../../nbs/4_instruments/17_scores.ipynb #ada740bf
 @patch
 def receivers(self:Population, tr) -> list:
     c, out = routed(self.params, self.condition, layers=self.n_layers), []

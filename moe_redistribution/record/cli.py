@@ -6,8 +6,8 @@
 __all__ = ['MOST_SEEDS', 'STACKED', 'FROM_ONE', 'ABOVE_ZERO', 'TEXT_COMMANDS', 'BUG', 'table1_text', 'write_reproduction',
            'print_table', 'reproduce', 'parser', 'add_measure', 'add_record', 'add_bench', 'add_train', 'add_study',
            'add_gates', 'add_text_command', 'read_seeds', 'read_orders', 'check_arguments', 'run', 'run_bench',
-           'run_ledger', 'run_measure', 'others_files', 'run_text_command', 'whole_numbers', 'run_gates', 'run_train',
-           'imported_study', 'study_line', 'run_study_command', 'main', 'carried_out']
+           'run_ledger', 'instruments_asked', 'run_measure', 'others_files', 'run_text_command', 'whole_numbers',
+           'run_gates', 'run_train', 'imported_study', 'study_line', 'run_study_command', 'main', 'carried_out']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from contextlib import contextmanager
@@ -258,7 +258,8 @@ def read_orders(args) -> list:
     found += [Order(0, "own", n, SEEDS, "authors", "selected", 5) for n in dict.fromkeys(names)]
     found = [replace(o, **own) for o in found]
     if args.device == "cpu": return found
-    return [replace(o, group_size=max(o.group_size, STACKED[get_task(o.condition.split("/")[0]).source])) for o in found]
+    stacked = lambda o: STACKED[get_task(o.condition.partition("/")[0]).source]
+    return [replace(o, group_size=max(o.group_size, stacked(o))) for o in found]
 
 # %% ../../nbs/7_record/05_cli.ipynb #12353155
 FROM_ONE = ("context", "batch", "tokens", "steps", "d_gate", "group_size")
@@ -331,25 +332,32 @@ def run_ledger(item=None):
     print("\n" + numbers.to_string(index=False, **wide))
 
 # %% ../../nbs/7_record/05_cli.ipynb #b267e4f9
+def instruments_asked(name, only=None) -> dict:
+    """The instruments that fit a condition, or the one that is asked for, by name; says what the others would need.
+
+    ValueError with these words where the one does not fit."""
+    fitting, others = instruments_for(name), misfits(name)
+    if only in others:
+        refuse(f"{only} of {name}", " and ".join(others[only]), "a condition without",
+               fix=f"one of {', '.join(fitting)}")
+    if only: return {only: fitting[choose("instrument", only, list(fitting))]}
+    if others: print(f"{name} lacks " + "; ".join(f"{', '.join(n)} ({i})" for i, n in others.items()), file=sys.stderr)
+    return fitting
+
+# %% ../../nbs/7_record/05_cli.ipynb #abc1111a
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store = choose("stream", args.stream, STREAMS), Store()
     todo, seeds, out = [], SEEDS if args.seeds is None else read_seeds(args.seeds), table_file(args.out)
     # all that is wrong is said before any work
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):
-        fitting, others = instruments_for(name), misfits(name)
-        if args.instrument in others:
-            refuse(f"{args.instrument} of {name}", " and ".join(others[args.instrument]), "a condition without",
-                   fix=f"one of {', '.join(fitting)}")
-        wanted = [choose("instrument", args.instrument, list(fitting))] if args.instrument else list(fitting)
-        if others and not args.instrument:
-            print(f"{name} lacks " + "; ".join(f"{', '.join(n)} ({i})" for i, n in others.items()), file=sys.stderr)
+        wanted = instruments_asked(name, args.instrument)
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
         if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
                                       f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
         if absent := sorted(set(seeds) - {r.seed for r in runs}):
             print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
-        todo += [(name, i, fitting[i].rows, runs) for i in wanted]
+        todo += [(name, i, x.rows, runs) for i, x in wanted.items()]
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
     if not sum(map(len, found)):

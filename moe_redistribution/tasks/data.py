@@ -96,6 +96,7 @@ def full_batch(task:Task) -> int:
     "Examples of a step of a task that draws no batches: its training part, or one sampled set."
     return N_TRAIN if task.source == "sampled" else int(len(task) * TRAIN_SHARE)
 
+# %% ../../nbs/1_tasks/03_data.ipynb #e8ec47fb
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
 

@@ -33,7 +33,9 @@ SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Doors:
     "What a task has besides its examples, for the instruments that need it."
-    groups: tuple = field(repr=False, default=())             # entries of `read` measured together, besides all and each
+    by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
+    whole_only: bool = False          # is the whole answer measured, and no position for itself?
+    groups: tuple = field(repr=False, default=())             # entries of `read` measured together, besides all
     answers: int = 0                  # how many answers a blind guess chooses from, if fewer than `d_vocab_out`
     guesses: dict = field(repr=False, default_factory=dict)   # predictors of its own: name -> tokens (n, read)
     cycles: dict = field(repr=False, default_factory=dict)    # position -> (entry of `read`, place on a circle (n,))
@@ -72,8 +74,6 @@ class Task(Doors):
     source: str = "drawn"             # how a seed gets its training examples: SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
-    by: tuple = ()                    # what measurements are split by: columns of `strata`, or their first words
-    whole_only: bool = False          # is the whole answer measured, and no position for itself?
 
     def __post_init__(self):
         object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
