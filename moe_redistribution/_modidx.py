@@ -1007,8 +1007,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                  'moe_redistribution/instruments/routing.py'),
                                                         'moe_redistribution.instruments.routing.crosstab': ( '4_instruments/routing.html#crosstab',
                                                                                                              'moe_redistribution/instruments/routing.py'),
-                                                        'moe_redistribution.instruments.routing.each_seed': ( '4_instruments/routing.html#each_seed',
-                                                                                                              'moe_redistribution/instruments/routing.py'),
                                                         'moe_redistribution.instruments.routing.effective': ( '4_instruments/routing.html#effective',
                                                                                                               'moe_redistribution/instruments/routing.py'),
                                                         'moe_redistribution.instruments.routing.entropy': ( '4_instruments/routing.html#entropy',

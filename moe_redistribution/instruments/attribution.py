@@ -9,10 +9,10 @@ __all__ = ['attribution', 'coarse', 'attention_share', 'ranked', 'rank1_share', 
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task, slices
+from ..tasks.task import slices
 from ..models.condition import condition
 from .trace import trace, parts, SPLITS
-from ..models.population import checked
+from ..models.population import checked, member
 from .rows import rows, tidy
 from .instrument import instrument
 from .subject import reads_weights
@@ -31,8 +31,8 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
         raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts "
                          "together, so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
     checked(params, c)
-    t = get_task(c.task)
-    one = lambda i: _one({n: v[i:i + 1] for n, v in params.items()}, c, t, by, centred)
+    t = c.get_task()
+    one = lambda i: _one(member(params, i), c, t, by, centred)
     each = [one(i) for i in range(len(params["W_E"]))]
     return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
@@ -102,7 +102,7 @@ def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFra
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,
     and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
     c, out = checked(params, c, seeds), []
-    t, labels = get_task(c.task), dict(condition=c.name) | labels
+    t, labels = c.get_task(), dict(condition=c.name) | labels
     for tail in ("", "_centred"):
         terms = attribution(params, c, "all", bool(tail), freeze_norm)
         whole = coarse(terms)

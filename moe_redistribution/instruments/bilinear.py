@@ -11,10 +11,9 @@ __all__ = ['READERS', 'FACTOR_NULLS', 'bilinear', 'factors', 'tensor', 'gram', '
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..models.condition import condition
-from ..models.population import forward, init, checked
+from ..models.population import checked, forward, init, member
 from .rows import rows, tidy
 from .instrument import at_best, instrument
 from .subject import reads_weights
@@ -26,7 +25,7 @@ def bilinear(c):
     def refuse(expected, why, fix): raise ValueError(f"bilinear: expected {expected}, got {c.name}: {why}; fix: {fix}")
     if not c.gated: refuse("a gated FFN (glu, moe_glu)", "without a gate nothing is multiplied, so there is no tensor",
                            "use fourier on its neurons")
-    if not get_task(c.task).modulus:
+    if not c.get_task().modulus:
         refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
     if c.n_layers > 1 or c.norm: refuse("one layer without norm", "weights alone do not say what enters the FFN",
                                         "drop +L2 and +norm")
@@ -65,13 +64,13 @@ READERS = ("embedding", "attention")
 @torch.no_grad()
 def readers(params, c, through="embedding"):
     "What numbers at a and at b put in front of the FFN: two (s, 1, p, d). `through`: embedding (paper) or attention."
-    c, t = bilinear(c), get_task(c.task)
+    c, t = bilinear(c), c.get_task()
     E = params["W_E"][:, None, :t.modulus].double()
     if choose("reader", through, READERS) == "embedding": return E, E
     mute = params | {n: params[n][..., :0] for n in ("W_gate", "W_up")} | {"W_down": params["W_down"][..., :0, :]}
     tokens, patterns = t.tokens.to(E.device), []
     for i in range(len(E)):                                                       # one seed at a time bounds the memory
-        forward({n: v[i:i + 1] for n, v in mute.items()}, tokens, c, sink=(sink := {}), read_only=True)
+        forward(member(mute, i), tokens, c, sink=(sink := {}), read_only=True)
         patterns.append(sink["pattern"][0, :, :, 2, :2].double().mean(0))                      # (h, source) at the =
     W_V, W_O = params["W_V"][:, 0].double(), params["W_O"][:, 0].double()
     moved = einsum(E[:, 0], W_V, W_O, "s p d, s h d k, s h k i -> s h p i")
@@ -183,8 +182,8 @@ def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     table left (nan) are not counted. ValueError for a layer without a gate, for other tasks, and for several layers or
     norm."""
     c = checked(params, bilinear(c), seeds := list(seeds))
-    base = dict(condition=c.name, position="sum", n_examples=len(get_task(c.task))) | labels
-    one = lambda i: _rows_of_one({n: v[i:i + 1] for n, v in params.items()}, c, seeds[i:i + 1], draws, base)
+    base = dict(condition=c.name, position="sum", n_examples=len(c.get_task())) | labels
+    one = lambda i: _rows_of_one(member(params, i), c, seeds[i:i + 1], draws, base)
     return tidy([frame for i in range(len(seeds)) for frame in one(i)])
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #dd81c06d

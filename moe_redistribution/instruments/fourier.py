@@ -16,7 +16,7 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..models.condition import condition
-from ..models.population import forward, ffn_half, layer, unembed, checked
+from ..models.population import checked, ffn_half, forward, layer, member, unembed
 from .rows import rows, tidy
 from .instrument import at_best, instrument
 from .subject import reads_weights
@@ -65,7 +65,7 @@ def dead_share(means):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #0f3cfa12
 def _check(c):
     c = condition(c)
-    if not get_task(c.task).cycles or c.ffn == "no_ffn" or c.n_layers > 1:
+    if not c.get_task().cycles or c.ffn == "no_ffn" or c.n_layers > 1:
         raise ValueError("fourier: expected one layer with an FFN on a task whose answers lie on a circle (add7, "
                          f"modadd); got {c.name}; fix: for histogram models use probes")
     return c
@@ -77,7 +77,7 @@ def neurons(params, c, resid=None) -> dict:
 
     `resid` replaces the FFN's input. Raises ValueError for what has no circle, no FFN or several layers."""
     c, sink = _check(c), {}
-    t = get_task(c.task)
+    t = c.get_task()
     if resid is None:
         forward(params, t.tokens.to(params["W_E"].device), c, sink=sink, read_only=True)
         resid = sink["resid_mid"][:, :, list(t.read)]
@@ -271,9 +271,9 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
     Edit random_neurons: all of it but `*_routed` for `random_neurons` on the same inputs. Raises ValueError for
     histogram models, no FFN, several layers."""
     c, out = checked(params, _check(c), seeds), []
-    t, labels, whole = get_task(c.task), dict(condition=c.name) | labels, bool(get_task(c.task).modulus)
+    t, labels, whole = c.get_task(), dict(condition=c.name) | labels, bool(c.get_task().modulus)
     for i, seed in enumerate(seeds):
-        one = {k: v[i:i + 1] for k, v in params.items()}
+        one = member(params, i)
         own = {k: v if np.ndim(v) == 0 else list(v)[i] for k, v in labels.items()}            # labels may be one a seed
         n = neurons(one, c)
         fresh = random_neurons(one, [seed])

@@ -19,7 +19,7 @@ from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..tasks.data import split
 from ..models.condition import condition
-from ..models.population import forward, checked, modular
+from ..models.population import checked, forward, member, modular
 from .rows import rows, tidy
 from .instrument import instrument
 from .fourier import (all_pairs, concentration, contribution, dead_share, group_mean,
@@ -189,8 +189,8 @@ def gini(x):
 @torch.no_grad()
 def answers(params, c):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."
-    tokens = get_task(condition(c).task).tokens.to(params["W_E"].device)
-    one = lambda i: forward({n: v[i:i + 1] for n, v in params.items()}, tokens, c, read_only=True)[:, :, 0]
+    tokens = condition(c).get_task().tokens.to(params["W_E"].device)
+    one = lambda i: forward(member(params, i), tokens, c, read_only=True)[:, :, 0]
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #9e3a3def
@@ -249,7 +249,7 @@ def neuron_waves(params, c) -> dict:
     """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and
     dead_share_paper."""
     def one(i):
-        n = neurons({k: v[i:i + 1] for k, v in params.items()}, c)
+        n = neurons(member(params, i), c)
         means = sum_means(n["hidden"][:, :, 0])
         return {"concentration_weighted": weighted(concentration(means), contribution(means, n["reach"])),
                 "concentration_paper": concentration(means, "paper").mean(1), "dead_share_paper": dead_share(means)}
@@ -283,14 +283,14 @@ def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
     at_start = unflatten(fresh(c, seeds, stream).w, c)
     for edit, of in (("none", params), ("untrained", at_start)):
         base = dict(condition=c.name, stream=stream, edit=edit, site="none") | labels
-        if get_task(c.task).modulus: out += _modular_rows(of, c, seeds, stream, base)
+        if c.get_task().modulus: out += _modular_rows(of, c, seeds, stream, base)
         out += [rows(v, seeds, metric=n, **(base | {"site": "weights"})) for n, v in weight_norms(of).items()]
     return tidy(out)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #a4d1d492
 def _modular_rows(params, c, seeds, stream, base):
     "Row frames of the losses by split and of the other progress measures."
-    t, logits, out = get_task(c.task), answers(params, c).cpu(), []
+    t, logits, out = c.get_task(), answers(params, c).cpu(), []
     parts = split_losses(logits)
     pairs = {"all": [torch.arange(len(t))] * len(seeds)}
     pairs |= {n: [split(t, s, stream)[i] for s in seeds] for i, n in enumerate(("train", "test"))}

@@ -9,7 +9,7 @@ __all__ = ['parts_of', 'seen_before', 'generalisation', 'heldout_rows']
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task, exact, spans, strata
+from ..tasks.task import exact, spans, strata
 from ..tasks.data import training_pool
 from ..models.condition import condition
 from ..models.population import predict, checked
@@ -38,7 +38,7 @@ def seen_before(t, hold) -> torch.Tensor:
 # %% ../../nbs/4_instruments/11_heldout.ipynb #fa0b7c28
 def _with_rule(c):
     c = condition(c)
-    if c.hold: return c, get_task(c.task)
+    if c.hold: return c, c.get_task()
     raise ValueError(f"heldout: expected a condition with a held-out rule; got {c.name}; fix: add +hold_tens9")
 
 @reads_weights

@@ -14,10 +14,10 @@ import math
 import numpy as np
 import pandas as pd
 import torch
-from ..tasks.task import ALPHABET, LENGTH, counts, get_task, sample_sequences, strata
+from ..tasks.task import ALPHABET, LENGTH, counts, sample_sequences, strata
 from ..tasks.errors import choose
 from ..models.condition import condition
-from ..models.population import ffn_half, forward, layer, predict, shapes, checked
+from ..models.population import checked, ffn_half, forward, layer, member, predict, shapes
 from .rows import rows, tidy
 from .instrument import instrument, is_first, own_part
 from .ablation import together
@@ -52,7 +52,7 @@ def _blank(c, width):
     """Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other
     layers."""
     c = condition(c)
-    plain = get_task(c.task).counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
+    plain = c.get_task().counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
     if not plain or c.d_model != 128 or c.d_mlp < width:
         raise ValueError("counter: expected a dense one-layer hist condition with relu, without norm, "
                          f"of d_model 128 and width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
@@ -106,15 +106,15 @@ def count_probes(params, c, protocol="audited", steps=None) -> dict:
     Raises ValueError for another task, several layers and an unknown protocol."""
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
-    tokens = paper_sequences() if paper else get_task(c.task).tokens[:N_PROBED]
-    one = lambda i: {n: v[i:i + 1] for n, v in params.items()}
+    tokens = paper_sequences() if paper else c.get_task().tokens[:N_PROBED]
+    one = lambda i: member(params, i)
     found = [_one(one(i), c, tokens, paper, steps) for i in range(len(params["W_E"]))]
     return {s: {m: torch.cat([f[s][m] for f in found]) for m in found[0][s]} for s in STREAM_SITES}
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #4056ca89
 def _hist(c):
     c = condition(c)
-    if not get_task(c.task).counting:
+    if not c.get_task().counting:
         raise ValueError(f"histogram: expected a task whose answers are counts (hist), got {c.name}; "
                          "fix: use probe_rows for add7")
     if c.n_layers > 1 or c.ffn == "no_ffn":
@@ -212,7 +212,7 @@ def known_of_count(params, c, edits, among=None) -> dict:
     `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
     is asked about, or all. Raises ValueError as `histogram_rows` does."""
     c = _hist(c)
-    t = get_task(c.task)
+    t = c.get_task()
     truth = counts(t.tokens)
     def one(i, m, made):
         at = slice(None) if among is None else among[i]
@@ -230,7 +230,7 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
     `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as
     `histogram_rows` does."""
     c = _hist(c)
-    t = get_task(c.task)
+    t = c.get_task()
     hit = (predict(params, c, together(c, edits), finite=True) == t.targets.to(params["W_E"].device)).float()
     here = [strata(t)[f"count={k}"] for k in range(1, LENGTH)]
     if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
@@ -249,7 +249,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labe
     its unit. `splits` (name → mask (s, n)) adds what answers know and their accuracy by count on each seed's own part
     of the clean set. Raises ValueError for other tasks."""
     c = checked(params, _hist(c), seeds)
-    labels, out, held = dict(condition=c.name) | labels, [], _held_out(get_task(c.task))
+    labels, out, held = dict(condition=c.name) | labels, [], _held_out(c.get_task())
     for protocol in protocols:
         found = count_probes(params, c, protocol)
         mark = labels | dict(edit=protocol, split="test", n_examples=6000 if protocol == "paper" else N_PROBED * 3)
@@ -267,7 +267,7 @@ def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labe
 def _answers(params, c, seeds, splits, labels) -> list:
     """Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each
     seed's own part of it."""
-    t, out = get_task(condition(c).task), []
+    t, out = condition(c).get_task(), []
     for split, among in ({"all": None} | splits).items():
         own = torch.ones(len(seeds), len(t), dtype=torch.bool) if among is None else among
         tokens = {k: (own[:, :, None] & strata(t)[f"count={k}"]).sum((1, 2)).tolist() for k in range(1, LENGTH)}

@@ -14,7 +14,6 @@ import pkgutil
 
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.task import get_task
 from ..tasks.data import unseen
 from ..models.condition import condition
 from ..training.loop import rules
@@ -67,11 +66,11 @@ class Instrument:
     def lacks(self, c) -> list:
         "Those of its needs that a condition and its task have not got, in words."
         c = condition(c)
-        return [n for n in self.needs if not NEEDS[n](c, get_task(c.task))]
+        return [n for n in self.needs if not NEEDS[n](c, c.get_task())]
     def fits(self, c): return not self.lacks(c)
     def at(self, c, stream) -> tuple:
         "The checkpoint rules at which it is read."
-        return self.rules(rules(c), stream, get_task(condition(c).task))
+        return self.rules(rules(c), stream, condition(c).get_task())
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #06e027a6
 DECLARED = {}
@@ -94,7 +93,7 @@ def is_first(c, rule):
 def own_part(c, seeds, stream) -> dict:
     """`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every
     seed trains on all."""
-    t = get_task(condition(c).task)
+    t = condition(c).get_task()
     return {} if t.source == "drawn" else {"test": torch.stack([unseen(t, s, stream) for s in seeds])}
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #172ad455

@@ -10,10 +10,10 @@ __all__ = ['PATCHING_PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', '
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task, labels
+from ..tasks.task import labels
 from ..models.condition import condition
 from ..models.edits import named
-from ..models.population import ffn_half, forward, layer, rms_norm, sites, unembed, checked
+from ..models.population import checked, ffn_half, forward, layer, member, rms_norm, sites, unembed
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
@@ -164,11 +164,11 @@ def patch(params, c, chosen, sites=None) -> dict:
     joined as `H0+H1`; default all. The site `none` holds the targets' own predictions. Raises ValueError for an unknown
     site or position, anything but pairs, and parameters of another condition."""
     c = condition(c)
-    t, sites = get_task(c.task), list(patch_sites(c) if sites is None else sites)
+    t, sites = c.get_task(), list(patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
     checked(params, c)
     way = _patch_one if c.n_layers == 1 else _patch_by_running
-    one = lambda i: way({n: v[i:i + 1] for n, v in params.items()}, c, t, chosen, sites)
+    one = lambda i: way(member(params, i), c, t, chosen, sites)
     members = [one(i) for i in range(len(params["W_E"]))]         # one at a time: only the memory differs
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
     return {where: {site: gather(where, site) for site in ["none", *sites]} for where in chosen}
@@ -252,7 +252,7 @@ def into(task, chosen) -> dict:
 @reads_weights
 def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
-    task = get_task(condition(c).task)
+    task = condition(c).get_task()
     chosen = pairs(task, protocol)
     flip, masks = flips(patch(params, c, chosen, sites), task, chosen), into(task, chosen)
     rate = lambda got, mask: {site: x[:, mask].double().mean().item() for site, x in got.items() if site != "none"}
@@ -274,7 +274,7 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
     measured. `sites` as in `patch`. With several layers it runs for each pair, at most `SLICE` evenly spaced ones."""
     c = checked(params, c, seeds)
-    t, labels = get_task(c.task), dict(condition=c.name) | labels
+    t, labels = c.get_task(), dict(condition=c.name) | labels
     wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]
     out = []
     for edit, protocol in {"patch": "audited", "patch25": "paper", "same": "control"}.items():

@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from ..tasks.errors import choose
-from ..tasks.task import get_task, labels as label_text, spans
+from ..tasks.task import labels as label_text, spans
 from ..models.condition import condition
-from ..models.population import sites, checked, modular
+from ..models.population import checked, member, modular, sites
 from .rows import rows, tidy
 from .instrument import before_end, instrument, is_first
 from .trace import trace
@@ -183,7 +183,7 @@ def lookup(keys, y, fit, score):
 # %% ../../nbs/4_instruments/12_probes.ipynb #4e4660fc
 def tokens_alone(c, y, fit, score, place=slice(None)):
     "Accuracy (k,) of a table over (place, current token) for labels y (k, n · places): what needs no model at all."
-    t = get_task(condition(c).task)
+    t = condition(c).get_task()
     at = torch.tensor([t.read[j] for j in t.scored])
     return lookup((t.tokens[:, at] + t.d_vocab * at)[:, place].flatten(), y, fit, score)
 
@@ -191,7 +191,7 @@ def features(params, c, at_sites) -> dict:
     """Sites at the scored places: name → (s, n, place, d).
 
     Of an FFN with experts, gate, up and hidden are those of all experts on every token, as the authors took them."""
-    t = get_task(condition(c).task)
+    t = condition(c).get_task()
     tr = trace(params, t.tokens, c, keep=list(at_sites))
     return {s: tr[s][:, :, [t.read[j] for j in t.scored]].flatten(3) for s in at_sites}
 
@@ -217,7 +217,7 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, *
     take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
     task, and for a site that the model has not got."""
     c = condition(c)
-    t = get_task(c.task)
+    t = c.get_task()
     if "operation" not in t.by:
         raise ValueError(f"probe_rows: expected a task with operations (add7), got {t.name}, which has none; "
                          "fix: give `probe` labels of your own, or use histogram_rows")
@@ -227,7 +227,7 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, *
     y, where = _labels(t), {p: js for p, js in spans(t).items() if len(js) in (1, len(t.scored))}
     out, labels = [], dict(condition=c.name) | labels
     for i, seed in enumerate(seeds):                                   # one at a time: a fit must not depend on company
-        for site, x in features({n: v[i:i + 1] for n, v in params.items()}, c, here).items():
+        for site, x in features(member(params, i), c, here).items():
             for setting, (place, js) in itertools.product(settings, where.items()):
                 if setting == "audited" or len(js) > 1: out += _site_rows(x, y, js, setting, [seed], labels | dict(
                     site=site, edit=setting, position=place, split="test" if SETTINGS[setting].split else "train"))
@@ -277,7 +277,7 @@ def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, *
     pairs, on the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before
     training. ValueError as in `probe_rows`."""
     c = modular(c, "answer_rows")
-    t, out = get_task(c.task), []
+    t, out = c.get_task(), []
     checked(params, c, seeds)
     fit, y = part(torch.arange(len(t))), t.targets[:, 0]
     hot, here = F.one_hot(y)[None], _sites(c, at_sites)
@@ -285,7 +285,7 @@ def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, *
     base = dict(condition=c.name, stream=stream, position=next(iter(spans(t))), split="test",
                 n_examples=int((~fit).sum())) | labels
     for (edit, of), (i, seed) in itertools.product((("audited", params), ("untrained", twin)), enumerate(seeds)):
-        for site, x in features({n: v[i:i + 1] for n, v in of.items()}, c, here).items():
+        for site, x in features(member(of, i), c, here).items():
             x = _prepared(x[:, :, 0], fit, SETTINGS["audited"])
             w = converge(x[:, fit], hot[:, fit].to(x.dtype), steps, tol=1e-4)
             right = (x[:, ~fit] @ w.flatten(2)).argmax(-1) == y[~fit]
@@ -296,5 +296,5 @@ def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, *
 @instrument("probes", "operations, or sums of all pairs", rules=before_end)
 def probes_of(params, c, seeds, rule, **labels):
     "`probe_rows` where a task has operations, at the first rule in all settings; of sums of all pairs `answer_rows`."
-    if get_task(condition(c).task).modulus: return answer_rows(params, c, seeds, rule=rule, **labels)
+    if condition(c).get_task().modulus: return answer_rows(params, c, seeds, rule=rule, **labels)
     return probe_rows(params, c, seeds, tuple(SETTINGS) if is_first(c, rule) else ("audited",), rule=rule, **labels)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.task import get_task, labels, spans
-from ..models.population import forward, loss, predict, unembed, watcher
+from ..tasks.task import labels, spans
+from ..models.population import each_member, forward, loss, predict, unembed, watcher
 from .rows import rows, tidy
 from .instrument import instrument
 from .ablation import replacing, shuffled, together
-from .routing import each_seed, routed, routes, size, tables
+from .routing import routed, routes, size, tables
 from .subject import reads_weights
 from ..models.edits import applied, named, of_members
 
@@ -30,8 +30,8 @@ def rerouted_answers(params, c, each):
         raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
     for edits in each:
         for site in edits: named(site, ["gates", "expert_out"], hint="; use `predict` for edits of other sites")
-    t, out = get_task(c.task), []
-    for i, one in enumerate(each_seed(params)):
+    t, out = c.get_task(), []
+    for i, one in enumerate(each_member(params)):
         forward(one, t.tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         mid = sink["resid_mid"][:, :, list(t.read)]
         def said(edits):
@@ -114,8 +114,8 @@ def routes_held(params, c, edits):
     made = together(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
     n = len(params["W_E"])
-    for i, one in enumerate(each_seed(params)):
-        forward(one, get_task(c.task).tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
+    for i, one in enumerate(each_member(params)):
+        forward(one, c.get_task().tokens.to(one["W_E"].device), c, sink=(sink := {}), read_only=True)
         held = made | {"gates": lambda _, own: applied(look, sink["gates"], own)}
         out.append(predict(one, c, of_members(held, slice(i, i + 1), n), finite=True))
     return torch.cat(out)
@@ -129,10 +129,10 @@ def gradient_norms(params, c, tokens=None, targets=None) -> dict:
     Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens` (b,
     t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
     c = routed(params, c)
-    t, out = get_task(c.task), []
+    t, out = c.get_task(), []
     if tokens is None: tokens, targets = (x[shuffled(len(t))[:256]] for x in (t.tokens, t.targets))
     tokens, targets = tokens.to(params["W_E"].device), targets.to(params["W_E"].device)
-    for one in each_seed(params):
+    for one in each_member(params):
         one = {n: v.detach().clone().requires_grad_() for n, v in one.items()}
         own = [n for n in one if n in ("W_gate", "W_up", "b_up", "W_down", "b_down")]
         task, balance = loss(one, tokens, targets, c)
@@ -177,7 +177,7 @@ def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     ValueError for a dense model. drop is the fall in accuracy by label, over the positions that have one: unit E0… or
     `dominant` replaced by zero or mean (site expert_out), or other routes (site gates)."""
     c = routed(params, c, seeds := list(seeds))
-    t, out = get_task(c.task), []
+    t, out = c.get_task(), []
     base = dict(condition=c.name, site="router_probs", position=next(iter(spans(t)))) | labels
     def put(metric, values, **own): out.append(rows(values.cpu(), seeds, metric=metric, **(base | own)))
     _edit_rows(params, c, t, put)

@@ -9,9 +9,8 @@ __all__ = ['STEPS', 'components', 'movement', 'length', 'speed', 'advance', 'spe
 import pandas as pd
 import torch
 from ..tasks.errors import choose
-from ..tasks.task import get_task
 from ..models.condition import condition, RECIPES
-from ..models.population import forward, sites
+from ..models.population import forward, member, sites
 from ..training.loop import evaluate, fresh, train_interval, unflatten
 from ..training.groups import check_work
 from .rows import rows, tidy
@@ -32,7 +31,7 @@ def movement(before, after, c, tokens=None) -> dict:
     Forms: own, total, and kept for a routed FFN; `was` is the output before. An expert `E0` has own alone, and `here`
     (s, n, read): which tokens go to it before. Read-out positions only; on all inputs, or on `tokens` (n, t)."""
     c = condition(c)
-    t = get_task(c.task)
+    t = c.get_task()
     tokens = (t.tokens if tokens is None else tokens).to(before["W_E"].device)
     was, now, own = {}, {}, {}
     forward(before, tokens, c, None, was, read_only=True)
@@ -80,7 +79,7 @@ def speed(before, after, c, at=None, tokens=None) -> dict:
     names = [choose("component", n, components(c), fix) for n in (components(c) if at is None else at)]
     if len(after["W_E"]) != S: raise ValueError(f"after: expected {S} seeds as before, got {len(after['W_E'])}; fix: "
                                                 "give the same seeds")
-    one = lambda p, i: {n: v[i:i + 1] for n, v in p.items()}
+    one = lambda p, i: member(p, i)
     each = [_speed(movement(one(before, i), one(after, i), c, tokens), names) for i in range(S)]
     return {n: {f: torch.cat([e[n][f] for e in each]) for f in each[0][n]} for n in names}
 
@@ -99,7 +98,7 @@ STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300)
 
 def advance(members, to):
     "Trains members, all at one step, up to step `to` by their recipe; returns a copy of the weights there."
-    every, drawn = RECIPES[members.c.task]["eval_every"], get_task(members.c.task).source == "drawn"
+    every, drawn = RECIPES[members.c.task]["eval_every"], members.c.get_task().source == "drawn"
     while (now := int(members.step[0])) < to:
         train_interval(members, min(to, now + every - now % every) - now)
         if drawn and int(members.step[0]) % every == 0: evaluate(members, None)
@@ -129,7 +128,7 @@ def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.Data
     name = lambda form: form if form == "size" else f"{form}_{over}"
     where = lambda n: dict(site="expert_out", unit=n) if n in units(c) else dict(site=n)
     c = condition(c)
-    labels = dict(condition=c.name, stream=stream, rule="training", n_examples=len(get_task(c.task))) | labels
+    labels = dict(condition=c.name, stream=stream, rule="training", n_examples=len(c.get_task())) | labels
     return tidy([rows(x, seeds, step=k, metric=name(form), **where(n), **labels)
                  for k, v in speeds(c, seeds, stream, at, gap).items() for n, forms in v.items()
                  for form, x in forms.items() if n != "embed" or form in ("own", "size")])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from filelock import FileLock
-from ..tasks.task import get_task
+
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition
 from ..training.store import Store, as_committed, compact, seal, unseal
@@ -39,7 +39,7 @@ from .ledger import contrast_table, ledger
 def track(params, c) -> dict:
     """What every training run writes into its history: digits without a component, and progress measures where answers
     are sums of all pairs."""
-    return ablation_curve(params, c) | (progress(params, c) if get_task(condition(c).task).modulus else {})
+    return ablation_curve(params, c) | (progress(params, c) if condition(c).get_task().modulus else {})
 
 # %% ../../nbs/7_record/03_recording.ipynb #26a59fdf
 def rules_for(name, stream, instrument="ablation") -> tuple:
@@ -196,7 +196,7 @@ def record_checkpoints(store, root) -> list:
         stored = [r for s in SEEDS if s not in seeds and (r := store.find(name, s)) is not None and rule in r.weights]
         runs = {r.seed: r for r in recordable(stored, name, root, lambda text: None)}
         if not runs: continue
-        kept = (lambda v: v) if get_task(condition(name).task).source == "drawn" else compact
+        kept = (lambda v: v) if condition(name).get_task().source == "drawn" else compact
         new, have = stack(list(runs.values()), rule), [*seeds, *runs]
         order = sorted(range(len(have)), key=lambda i: SEEDS.index(have[i]))
         seal(path, {n: kept(torch.cat([*([old[n].float()] if old else []), v])[order]) for n, v in new.items()},

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
-from ..tasks.task import TASKS, get_task, digits, exact
+from ..tasks.task import TASKS, digits, exact
 from ..tasks.data import generators, batches, held_back, split
 from ..models.condition import RECIPES, Condition, condition, multipliers
 from ..models.population import checked, init_one, shapes, predict
@@ -227,7 +227,7 @@ def train_interval(members:Members, n:int):
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
     masks = [g["batches"] for g in members.gens]                            # of dropout, which drawn batches never meet
     due = {e.step - 1 for e in c.events}
-    for i, (tokens, targets) in enumerate(batches(get_task(c.task), members.seeds, members.stream, members.gens, began,
+    for i, (tokens, targets) in enumerate(batches(c.get_task(), members.seeds, members.stream, members.gens, began,
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
@@ -251,7 +251,7 @@ def train_interval(members:Members, n:int):
 def evaluate(members:Members, train_loss, measures=()) -> dict:
     """Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones,
     `measures`."""
-    c, t = members.c, get_task(members.c.task)
+    c, t = members.c, members.c.get_task()
     params = unflatten(members.w, c)
     correct = predict(params, c, finite=False) == t.targets.to(members.w.device)   # a failed seed is known to be one
     scores = {"loss": train_loss, "digits": digits(correct, t), "exact": exact(correct)}
@@ -261,7 +261,7 @@ def evaluate(members:Members, train_loss, measures=()) -> dict:
 
 def held_scores(members, params, correct) -> dict:
     "What the checkpoint rules look at: `exact256` for drawn batches, `train` and `test` for a split, `test` otherwise."
-    t, dev = get_task(members.c.task), correct.device
+    t, dev = members.c.get_task(), correct.device
     def at(examples): return correct.take_along_dim(examples.to(dev)[..., None], 1)              # (s, some of n, read)
     if t.source == "drawn":
         drawn = torch.stack([torch.randint(0, len(t), (256,), generator=g["evaluation"]) for g in members.gens])
