@@ -208,7 +208,7 @@ REFUSED = [(dict(sites=["attn"]), "nearest: 'attn_out'"), (dict(sites=["E0"]), "
            (dict(chosen={"o1": torch.zeros(0, 2).long()}), r"\(0, 2\)"),
            (dict(chosen={"o1": torch.tensor([[1, 1000]])}), "up to 1000"),
            (dict(chosen={"o1": torch.tensor([[1, -1]])}), "from 0 to 999"),
-           (dict(c="add7/ffn-h16-silu+L2"), "expected one layer, got 2")]
+           (dict(c="add7/ffn-h16-silu+L2"), "patch site: expected one of embed, L0.attn_out|expected W_")]
 
 
 @pytest.mark.parametrize("wrong, message", REFUSED)

@@ -29,7 +29,7 @@ HUES = {"ffn": "#0072b2", "glu": "#b8860b", "moe": "#009e73", "moe_glu": "#d55e0
 def colour(name) -> str:
     "The colour of a condition, the same on every page."
     c = condition(name)
-    if c.ffn == "ffn" and c.d_mlp < 256 and c.task == "add7": return "#56b4e9"        # narrow
+    if c.ffn == "ffn" and c.d_mlp < PLAIN.get(c.task, {}).get("ffn", 0): return "#56b4e9"        # narrow
     if c.top_k > 1: return "#8a6fb0"
     if c.router == "frozen": return {"moe": "#7fcdb0", "moe_glu": "#f2a97c"}[c.ffn]
     return HUES[c.ffn]
