@@ -199,8 +199,7 @@ _Line = namedtuple("_Line", ["key", *dict.fromkeys([*CLAIM_COLUMNS[1:], *STATEME
                    defaults=[""] * (len({*CLAIM_COLUMNS, *STATEMENT_COLUMNS})))
 
 class Claim(_Line):
-    """One line of `claims` or `statements` under one protocol; its columns are its attributes. `key` stands for the first
-    column of either table."""
+    "One line of `claims` or `statements`: its columns are its attributes, and `key` the first of either table."
     __slots__ = ()
 
     @classmethod
