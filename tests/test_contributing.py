@@ -1,4 +1,4 @@
-"""The four changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
+"""The five changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
 import re
 import shutil
 import subprocess
@@ -34,8 +34,13 @@ params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(1)])
 got = instruments_for("add7/ffn-h8-silu")["norms"].rows(params, "add7/ffn-h8-silu", [1], stream="authors", rule="final")
 assert len(got) == len(params) and (got["value"] >= 0).all()
 assert "norms" not in instruments_for("add7/no_ffn")""",
+    "Add a study": """
+from moe_redistribution.record.recording import known_studies
+from moe_redistribution.training.study import run_study
+found = run_study(known_studies()["at_birth"], "small", root="store", executor="here", quiet=True)
+assert len(found) == 6 and set(found["condition"]) == {f"at_birth.small/ffn-h{h}-silu" for h in (16, 64)}""",
 }
-NEW_ROOM = "import torch\nfrom .rows import rows, tidy\n\n"
+NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n", "6_studies": ""}
 
 
 def changes(title):
@@ -55,9 +60,9 @@ def module(notebook):
     return "/".join(re.sub(r"^\d+\w?_", "", p) for p in [*part.split("/"), name]).replace(".ipynb", ".py")
 
 
-def as_exported(text):
-    "Lines of a notebook as nbdev writes them into a module of record/."
-    return re.sub(r"^from moe_redistribution\.", "from ..", text, flags=re.M)
+def as_exported(text, path):
+    "Lines of a notebook as nbdev writes them into a module."
+    return re.sub(r"^from moe_redistribution\.", f"from {'.' * path.count('/')}.", text, flags=re.M)
 
 
 @pytest.mark.parametrize("title", USE)
@@ -69,10 +74,11 @@ def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
     for notebook, hunks in touched:
         path = package / module(notebook)
         if not (ROOT / notebook).exists():
-            path.write_text(NEW_ROOM)
+            path.parent.mkdir(exist_ok=True), (path.parent / "__init__.py").touch()           # as nbdev does
+            path.write_text(NEW_ROOM[notebook.split("/")[1]])
             hunks = [("", new) for _, new in hunks]
         for old, new in hunks:
-            text, old, new = path.read_text(encoding="utf-8"), as_exported(old), as_exported(new)
+            text, old, new = path.read_text(encoding="utf-8"), *(as_exported(x, module(notebook)) for x in (old, new))
             assert not old or text.count(old) == 1, f"{notebook} has not got, once:\n{old}"
             path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
     done = subprocess.run([sys.executable, "-c", USE[title]], cwd=tmp_path, capture_output=True, text=True,
