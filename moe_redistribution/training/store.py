@@ -273,7 +273,9 @@ def load(self:Store, c, seed:int, stream:str="authors") -> Run:
         raise Damaged(f"{path}: expected the run {expected}, got {got}, another one; fix: delete it")
     if then := info.get("source"):
         now, fix = sources(c), f"moe-redistribution train {c.name} --again, or another word for the new code"
-        for n in then: say_if_changed(f"{n} of {c.name}", then[n], now.get(n), fix)
+        for n in then:                                # the hash of a task's code stood before that of its examples once
+            before = then[n][-12:] if n == "task" else then[n]
+            say_if_changed(f"{n} of {c.name}", before, now.get(n), fix)
     weights, info["condition"] = {}, c.name
     for name, v in tensors.items(): weights.setdefault(name.partition("/")[0], {})[name.partition("/")[2]] = v
     return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
@@ -398,12 +400,12 @@ def say_if_changed(what, then, now, fix):
     warnings.warn(f"{what}: expected what today's code gives ({now}), got what another gave ({then}); fix: {fix}")
 
 @functools.lru_cache(maxsize=64)
-def _task_hash(make, t): return code_of(make) + seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
+def _task_hash(t): return seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
 
 @by_name
 def sources(c) -> dict:
-    "What a run depends on beside its condition's name: hashes of the task with its tensors and of the router's class."
-    task = dict(task=_task_hash(TASKS[c.task], c.get_task())) if c.task in TASKS else {}
+    "What a run depends on beside its condition's name: hashes of its task's examples and of the router's class."
+    task = dict(task=_task_hash(c.get_task())) if c.task in TASKS else {}
     return task | dict(router=code_of(type(c.routing)))
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
