@@ -107,7 +107,7 @@ def test_the_papers_conditions_are_written_as_their_names_say():
     assert [condition(n).name for n in LABELS] == list(LABELS)
 
 
-# ------------------------------------------------------------------------------------------------ read once, at the door
+# ------------------------------------------------------------------------------------------------ read once, at the doo
 
 @given(conditions())
 def test_a_door_takes_a_name_or_a_condition_in_any_place_and_gives_a_condition(c):

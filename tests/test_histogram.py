@@ -123,7 +123,7 @@ def test_rows_are_few_and_what_the_functions_say():
     assert table.query("metric == 'selective_5'")["value"].item() == pytest.approx(.8)
 
 
-@pytest.mark.parametrize("c, says", [("add7/ffn-h8-silu", "expected a hist condition"), ("hist/no_ffn", "with an FFN"),
+@pytest.mark.parametrize("c, says", [("add7/ffn-h8-silu", "answers are counts"), ("hist/no_ffn", "with an FFN"),
                                      ("hist/ffn-h8-gelu+L2", "one layer")])
 def test_other_models_are_refused(c, says):
     for f in (histogram_rows, count_probes):

@@ -60,6 +60,8 @@ def label_ceiling(task, chosen) -> dict:
     return {where: (a[:, 0] != a[:, 1]).double().mean().item() for where, a in right.items()}
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #36e1d24c
+def _inner(site): return site.rpartition(".")[2]
+
 def patch_sites(c) -> list:
     """What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En. With
     several layers modules and heads of each, L0.attn_out and L0.H0; there `resid_post` is the last."""
@@ -117,8 +119,6 @@ def _exchange(site, here, params, c, target, source):
     return _sliced(mixed, target, source)
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #b6b65e31
-def _inner(site): return site.rpartition(".")[2]
-
 def _patch_by_running(params, c, t, chosen, wanted):
     "`patch` of one member of any depth: the model runs again with a site's value at the position from the source."
     tokens, out = t.tokens.to(params["W_E"].device), {}
@@ -140,9 +140,9 @@ def _patch_by_running(params, c, t, chosen, wanted):
         return edits
     for where, pq in chosen.items():
         at, (target, source) = t.read[t.positions.index(where)], pq.to(tokens.device).unbind(1)
-        clean = forward(params, tokens, c)[0, :, at].argmax(-1)
         run = lambda site: lambda a, b: forward(params, tokens[a], c, put(site, at, b))[0, :, at].argmax(-1)
-        out[where] = {"none": clean[target]} | {site: _sliced(run(site), target, source) for site in wanted}
+        clean = forward(params, tokens, c)[0, target, at].argmax(-1)
+        out[where] = {"none": clean} | {site: _sliced(run(site), target, source) for site in wanted}
     return out
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #d0f533b5
