@@ -42,7 +42,7 @@ class Shown(pd.DataFrame):
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #61f66c6d
 def to_read(frame, caption, key=None) -> Shown:
-    """`frame` as `Shown`.
+    """`frame` as a page shows it.
 
     ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart."""
     key = key or frame.columns[0]

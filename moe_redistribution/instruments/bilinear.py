@@ -64,7 +64,7 @@ READERS = ("embedding", "attention")
 @torch.no_grad()
 def readers(params, c, through="embedding"):
     "What numbers at a and at b put in front of the FFN: two (s, 1, p, d). `through`: embedding (paper) or attention."
-    c, t = bilinear(c), c.get_task()
+    t = (c := bilinear(c)).get_task()
     E = params["W_E"][:, None, :t.modulus].double()
     if choose("reader", through, READERS) == "embedding": return E, E
     mute = params | {n: params[n][..., :0] for n in ("W_gate", "W_up")} | {"W_down": params["W_down"][..., :0, :]}

@@ -319,15 +319,12 @@ def run_ledger(item=None):
 
 # %% ../../nbs/7_record/05_cli.ipynb #b267e4f9
 def instruments_asked(name, only=None) -> dict:
-    """The instruments that fit a condition, or the one that is asked for, by name; says what the others would need.
-
-    ValueError with these words where the one does not fit."""
+    "The instruments that fit a condition, or the one that is asked for; ValueError says what is lacking where not."
     fitting, others = instruments_for(name), misfits(name)
     if only in others:
         refuse(f"{only} of {name}", " and ".join(others[only]), "a condition without",
                fix=f"one of {', '.join(fitting)}")
     if only: return {only: fitting[choose("instrument", only, list(fitting))]}
-    if others: print(f"{name} lacks " + "; ".join(f"{', '.join(n)} ({i})" for i, n in others.items()), file=sys.stderr)
     return fitting
 
 # %% ../../nbs/7_record/05_cli.ipynb #abc1111a
@@ -344,6 +341,8 @@ def run_measure(args):
         if absent := sorted(set(seeds) - {r.seed for r in runs}):
             print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
         todo += [(name, i, x.rows, runs) for i, x in wanted.items()]
+    for n in dict.fromkeys(n for n, *_ in todo) if args.instrument is None else ():
+        print(f"{n} lacks " + "; ".join(f"{', '.join(x)} ({i})" for i, x in misfits(n).items()), file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
     if not sum(map(len, found)):
