@@ -269,6 +269,15 @@ def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
             "code-fold: show" in "".join(made["source"])) == (bool(word), False)
 
 
+def test_set_up_in_a_row_is_one_fold_and_what_shows_something_parts_it():
+    shows = code("x", {"image/png": ""})
+    cells = [code("import os"), code("#| hide_input: true\nx = 1"), shows, code("y = 2"), code("z = 3")]
+    made = frame.framed({"cells": cells}, "6_studies/sparsity_moves/x.ipynb")["cells"]
+    said = ["".join(c["source"]) for c in made]
+    assert len(made) == 3 and "import os" in said[0] and "x = 1" in said[0] and "hide_input" not in said[0]
+    assert "y = 2" in said[2] and "z = 3" in said[2] and said[2].count("code-summary") == 1
+
+
 @pytest.mark.parametrize("form, word", [("image/png", "how this figure is drawn"),
                                         ("text/html", "how this table is made"),
                                         ("text/markdown", "how these words are computed")])

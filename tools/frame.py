@@ -116,6 +116,11 @@ def output(out):
         data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
 
+def joins(cell):
+    "Is this cell a fold of set-up that shows nothing, as framed?"
+    return cell["cell_type"] == "code" and not cell["outputs"] and '#| code-summary: "set-up"\n' in cell["source"]
+
+
 def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out, foot = [], []
@@ -127,7 +132,12 @@ def framed(notebook, page):
             foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"]
                      if STORED in o.get("data", {})]
             cell["outputs"] = [o for o in cell["outputs"] if STORED not in o.get("data", {})]
-            if (word := fold(cell, page)) is not None:
+            word = fold(cell, page)
+            if word == "set-up" and not cell["outputs"] and out and joins(out[-1]):      # one fold for a run of them
+                body = "\n".join(line for line in cell["source"].split("\n") if not re.match(DIRECTIVE, line))
+                out[-1]["source"] += lines("\n\n" + body.strip("\n"))
+                continue
+            if word is not None:
                 cell["source"] = f'#| code-fold: true\n#| code-summary: "{word}"\n' \
                     + without(cell["source"], "code-fold", "code-summary")
             label = options(cell["source"]).get("label", "")
