@@ -315,7 +315,7 @@ def test_what_needs_pairs_refuses_add7_with_the_reason():
     c = "add7/ffn-h16-silu"
     p = init(c, generators(0))
     n = neurons(p, c)
-    with pytest.raises(ValueError, match="12,769 pairs of modadd, got 1,000"): wave_share(n["hidden"][:, :, 0])
+    with pytest.raises(ValueError, match=r"all p² pairs \(a, b\); got 1,000 inputs"): wave_share(n["hidden"][:, :, 0])
     for f, how in ((kept_accuracy, [1]), (enough, .9)):
         with pytest.raises(ValueError, match="several answers; fix"): f(p, c, n, torch.ones(1, 16), how)
 

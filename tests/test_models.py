@@ -9,7 +9,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import (SITES, Transformer, each_member, forward, init, init_one, loss,
                                                   member, predict, shapes, sites)
 from moe_redistribution.tasks.task import get_task
-from moe_redistribution.instruments.trace import parts, trace
+from moe_redistribution.instruments.trace import SPLITS, parts, trace
 from moe_redistribution.training.loop import fresh, train_interval, unflatten
 from plain import PlainTransformer, load_member
 
@@ -238,10 +238,10 @@ def test_parts_sum_to_logits(label):
     assert n["expert"] == n["component"] + (c.n_experts - 1 if c.routed else 0)     # E0 … in place of ffn_out
 
 
-def test_parts_of_several_layers_are_refused():
+def test_parts_of_several_layers_sum_to_the_last_stream():
     params = population(VARIANTS["two layers"])
     tr = trace(params, batch(2)[0], VARIANTS["two layers"])
-    with pytest.raises(ValueError, match="expected one layer, got 2; fix: "): parts(tr, params)
+    for by in SPLITS: assert (sum(parts(tr, params, by).values()) - tr["L1.resid_post"]).abs().max() < 1e-4
 
 
 def test_a_trace_leaves_nothing_behind():
