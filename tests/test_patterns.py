@@ -195,7 +195,7 @@ def test_rows_are_the_means_with_their_labels_and_few(name):
     (lambda p, c: mean_pattern(p, c, stratum="carry"), "nearest: 'carry="),
     (lambda p, c: mean_pattern(p, c, [0], "carry=3"), "expected some with carry=3, got none"),
     (lambda p, c: mean_pattern(p, c, protocol="papers"), "nearest: 'paper'"),
-    (lambda p, c: mean_pattern({}, "hist/ffn-h8-gelu", protocol="paper"), "add7 only"),
+    (lambda p, c: mean_pattern({}, "hist/ffn-h8-gelu", protocol="paper"), "of which no paper drew examples"),
     (lambda p, c: look(mean_pattern(p, c), c, "o1", "d3"), "place: expected one of d0, d1"),
     (lambda p, c: by_rank(mean_pattern(p, c), torch.zeros(1, 3)), "one number a seed and head")])
 def test_wrong_questions_are_refused_in_one_message(call, says):

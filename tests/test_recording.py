@@ -15,7 +15,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen
 from moe_redistribution.models.population import init, predict
-from moe_redistribution.instruments.instrument import Instrument, at_all, instruments, instruments_for
+from moe_redistribution.instruments.instrument import Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import not_in, record_runs
 from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.dataset import read_table, write_table
@@ -71,7 +71,7 @@ def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
     fit = [i for i, x in instruments_for(name).items() if not x.live and i not in ("ablation", "attribution", "probes")]
     assert all(len(INSTRUMENTS[i].rows(params, name, [1], stream="authors", rule="final")) for i in fit)
     learned = set(instruments_for(name.replace("+tokens", "")))
-    assert learned - set(instruments_for(name)) == {"add7": {"patching", "fourier"}, "modadd": {"fourier"},
+    assert learned - set(instruments_for(name)) == {"scores"} | {"add7": {"patching", "fourier"}, "modadd": {"fourier"},
                                                     "hist": {"histogram"}}[name.split("/")[0]]
 
 
@@ -101,7 +101,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
         asked.append((stream, seeds, params))
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
                                     step=10, metric="own_distance")])
-    only = {"speed": Instrument(rows, streams=("authors", "paired"), live=True)}
+    only = {"speed": Instrument(rows, rules=at_first, streams=("authors", "paired"), live=True)}
     monkeypatch.setattr(recording, "measured_with", lambda c: only)
     stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None,
                              weights={"first256": {"W_E": torch.ones(2)}},
@@ -375,7 +375,7 @@ def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, the
 def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypatch):
     name = "hist/ffn-h16-gelu"
     params = init(name, [torch.Generator().manual_seed(1)])
-    monkeypatch.setattr(recording, "PROTOCOLS", ())
+    monkeypatch.setattr(sys.modules[INSTRUMENTS["histogram"].rows.__module__], "PROTOCOLS", ())
     rows = INSTRUMENTS["histogram"].rows(params, name, [1], stream="authors", rule="best")
     kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c]
                                     for c in ("metric", "site", "edit", "stratum"))))
