@@ -148,7 +148,8 @@ def test_bad_input_is_refused(x, y, says):
 
 def test_another_task_or_setting_is_refused():
     p = init("hist/ffn-h8-gelu", [torch.Generator()])
-    with pytest.raises(ValueError, match=r"expected a task with operations \(add7\), got hist"): probe_rows(p, "hist/ffn-h8-gelu", [0])
+    with pytest.raises(ValueError, match=r"expected a task with operations \(add7\), got hist"):
+        probe_rows(p, "hist/ffn-h8-gelu", [0])
     with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
 
 
