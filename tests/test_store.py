@@ -437,9 +437,11 @@ LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
 WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
-          "after.py main": "the same"}
+          "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
+          "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"dataset.py _manifest": "`manifest` has looked", "dataset.py _runs": "`recorded_runs` has looked",
-         "figures.py _ledger": "`claim` has looked", "printed.py _read": "its callers have: `of_clone`, `sealed`",
+         "figures.py _ledger": "`claim` has looked",
+         "printed.py checked_table": "its callers have: `of_clone`, `sealed`",
          "ledger.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "registrations.py defined": "a version in git",
          "registrations.py _cells": "versions in git, or `as_committed`"}
