@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from moe_redistribution.studies.sparsity_moves import experiments as R
 from moe_redistribution.training import orders as O
-from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, GELU, LABELS, TABLE1
+from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, GELU, LABELS, PAPER_TASKS, TABLE1
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.evidence.printed import paper_values
@@ -152,7 +152,7 @@ def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
     # at the paper's seeds, too
     ours = (*(ARMS | GELU).values(), "add7/glu-h42-silu", "hist/ffn-h512-gelu+ffnlr0.25",
-            "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in RECIPES))
+            "modadd/moe-e4k2-h512-gelu+frozen", *(f"{t}/no_ffn" for t in PAPER_TASKS))
     assert got == ({(n, "authors", s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds}
                    | {(n, "paired", s) for e in (*AUDIT.values(), R.ENDS, R.AFTER) for n in e.names
                       for s in e.seeds if len(e.seeds) > 5}
