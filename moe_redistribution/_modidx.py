@@ -3210,6 +3210,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                  'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store._processor': ( '3_training/store.html#_processor',
                                                                                                      'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store._reading_hash': ( '3_training/store.html#_reading_hash',
+                                                                                                        'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store._said': ( '3_training/store.html#_said',
                                                                                                 'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store._task_hash': ( '3_training/store.html#_task_hash',

@@ -15,7 +15,6 @@ import warnings
 import numpy as np
 import pandas as pd
 import torch
-from ..tasks.task import get_task
 from ..tasks.errors import choose
 from ..tasks.data import split
 from ..models.condition import condition
@@ -222,7 +221,7 @@ def weight_norms(params) -> dict:
 
 def embedding_gini(params, c) -> dict:
     "Gini (s,) of the Fourier power of number embeddings, `gini_W_E`, and of the classes' unembedding, `gini_W_U`."
-    p = get_task(modular(c, "embedding_gini").task).modulus
+    p = modular(c, "embedding_gini").get_task().modulus
     return {"gini_W_E": gini(wave_power(params["W_E"][:, :p])), "gini_W_U": gini(wave_power(params["W_U"].mT[:, :p]))}
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #3c05f6eb

@@ -79,8 +79,7 @@ def speed(before, after, c, at=None, tokens=None) -> dict:
     names = [choose("component", n, components(c), fix) for n in (components(c) if at is None else at)]
     if len(after["W_E"]) != S: raise ValueError(f"after: expected {S} seeds as before, got {len(after['W_E'])}; fix: "
                                                 "give the same seeds")
-    one = lambda p, i: member(p, i)
-    each = [_speed(movement(one(before, i), one(after, i), c, tokens), names) for i in range(S)]
+    each = [_speed(movement(member(before, i), member(after, i), c, tokens), names) for i in range(S)]
     return {n: {f: torch.cat([e[n][f] for e in each]) for f in each[0][n]} for n in names}
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #5ebc9b60

@@ -402,10 +402,16 @@ def say_if_changed(what, then, now, fix):
 @functools.lru_cache(maxsize=64)
 def _task_hash(t): return seal_hash(dict(tokens=t.tokens, targets=t.targets), "")[:12]
 
+@functools.lru_cache(maxsize=64)
+def _reading_hash(t):
+    said = repr((t.read, t.scored, t.source, t.causal, t.tied, list(t.rules)))
+    return seal_hash({n: torch.as_tensor(mask) for n, mask in t.rules.items()}, said)[:12]
+
 @by_name
 def sources(c) -> dict:
-    "What a run depends on beside its condition's name: hashes of its task's examples and of the router's class."
-    task = dict(task=_task_hash(c.get_task())) if c.task in TASKS else {}
+    """What a run depends on beside its condition's name: hashes of its task's examples, of where they are read,
+    scored and held out, and of the router's class."""
+    task = dict(task=_task_hash(t := c.get_task()), reading=_reading_hash(t)) if c.task in TASKS else {}
     return task | dict(router=code_of(type(c.routing)))
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
