@@ -1,0 +1,63 @@
+"""A page of a room is a lesson: what is defined on it is used where it is defined, and what comes of it can be seen."""
+import re
+
+import pytest
+
+from test_site import PAGES, cells, options
+
+MOST = 4                                # exported cells in a row
+# Pages that do not keep to it yet. A line goes when its page does, and none is added.
+LATER = {"3_training/01_engine.ipynb", "3_training/02_store.ipynb", "3_training/06_groups.ipynb",
+         "3_training/08_study.ipynb", "3_training/10_gated.ipynb", "4_instruments/01b_subject.ipynb",
+         "4_instruments/03_ablation.ipynb", "4_instruments/03a_weights.ipynb", "4_instruments/03b_open.ipynb",
+         "4_instruments/06_patching.ipynb", "4_instruments/12_probes.ipynb", "4_instruments/17_scores.ipynb",
+         "4_instruments/18_stream.ipynb", "5_evidence/07_answers.ipynb", "6_studies/absorption/02_study.ipynb",
+         "6_studies/granularity/02_study.ipynb", "6_studies/parrots/02_study.ipynb",
+         "6_studies/routing_scores/02_study.ipynb", "7_record/02_ledger.ipynb", "7_record/03_recording.ipynb",
+         "7_record/05_cli.ipynb"}
+SILENT = {"7_record/04b_entry.ipynb"}
+
+
+def code(page): return [c for c in cells(page, "code") if "nbdev_export" not in c["source"]]
+
+
+def exports(cell): return bool({"export", "exports"} & options(cell).keys())
+
+
+def shows(cell):
+    "Does a reader see what came of this cell, or that something is asserted of it?"
+    if exports(cell) or {"hide", "hide_output"} & options(cell).keys(): return False
+    return bool(cell["outputs"] or re.search(r"^\s*assert\b|\btest_\w+\(", cell["source"], flags=re.M))
+
+
+def rows_of_exports(cells):
+    "How many exported cells stand in a row before each cell that shows something, and before the end."
+    n, found = 0, []
+    for cell in cells:
+        if exports(cell): n += 1
+        elif shows(cell): n, found = 0, [*found, n]
+    return [*found, n]
+
+
+def made(*said):
+    "Cells of a page: d defines, x shows, a asserts, h asserts and is hidden, s is silent."
+    sources = dict(d="#| exports\ndef f(): assert 0", x="f()", a="assert f()", h="#| hide\nassert f()", s="y = 1")
+    return [dict(source=sources[k], outputs=[{}] * (k == "x")) for k in said]
+
+
+@pytest.mark.parametrize("said, most", [("dddd", 4), ("ddxdd", 2), ("ddadd", 2), ("ddhdd", 4), ("ddsdd", 4), ("xdx", 1), ("ddddd", 5)])
+def test_only_what_a_reader_sees_parts_a_row_of_definitions(said, most):
+    assert max(rows_of_exports(made(*said))) == most
+
+
+def long(page): return (n := max(rows_of_exports(code(page)))) > MOST and n
+
+
+def silent(page): return any(map(exports, code(page))) and not any(c["outputs"] for c in code(page))
+
+
+@pytest.mark.parametrize("wrong, later", [(long, LATER), (silent, SILENT)])
+def test_between_definitions_something_is_shown_or_asserted_and_every_room_shows_something(wrong, later):
+    bad = {page: said for page in PAGES if (said := wrong(page))}
+    assert not bad.keys() - later, f"give a use of what is defined, its value and an assertion: {bad}"
+    assert not later - bad.keys(), f"these are lessons by now, take them off the list: {later - bad.keys()}"
