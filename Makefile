@@ -90,7 +90,7 @@ registrations: $(READY)  ## write down when definitions in data/ were made or ch
 	@$(PY) tools/registrations.py $(ARGS)
 
 sums: $(READY)  ## SHA256SUMS of data/, results/ and checkpoints/ again, after a deliberate change by hand
-	@$(PY) -c 'from moe_redistribution.evidence.dataset import write_sums; write_sums()'
+	@$(PY) -c 'from moe_redistribution.evidence.table_files import write_sums; write_sums()'
 
 pages: $(READY)  ## execute again the pages whose rows have changed since they were last run
 	@$(PY) tools/pages.py $(ARGS)

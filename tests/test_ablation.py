@@ -170,7 +170,7 @@ def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
 def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edits):
-    from moe_redistribution.evidence.dataset import checkpoint
+    from moe_redistribution.evidence.checkpoints import checkpoint
     name = "add7/moe-e4k1-h256-silu"
     params = {n: v[:2] for n, v in checkpoint(name).items()}
     alone, forced = decode(params, name, edits) == T.targets, ablate(params, name, edits)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.table_files import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 import after  # noqa: E402  scripts, and so no modules of the package

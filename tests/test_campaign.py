@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence import dataset
+from moe_redistribution.evidence import table_files, selection
 from moe_redistribution.instruments import own_gates, streaming
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.instruments.rows import rows
@@ -229,7 +229,7 @@ if __name__ == "__main__":
 def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_traceback(room, tmp_path):
     "A terminal sends it to all processes at once, and each worker printed the traceback of some import."
     (script := tmp_path / "pool.py").write_text(f"from moe_redistribution.training.{room} import *\n{POOL}")
-    env = os.environ | {"PYTHONPATH": str(dataset.ROOT)}
+    env = os.environ | {"PYTHONPATH": str(table_files.ROOT)}
     p = subprocess.Popen([sys.executable, script, POOLS[room]], env=env, start_new_session=True, preexec_fn=heard,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "begun\n"
@@ -239,7 +239,7 @@ def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_tra
 
 
 def test_the_console_script_goes_in_by_the_light_entry():
-    text = (dataset.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = (table_files.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'moe-redistribution = "moe_redistribution.record.entry:enter"' in text
     light = "import sys, moe_redistribution.record.entry; print({'torch', 'numpy', 'pandas'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", light], capture_output=True, text=True).stdout == "set()\n"
@@ -335,16 +335,16 @@ def shelf(tmp_path_factory):
     seal(part := desk.path.with_suffix(".one.part"), {"x": torch.ones(9)}, dict(key=job.key, kind="part", part="one"))
     for name in ("results/runs/hist.parquet", "results/manifest.csv", "results/rows/heldout/add7.parquet"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(dataset.ROOT / name, root / name)
-    dataset.write_sums(root)
+        shutil.copy(table_files.ROOT / name, root / name)
+    table_files.write_sums(root)
     def run(seed): return lambda: None if (r := store.find(TINY, seed)) is None else (r.weights, r.manifest, r.history)
     return {"run 1": (store.path(TINY, 1), run(1)), "run 2": (store.path(TINY, 2), run(2)),
             "resume": (store.path(TINY, 1).with_suffix(".resume"), lambda: store.resume(TINY, 1)),
             "state": (state, lambda: [m.w for m in groups.left_behind(store, c, [1, 2], "authors", "cpu")]),
             "rows": (job.path(store), lambda: find_rows(job, store)),
             "part": (part, lambda: own_file(part, job.key, "part", "one")),
-            "runs": (root / "results/runs/hist.parquet", lambda: dataset.recorded_runs(root)),
-            "manifest": (root / "results/manifest.csv", lambda: dataset.manifest(root)),
+            "runs": (root / "results/runs/hist.parquet", lambda: selection.recorded_runs(root)),
+            "manifest": (root / "results/manifest.csv", lambda: table_files.manifest(root)),
             "table": (root / "results/rows/heldout/add7.parquet",
                       lambda: pd.read_parquet(as_committed(root / "results/rows/heldout/add7.parquet")))}
 
@@ -444,13 +444,13 @@ SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 def a_clone(root, short=False):
     "The package without what it has recorded, in which add-7 may be trained for 400 steps; where `record` may write."
-    shutil.copytree(dataset.ROOT / "moe_redistribution", root / "moe_redistribution",
+    shutil.copytree(table_files.ROOT / "moe_redistribution", root / "moe_redistribution",
                     ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(dataset.ROOT / "data", root / "data"), (root / "tests").mkdir()
-    shutil.copy(dataset.ROOT / "tests/plain.py", root / "tests")
-    for page in (dataset.ROOT / "nbs").rglob("*.ipynb"):             # claims name the pages that answer them
-        (there := root / page.relative_to(dataset.ROOT)).parent.mkdir(parents=True, exist_ok=True), there.touch()
-    sums = (dataset.ROOT / "SHA256SUMS").read_text().splitlines(keepends=True)
+    shutil.copytree(table_files.ROOT / "data", root / "data"), (root / "tests").mkdir()
+    shutil.copy(table_files.ROOT / "tests/plain.py", root / "tests")
+    for page in (table_files.ROOT / "nbs").rglob("*.ipynb"):             # claims name the pages that answer them
+        (there := root / page.relative_to(table_files.ROOT)).parent.mkdir(parents=True, exist_ok=True), there.touch()
+    sums = (table_files.ROOT / "SHA256SUMS").read_text().splitlines(keepends=True)
     (root / "SHA256SUMS").write_text("".join(x for x in sums if x[66:].startswith("data/")))
     recipes, long = root / "moe_redistribution/models/condition.py", "steps=10_000, eval_every=200"
     if short: recipes.write_text(recipes.read_text().replace(long, "steps=400, eval_every=40"))

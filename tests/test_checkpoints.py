@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.evidence import dataset as results
+from moe_redistribution.evidence import table_files, checkpoints, selection
 from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, recorded_checkpoints
 from moe_redistribution.instruments.ablation import ablation_rows
 from moe_redistribution.tasks.data import SEEDS
@@ -26,7 +26,7 @@ from moe_redistribution.training.store import compact, kept_in_half, unseal
 from moe_redistribution.tasks.task import ALPHABET, LENGTH, get_task
 from moe_redistribution.instruments.rows import rows, tidy
 
-spec = importlib.util.spec_from_file_location("comes_out", results.ROOT / "tools/comes_out.py")
+spec = importlib.util.spec_from_file_location("comes_out", table_files.ROOT / "tools/comes_out.py")
 comes_out = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(comes_out)
 
@@ -59,7 +59,7 @@ def instruments(name):
 
 def asked(name, rule):
     "Differences of the parts asked here."
-    params, seeds = results.checkpoint(name, rule), results.checkpoint_seeds(name, rule)
+    params, seeds = checkpoints.checkpoint(name, rule), checkpoints.checkpoint_seeds(name, rule)
     found = {i: of(params, name, seeds, stream="authors", rule=rule) for i, of in instruments(name).items()}
     return pd.concat([comes_out.differences(name, rule, i, None, rows) for i, rows in found.items()])
 
@@ -67,7 +67,7 @@ def asked(name, rule):
 @pytest.mark.parametrize("name, rule", ASKED)
 def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     d = asked(name, rule)
-    assert (set(d.loc[d["there"] == "both", "seed"]) == set(results.checkpoint_seeds(name, rule))
+    assert (set(d.loc[d["there"] == "both", "seed"]) == set(checkpoints.checkpoint_seeds(name, rule))
             and (d["there"] == "both").sum() >= 6 * d["seed"].nunique())
     bad = comes_out.summary(d).query("outside > 0")
     assert bad.empty, ("not what was recorded; fix: runs.withdraw, train these seeds again, "
@@ -84,14 +84,14 @@ def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, ru
 
 
 def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
-    seed = results.checkpoint_seeds(GLU, "first99")[-1]
-    whole = {n: v[-1:] for n, v in results.checkpoint(GLU, "first99").items()}
+    seed = checkpoints.checkpoint_seeds(GLU, "first99")[-1]
+    whole = {n: v[-1:] for n, v in checkpoints.checkpoint(GLU, "first99").items()}
     faint = whole["W_gate"][0, 0, 0].norm(dim=0).argsort()[:8]
     without = whole | {"W_gate": whole["W_gate"].index_fill(-1, faint, 0)}
     d = comes_out.differences(GLU, "first99", "fourier", None, fourier_rows(without, GLU, [seed], rule="first99"))
     bad = comes_out.outside(d)
     assert "dead_share_paper" in set(bad["metric"]) and (bad["there"] == "both").all()
-    right = [results.right_answers(p, GLU, [seed])["right"].item() for p in (whole, without)]
+    right = [checkpoints.right_answers(p, GLU, [seed])["right"].item() for p in (whole, without)]
     assert abs(right[0] - right[1]) <= .001 * right[0]
 
 
@@ -109,13 +109,13 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
 def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(
     tmp_path):
     name, rule = "add7/ffn-h64-silu", "first256"
-    was = results.recorded(name, "copying")
+    was = selection.recorded(name, "copying")
     lacking = was[~((was["stream"] == "authors") & (was["rule"] == rule) & (was["edit"] == "zero"))]
-    results.write_table(lacking, "copying", "add7", tmp_path)
-    (tmp_path / "checkpoints").symlink_to(results.ROOT / "checkpoints")
+    table_files.write_table(lacking, "copying", "add7", tmp_path)
+    (tmp_path / "checkpoints").symlink_to(table_files.ROOT / "checkpoints")
     d = comes_out.differences(name, rule, "copying", tmp_path)
     assert comes_out.fill(d, name, rule, "copying", tmp_path) == (d["there"] == "since").sum() > 0
-    pd.testing.assert_frame_equal(results.recorded(name, "copying", tmp_path), was)
+    pd.testing.assert_frame_equal(selection.recorded(name, "copying", tmp_path), was)
 
 
 @pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
@@ -136,15 +136,16 @@ READ_AS = [("add7/ffn-h256-silu", "first256", "add7/ffn-h256-gelu"),            
            ("modadd/glu-h340-gelu", "first99", "modadd/glu-h340-linear")]
 READS_THEM = {"predict": predict, "forward": lambda p, c: forward(p, get_task(condition(c).task).tokens[:9], c),
               "loss": lambda p, c: loss(p, (t := get_task(condition(c).task)).tokens[:9], t.targets[:9], c),
-              "module": Transformer, "subject": lambda p, c: subject(p, c).predict(), "right": results.right_answers,
-              "ablation": lambda p, c: ablation_rows(p, c, results.SEEDS, ("zero",)), "checked": checked,
+              "module": Transformer, "subject": lambda p, c: subject(p, c).predict(),
+              "right": checkpoints.right_answers,
+              "ablation": lambda p, c: ablation_rows(p, c, checkpoints.SEEDS, ("zero",)), "checked": checked,
               "flatten": flatten}
 
 
 @pytest.mark.parametrize("name, rule, other", READ_AS)
 @pytest.mark.parametrize("way", READS_THEM)
 def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(name, rule, other, way):
-    params = results.checkpoint(name, rule)
+    params = checkpoints.checkpoint(name, rule)
     assert shapes(condition(name)) == shapes(condition(other))
     with pytest.raises(ValueError, match=re.escape(f"expected those of {other}, got those of {name}; fix: give")):
         READS_THEM[way](params, other)
@@ -152,7 +153,7 @@ def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(nam
 
 def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
     name, rule, other = READ_AS[0]
-    params = results.checkpoint(name, rule)
+    params = checkpoints.checkpoint(name, rule)
     assert not torch.equal(predict(dict(params), other), predict(params, name))
     for again in (pickle.loads(pickle.dumps(params)), copy.deepcopy(params)):
         with pytest.raises(ValueError, match="expected those of"): predict(again, other)
@@ -160,17 +161,17 @@ def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
 
 def test_every_committed_checkpoint_says_whose_it_is():
     for name, rule in recorded_checkpoints():
-        info = unseal(results.checkpoint_path(name, rule))[1]
-        assert (info["condition"], info["rule"]) == (name, rule) and results.checkpoint(name, rule).condition == (
+        info = unseal(checkpoints.checkpoint_path(name, rule))[1]
+        assert (info["condition"], info["rule"]) == (name, rule) and checkpoints.checkpoint(name, rule).condition == (
             condition(name))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_has_no_predictions_unless_they_are_asked_for(wrong):
-    params = dict(results.checkpoint(GLU, "first99"))
+    params = dict(checkpoints.checkpoint(GLU, "first99"))
     params["W_down"] = params["W_down"].clone()
     params["W_down"][1] = wrong
-    for ask in (lambda: predict(params, GLU), lambda: results.right_answers(params, GLU)):
+    for ask in (lambda: predict(params, GLU), lambda: checkpoints.right_answers(params, GLU)):
         with pytest.raises(ValueError, match="member 1: expected finite activations.* first at ffn_out"): ask()
     assert len(predict(params, GLU, finite=False)) == len(params["W_E"])
 
@@ -208,11 +209,11 @@ def test_a_file_does_not_depend_on_the_night_in_which_a_seed_came_in():
 def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addition_are_kept_whole():
     size = 0
     for name, rule in CANONICAL:
-        path = results.checkpoint_path(name, rule)
+        path = checkpoints.checkpoint_path(name, rule)
         tensors, info = unseal(path)
         one = sum(t[0].numel() for t in tensors.values())
         wide = 4 if name.startswith("add7") or (name.startswith("modadd") and condition(name).gated) else 2
         size += one * len(SEEDS) * wide + 4096
-    assert (size <= LIMIT and sum(p.stat().st_size for p in (results.ROOT / "checkpoints").rglob("*.safetensors"))
+    assert (size <= LIMIT and sum(p.stat().st_size for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors"))
             <= LIMIT), f"{size:,} bytes"
     print(f"{size:,}")

@@ -7,7 +7,8 @@ import pytest
 
 from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Measured, Reading, claims,
                                                 each_name, instead, stand_in, statements)
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.printed import study_tables
+from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
 from moe_redistribution.record import ledger as room
 
@@ -38,7 +39,7 @@ def test_every_claim_has_the_hash_under_which_it_was_registered(table):
 
 def test_the_columns_of_both_files_are_the_fields_of_a_claim():
     for name, columns in (("claims", CLAIM_COLUMNS), ("statements", STATEMENT_COLUMNS)):
-        assert list(pd.read_csv(ROOT / f"data/{name}.csv", nrows=1)) == columns
+        for path in study_tables(name): assert list(pd.read_csv(path, nrows=1)) == columns
         assert {*columns[1:], "key"} <= set(Claim._fields)
     assert set(Claim._fields) == {"key", "scale", *CLAIM_COLUMNS, *STATEMENT_COLUMNS} - {"id"}
 

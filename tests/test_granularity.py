@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from moe_redistribution.evidence.dataset import ROOT, table_path
+from moe_redistribution.evidence.table_files import ROOT, table_path
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.studies.granularity.facts import repeated_ids

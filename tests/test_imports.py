@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.table_files import ROOT
 
 PARTS = ("tasks", "models", "training", "instruments", "evidence", "record")
 HEAVY = {"matplotlib", "scipy", "sklearn", "transformers"}

@@ -12,8 +12,10 @@ from moe_redistribution.record.ledger import (AT_THIS_SIZE as HERE, FEW, FLIPS, 
                                               answer, decide, found_here, judge, registered, shown)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, instead, seed_list,
                                                 statements)
+from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
-from moe_redistribution.evidence.dataset import ROOT, rows_of
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.evidence.selection import rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -265,7 +267,7 @@ def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_no
                                            ("aggregate", "mode"), ("expects", ">"), ("n", "6"), ("stream", "crossed"),
                                            ("statement", ""), ("margin", "-1"), ("section", "§9")])
 def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, value):
-    raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)
+    raw = study_lines("statements")
     raw.loc[raw.index[raw["key"] == "4.2-01"][0], column] = value
     raw.to_csv(tmp_path / "s.csv", index=False)
     with pytest.raises(ValueError, match="4.2-01"):
@@ -273,7 +275,7 @@ def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, valu
 
 
 def test_a_statement_needs_both_protocols_and_a_reason_where_no_rows_decide_it(tmp_path):
-    raw = pd.read_csv(ROOT / "data/statements.csv", dtype=str, keep_default_na=False)
+    raw = study_lines("statements")
     raw.drop(raw.index[raw["key"] == "4.2-02"][1]).to_csv(tmp_path / "one.csv", index=False)
     with pytest.raises(ValueError, match="4.2-02"):
         statements(tmp_path / "one.csv")

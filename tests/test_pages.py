@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import answers, dataset as results, printed as paper, pages
+from moe_redistribution.evidence import answers, table_files, selection, printed as paper, pages
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
@@ -26,13 +26,13 @@ FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 def files_read_once(monkeypatch):
     monkeypatch.setattr(answers, "paper_values", lambda: PRINTED)
     monkeypatch.setattr(answers, "claims", lambda: BRIDGE)
-    monkeypatch.setattr(results, "claims", lambda: BRIDGE)
+    monkeypatch.setattr(selection, "claims", lambda: BRIDGE)
 
 
 def trained(name, stream="authors"):
     """Seeds of a condition that a file of runs has, trained to the task's first rule or to the end; counted without
     `results`."""
-    runs = pd.read_parquet(results.ROOT / f"results/runs/{name.split('/')[0]}.parquet").query("condition == @name")
+    runs = pd.read_parquet(table_files.ROOT / f"results/runs/{name.split('/')[0]}.parquet").query("condition == @name")
     first = (runs[{"add7": "first256", "modadd": "first99", "hist": "best"}[name.split("/")[0]] + "_reached"]
              .astype(bool))
     done = first | runs["settled"] | runs["failed"].notna() | (runs["step"] >= RECIPES[name.split("/")[0]]["steps"])
@@ -58,7 +58,7 @@ def answered(page):
     bridge."""
     out, rows = [], None
     for item in PAGES[page].items.split():
-        path = results.ROOT / f"results/paper/{item}.csv"
+        path = table_files.ROOT / f"results/paper/{item}.csv"
         got = pd.read_csv(path).fillna({"reason": ""}).query("protocol == 'paper'") if path.exists() else None
         if got is None or silent(got):
             rows = quick(PAGES[page].rows) if rows is None else rows
@@ -98,7 +98,7 @@ def test_every_printed_number_has_a_line_and_a_line_a_number_or_a_reason(lines, 
     assert sorted(mine["id"]) == sorted(ids)
     assert len(silent(mine)) <= .05 * len(mine), silent(mine)
     assert set(mine["verdict"]) <= {"agrees", "differs", "inconclusive", "corrected", "not attempted", answers.OTHER}
-    assert (mine["reason"].str.len() > 0).all() and not mine["reason"].str.contains("no row in data/claims.csv").any()
+    assert (mine["reason"].str.len() > 0).all() and not mine["reason"].str.contains("no row in a claims.csv").any()
     empty = mine["ours_mean"].isna() & (mine["verdict"] != "not attempted")
     assert not empty.any(), mine.loc[empty, "id"].tolist()
 
@@ -120,7 +120,7 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
     found = [(line.id, *m) for mine in lines.values() for line in mine.itertuples() if line.verdict != answers.OTHER
              for m in gap.findall(line.reason)]
     def stopped_early(name, rule, seeds):
-        runs = results.read_table("runs", name, ["authors"]).set_index("seed")
+        runs = table_files.read_table("runs", name, ["authors"]).set_index("seed")
         own = runs.loc[[int(s) for s in seeds.split(",") if s.strip()]]
         return (rule in ("best", "final") and not own["settled"].any()
                 and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all())
@@ -133,7 +133,7 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
 def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
     claim = lambda i, protocol, **k: dict(id=i, item=i.split(".")[0], protocol=protocol, versus="", stream="authors",
                                           aggregate="mean") | k
-    monkeypatch.setattr(results, "claims", lambda: pd.DataFrame([
+    monkeypatch.setattr(selection, "claims", lambda: pd.DataFrame([
         claim("one.1", "paper", instrument="ablation", condition=f"{MOE} {FFN}"),
         claim("one.2", "audited", instrument="patching", condition=MOE, versus=f"{FFN} {MOE}+frozen"),
         claim("one.3", "paper", instrument="none", condition=FFN, aggregate="none"),
@@ -156,7 +156,7 @@ def test_the_set_up_needs_no_run_and_the_methods_page_two_conditions():
 def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named(page):
     rows, need = PAGES[page].rows, PAGES[page].needs
     assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples", "step")]).any()
-    size, lines = rows.groupby(["instrument", "condition"]).size(), results.manifest()
+    size, lines = rows.groupby(["instrument", "condition"]).size(), table_files.manifest()
     lines = lines[lines["stream"].isin(PAGES[page].streams)].groupby(["kind", "condition"])["rows"].sum()
     for instrument, name in need:
         if instrument not in ("facts", "runs"):
@@ -165,7 +165,8 @@ def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named
             and set(rows["stream"]) <= set(PAGES[page].streams))
     for name in {n for i, n in need if i == "facts"}: assert size["facts", name] == len(fact_rows(name))
     again = Page(**PAGES[page].wish)
-    assert results.fingerprint(again.rows) == results.fingerprint(rows) and page_hash(again) == page_hash(PAGES[page])
+    assert table_files.fingerprint(again.rows) == table_files.fingerprint(rows)
+    assert page_hash(again) == page_hash(PAGES[page])
 
 
 def test_a_page_without_any_recorded_run_has_no_rows_and_all_the_columns(tmp_path):
@@ -178,7 +179,7 @@ def test_a_hash_moves_with_one_value_and_with_the_instrument_that_measured_it():
     rows = PAGES["30_setup"].rows
     moved, renamed = rows.copy(), rows.assign(instrument="ablation")
     moved.loc[5, "value"] += 1e-9
-    assert len({results.fingerprint(r) for r in (rows, moved, renamed)}) == 3
+    assert len({table_files.fingerprint(r) for r in (rows, moved, renamed)}) == 3
 
 
 # --- runs -------------------------------------------------------------------------------------------
@@ -198,20 +199,20 @@ def said(rows, metric, rule="first99"):
 
 
 def test_a_run_says_whether_and_when_it_reached_a_rule_and_not_when_it_did_not():
-    rows = results.run_rows(runs())
+    rows = selection.run_rows(runs())
     assert said(rows, "reached").loc[[42, 137]].tolist() == [1, 1] and said(rows, "reached", "best").loc[42] == 1
     assert (said(rows, "epoch").loc[[42, 137]].tolist() == [7600, 5000]
             and (said(rows, "score").loc[[42, 137]] == .5).all())
     assert 137 not in said(rows, "reached", "best").index, "it stopped at its first rule and says nothing of the other"
     assert 512 not in said(rows, "reached").index, "on its way, so that nothing is known yet"
     assert set(rows["condition"]) == {"modadd/ffn-h512-gelu"} and set(rows["rule"]) == {"first99", "best"}
-    failed = results.run_rows(runs(failed=pd.array([100, None, None, None], dtype="Int64")))
+    failed = selection.run_rows(runs(failed=pd.array([100, None, None, None], dtype="Int64")))
     assert 42 not in said(failed, "reached").index and 137 in said(failed, "reached").index
 
 
 def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
     "`3 of 5 grok` is a count over five finished runs, two of which never settle."
-    rows = results.run_rows(runs())
+    rows = selection.run_rows(runs())
     assert said(rows, "reached").to_dict() == {42: 1, 137: 1, 256: 0} and np.isnan(said(rows, "epoch").loc[256])
     assert said(rows, "epoch_restricted").to_dict() == {42: 7600, 137: 5000,
                                                         256: 40_000}, "restricted to the end of the schedule"

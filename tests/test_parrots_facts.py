@@ -4,7 +4,7 @@ from math import prod
 import pytest
 
 from moe_redistribution.evidence.answers import comparison
-from moe_redistribution.evidence.dataset import item_rows
+from moe_redistribution.evidence.selection import item_rows
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.studies.parrots import facts

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from moe_redistribution.evidence.dataset import rows_of
+from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models import authors

@@ -8,7 +8,7 @@ import torch
 from moe_redistribution.evidence.claims import claims, each_name, seed_list, statements
 from moe_redistribution.record.recording import recorded_jobs
 from moe_redistribution.studies.parrots import study
-from moe_redistribution.evidence.dataset import rows_of
+from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.studies.parrots.layer import path_layer, path_logits, path_pools, train_paths
 from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, answered,
                                                       exponents, kind_of, loss_at, memorised, parrot, parrot_of,

@@ -18,7 +18,7 @@ from moe_redistribution.models.population import init, predict
 from moe_redistribution.instruments.instrument import Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import not_in, record_runs
 from moe_redistribution.record.runs import stored_runs
-from moe_redistribution.evidence.dataset import read_table, write_table
+from moe_redistribution.evidence.table_files import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy

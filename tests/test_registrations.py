@@ -11,7 +11,7 @@ import pytest
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES,
                                                        definition_hash, definitions, registrations, unregistered, when)
-from moe_redistribution.evidence.dataset import ROOT, sums, write_sums
+from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.training import store
 from moe_redistribution.training.store import Damaged
@@ -28,8 +28,8 @@ WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="cor
 
 def write(folder, said=(SAID,), bridge=(BRIDGE,)):
     for name, lines in (("statements", said), ("claims", bridge)):
-        (folder / "data").mkdir(exist_ok=True)
-        pd.DataFrame(list(lines)).to_csv(folder / f"data/{name}.csv", index=False)
+        (folder / "data/mine").mkdir(exist_ok=True, parents=True)
+        pd.DataFrame(list(lines)).to_csv(folder / f"data/mine/{name}.csv", index=False)
 
 
 def register(folder, *lines):
@@ -239,7 +239,7 @@ def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(too
     tool.main([])
     write_sums(tmp_path)
     write(tmp_path, [SAID | {"margin": "0.02"}])
-    with pytest.raises(Damaged, match="data/statements.csv: expected"): tool.main(["--check"])
+    with pytest.raises(Damaged, match="data/mine/statements.csv: expected"): tool.main(["--check"])
     assert tool.main([]) == 0 and (tmp_path / "SHA256SUMS").read_text() == sums(tmp_path)
     for name in (FFN, FILE):                                          # rows, and the register itself
         if name == FFN: measure(tmp_path, FFN), write_sums(tmp_path)
@@ -291,7 +291,7 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
 
 def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):
     write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
-    (tmp_path / "data/pilots.csv").write_text("begins,seen,where\ncontrast.a 9,one seed,a note\n")
+    (tmp_path / "data/mine/pilots.csv").write_text("begins,seen,where\ncontrast.a 9,one seed,a note\n")
     commit(tmp_path, 1)
     tool.main([])
     words = registrations(tmp_path / FILE).set_index(["table", "key", "protocol"])["access"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.evidence import statistics as ev, dataset as results
+from moe_redistribution.evidence import statistics as ev, selection
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.evidence.pages import Page
@@ -142,7 +142,7 @@ def test_company_and_process_change_nothing_and_other_products_change_the_mixtur
 
 @pytest.mark.parametrize("name, most", [(CONDITIONS[0], .01), (CONDITIONS[2], .06)])
 def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name, most):
-    paired = pick(results.recorded(name), stream="paired", rule="first1000", site="ffn_out",
+    paired = pick(selection.recorded(name), stream="paired", rule="first1000", site="ffn_out",
                   edit="mean").set_index("seed")["value"]
     crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
     gap = lambda i, j: np.sqrt(np.mean([(crossed[100 * i(k) + j(k)] - paired[k])**2 for k in range(1, 9)]))
@@ -151,10 +151,10 @@ def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name,
 
 @pytest.mark.parametrize("name", TWINS.names)
 def test_twins_of_modular_addition_differ_in_their_products_and_begin_alike(name):
-    runs = results.recorded_runs().query("condition == @name and stream == 'crossed'").set_index("seed")
+    runs = selection.recorded_runs().query("condition == @name and stream == 'crossed'").set_index("seed")
     assert set(runs.index % 10_000) <= set(TWINS.seeds) and set(runs.index // 10_000) <= {0, 3}
     assert set(runs["kernels"][runs.index < 10_000]) <= {""} and set(runs["kernels"][runs.index >= 30_000]) <= {"AVX2"}
-    loss = results.recorded_history(name, "crossed").pivot(index="step", columns="seed", values="loss")
+    loss = selection.recorded_history(name, "crossed").pivot(index="step", columns="seed", values="loss")
     twins = [(s, s + 30_000) for s in TWINS.seeds if {s, s + 30_000} <= set(loss)]
     assert twins and all(abs(loss[b] / loss[a] - 1).iloc[0] < 1e-3 and not loss[a].dropna().equals(loss[b].dropna())
                          for a, b in twins)

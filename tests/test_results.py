@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from moe_redistribution.record import cli, ledger as ledger_room, recording
-from moe_redistribution.evidence import (claims as claims_room, dataset as results, design, figures, printed,
-                                         registrations)
+from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, figures,
+                                         printed, registrations)
 from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
@@ -55,57 +56,57 @@ def no_ffn(rows, name, edit="zero"):
 def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
     "Every page of results stores what it read; what is stored is what would be read now."
     assert not (stale := stale_pages()), f"make pages: {stale}"
-    there = {p.stem for p in (results.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
+    there = {p.stem for p in (table_files.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
     assert there <= set(PAGES), f"no `Opening(page)` on {sorted(there - set(PAGES))}"
     for path, (_, was) in stored_pages().items():
-        text = (results.ROOT / "nbs" / path).read_text(encoding="utf-8")
+        text = (table_files.ROOT / "nbs" / path).read_text(encoding="utf-8")
         if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 
 
 @pytest.mark.audit
 def test_the_manifest_says_what_the_tables_hold():
-    pd.testing.assert_frame_equal(results.manifest(), results.manifest_of(), check_dtype=False,
+    pd.testing.assert_frame_equal(table_files.manifest(), table_files.manifest_of(), check_dtype=False,
                                   obj="results/manifest.csv")
 
 
 def test_everything_committed_under_data_results_and_checkpoints_is_covered_by_its_hash():
-    said = (results.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
-    assert said == results.sums(), "make sums, if the change was meant; git checkout, if not"
+    said = (table_files.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
+    assert said == table_files.sums(), "make sums, if the change was meant; git checkout, if not"
 
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
     "What is committed under data/ and results/, with its hashes, as the repository of a package of its own."
     root = tmp_path_factory.mktemp("copied")
-    for part in ("data", "results"): shutil.copytree(results.ROOT / part, root / part)
-    shutil.copy(results.ROOT / "SHA256SUMS", root)
+    for part in ("data", "results"): shutil.copytree(table_files.ROOT / part, root / part)
+    shutil.copy(table_files.ROOT / "SHA256SUMS", root)
     with pytest.MonkeyPatch.context() as patch:
         for room in (printed, claims_room, registrations, figures, design): patch.setattr(room, "DATA", root / "data")
         yield root
 
 
-READERS = {                        # part of a path under a root: what reads such a file; where nothing does, its check
-    "results/paper/": lambda root, p: (figures.numbers(p.stem), ledger_room.by_id(root=root)),
-    "results/rows/": lambda root, p: results.read_table(p.parent.name, f"{p.stem}/x", root=root),
-    "results/history/": lambda root, p: results.read_table("history", f"{p.stem}/x", root=root),
-    "results/runs/": lambda root, p: results.recorded_runs(root),
+READERS = {                        # paths under a root: what reads such a file; where nothing does, its check
+    "results/paper/*": lambda root, p: (figures.numbers(p.stem), ledger_room.by_id(root=root)),
+    "results/rows/*": lambda root, p: table_files.read_table(p.parent.name, f"{p.stem}/x", root=root),
+    "results/history/*": lambda root, p: table_files.read_table("history", f"{p.stem}/x", root=root),
+    "results/runs/*": lambda root, p: selection.recorded_runs(root),
     "results/ledger.csv": lambda root, p: figures.claim("4.1-01"),
     "results/registrations.csv": lambda root, p: registrations.registrations(p),
-    "results/manifest.csv": lambda root, p: results.manifest(root),
+    "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
-    "data/trials.csv": lambda root, p: page_hash(Page(files=["data/trials.csv"], root=root)),
-    "data/pilots.csv": lambda root, p: registrations.pilots(p.parent),
-    "data/statements.csv": lambda root, p: claims_room.statements(),
-    "data/SHA256SUMS": lambda root, p: printed.paper_values(),
-    "data/": lambda root, p: claims_room.claims()}
+    "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
+    "data/*/pilots.csv": lambda root, p: registrations.pilots(root / "data"),
+    "data/*/statements.csv": lambda root, p: claims_room.statements(),
+    "data/*SHA256SUMS": lambda root, p: printed.paper_values(),
+    "data/*": lambda root, p: claims_room.claims()}
 
 
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
     luck, names = random.Random(0), [n for n in listed(copied / "SHA256SUMS") if not n.startswith("checkpoints/")]
-    claims_room.claims(), figures.claim("4.1-01")                   # what is kept from before answers for nothing
+    known, _ = claims_room.claims(), figures.claim("4.1-01")        # what is kept from before answers for nothing
     for name in names:
-        read = next(r for part, r in READERS.items() if name.startswith(part))
+        read = next(r for part, r in READERS.items() if fnmatch(name, part))
         good = bytearray((path := copied / name).read_bytes())
         good[at := luck.randrange(len(good))] ^= (bit := 1 << luck.randrange(8))
         path.write_bytes(good)
@@ -113,25 +114,25 @@ def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copie
             read(copied, path)
         good[at] ^= bit
         path.write_bytes(good)
-    assert len(names) > 130 and claims_room.claims().equals(claims_room.claims(results.ROOT / "data/claims.csv"))
+    assert len(names) > 130 and claims_room.claims().equals(claims_room.claims(table_files.ROOT / "data/claims.csv"))
 
 
 def test_definitions_that_changed_without_a_word_are_refused_where_they_are_counted_and_checked(copied):
     for name in ("claims", "statements"):
-        good = (path := copied / f"data/{name}.csv").read_bytes()
+        good = (path := copied / f"data/parrots/{name}.csv").read_bytes()
         path.write_bytes(good.replace(b"mean", b"zero", 1))
         for read in (registrations.definitions, registrations.unregistered, design.check_design):
-            with pytest.raises(Damaged, match=f"data/{name}.csv: expected"): read()
+            with pytest.raises(Damaged, match=f"data/parrots/{name}.csv: expected"): read()
         path.write_bytes(good)
 
 
 def test_a_change_that_was_meant_is_read_after_make_sums(copied):
-    good = (path := copied / "data/trials.csv").read_bytes()
+    good = (path := copied / "data/parrots/trials.csv").read_bytes()
     path.write_bytes(good + b"\n")
     with pytest.raises(Damaged): printed.of_clone(path)
-    results.write_sums(copied)
+    table_files.write_sums(copied)
     assert printed.of_clone(path) == path
-    path.write_bytes(good), results.write_sums(copied)
+    path.write_bytes(good), table_files.write_sums(copied)
 
 
 def test_the_largest_page_reads_its_rows_in_about_a_second():
@@ -145,12 +146,12 @@ def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
     for item in PAGES[page].items.split():
         recording.write_frame(comparison(rows, item), tmp_path / "again.csv")
         assert ((tmp_path / "again.csv").read_bytes()
-                == (results.ROOT / f"results/paper/{item}.csv").read_bytes()), "make record"
+                == (table_files.ROOT / f"results/paper/{item}.csv").read_bytes()), "make record"
 
 
 def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_never_learned():
-    rows, runs = (results.item_rows("fig5_caption"),
-                  results.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"])
+    rows, runs = (selection.item_rows("fig5_caption"),
+                  selection.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"])
     audited = comparison(rows, "fig5_caption").query("protocol == 'audited'").set_index("id")
     for line in audited.dropna(subset="ours_n").itertuples():
         assert line.ours_n == (runs.loc[line.condition, "authors"].loc[list(SEEDS)] > .5).sum(), line.Index
@@ -158,14 +159,14 @@ def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_neve
 
 
 def test_a_rule_that_no_run_answers_has_no_rows_and_leaves_seeds_whole_numbers():
-    early = results.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 "
+    early = selection.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 "
                                           "and not settled")
-    got = results.run_rows(early)
+    got = selection.run_rows(early)
     assert len(early) and set(got["rule"]) == {"first99"} and pd.api.types.is_integer_dtype(got["seed"])
 
 
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
-    tab1, fig1 = (pd.read_csv(results.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'")
+    tab1, fig1 = (pd.read_csv(table_files.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'")
                   for i in ("tab1", "fig1"))
     assert list(tab1.columns) == COMPARE_COLUMNS and len(tab1) == 18
     bars = fig1[fig1["metric"] == "no_ffn_acc"]
@@ -177,17 +178,17 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
     """Within two predictions of the count on the stored weights, half precision or not; and near the row of the run
     itself."""
-    t, params, seeds = (get_task(name.split("/")[0]), results.checkpoint(name, rule),
-                        results.checkpoint_seeds(name, rule))
+    t, params, seeds = (get_task(name.split("/")[0]), checkpoints.checkpoint(name, rule),
+                        checkpoints.checkpoint_seeds(name, rule))
     assert seeds == [s for s in SEEDS if s in seeds] and (seeds == list(SEEDS) or t.name != "add7")
     assert len(params["W_E"]) == len(seeds) and {v.dtype for v in params.values()} == {torch.float32}
-    said = pd.read_csv(results.ROOT / "checkpoints/right.csv").query("condition == @name and rule == @rule")
-    again = results.right_answers(params, name, seeds)
+    said = pd.read_csv(table_files.ROOT / "checkpoints/right.csv").query("condition == @name and rule == @rule")
+    again = checkpoints.right_answers(params, name, seeds)
     assert again["seed"].tolist() == said["seed"].tolist() == seeds and again["of"].eq(said["of"].iloc[0]).all()
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")][:1 if "no_ffn" in name else 2]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
-        rows = pick(results.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t),
+        rows = pick(selection.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t),
                     split="all")
         row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
         assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7"
@@ -195,10 +196,10 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
 
 
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
-    there = {p.relative_to(results.ROOT / "checkpoints").as_posix()
-             for p in (results.ROOT / "checkpoints").rglob("*.safetensors")}
+    there = {p.relative_to(table_files.ROOT / "checkpoints").as_posix()
+             for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors")}
     assert there == {f"{n}.{r}.safetensors" for n, r in recorded_checkpoints()} and len(there) >= 10
-    assert sum((results.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
+    assert sum((table_files.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
 
 def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
@@ -255,16 +256,16 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
     for store in (long, short): recording.record_runs(store, tmp_path, name)
-    runs = results.read_table("runs", name, root=tmp_path)
+    runs = table_files.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
-    rows = results.recorded(name, root=tmp_path)
+    rows = selection.recorded(name, root=tmp_path)
     assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
 
 
 def test_no_recorded_condition_is_missing_from_the_registry():
-    there = set(results.recorded_runs()["condition"])
+    there = set(selection.recorded_runs()["condition"])
     assert there <= set(conditions_for("all"))
-    lines = results.manifest()
+    lines = table_files.manifest()
     assert there == set(lines.loc[lines["kind"] == "history", "condition"])
 
 
@@ -275,11 +276,11 @@ LOST = {("modadd/ffn-h512-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu"
 
 
 def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper_s_seeds():
-    runs, ended_at = dict(list(results.recorded_runs().groupby("condition"))), {}
-    for kind in set(results.kinds()) - {"runs", "history"}:        # each table once, and of it only where its rows are
-        rows = parquet.read_table(results.table_path(kind, "").parent, columns=[*results.KEYS, "step"])
-        last = rows.group_by(results.KEYS).aggregate([("step", "max")]).to_pandas()
-        steps = last.set_index(results.KEYS)["step_max"]
+    runs, ended_at = dict(list(selection.recorded_runs().groupby("condition"))), {}
+    for kind in set(table_files.kinds()) - {"runs", "history"}:    # each table once, and of it only where its rows are
+        rows = parquet.read_table(table_files.table_path(kind, "").parent, columns=[*table_files.KEYS, "step"])
+        last = rows.group_by(table_files.KEYS).aggregate([("step", "max")]).to_pandas()
+        steps = last.set_index(table_files.KEYS)["step_max"]
         ended_at |= {(kind, name): own.droplevel("condition") for name, own in steps.groupby(level="condition")}
     for name, own in runs.items():
         for i, instrument in recording.measured_with(name).items():
@@ -298,23 +299,23 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
 
 def test_an_altered_checkpoint_is_refused(tmp_path):
     name = TABLE1["FFN"]
-    path = results.checkpoint_path(name, "first256", tmp_path)
+    path = checkpoints.checkpoint_path(name, "first256", tmp_path)
     path.parent.mkdir(parents=True)
-    data = bytearray(results.checkpoint_path(name, "first256").read_bytes())
+    data = bytearray(checkpoints.checkpoint_path(name, "first256").read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
     with pytest.raises(Damaged, match="altered"):
-        results.checkpoint(name, "first256", tmp_path)
+        checkpoints.checkpoint(name, "first256", tmp_path)
 
 
 def test_an_unrecorded_checkpoint_names_the_nearest_that_exists():
     with pytest.raises(ValueError, match="nearest: 'add7/moe-e4k1-h256-silu.first256'"):
-        results.checkpoint("add7/moe-e4k1-h252-silu")
+        checkpoints.checkpoint("add7/moe-e4k1-h252-silu")
 
 
 def test_every_recorded_run_says_how_it_ended():
     for name in LABELS:
-        runs = results.read_table("runs", name)
+        runs = table_files.read_table("runs", name)
         assert set(SEEDS) <= set(runs["seed"]) and runs["failed"].isna().all()
         ended = runs["step"] >= RECIPES["add7"]["steps"]                                   # a seed may never settle
         assert (runs["settled"] | ended).all()
@@ -413,6 +414,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_p
 
 
 def test_predictions_of_a_seed_do_not_depend_on_who_stands_beside_it():
-    params = results.checkpoint(TABLE1["MoE"])
+    params = checkpoints.checkpoint(TABLE1["MoE"])
     alone = predict({n: v[2:3] for n, v in params.items()}, TABLE1["MoE"])
     assert (alone[0] == predict(params, TABLE1["MoE"])[2]).all()

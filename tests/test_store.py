@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from moe_redistribution.evidence import dataset
+from moe_redistribution.evidence import table_files, checkpoints, selection
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.training import groups
 from moe_redistribution.models import condition as conditions
@@ -237,7 +237,7 @@ def others(store):
     seal(store.root / "any", {"x": torch.zeros(3)}, {})
     yield from (store.root / "rows", store.root / "any", store.path(TINY, 1).with_suffix(".resume"))
     yield next(store.root.glob("groups/*/*.state"))
-    yield dataset.checkpoint_path("add7/ffn-h256-silu", "first256")
+    yield checkpoints.checkpoint_path("add7/ffn-h256-silu", "first256")
 
 
 def test_a_sealed_file_of_another_kind_in_a_run_s_place_is_moved_aside_and_the_run_trained(store):
@@ -276,12 +276,12 @@ def test_a_pipe_or_two_gigabytes_of_nothing_are_refused_unread(store, kind, monk
 
 def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
     "A dense model's file under the name of another activation, whose shapes are the same, and under another rule's."
-    of, there = "add7/ffn-h256-silu", dataset.checkpoint_path("add7/ffn-h256-silu", "first256")
+    of, there = "add7/ffn-h256-silu", checkpoints.checkpoint_path("add7/ffn-h256-silu", "first256")
     for name, rule in ((of.replace("silu", "gelu"), "first256"), (of, "final")):
-        path = dataset.checkpoint_path(name, rule, tmp_path)
+        path = checkpoints.checkpoint_path(name, rule, tmp_path)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(there, path)
-        for read in (dataset.checkpoint, dataset.checkpoint_seeds):
+        for read in (checkpoints.checkpoint, checkpoints.checkpoint_seeds):
             with pytest.raises(Damaged, match="expected the checkpoint .*, got .*, another one; fix: git checkout"):
                 read(name, rule, tmp_path)
 
@@ -346,8 +346,8 @@ WRITERS = {                                   # a file under a root, and what wr
     "a run": ("a.safetensors", lambda p, f: seal(p, {"a": torch.arange(4. * len(f))}, {})),
     "rows.csv": ("out/rows.csv", lambda p, f: write_frame(f, p)),
     "rows.parquet": ("out/rows.parquet", lambda p, f: write_frame(f, p)),
-    "a table": ("results/rows/speed/x.parquet", lambda p, f: dataset.write_table(f, "speed", "x", p.parents[3])),
-    "SHA256SUMS": ("SHA256SUMS", lambda p, f: many_files(p.parent / "data") and dataset.write_sums(p.parent)),
+    "a table": ("results/rows/speed/x.parquet", lambda p, f: table_files.write_table(f, "speed", "x", p.parents[3])),
+    "SHA256SUMS": ("SHA256SUMS", lambda p, f: many_files(p.parent / "data") and table_files.write_sums(p.parent)),
     "a picture": ("out/a.png", lambda p, f: write_picture(picture(f["value"]), p)),
     "bench": ("bench.csv", lambda p, f: keep(dict(condition=TINY, said="x" * 9 * len(f)), p))}
 
@@ -370,15 +370,16 @@ def clone(tmp_path):
     for name in ("results/runs/hist.parquet", "results/history/hist.parquet", "results/rows/heldout/add7.parquet",
                  "results/manifest.csv", "data/margins.csv", "checkpoints/right.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(dataset.ROOT / name, tmp_path / name)
-    dataset.write_sums(tmp_path)
+        shutil.copy(table_files.ROOT / name, tmp_path / name)
+    table_files.write_sums(tmp_path)
     return tmp_path
 
 
-READERS = {"results/runs/hist.parquet": lambda root: dataset.recorded_runs(root),
-           "results/history/hist.parquet": lambda root: dataset.read_table("history", "hist/ffn-h512-gelu", root=root),
-           "results/rows/heldout/add7.parquet": lambda root: dataset.manifest_of(root),
-           "results/manifest.csv": lambda root: dataset.manifest(root),
+READERS = {"results/runs/hist.parquet": lambda root: selection.recorded_runs(root),
+           "results/history/hist.parquet": lambda root: table_files.read_table("history", "hist/ffn-h512-gelu",
+                                                                           root=root),
+           "results/rows/heldout/add7.parquet": lambda root: table_files.manifest_of(root),
+           "results/manifest.csv": lambda root: table_files.manifest(root),
            "checkpoints/right.csv": lambda root: as_committed(root / "checkpoints/right.csv")}
 
 
@@ -397,10 +398,10 @@ def test_a_committed_table_with_one_flipped_bit_is_refused(clone, name):
 
 def test_a_table_that_nobody_listed_is_refused_and_one_that_people_edit_until_they_say_so(clone):
     shutil.copy(clone / "results/runs/hist.parquet", clone / "results/runs/hist (1).parquet")
-    with pytest.raises(Damaged, match="expected a file that SHA256SUMS lists"): dataset.recorded_runs(clone)
+    with pytest.raises(Damaged, match="expected a file that SHA256SUMS lists"): selection.recorded_runs(clone)
     (margins := clone / "data/margins.csv").write_bytes(margins.read_bytes().replace(b"0.0", b"0.1", 1))
     with pytest.raises(Damaged, match="data/margins.csv: expected .*make sums"): as_committed(margins)
-    dataset.write_sums(clone)
+    table_files.write_sums(clone)
     assert as_committed(margins) == margins
 
 
@@ -425,21 +426,22 @@ def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch
     monkeypatch.setattr(store_room, "replaced", replaced)
     for kill in kills:
         calls = []
-        with pytest.raises(KeyboardInterrupt): dataset.write_table(frame[:kill], "runs", "hist", clone)
-        assert len(dataset.recorded_runs(clone)) > 0
+        with pytest.raises(KeyboardInterrupt): table_files.write_table(frame[:kill], "runs", "hist", clone)
+        assert len(selection.recorded_runs(clone)) > 0
     calls, kill = [], 0
-    dataset.write_table(frame, "runs", "hist", clone)
-    assert (clone / "SHA256SUMS").read_text() == dataset.sums(clone) and len(dataset.recorded_runs(clone)) == 5
+    table_files.write_table(frame, "runs", "hist", clone)
+    assert (clone / "SHA256SUMS").read_text() == table_files.sums(clone) and len(selection.recorded_runs(clone)) == 5
 
 
-CODE = [*sorted(Path(dataset.__file__).parents[1].rglob("*.py")), *sorted((dataset.ROOT / "tools").glob("*.py"))]
+CODE = [*sorted(Path(table_files.__file__).parents[1].rglob("*.py")),
+        *sorted((table_files.ROOT / "tools").glob("*.py"))]
 LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
 WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
           "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
-READS = {"dataset.py _manifest": "`manifest` has looked", "dataset.py _runs": "`recorded_runs` has looked",
+READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
          "figures.py _ledger": "`claim` has looked",
          "printed.py checked_table": "its callers have: `of_clone`, `sealed`",
          "ledger.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",

@@ -6,7 +6,7 @@ import sys
 import pytest
 from matplotlib import pyplot as plt
 
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.table_files import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 import outputs  # noqa: E402  scripts, and so no modules of the package

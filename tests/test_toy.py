@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.evidence.dataset import ROOT, checkpoint, checkpoint_seeds, rows_of
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
+from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.figures import RATES, at_rate, rate_lines
 from moe_redistribution.instruments.ablation import together
 from moe_redistribution.instruments.copying import without_copy

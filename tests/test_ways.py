@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.dataset import ROOT
+from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.overviews import page_of
 from moe_redistribution.record.counts import claims_table, judged_here, recorded_claims
 from moe_redistribution.evidence.claims import PROTOCOLS, statements

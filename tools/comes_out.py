@@ -24,8 +24,9 @@ from moe_redistribution.instruments.histogram import histogram_rows
 from moe_redistribution.instruments.instrument import own_part
 from moe_redistribution.record.recording import rules_for
 from moe_redistribution.studies.sparsity_moves.reading import measured_with
-from moe_redistribution.evidence.dataset import (ROOT, checkpoint, checkpoint_path, checkpoint_seeds, recorded,
-                                                 table_path, write_table)
+from moe_redistribution.evidence.table_files import ROOT, table_path, write_table
+from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
+from moe_redistribution.evidence.selection import recorded
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import as_committed, unseal

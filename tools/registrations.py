@@ -10,9 +10,10 @@ registers it. What stands in the tables of definitions is what is meant, so that
 import csv
 import hashlib
 import io
+import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -24,11 +25,14 @@ from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, RE
                                                        SENTENCES, definitions, piloted, registrations, sentence_hash,
                                                        unregistered)
 from moe_redistribution.evidence.design import check_design
-from moe_redistribution.evidence.dataset import run_rows
+from moe_redistribution.evidence.printed import study_lines
+from moe_redistribution.evidence.selection import run_rows
 from moe_redistribution.training.store import as_committed, listed, relist, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA, ROWS = [f"data/{t}.csv" for t in REGISTERED_TABLES], ["results/rows", "results/runs"]
+ROWS = ["results/rows", "results/runs"]
+# a study has a table in its own folder; in the first days one file held the lines of all
+TABLE = re.compile(rf"data/(?:\w+/)?({'|'.join(REGISTERED_TABLES)})\.csv")
 # what claims.csv left unsaid before it had the column: ablation was the only instrument
 UNSAID = {"instrument": "ablation"}
 SPOT = "stream rule metric site edit".split()
@@ -64,7 +68,7 @@ class History:
                                      stdout=subprocess.PIPE)
 
     def _files(self, sha):
-        lines = git("ls-tree", "-r", "-z", sha, "--", *DATA, *ROWS).decode().split("\0")[:-1]
+        lines = git("ls-tree", "-r", "-z", sha, "--", "data", *ROWS).decode().split("\0")[:-1]
         return {path: meta.split()[2] for meta, path in (line.split("\t") for line in lines)}
 
     def read(self, blob):
@@ -81,8 +85,9 @@ class History:
 
     def since(self, table):
         "(key, protocol) -> its hash at HEAD and the oldest commit from which every step to HEAD has it."
-        path, out = f"data/{table}.csv", {}
-        at = {sha: self.defined(table, files[path]) if path in files else {} for sha, files in self.files.items()}
+        out, holds = {}, lambda path: (found := TABLE.fullmatch(path)) and found[1] == table
+        at = {sha: ChainMap(*(self.defined(table, blob) for path, blob in files.items() if holds(path)))
+              for sha, files in self.files.items()}
         order = {sha: (self.date[sha], i) for i, sha in enumerate(self.parents)}
         for key, own in at[self.head].items():
             same, left = {self.head}, [self.head]
@@ -157,8 +162,8 @@ def access(dates, date, pilot=False):
 def take_as_meant():
     "Lists the tables of definitions, and that of pilots, as they stand: who registers a line has changed it."
     if not (listing := ROOT / "SHA256SUMS").exists(): return
-    for name in [*DATA, "data/pilots.csv"]:
-        if not (path := ROOT / name).exists(): continue
+    for path in [p for t in (*REGISTERED_TABLES, "pilots") for p in (ROOT / "data").glob(f"*/{t}.csv")]:
+        name = path.relative_to(ROOT).as_posix()
         now, was = hashlib.sha256(path.read_bytes()).hexdigest(), listed(listing).get(name, set())
         if was != {now}: relist(listing, name, add={now}, drop=was - {now})
 
@@ -166,7 +171,7 @@ def take_as_meant():
 def left(): return unregistered(ROOT / FILE, ROOT / "data")
 
 
-def present(table): return pd.read_csv(as_committed(ROOT / f"data/{table}.csv"), dtype=str, keep_default_na=False)
+def present(table): return study_lines(table, ROOT / "data")
 
 
 def answers():
@@ -176,7 +181,7 @@ def answers():
 
 
 def new_lines(now):
-    "A registration for every line of data/ that has none as it stands, in the order of the file."
+    "A registration for every line of data/ that has none as it stands, in the order of the files."
     history, out = History(), []
     rows, begun = Rows(history, now), (ROOT / FILE).exists()
     quoted = {c.key: c for c in Claim.of(present("claims")) if c.protocol == "paper"}

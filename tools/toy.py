@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from moe_redistribution.evidence.dataset import checkpoint, checkpoint_seeds, rows_of
+from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
+from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.figures import HUES, RATES, at_rate, colour, label, pick, without_ffn
 from moe_redistribution.evidence.statistics import interval
 from moe_redistribution.instruments.copying import copying_nulls, without_copy

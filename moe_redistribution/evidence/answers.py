@@ -16,7 +16,7 @@ from .claims import (Claim, Measured, by_seed, claims, null_score, paper_items, 
                                                 trained)
 from .statistics import (TINY, interval, welch, paired_permutation, holm, outcome,
                                                     seeds_beside, tost, verdict)
-from .dataset import learned
+from .selection import learned
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #67064fa6
 # a count or share of seeds or an extreme says nothing while cells are missing

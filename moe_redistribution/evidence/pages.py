@@ -14,8 +14,8 @@ import pandas as pd
 from ..tasks.data import SEEDS
 from ..training.orders import expected_seconds, expected_steps
 from ..training.store import as_committed
-from .dataset import (READ, ROOT, asked, computed, content_hash, far_enough, gather,
-                                                 manifest, rows_of)
+from .table_files import ROOT, content_hash, manifest
+from .selection import READ, asked, computed, far_enough, gather, rows_of
 from .claims import trained
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #237ef666

@@ -12,7 +12,7 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.dataset import ROOT
+from ..evidence.table_files import ROOT
 from ..evidence.figures import label, read_as, uncounted
 from ..evidence.overviews import PAPERS, page_of, paper_of, still_open, word_link
 from ..evidence.printed import of_clone

@@ -26,7 +26,8 @@ from ..evidence.answers import contrasts, finest, number_answer
 from ..evidence.figures import claim
 from ..evidence.registrations import when
 from ..evidence.tables import Shown, as_minus, to_read
-from ..evidence.dataset import ROOT, NO_ROWS, item_rows, learned, rows_of
+from ..evidence.table_files import ROOT
+from ..evidence.selection import NO_ROWS, item_rows, learned, rows_of
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0e627d70
 Answer = namedtuple("Answer", "mean lo hi sd n p p_same test says note family", defaults=(1,))

@@ -27,7 +27,7 @@ from ...tasks.text import Planted, generator_of
 from ...training.study import Preset, Study, study_rows
 from ...training.language import greedy, heldout_losses, small_model, train_part
 from ...instruments.rows import rows, tidy
-from ...evidence.dataset import rows_of
+from ...evidence.selection import rows_of
 from .layer import train_paths
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #71e29102

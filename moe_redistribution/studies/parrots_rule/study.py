@@ -24,7 +24,7 @@ from ...training.study import Preset, Study
 from ...instruments.ablation import together
 from ...instruments.rows import rows, tidy
 from ...instruments.subject import subject
-from ...evidence.dataset import rows_of
+from ...evidence.selection import rows_of
 
 # %% ../../../nbs/6_studies/parrots_rule/02_study.ipynb #7014ddc0
 def draw_of(seed:int) -> int:

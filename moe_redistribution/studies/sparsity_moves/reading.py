@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['CANONICAL', 'MEASURED', 'SECTION_ITEMS', 'recorded_checkpoints', 'measured_with', 'reads_best', 'progress',
-           'unrecorded', 'section_of', 'section_of_item', 'section_runs']
+           'section_of', 'section_of_item', 'section_runs']
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #e2719382
-from dataclasses import replace
 import re
 
 import pandas as pd
@@ -15,7 +14,8 @@ from .experiments import orders
 from .arms import ARMS, FIGURE1, HEADLINE4, TABLE1
 from ...models.condition import condition
 from ...instruments.instrument import instruments_for
-from ...evidence.dataset import checkpoint_path, far_enough
+from ...evidence.checkpoints import checkpoint_path
+from ...evidence.selection import far_enough
 from ...evidence.claims import claims
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #c3e9ead4
@@ -62,12 +62,6 @@ def progress(*items, runs=None) -> dict:
         until = "first" if early else o.until
         out[kind + "recorded"] += len(set(o.seeds) & have[until].get((o.condition, o.stream), set()))
     return out
-
-def unrecorded(orders, runs=None) -> list:
-    "The orders without the seeds that are recorded already, so that another clone goes on where the last one stopped."
-    have = far_enough(runs)
-    left = [(o, tuple(s for s in o.seeds if s not in have[o.until].get((o.condition, o.stream), ()))) for o in orders]
-    return [replace(o, seeds=seeds) for o, seeds in left if seeds]
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #61c9de5c
 SECTION_ITEMS = {
