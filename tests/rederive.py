@@ -279,7 +279,8 @@ class Claim:
 def said_in_the_ledger():
     """Key, statement and derivation of every claim of the ledger that compares digits of two committed models, as the
     authors did."""
-    s = pd.read_csv(ROOT / "data/statements.csv", keep_default_na=False).query("protocol == 'paper' "
+    every = [pd.read_csv(p, keep_default_na=False) for p in sorted((ROOT / "data").glob("*/statements.csv"))]
+    s = pd.concat(every, ignore_index=True).query("protocol == 'paper' "
         "and stream == 'authors' and "
         "rule == 'first256' and instrument == 'ablation' and metric == 'digits' and aggregate == 'difference'")
     there = {p.name.removesuffix(".first256.safetensors")

@@ -1,4 +1,5 @@
 """The two files, and that they belong together: what the paper prints, and which of our rows answer it."""
+import hashlib
 import os
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import printed as paper
-from moe_redistribution.evidence.claims import AGGREGATES, claims, paper_items, seed_list
+from moe_redistribution.evidence.claims import AGGREGATES, claims, paper_items, seed_list, statements
+from moe_redistribution.evidence.registrations import definitions, piloted
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
@@ -53,7 +55,7 @@ def test_every_printed_number_loads_and_is_a_fraction():
 @pytest.mark.parametrize("spoil", [lambda b: b.replace(b"44.3", b"45.3", 1), lambda b: b[:-40], lambda b: b + b"\n",
                                    lambda b: b""], ids=["changed", "truncated", "appended", "empty"])
 def test_changed_paper_values_are_refused(tmp_path, spoil):
-    copy = shutil.copytree(paper.DATA, tmp_path / "data") / "paper_values.csv"
+    copy = shutil.copytree(paper.DATA, tmp_path / "data") / "sparsity_moves/values.csv"
     assert paper.paper_values(copy).equals(main_paper(paper.paper_values()))
     copy.write_bytes(spoil(copy.read_bytes()))
     with pytest.raises(ValueError, match="expected sha256 .* got .* nearest valid: .* fix: git checkout"):
@@ -62,7 +64,7 @@ def test_changed_paper_values_are_refused(tmp_path, spoil):
 
 def test_a_digit_is_the_last_place_that_was_printed_and_an_approximate_number_has_none(printed):
     "Read from the text of the file, where 12.0 and 12 differ; a bar read off a picture is as fine as the eye."
-    text = pd.read_csv(paper.DATA / "paper_values.csv", dtype=str, keep_default_na=False).set_index("id")
+    text = paper.study_lines("values").set_index("id")
     for i, row in printed.iterrows():
         about, picture = row["note"].lower().startswith("approx"), "read-off" in row["note"]
         places = len(text.loc[i, "mean"].split(".")[1]) if "." in text.loc[i, "mean"] else 0
@@ -74,6 +76,48 @@ def test_a_digit_is_the_last_place_that_was_printed_and_an_approximate_number_ha
                      & printed["mean"].notna()]
     shares = shares[~shares["metric"].str.contains("ratio")]                    # 4 times the parameters is no share
     assert shares["digit"].max() < .05, "rounding must not swallow a whole verdict"
+
+
+# --- a folder for each study ----------------------------------------------------------------------
+
+@pytest.fixture
+def newcomer(tmp_path, monkeypatch):
+    "The tables of a study of paper 003 that nobody has heard of, beside those of all others."
+    shutil.copytree(paper.DATA, tmp_path / "data")
+    (folder := tmp_path / "data/newcomer").mkdir()
+    said = dict(paper="paper,title\n003,Routing absorption\n", pilots="begins,seen,where\n003-N1,one seed,a note\n",
+                values=",".join(paper.PAPER_COLUMNS) + "\n003.Table99.001,003.Table99,,,,accuracy,50,,3,percent,\n")
+    for name, text in said.items(): (folder / f"{name}.csv").write_text(text)
+    (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(said['values'].encode()).hexdigest()}  values.csv\n")
+    for name, key in (("claims", "id"), ("statements", "key")):
+        lines = paper.study_lines(name, tmp_path / "data")[-2:]
+        lines.assign(**{key: lines[key] + ".new"}).to_csv(folder / f"{name}.csv", index=False)
+    monkeypatch.setattr(paper, "DATA", tmp_path / "data")
+    return folder
+
+
+def test_a_study_that_brings_its_folder_is_read_and_no_room_is_touched(newcomer):
+    assert paper.paper_values().set_index("id").loc["003.Table99.001", "value"] == .5
+    assert claims()["id"].str.endswith(".new").sum() == 2 == statements()["key"].str.endswith(".new").sum()
+    assert piloted(["003-N1"]).all() and definitions()["key"].str.endswith(".new").sum() >= 4
+    assert paper.papers()["003"] == "Routing absorption" and len(paper.papers()) == 5
+
+
+def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(newcomer):
+    names = [p.parent.name for p in paper.study_tables("claims")]
+    assert names == ["sparsity_moves", "routing_scores", "parrots", "parrots_rule", "absorption", "absorption_ffn",
+                     "newcomer", "granularity"]
+    (newcomer / "paper.csv").unlink()
+    assert [p.parent.name for p in paper.study_tables("claims")][-1] == "newcomer"
+
+
+@pytest.mark.parametrize("table, read", [("claims", claims), ("statements", statements), ("values", paper.paper_values)])
+def test_an_id_that_two_studies_have_is_refused(newcomer, table, read):
+    lines = paper.study_lines(table)[:1]
+    lines.to_csv(newcomer / f"{table}.csv", index=False)
+    digest = hashlib.sha256((newcomer / "values.csv").read_bytes()).hexdigest()
+    (newcomer / "SHA256SUMS").write_text(f"{digest}  values.csv\n")
+    with pytest.raises(ValueError, match=f"over all studies; got .*{lines.iloc[0, 0]}.*fix: rename one"): read()
 
 
 # --- the bridge -----------------------------------------------------------------------------------
@@ -172,7 +216,7 @@ def test_no_margin_swallows_a_small_quantity(bridge, printed):
 
 
 def test_a_printed_number_has_no_margin_of_its_own_in_the_bridge():
-    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = paper.study_lines("claims")
     assert (raw.loc[~raw["id"].str.startswith("contrast."), "margin"] == "").all()
 
 
@@ -203,7 +247,7 @@ def test_every_claim_asks_for_something_that_can_exist(bridge):
                          [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
                           ("protocol", "papers"), ("margin", ".05"), ("stream", "author"), ("seeds", "1-4")])
 def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
-    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = paper.study_lines("claims")
     raw.loc[4, column] = value
     raw.to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.005" if column != "id" else "tab1.999"):
@@ -211,14 +255,14 @@ def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
 
 
 def test_a_claim_twice_is_refused(tmp_path):
-    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = paper.study_lines("claims")
     pd.concat([raw, raw[3:4]]).to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.004"):
         claims(tmp_path / "claims.csv")
 
 
 def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
-    raw = pd.read_csv(paper.DATA / "claims.csv", dtype=str, keep_default_na=False)
+    raw = paper.study_lines("claims")
     for spoiled in (raw.drop(columns="instrument"), raw[:0], raw[raw.columns[::-1]]):
         spoiled.to_csv(tmp_path / "claims.csv", index=False)
         with pytest.raises(ValueError, match="claims.csv: expected rows of .*; got .* fix: git checkout"):
@@ -248,7 +292,8 @@ def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     shutil.copytree(Path(paper.__file__).parents[1], tmp_path / "moe_redistribution",
                     ignore=shutil.ignore_patterns("__pycache__"))
     script = """
-from moe_redistribution.evidence.dataset import checkpoint, recorded_runs
+from moe_redistribution.evidence.checkpoints import checkpoint
+from moe_redistribution.evidence.selection import recorded_runs
 from moe_redistribution.evidence.pages import Page
 from moe_redistribution.record.ledger import ledger_rows
 from moe_redistribution.evidence.printed import paper_values

@@ -199,6 +199,21 @@ def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
                                "other": (third, "nothing run")}
 
 
+def test_a_line_that_moves_into_the_folder_of_its_study_keeps_its_date(tool, tmp_path):
+    "In the first days one file held the lines of all studies."
+    write(tmp_path, [SAID], [BRIDGE, BRIDGE | {"id": "contrast.b"}])
+    for name in ("statements", "claims"): shutil.move(tmp_path / f"data/mine/{name}.csv", tmp_path / "data")
+    first = commit(tmp_path, 1)
+    for name in ("statements", "claims"): (tmp_path / f"data/{name}.csv").unlink()
+    write(tmp_path, [SAID], [BRIDGE])
+    shutil.copytree(tmp_path / "data/mine", tmp_path / "data/other")
+    (tmp_path / "data/other/statements.csv").unlink()
+    pd.DataFrame([BRIDGE | {"id": "contrast.b"}]).to_csv(tmp_path / "data/other/claims.csv", index=False)
+    commit(tmp_path, 2)
+    tool.main([])
+    assert {k: d for k, (d, _) in found(tmp_path).items()} == dict.fromkeys(("4.1-01", "contrast.a", "contrast.b"), first)
+
+
 def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):
     for name in (FFN, MOE): measure(tmp_path, name)
     write(tmp_path, [SAID | {"margin": "1"}])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from moe_redistribution.record import cli, ledger as ledger_room, recording
-from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, figures,
+from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
                                          printed, registrations)
 from moe_redistribution.instruments import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
@@ -81,16 +81,16 @@ def copied(tmp_path_factory):
     for part in ("data", "results"): shutil.copytree(table_files.ROOT / part, root / part)
     shutil.copy(table_files.ROOT / "SHA256SUMS", root)
     with pytest.MonkeyPatch.context() as patch:
-        for room in (printed, claims_room, registrations, figures, design): patch.setattr(room, "DATA", root / "data")
+        for room in (printed, claims_room, registrations, findings, design): patch.setattr(room, "DATA", root / "data")
         yield root
 
 
 READERS = {                        # paths under a root: what reads such a file; where nothing does, its check
-    "results/paper/*": lambda root, p: (figures.numbers(p.stem), ledger_room.by_id(root=root)),
+    "results/paper/*": lambda root, p: (findings.numbers(p.stem), ledger_room.by_id(root=root)),
     "results/rows/*": lambda root, p: table_files.read_table(p.parent.name, f"{p.stem}/x", root=root),
     "results/history/*": lambda root, p: table_files.read_table("history", f"{p.stem}/x", root=root),
     "results/runs/*": lambda root, p: selection.recorded_runs(root),
-    "results/ledger.csv": lambda root, p: figures.claim("4.1-01"),
+    "results/ledger.csv": lambda root, p: findings.claim("4.1-01"),
     "results/registrations.csv": lambda root, p: registrations.registrations(p),
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
@@ -104,7 +104,7 @@ READERS = {                        # paths under a root: what reads such a file;
 
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
     luck, names = random.Random(0), [n for n in listed(copied / "SHA256SUMS") if not n.startswith("checkpoints/")]
-    known, _ = claims_room.claims(), figures.claim("4.1-01")        # what is kept from before answers for nothing
+    known, _ = claims_room.claims(), findings.claim("4.1-01")        # what is kept from before answers for nothing
     for name in names:
         read = next(r for part, r in READERS.items() if fnmatch(name, part))
         good = bytearray((path := copied / name).read_bytes())

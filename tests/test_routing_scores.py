@@ -91,5 +91,5 @@ def test_experts_that_are_strongest_by_chance_are_mostly_not_the_largest():
 
 
 def test_trials_that_were_seen_before_anything_was_registered_are_kept():
-    seen = pd.read_csv(DATA / "trials.csv")
+    seen = pd.read_csv(DATA / "routing_scores/trials.csv")
     assert seen["id"].is_unique and seen["id"].str.startswith("proto.").all() and "P_001_lm" in set(seen["item"])

@@ -79,7 +79,7 @@ def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
     `rule`, `seeds` and `stream` override the claim's; rows of several instruments have a column that names them.
     `paper_std` is ddof 0 as printed, `ours_std` ddof 1. Raises ValueError on rows that do not fit."""
     paper, bridge = paper_values(), claims()
-    choose("item", item, paper_items(bridge), "add its ids to data/claims.csv")
+    choose("item", item, paper_items(bridge), "add its ids to the claims.csv of its study")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
     near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]  # a cell has one condition
     mine, fine = {c.key: c.at(rule, seeds, stream) for c in Claim.of(bridge)}, finest(paper, near)
@@ -119,7 +119,7 @@ def number_answer(rows, p, c, protocol="paper", fine=None) -> dict:
     `fine`."""
     line = dict(id=p.id, item=p.item, task=p.task, variant=p.variant, metric=p.metric, paper_mean=p.value,
                 paper_std=p.value_std, paper_n=p.n_seeds, protocol=protocol)
-    if c is None: return line | dict(verdict="not attempted", reason="no row in data/claims.csv")
+    if c is None: return line | dict(verdict="not attempted", reason="no row in a claims.csv")
     null = null_score(c, c.null) if c.null else np.nan
     (p, margin), own = fine or (p, c.margin), p
     ours, notes, word = _read_at(rows, c, null)
@@ -186,10 +186,10 @@ def _contrast(rows, c):
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #8a1394c9
 def contrast(rows, a, b, edit="mean", rule=None, seeds=None):
-    "The row of `contrasts` that sets `a` against `b`, a Series. ValueError if claims.csv does not register it."
+    "The row of `contrasts` that sets `a` against `b`, a Series. ValueError if no claims.csv registers it."
     table = contrasts(rows, edit, rule, seeds)
     known = list(table["a"] + " vs " + table["b"])
-    choose("contrast", f"{a} vs {b}", known, "register it in data/claims.csv before its runs are opened")
+    choose("contrast", f"{a} vs {b}", known, "register it in its study's claims.csv before its runs are opened")
     return table.iloc[known.index(f"{a} vs {b}")]
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #d8346418

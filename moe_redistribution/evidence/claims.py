@@ -22,7 +22,8 @@ from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
 from ..instruments.rows import select
-from .printed import DATA, SCALE, checked_table, margins, of_clone, paper_values
+from .printed import (DATA, SCALE, checked_table, margins, of_clone, paper_values,
+                                                 study_tables)
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1ab1787b
 ASKS = "instrument stream condition versus metric site edit rule unit position stratum split aggregate".split()
@@ -166,7 +167,7 @@ AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed",
               "welch_p": "Welch's p between the two", "equivalence": "a registered contrast, by TOST",
               "null": "a predictor that computes nothing", "none": "no number: the note says why"}
 # of sentences only
-MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by data/claims.csv"}
+MORE_AGGREGATES = {"gaps": "(condition - first) - (second - third)", "quotes": "the quoted numbers, by their claims"}
 READS_NOTHING = ("none", "null", "quotes")
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #3c07a8ca
@@ -278,16 +279,15 @@ WHAT_N_COUNTS = {"seeds": "trainings, a seed each",
                  "models": "models of different sizes, over which a law is said to hold",
                  "tables": "draws of a table, such as which inputs are exceptions", "texts": "texts that a model reads",
                  "none": "nothing: a fact, which needs no run"}
-_PRINTED = ("paper_values.csv", "companion_values.csv", "margins.csv", "SHA256SUMS")
-
-def _state(path):
-    "When the files that a table is checked against were last written."
-    return [p.stat().st_mtime_ns for p in (path, *(DATA / n for n in _PRINTED))]
+def _state(paths):
+    "When the files of a table and those that it is checked against were last written."
+    printed = [p for v in study_tables("values") for p in (v, v.with_name("SHA256SUMS"))]
+    return [p.stat().st_mtime_ns for p in (*paths, *printed, DATA / "margins.csv", DATA / "SHA256SUMS")]
 
 @lru_cache(maxsize=4)
-def _claims(path, *changed):
+def _claims(paths, *changed):
     "The checked bridge, read once while its files stay as they are: every comparison asks for it."
-    df = checked_table(path, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
+    df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
     scale = df["id"].map(paper_values().set_index("id")["unit"].map(SCALE))
     own = df["id"].str.startswith("contrast.")
     fits = ((scale == df["unit_factor"]) & df["margin"].isna()) | (own & (df["margin"] >= 0))
@@ -305,8 +305,8 @@ def claims(path=None) -> pd.DataFrame:
 
     `unit_factor` × our fraction = the printed number; `n` seeds were fixed beforehand, and so was the `margin` (a
     fraction) of a contrast; that of a printed number follows from `margins`, and so does its `scale`."""
-    path = of_clone(Path(path or DATA / "claims.csv"))
-    return _claims(path, *_state(path)).copy()
+    paths = tuple([of_clone(Path(path))] if path else study_tables("claims"))
+    return _claims(paths, *_state(paths)).copy()
 
 def paper_items(bridge=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
@@ -344,17 +344,17 @@ def _faults(df, pages):
     return bad | (both != 2) | (pair[SAME].transform("nunique").max(axis=1) > 1)
 
 @lru_cache(maxsize=4)
-def _statements(path, pages, *changed):
-    df = checked_table(path, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
+def _statements(paths, pages, *changed):
+    df = checked_table(paths, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
     if not (bad := _faults(df, pages)).any(): return df
     refuse("statements.csv", "known ids, pages, aggregates, seeds; one claim under both protocols; reasons for none",
            "other values at " + ", ".join(df["key"][bad].unique()), "the committed file", "correct these rows")
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #c2d02cda
 def statements(path=None) -> pd.DataFrame:
-    """Every claim of the paper, one row per (key, protocol), in the paper's order.
+    """Every claim of the papers, one row per (key, protocol), in their order.
 
     ValueError names the rows that do not fit. `margin` (unit of the values) is the smallest difference that counts, 0
     where the paper claims a direction only."""
-    path = of_clone(Path(path or DATA / "statements.csv"))
-    return _statements(path, DATA.parent / "nbs", *_state(path)).copy()
+    paths = tuple([of_clone(Path(path))] if path else study_tables("statements"))
+    return _statements(paths, DATA.parent / "nbs", *_state(paths)).copy()

@@ -8,7 +8,7 @@ __all__ = ['DESIGN_RULES', 'check_design', 'at_a_guess']
 # %% ../../nbs/5_evidence/07b_design.ipynb #0a90b302
 import pandas as pd
 from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, trained
-from .printed import DATA, of_clone
+from .printed import study_lines
 from .statistics import flips_needed
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #ac7fa728
@@ -20,9 +20,8 @@ DESIGN_RULES = {"cannot reject": "its test could not reject with so many seeds i
                 "two margins": "two readings of one measure count different differences"}
 def _lines(data=None):
     "Contrasts and statements that read runs, as they stand in `data`; everything is text but `n` and `margin`."
-    data = DATA if data is None else data
     def read(name):
-        lines = pd.read_csv(of_clone(data / f"{name}.csv"), dtype=str, keep_default_na=False)
+        lines = study_lines(name, data)
         return lines[~lines["aggregate"].isin(["none", "quotes", "null"])].assign(
             table=name, margin=lambda f: pd.to_numeric(f["margin"]), n=lambda f: f["seeds"].map(seed_list).map(len))
     said, bridge = read("statements"), read("claims").rename(columns={"id": "key"})

@@ -26,7 +26,7 @@ class Page:
 
     `items`: items of a paper whose claims it answers; `more`: instrument → conditions besides; `streams` of those rows;
     `waits`: conditions whose runs it needs, though it prints no number of them; `files`: others under the repository's
-    root, such as results/ledger.csv. ValueError for an item that no claim names."""
+    root, such as results/ledger.csv or data/*/claims.csv. ValueError for an item that no claim names."""
     def __init__(self, items="", streams=READ, waits=(), files=(), root=None, **more):
         self.items, self.streams, self.waits, self.files = items, tuple(streams), tuple(waits), tuple(files)
         self.more, self.root = {i: list(dict.fromkeys(names)) for i, names in more.items()}, Path(root or ROOT)
@@ -56,7 +56,9 @@ def page_hash(page) -> str:
     h = hashlib.sha256("\n".join(lines["sha256"]).encode())
     for i, name in page.needs:
         if i in computed(): h.update(content_hash(rows_of(i, [name])).encode())
-    for name in page.files: h.update(hashlib.sha256(as_committed(page.root / name).read_bytes()).digest())
+    for name in page.files:                                       # a study's table is asked for by data/*/table.csv
+        for path in sorted(page.root.glob(name)) or [page.root / name]:
+            h.update(hashlib.sha256(as_committed(path).read_bytes()).digest())
     return h.hexdigest()[:12]
 
 def missing_runs(page) -> pd.DataFrame:

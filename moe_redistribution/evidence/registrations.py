@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 from ..models.events import formerly
-from .printed import DATA, of_clone
+from .printed import DATA, checked_table, study_lines, study_tables
 from .claims import ASKS
 from ..training.store import as_committed
 from ..tasks.errors import refuse, choose
@@ -33,7 +33,7 @@ def definition_hash(row) -> str:
     row = dict(row)
     said = {c: row[c] for c in DEFINES if c in row and not pd.isna(row[c]) and row[c] != ""}
     if "seeds" not in said:
-        refuse("definition", "a row with seeds", sorted(said), "a line of data/claims.csv", "name its seeds")
+        refuse("definition", "a row with seeds", sorted(said), "a line of a claims.csv", "name its seeds")
     said |= {c: formerly(said[c]) for c in ("condition", "versus") if c in said}
     if "margin" in said: said["margin"] = float(said["margin"])
     if said.get("over") in ("seeds", "none"): del said["over"]    # what n counted before the column
@@ -48,9 +48,9 @@ def definitions(data=None) -> pd.DataFrame:
     """Every line of the tables in `data`, as it stands, and every sentence: table, key, protocol, hash.
 
     A sentence has the protocol `paper`, whose line it stands in. FileNotFoundError without a clone."""
-    data, out = Path(data or DATA), []
+    out = []
     for table, name in REGISTERED_TABLES.items():
-        lines = pd.read_csv(of_clone(data / f"{table}.csv"), dtype=str, keep_default_na=False).to_dict("records")
+        lines = study_lines(table, data).to_dict("records")
         out += [(table, line[name], line["protocol"], definition_hash(line)) for line in lines]
         if table == "statements":
             out += [(SENTENCES, line[name], "paper", sentence_hash(line))
@@ -64,15 +64,12 @@ ACCESS = {"nothing run": "older than every row that it reads",
           "results seen": "every cell had rows, so that the answer may have been known",
           "no rows": "it reads none: a fact of the code, a baseline, or a reason why there is no number"}
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
-PILOTS = "begins seen where".split()        # columns of data/pilots.csv
+PILOTS = "begins seen where".split()        # columns of a study's pilots.csv
 def pilots(data=None) -> pd.DataFrame:
     """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seen`, and
-    `where` its figures stand. Empty where there is no such file. ValueError on other columns."""
-    path = Path(data or DATA) / "pilots.csv"
-    if not path.exists(): return pd.DataFrame(columns=PILOTS)
-    got = pd.read_csv(as_committed(path), dtype=str, keep_default_na=False)
-    if list(got) == PILOTS: return got
-    refuse("pilots.csv", f"columns {PILOTS}", list(got), "the committed file", "git checkout -- data/pilots.csv")
+    `where` its figures stand. Empty where no study has such a file. ValueError on other columns."""
+    paths = study_tables("pilots", data, needed=False)
+    return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 
 def piloted(keys, data=None) -> pd.Series:
     "For each of `keys`, whether a pilot of its question is on file."

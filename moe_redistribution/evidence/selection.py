@@ -134,7 +134,7 @@ def computed() -> dict:
 def asked(*items) -> list:
     "(instrument, condition) pairs that the claims about some items of the paper read."
     every = claims()
-    for i in items: choose("item", i, sorted(every["item"].unique()), "add its ids to data/claims.csv")
+    for i in items: choose("item", i, sorted(every["item"].unique()), "add its ids to the claims.csv of its study")
     wanted = [c for c in Claim.of(every[every["item"].isin(items)]) if c.aggregate not in READS_NOTHING]
     for c in wanted:
         if c.stream == "none" and c.instrument not in computed():

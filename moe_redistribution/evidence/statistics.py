@@ -109,7 +109,7 @@ def outcome(p_equivalence, p_difference, alpha=0.05):
 
 def tost(a, b, margin, paired=True, alpha=0.05):
     "Two one-sided t tests that |mean(a) - mean(b)| < `margin` (unit of the values), paired by position or Welch's."
-    if not margin > 0: refuse("tost", "a margin above 0", margin, "the claim's margin", "use data/claims.csv")
+    if not margin > 0: refuse("tost", "a margin above 0", margin, "the claim's margin", "use that of its line")
     a, b = (_pairs(a, b), None) if paired else (_finite(a), _finite(b))
     p = float(np.maximum(_t_test(a, b, -margin, "greater").p, _t_test(a, b, margin, "less").p))
     d, p_difference, effect = _t_test(a, b)

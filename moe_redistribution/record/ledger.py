@@ -23,7 +23,7 @@ from ..evidence.claims import (ASKED_HERE, FORCED, PROTOCOLS, READS_NOTHING, REA
 from ..evidence.statistics import (TINY, Interval, flips_needed, interval, paired_permutation,
                                                     seeds_beside, seeds_needed, tost, verdict, holm)
 from ..evidence.answers import contrasts, finest, number_answer
-from ..evidence.figures import claim
+from ..evidence.findings import claim
 from ..evidence.registrations import when
 from ..evidence.tables import Shown, as_minus, to_read
 from ..evidence.table_files import ROOT
@@ -244,7 +244,7 @@ def printed_items(item) -> list:
     ValueError with the nearest."""
     valid = sorted(set(paper_values()["item"]))
     parts = [i for i in valid if re.fullmatch(rf"{re.escape(item)}[a-z]?(_.*)?", i)]
-    return parts or [choose("item", item, valid, "see data/paper_values.csv")]
+    return parts or [choose("item", item, valid, "see paper_values()")]
 
 # %% ../../nbs/7_record/02_ledger.ipynb #1dfae072
 def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
@@ -329,7 +329,7 @@ def shown(table) -> pd.DataFrame:
     return pd.DataFrame([line(r) for _, r in table.iterrows()], index=table["key"])
 
 # %% ../../nbs/7_record/02_ledger.ipynb #97d55926
-NO_LINE = "no row in data/claims.csv"
+NO_LINE = "no row in a claims.csv"
 def by_id(item=None, root=None) -> pd.DataFrame:
     "Every printed number (or one item's): id, item, paper, ours, verdict, reason, keys of the claims that quote it."
     paper, at = paper_values(), Path(root or ROOT) / "results/paper"
