@@ -442,7 +442,7 @@ WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
           "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
-         "figures.py _ledger": "`claim` has looked",
+         "findings.py _ledger": "`claim` has looked",
          "printed.py checked_table": "its callers have: `of_clone`, `sealed`",
          "ledger.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "registrations.py defined": "a version in git",

@@ -5,18 +5,14 @@
 # %% auto #0
 __all__ = ['HUES', 'SHORT', 'WRITTEN', 'PLAIN', 'WIDE', 'NAMED', 'NULLS', 'RATES', 'COLUMNS1', 'colour', 'labelled', 'label',
            'is_arm', 'pick', 'dots', 'printed', 'null_lines', 'one_task', 'tidy_axes', 'two_ablations', 'trajectories',
-           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent', 'table_text', 'verdicts',
-           'in_short', 'prose', 'claim', 'read_as', 'points', 'uncounted', 'ruled', 'numbers']
+           'printed_at', 'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent', 'table_text', 'verdicts']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
-import re
-from functools import lru_cache
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition, RECIPES
-from .printed import DATA, of_clone
 from .claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, beside, typeset
 from .statistics import interval
@@ -263,70 +259,3 @@ def verdicts(compared, columns=("variant", "condition", "metric"), caption="") -
         return words.get(n, {}).get(getattr(r, n), str(getattr(r, n)).replace("_", " "))
     names = [" · ".join(x for n in columns if (x := word(r, n)) not in ("", "nan")) for r in compared.itertuples()]
     return beside(compared, caption, names)
-
-# %% ../../nbs/5_evidence/09_figures.ipynb #834fc72b
-def in_short(*lines) -> str:
-    """The passage that opens a page, as Markdown.
-
-    ValueError for other than three or four lines, a sentence over 30 words, or a mean over 20."""
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)|[*†]", r"\1", " ".join(lines))                   # a link counts with its words
-    said = [len(s.split()) for s in re.split(r"(?<=[.?!])\s+(?=[A-Z§])", text)]
-    if not (3 <= len(lines) <= 4 and max(said) <= 30 and sum(said) <= 20 * len(said)):
-        raise ValueError("in short: expected three or four lines of sentences up to 30 words, 20 in the mean; "
-                         f"got {len(lines)} lines, words by sentence {said}; fix: say one thing in a sentence")
-    return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
-
-# %% ../../nbs/5_evidence/09_figures.ipynb #52709733
-def prose(*lines) -> str:
-    "A passage as Markdown, from sentences or rows of a table; an empty line starts a paragraph."
-    return typeset("\n".join(lines))
-
-# %% ../../nbs/5_evidence/09_figures.ipynb #dcfecdd0
-@lru_cache(maxsize=1)
-def _ledger(path, changed):
-    "The recorded ledger, a named row for each claim."
-    blank = {f"{k}_{v}": "" for k in ("paper", "audited", "uncopied") for v in ("mean", "lo", "hi")} | {"printed": ""}
-    table = pd.read_csv(path, keep_default_na=False, na_values=blank)
-    return {r.key: r for r in table.itertuples(index=False, name="Claim")}
-
-def claim(key):
-    "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
-    path = of_clone(DATA.parent / "results/ledger.csv")
-    known = _ledger(path, path.stat().st_mtime_ns)
-    return known[choose("claim", key, list(known))]
-
-# %% ../../nbs/5_evidence/09_figures.ipynb #51c6d8ab
-def read_as(c, reading="audited", scale=1, places=2, sign="+", unit="", form="{mean}{span}{unit}, n = {n}") -> str:
-    """What one reading of a claim found, in words: mean, 95% interval, `unit` of 1 / `scale`, n, in the order of
-    `form`; `–` where there is nothing.
-
-    `sign`: + shows it, an empty one drops it where it is positive, - says how much less. An interval of one value is
-    left out."""
-    mean, lo, hi, n = (getattr(c, f"{reading}_{k}") for k in ("mean", "lo", "hi", "n"))
-    if not n > 0 or mean != mean: return "–"
-    def number(v):
-        v = round((-scale if sign == "-" else scale) * v, places) + 0
-        return f"{v:{'+' if sign == '+' and v else ''},.{places}f}"
-    bounds = (hi, lo) if sign == "-" else (lo, hi)
-    span = f" [{', '.join(map(number, bounds))}]" * bool(lo < hi)
-    if form.startswith("{mean}{unit}") and number(mean).strip("+-") == "1": unit = unit.removesuffix("s")     # 1 point
-    unit = f" {unit}" * bool(unit)
-    return typeset(form.format(mean=number(mean), span=span, unit=unit, n=f"{n:.0f}"))
-
-# %% ../../nbs/5_evidence/09_figures.ipynb #a3b44427
-def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
-    "A claim's difference as a sentence has it: `read_as` in points, the interval after that word, over how many seeds."
-    return read_as(c, reading, scale, places, sign, unit, "{mean}{unit}{span} over {n} seeds")
-
-def uncounted(c, scale=1, unit="") -> str:
-    "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."
-    return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
-
-def ruled(c, ledger="../../claims.ipynb") -> str:
-    "A claim's verdict, as a link from a study's page to its row in the table of all claims."
-    return f"[{c.verdict}]({ledger}#{c.key})"
-
-def numbers(*items, protocol="paper") -> pd.DataFrame:
-    "The printed numbers of these items beside ours, as recorded under one protocol; by id."
-    found = pd.concat([pd.read_csv(of_clone(DATA.parent / f"results/paper/{i}.csv")) for i in items])
-    return found[found["protocol"] == protocol].set_index("id")

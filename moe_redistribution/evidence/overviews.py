@@ -10,7 +10,8 @@ __all__ = ['PAPERS', 'ANCHORS', 'paper_of', 'claims_of', 'verdict_link', 'word_l
 import re
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from .figures import claim, read_as, uncounted
+from .findings import claim
+from .prose import read_as, uncounted
 from .printed import DATA, of_clone
 from .tables import piped
 

@@ -13,7 +13,8 @@ import re
 
 import pandas as pd
 from ..evidence.table_files import ROOT
-from ..evidence.figures import label, read_as, uncounted
+from ..evidence.figures import label
+from ..evidence.prose import read_as, uncounted
 from ..evidence.overviews import PAPERS, page_of, paper_of, still_open, word_link
 from ..evidence.printed import of_clone
 from ..evidence.tables import as_minus, piped
