@@ -162,7 +162,7 @@ def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_noth
 
 @pytest.mark.parametrize("how", ["mean", "resample", torch.zeros_like])
 def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
-    with pytest.raises(ValueError, match="expected zero for E1, got .* only on the model's own prefix .* fix: zero"):
+    with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
         decode(population(MOE), MOE, {"E1": how})
     with pytest.raises(ValueError, match="a dense FFN has no experts"): decode(population(DENSE), DENSE, {"E1": "zero"})
 

@@ -117,7 +117,7 @@ def test_terms_of_a_split_that_does_not_tell_are_refused_not_added_up_under_a_wr
         terms = attribution(population(name, 1), name, by)
         if by in splits: make(terms)
         else:
-            with pytest.raises(ValueError, match="expected terms of the split .*, got .*; fix: attribution"):
+            with pytest.raises(ValueError, match="expected terms of the split .*; got .*; fix: attribution"):
                 make(terms)
 
 

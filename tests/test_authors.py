@@ -119,5 +119,5 @@ def test_what_their_classes_cannot_hold_is_not_written(made, said, message):
 
 
 def test_a_file_without_an_ffn_is_refused():
-    with pytest.raises(ValueError, match="expected an FFN, got no up_proj.weight"):
+    with pytest.raises(ValueError, match="expected an FFN; got no up_proj.weight"):
         from_authors({n: v for n, v in state_of("add7/ffn-h24-silu").items() if not n.startswith("ffn.")}, "silu")

@@ -225,7 +225,7 @@ def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
 
 def test_unknown_readers_and_nulls_are_refused():
     params = population(SMALL["glu"], 1)
-    with pytest.raises(ValueError, match="one draw or more of each null, got 0"):
+    with pytest.raises(ValueError, match="one draw or more of each null; got 0"):
         bilinear_rows(params, SMALL["glu"], [0], draws=0)
     with pytest.raises(ValueError, match="nearest: 'attention'"): readers(params, SMALL["glu"], "attn")
     with pytest.raises(ValueError, match="nearest: 'shuffled'"):

@@ -147,7 +147,7 @@ READS_THEM = {"predict": predict, "forward": lambda p, c: forward(p, get_task(co
 def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(name, rule, other, way):
     params = checkpoints.checkpoint(name, rule)
     assert shapes(condition(name)) == shapes(condition(other))
-    with pytest.raises(ValueError, match=re.escape(f"expected those of {other}, got those of {name}; fix: give")):
+    with pytest.raises(ValueError, match=re.escape(f"expected those of {other}; got those of {name}; fix: give")):
         READS_THEM[way](params, other)
 
 

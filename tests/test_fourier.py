@@ -242,7 +242,7 @@ def test_random_neurons_keep_lengths_and_everything_else():
     assert ((q["W_up"] / q["W_up"].norm(dim=-2, keepdim=True)) - turned).abs().max() > .1        # `turned`: the gate
     assert all(q[k] is p[k] for k in p if k not in ("W_up", "W_gate"))
     # one draw for both is one null
-    with pytest.raises(ValueError, match="expected 2 seeds, one a member of the population, got 1"):
+    with pytest.raises(ValueError, match="expected 2 seeds, one a member of the population; got 1"):
         random_neurons(p, [1])
 
 def test_a_planted_digit_cycle_is_found_and_its_permutation_is_not():

@@ -325,5 +325,5 @@ def test_refusals_say_why():
     params = init("add7/ffn-h32-relu", [torch.Generator()])
     for measure in (pair_losses, progress, embedding_gini):
         with pytest.raises(ValueError, match="function of a sum on a circle"): measure(params, "add7/ffn-h32-relu")
-    with pytest.raises(ValueError, match="one a member of the population, got 2"):
+    with pytest.raises(ValueError, match="one a member of the population; got 2"):
         grokking_rows(params, "add7/ffn-h32-relu", [1, 2])

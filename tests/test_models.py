@@ -218,7 +218,7 @@ def test_examples_that_a_task_has_not_got_are_refused_before_the_embedding(token
                          ids=["nothing", "another type"])
 def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
     with pytest.raises(ValueError,
-                       match=r"edit of 'ffn_out': expected shape and type .*torch.float64, got .*; fix: ") as caught:
+                       match=r"edit of 'ffn_out': expected shape and type .*torch.float64; got .*; fix: ") as caught:
         forward(PARAMS, batch(2)[0], VARIANTS["moe"], {"ffn_out": edit})
     assert got in str(caught.value)
 

@@ -193,7 +193,7 @@ def test_rows_are_the_means_with_their_labels_and_few(name):
     (lambda p, c: patterns(p, c, [-1]), "expected examples from 0 to 999"),
     (lambda p, c: patterns(p, c, []), "expected examples from 0 to 999"),
     (lambda p, c: mean_pattern(p, c, stratum="carry"), "nearest: 'carry="),
-    (lambda p, c: mean_pattern(p, c, [0], "carry=3"), "expected some with carry=3, got none"),
+    (lambda p, c: mean_pattern(p, c, [0], "carry=3"), "expected some with carry=3; got none"),
     (lambda p, c: mean_pattern(p, c, protocol="papers"), "nearest: 'paper'"),
     (lambda p, c: mean_pattern({}, "hist/ffn-h8-gelu", protocol="paper"), "of which no paper drew examples"),
     (lambda p, c: look(mean_pattern(p, c), c, "o1", "d3"), "place: expected one of d0, d1"),

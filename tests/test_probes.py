@@ -148,7 +148,7 @@ def test_bad_input_is_refused(x, y, says):
 
 def test_another_task_or_setting_is_refused():
     p = init("hist/ffn-h8-gelu", [torch.Generator()])
-    with pytest.raises(ValueError, match=r"expected a task with operations \(add7\), got hist"):
+    with pytest.raises(ValueError, match=r"expected a task with operations \(add7\); got hist"):
         probe_rows(p, "hist/ffn-h8-gelu", [0])
     with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
 
@@ -157,5 +157,5 @@ def test_another_task_or_setting_is_refused():
 def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):
     p = init(name, [torch.Generator()])
     for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),
-                        ((), "one or more, got none")):
+                        ((), "one or more; got none")):
         with pytest.raises(ValueError, match=says): measure(p, name, [0], at_sites=asked)

@@ -87,7 +87,7 @@ def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_
         (narrow, "expected W_"), (params | {"w_ln_final": torch.ones(2, 64)}, "expected w_ln_final None per seed"),
         ({n: v for n, v in params.items() if n != "b_O"}, "expected b_O .* got None; fix: give the condition")):
         with pytest.raises(ValueError, match=says): measure(wrong, [1, 2])
-    with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population, got 3"):
+    with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population; got 3"):
         measure(params, [1, 2, 3])
 
 

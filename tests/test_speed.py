@@ -230,7 +230,7 @@ def test_rows_name_step_form_and_unit():
 @pytest.mark.parametrize("call, says", [
     (lambda a, b: speed(a, b, "add7/ffn-h24-silu", ["E0"]), "a dense FFN has no experts"),
     (lambda a, b: speed(a, b, "add7/ffn-h24-silu", ["attn"]), "nearest: 'attn_out'"),
-    (lambda a, b: speed(a, {n: v[:1] for n, v in b.items()}, "add7/ffn-h24-silu"), "expected 2 seeds as before, got 1"),
+    (lambda a, b: speed(a, {n: v[:1] for n, v in b.items()}, "add7/ffn-h24-silu"), "expected 2 seeds as before; got 1"),
     (lambda a, b: speeds("add7/ffn-h24-silu", [1], at=[-1]), "steps from 0 on"),
     (lambda a, b: speeds("add7/ffn-h24-silu", [1], at=[]), "steps from 0 on"),
     (lambda a, b: speeds("add7/ffn-h24-silu", [1], gap="end"), "or 'start'"),

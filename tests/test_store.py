@@ -90,7 +90,7 @@ def test_one_flipped_bit_is_refused(trained, tmp_path_factory, kind, data):
     altered[byte] ^= 1 << data.draw(st.integers(0, 7), label="bit")
     path = tmp_path_factory.mktemp("flip") / "altered.safetensors"
     path.write_bytes(altered)
-    with pytest.raises(Damaged, match="altered.safetensors: expected .*, got .*; fix: "): unseal(path)
+    with pytest.raises(Damaged, match="altered.safetensors: expected .*; got .*; fix: "): unseal(path)
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -102,7 +102,7 @@ def test_a_file_with_bytes_missing_or_added_is_refused(trained, tmp_path_factory
     for altered in (original[:left], original + bytes(1), original + original):
         path = tmp_path_factory.mktemp("cut") / "altered.safetensors"
         path.write_bytes(altered)
-        with pytest.raises(Damaged, match="altered.safetensors: expected .*, got .*; fix: "): unseal(path)
+        with pytest.raises(Damaged, match="altered.safetensors: expected .*; got .*; fix: "): unseal(path)
 
 
 def damage(path):
@@ -182,7 +182,7 @@ def test_what_is_stored_may_be_read_by_whom_the_umask_lets(tmp_path):
 def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_aside(store, seed):
     path = store.path(TINY, 1)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="seed: expected a whole number, got .*; fix: "): store.find(TINY, seed)
+    with pytest.raises(ValueError, match="seed: expected a whole number; got .*; fix: "): store.find(TINY, seed)
     assert path.read_bytes() == before and not list(path.parent.glob("*.damaged"))
 
 
@@ -212,7 +212,7 @@ def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, caps
     path = store.path(name, seed, stream).with_suffix(".resume")
     shutil.copy(store.path(TINY, 1).with_suffix(".resume"), path)
     bad = path.read_bytes()
-    with pytest.raises(Damaged, match="expected the state of .*, got .*, another one; fix: "):
+    with pytest.raises(Damaged, match="expected the state of .*; got .*, another one; fix: "):
         store.resume(name, seed, stream)
     train_group(name, [seed], stream, root=store.root, until="full", steps=400)
     train_group(name, [seed], stream, root=store.root / "clean", until="full", steps=400)
@@ -228,7 +228,7 @@ def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream)
     path = store.path(name, seed, stream)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(store.path(TINY, 1), path)
-    with pytest.raises(Damaged, match="expected .*, got .*; fix: "): store.load(name, seed, stream)
+    with pytest.raises(Damaged, match="expected .*; got .*; fix: "): store.load(name, seed, stream)
 
 
 def others(store):
@@ -269,7 +269,7 @@ def test_a_pipe_or_two_gigabytes_of_nothing_are_refused_unread(store, kind, monk
         path.write_bytes(store.path(TINY, 1).read_bytes())
         os.truncate(path, 2**31)
     monkeypatch.setattr(Path, "read_bytes", None)
-    with pytest.raises(Damaged, match="expected a sealed file, got .*; fix: "): unseal(path)
+    with pytest.raises(Damaged, match="expected a sealed file; got .*; fix: "): unseal(path)
     with pytest.warns(UserWarning, match="Moved aside"): assert store.find(TINY, 3) is None
     assert not path.exists()
 
@@ -392,7 +392,7 @@ def test_a_committed_table_with_one_flipped_bit_is_refused(clone, name):
         altered = bytearray(good)
         altered[luck.randrange(len(good))] ^= 1 << luck.randrange(8)
         path.write_bytes(altered)
-        with pytest.raises(Damaged, match=f"{name}: expected .*, got sha256 .*; fix: git checkout"): read(clone)
+        with pytest.raises(Damaged, match=f"{name}: expected .*; got sha256 .*; fix: git checkout"): read(clone)
         path.write_bytes(good)
 
 
@@ -444,7 +444,7 @@ WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
 READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
          "findings.py _ledger": "`claim` has looked",
          "printed.py checked_table": "its callers have: `of_clone`, `sealed`",
-         "ledger.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
+         "coverage.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "registrations.py defined": "a version in git",
          "registrations.py _cells": "versions in git, or `as_committed`"}
 
@@ -541,7 +541,7 @@ def test_a_store_that_cannot_take_the_runs_is_refused_before_any_work(tmp_path, 
     root = tmp_path / ("file/store" if trouble is below_a_file else "store")
     trouble(monkeypatch, root)
     monkeypatch.setattr(groups, "train_interval", no_training)
-    with pytest.raises(OSError, match=f"expected .*, got {got}; fix: set MOE_REDISTRIBUTION_HOME"):
+    with pytest.raises(OSError, match=f"expected .*; got {got}; fix: set MOE_REDISTRIBUTION_HOME"):
         train([TINY], seeds=[1], root=root, executor="here", quiet=True)
     assert not root.is_dir() or not list(root.iterdir())
 
@@ -550,7 +550,7 @@ def test_a_store_that_cannot_take_the_runs_is_refused_before_any_work(tmp_path, 
 def test_a_folder_without_write_permission_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(groups, "train_interval", no_training)
     tmp_path.chmod(0o500)
-    with pytest.raises(OSError, match="expected a writable folder, got Permission denied; fix: "):
+    with pytest.raises(OSError, match="expected a writable folder; got Permission denied; fix: "):
         train([TINY], seeds=[1], root=tmp_path / "store", executor="here", quiet=True)
 
 

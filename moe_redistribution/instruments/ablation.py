@@ -89,8 +89,7 @@ def _names(s, unit):
 def _with(x, axis, i, value):
     "`x` with its slice i along `axis` replaced."
     if value.shape != (asked := x.select(axis, i).shape):
-        raise ValueError(f"edit of a unit: expected shape {tuple(asked)}, got {tuple(value.shape)}; fix: "
-                         "return what was given, changed")
+        refuse("edit of a unit", f"shape {tuple(asked)}", tuple(value.shape), fix="return what was given, changed")
     return x.index_copy(axis, torch.tensor([i], device=x.device), value.unsqueeze(axis))
 
 def _unit(i, new):
@@ -139,7 +138,7 @@ def ablate(params, c, edits):
 def ablate_each(params, c, each):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
     if not each:
-        raise ValueError("ablate_each: expected one set of edits or more, got none; fix: [{}] for the model as it is")
+        refuse("ablate_each", "one set of edits or more", "none", fix="[{}] for the model as it is")
     s = subject(params, c)
     at_once = torch.device(s.device).type == "cuda" and s.side_by_side
     made, size = [together(s, edits) for edits in each], len(each) if at_once else 1
@@ -151,7 +150,7 @@ def _spelt(s, edits):
     each = [(name, how) for unit, how in edits.items() for name in _names(s, unit)]
     if len(out := dict(each)) == len(each): return out
     twice = next(name for i, (name, _) in enumerate(each) if name in dict(each[:i]))
-    raise ValueError(f"edits: expected each site and unit once, got {twice!r} twice; fix: drop one of them")
+    refuse("edits", "each site and unit once", f"{twice!r} twice", fix="drop one of them")
 
 def _then(first, then): return PerMember(lambda x, own: applied(then, applied(first, x, own), own))
 
@@ -179,12 +178,12 @@ def decode(params, c, edits=None):
     s = subject(params, c)
     t, edits = s.task, _spelt(s, edits or {})
     if not t.causal or list(t.read) != list(range(t.read[0], t.n_ctx)):
-        raise ValueError(f"decode: expected a task that writes its answer token by token; got {t.name}; fix: "
-                         "use ablate")
+        refuse("decode", "a task that writes its answer token by token", t.name, fix="use ablate")
     for unit, how in edits.items():
         if unit in s.units and "E" in unit and not (isinstance(how, str) and how == "zero"):
-            raise ValueError(f"decode: expected zero for {unit}, got {how}: tokens that go to it only on the model's "
-                             "own prefix have no teacher-forced output to keep; fix: zero, or `ablate`")
+            refuse("decode", f"zero for {unit}",
+                   f"{how}: tokens that go to it only on the model's own prefix have no teacher-forced output to keep",
+                   fix="zero, or `ablate`")
     return torch.cat([_decode(m, edits, slice(i, i + 1), s.n_seeds) for i, m in enumerate(s.members())])
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #9f4fe799
@@ -276,7 +275,7 @@ def _asked(s, at_sites):
     "The sites to be ablated, by the subject's names."
     if here := main_sites(s) if at_sites is MAIN_SITES else list(at_sites):
         return [site if site.startswith("L*.") else _names(s, site)[0] for site in here if _names(s, site)]
-    raise ValueError(f"sites: expected one or more of {', '.join(s.sites)}, got none; fix: at_sites=({s.sites[0]!r},)")
+    refuse("sites", f"one or more of {', '.join(s.sites)}", "none", fix=f"at_sites=({s.sites[0]!r},)")
 
 def _fine(s, seeds, here, edits, labels):
     "Row frames for heads and experts, without their copy shares, and for main sites on the model's own prefix."

@@ -8,7 +8,7 @@ __all__ = ['attribution', 'coarse', 'attention_share', 'ranked', 'rank1_share', 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #532ba576
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import slices
 from ..models.condition import condition
 from .trace import trace, parts, SPLITS
@@ -28,8 +28,9 @@ def attribution(params, c, by="component", centred=True, freeze_norm=False) -> d
     c = condition(c)
     choose("split", by, SPLITS)
     if c.norm and not freeze_norm:
-        raise ValueError(f"attribution: expected a model without norm, got {c.name}: a norm divides by all parts "
-                         "together, so no part has a logit of its own; fix: freeze_norm=True holds each token's scale")
+        refuse("attribution", "a model without norm",
+               f"{c.name}: a norm divides by all parts together, so no part has a logit of its own",
+               fix="freeze_norm=True holds each token's scale")
     checked(params, c)
     t = c.get_task()
     one = lambda i: _one(member(params, i), c, t, by, centred)
@@ -53,8 +54,7 @@ def _one(params, c, t, by, centred):
 def _of_split(terms, ok, what, by):
     "ValueError unless `ok`: a sum over other terms is another number, and has no name."
     if not ok:
-        raise ValueError(f"{what}: expected terms of the split {by}, got {', '.join(terms)}; fix: attribution(params, "
-                         f"c, {by})")
+        refuse(what, f"terms of the split {by}", ", ".join(terms), fix=f"attribution(params, c, {by})")
 
 def coarse(terms) -> dict:
     """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for

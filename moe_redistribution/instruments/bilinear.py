@@ -11,7 +11,7 @@ __all__ = ['READERS', 'FACTOR_NULLS', 'bilinear', 'factors', 'tensor', 'gram', '
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import condition
 from ..models.population import checked, forward, init, member
 from .rows import rows, tidy
@@ -22,13 +22,12 @@ from .subject import reads_weights
 def bilinear(c):
     "The condition if it is a gated one-layer model of modular addition without norm, else ValueError."
     c = condition(c)
-    def refuse(expected, why, fix): raise ValueError(f"bilinear: expected {expected}, got {c.name}: {why}; fix: {fix}")
-    if not c.gated: refuse("a gated FFN (glu, moe_glu)", "without a gate nothing is multiplied, so there is no tensor",
-                           "use fourier on its neurons")
-    if not c.get_task().modulus:
-        refuse("modular addition", "only its inputs lie on a circle", "use a modadd condition")
-    if c.n_layers > 1 or c.norm: refuse("one layer without norm", "weights alone do not say what enters the FFN",
-                                        "drop +L2 and +norm")
+    def no(expected, why, fix): refuse("bilinear", expected, f"{c.name}: {why}", fix=fix)
+    if not c.gated: no("a gated FFN (glu, moe_glu)", "without a gate nothing is multiplied, so there is no tensor",
+                       "use fourier on its neurons")
+    if not c.get_task().modulus: no("modular addition", "only its inputs lie on a circle", "use a modadd condition")
+    if c.n_layers > 1 or c.norm: no("one layer without norm", "weights alone do not say what enters the FFN",
+                                    "drop +L2 and +norm")
     return c
 
 def factors(params, c):
@@ -158,7 +157,7 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
 
     A `random` draw is ten Gaussian tables; it has no whole and no logits: its share of the sum stands for these too."""
     c, generator = bilinear(c), torch.Generator().manual_seed(seed)
-    if draws < 1: raise ValueError(f"with_nulls: expected one draw or more of each null, got {draws}; fix: draws=20")
+    if draws < 1: refuse("with_nulls", "one draw or more of each null", draws, fix="draws=20")
     own, W_U, reads = factors(params, c), params["W_U"], {n: readers(params, c, n) for n in READERS}
     out = {n: {"none": x} for n, x in scores(*own, reads, W_U).items()}
     own, reads = [x.float() for x in own], {n: [x.float() for x in read] for n, read in reads.items()}

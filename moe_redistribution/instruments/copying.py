@@ -8,6 +8,7 @@ __all__ = ['without_copy', 'copying_nulls', 'copying_rows']
 # %% ../../nbs/4_instruments/04_copying.ipynb #25916022
 import pandas as pd
 import torch
+from ..tasks.errors import refuse
 from ..tasks.task import nulls
 from .rows import rows, tidy
 from .instrument import instrument
@@ -18,8 +19,7 @@ from .subject import opens, subject
 def _asked(t):
     "Current token (n, read) of task `t`, and where it is not the answer."
     if not t.tied:
-        raise ValueError(f"{t.name}: expected a task with W_U = W_Eᵀ, in which a token votes for itself; got {t.name}; "
-                         "nearest valid: add7; fix: use ablation")
+        refuse(t.name, "a task with W_U = W_Eᵀ, in which a token votes for itself", t.name, "add7", "use ablation")
     current = t.tokens[:, list(t.read)]
     return current, current != t.targets
 

@@ -66,8 +66,8 @@ def dead_share(means):
 def _check(c):
     c = condition(c)
     if not c.get_task().cycles or c.ffn == "no_ffn" or c.n_layers > 1:
-        raise ValueError("fourier: expected one layer with an FFN on a task whose answers lie on a circle (add7, "
-                         f"modadd); got {c.name}; fix: for histogram models use probes")
+        refuse("fourier", "one layer with an FFN on a task whose answers lie on a circle (add7, modadd)", c.name,
+               fix="for histogram models use probes")
     return c
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def enough(params, c, n, weight, goal=.99) -> float:
     """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
 
     Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
-    if len(weight) > 1: raise ValueError(f"enough: expected one seed, got {len(weight)}; fix: take them one by one")
+    if len(weight) > 1: refuse("enough", "one seed", len(weight), fix="take them one by one")
     accuracy, low, high = _keeping(params, c, n, weight), 0, weight.shape[1]
     if accuracy(high) < goal: return float("nan")
     while high - low > 1:                                # at `high` it holds, at `low` not
@@ -164,8 +164,8 @@ def enough(params, c, n, weight, goal=.99) -> float:
 def _keeping(params, c, n, weight):
     "The function m → accuracy (s,) with only the m heaviest neurons."
     if not (t := get_task((c := condition(c)).task)).modulus:
-        raise ValueError(f"fourier: expected a modadd condition to keep neurons of, got {c.name}: "
-                         "it has several answers; fix: use ablation_rows")
+        refuse("fourier", "a modadd condition to keep neurons of", f"{c.name}: it has several answers",
+               fix="use ablation_rows")
     right = t.targets[:, 0].to(weight.device)
     order = weight.argsort(-1, descending=True)
     x = n["hidden"][:, :, 0] * (n["gates"][:, :, 0] if "gates" in n else 1)
@@ -193,8 +193,7 @@ def random_neurons(params, seeds) -> dict:
     ValueError unless each member of the population has a seed: several would share one draw."""
     out, seeds = dict(params), list(seeds)
     if len(seeds) != (n := len(params["W_up"])):
-        raise ValueError(f"random_neurons: expected {n} seeds, one a member of the population, got {len(seeds)}; fix: "
-                         "name them all")
+        refuse("random_neurons", f"{n} seeds, one a member of the population", len(seeds), fix="name them all")
     for k, name in enumerate(("W_up", "W_gate")):
         if name not in params: continue
         v, g = params[name], [torch.Generator().manual_seed(2 * int(s) + k) for s in seeds]

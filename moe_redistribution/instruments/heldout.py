@@ -8,7 +8,7 @@ __all__ = ['parts_of', 'seen_before', 'generalisation', 'heldout_rows']
 # %% ../../nbs/4_instruments/11_heldout.ipynb #7ae010fb
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import exact, spans, strata
 from ..tasks.data import training_pool
 from ..models.condition import condition
@@ -39,7 +39,7 @@ def seen_before(t, hold) -> torch.Tensor:
 def _with_rule(c):
     c = condition(c)
     if c.hold: return c, c.get_task()
-    raise ValueError(f"heldout: expected a condition with a held-out rule; got {c.name}; fix: add +hold_tens9")
+    refuse("heldout", "a condition with a held-out rule", c.name, fix="add +hold_tens9")
 
 @reads_weights
 def generalisation(params, c, edits=None) -> pd.DataFrame:

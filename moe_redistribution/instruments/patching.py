@@ -9,7 +9,7 @@ __all__ = ['PATCHING_PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', '
 # %% ../../nbs/4_instruments/06_patching.ipynb #9dcb53b2
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import labels
 from ..models.condition import condition
 from ..models.edits import named
@@ -31,8 +31,8 @@ def pairs(task, protocol="audited") -> dict:
     Raises ValueError for a task whose predictions are not labelled by operation."""
     choose("protocol", protocol, PATCHING_PROTOCOLS)
     if "operation" not in task.by:
-        raise ValueError(f"pairs: expected a task with operations (add7); got {task.name}, which labels "
-                         "no operation; fix: give `patch` pairs of your own")
+        refuse("pairs", "a task with operations (add7)", f"{task.name}, which labels no operation",
+               fix="give `patch` pairs of your own")
     ops = torch.from_numpy(labels(task, "operation") == "+1")
     where = [j for j in task.scored if 0 < ops[:, j].sum() < len(task)]
     make = {"audited": _same_digit, "paper": _first_five, "control": _same_answer}[protocol]
@@ -199,14 +199,13 @@ def _check(c, t, chosen, sites):
         joined = site.split("+")
         for name in joined: choose("patch site", name, heads if joined[1:] else patch_sites(c), "use one of these")
         if len(set(joined)) < len(joined):
-            raise ValueError(f"patch site: expected different heads, got {site!r}; fix: name each once")
+            refuse("patch site", "different heads", repr(site), fix="name each once")
     for where, pq in chosen.items():
         choose("position", where, t.positions)
         fits = pq.ndim == 2 and pq.shape[1] == 2 and len(pq) and pq.dtype == torch.int64
         if not fits or pq.min() < 0 or pq.max() >= len(t):
             got = f"{pq.dtype} {tuple(pq.shape)}" + (f" up to {pq.max()}" if fits else "")
-            raise ValueError(f"pairs at {where}: expected int64 (n_pairs, 2), examples from 0 to {len(t) - 1}; "
-                             f"got {got}; fix: use `pairs`")
+            refuse(f"pairs at {where}", f"int64 (n_pairs, 2), examples from 0 to {len(t) - 1}", got, fix="use `pairs`")
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #065029ef
 def flips(said, task, chosen) -> dict:
@@ -234,8 +233,8 @@ def right_alone(said, task, chosen) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
         if "resid_post" not in got:
-            raise ValueError("known: expected the site resid_post, which says the source's own answer, "
-                             f"got {', '.join(got)}; fix: patch it too")
+            refuse("right_alone", "the site resid_post, which says the source's own answer", ", ".join(got),
+                   fix="patch it too")
         right = task.targets[chosen[where], task.positions.index(where)]
         return (got["none"] == right[:, 0]) & (got["resid_post"] == right[:, 1])
     return {where: one(where, got) for where, got in said.items()}

@@ -10,7 +10,7 @@ __all__ = ['PATTERN_PROTOCOLS', 'heads', 'patterns', 'chosen', 'mean_pattern', '
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import strata
 from ..models.edits import each_layer
 from .rows import rows, tidy
@@ -31,8 +31,7 @@ def patterns(params, c, numbers=None, weighted=False):
     `weighted`: times ‖v W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
     s = subject(params, c)
     if weighted and not isinstance(s, Population):
-        raise ValueError(f"patterns: expected a population, whose W_O they are weighted by, got {s.name}; fix: leave "
-                         "weighted out")
+        refuse("patterns", "a population, whose W_O they are weighted by", s.name, fix="leave weighted out")
     tokens = s.task.tokens[_examples(s.task, numbers)].to(s.device)
     return torch.cat([_patterns(m, tokens, weighted) for m in s.members()])
 
@@ -41,7 +40,7 @@ def _examples(t, numbers):
     n = len(t)
     at = torch.arange(n) if numbers is None else torch.as_tensor(list(numbers), dtype=torch.long)
     if len(at) and 0 <= at.min() and at.max() < n: return at
-    raise ValueError(f"numbers: expected examples from 0 to {n - 1}, got {numbers}; fix: leave it out for all")
+    refuse("numbers", f"examples from 0 to {n - 1}", numbers, fix="leave it out for all")
 
 def _patterns(s, tokens, weighted):
     seen, out = {}, []
@@ -66,15 +65,14 @@ def chosen(c, numbers=None, stratum="all", protocol="audited") -> torch.Tensor:
     masks = strata(t)
     mask = masks[choose("stratum", stratum, list(masks))]
     if paper and not t.shown:
-        raise ValueError(f"protocol: expected audited, got 'paper' for {t.name}, of which no paper drew examples; "
-                         "fix: omit it")
+        refuse("protocol", "audited", f"'paper' for {t.name}, of which no paper drew examples", fix="omit it")
     if paper and numbers is None: numbers = t.shown if stratum == "all" else mask.any(1).nonzero()[:50, 0]
     own = torch.zeros(len(t), dtype=torch.bool).index_fill(0, _examples(t, numbers), True)
     out = mask.all(1, keepdim=True).repeat(1, t.n_ctx)            # a place that writes nothing: what holds of the input
     out[:, list(t.read)] = mask
     out &= own[:, None]
     if out.any(): return out
-    raise ValueError(f"numbers: expected some with {stratum}, got none; fix: leave numbers out")
+    refuse("numbers", f"some with {stratum}", "none", fix="leave numbers out")
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #485b1f69
 @opens
@@ -117,8 +115,8 @@ def look(mean, c, query, key):
 
 def by_rank(x, total):
     "x (s, head, …) with the heads of each seed in falling order of `total` (s, head), and that order (s, head)."
-    if x.shape[:2] != total.shape: raise ValueError(f"total: expected (seed, head) = {tuple(x.shape[:2])}, "
-                                                    f"got {tuple(total.shape)}; fix: give one number a seed and head")
+    if x.shape[:2] != total.shape: refuse("total", f"(seed, head) = {tuple(x.shape[:2])}", tuple(total.shape),
+                                          fix="give one number a seed and head")
     order = total.argsort(dim=1, descending=True, stable=True)
     return x[torch.arange(len(x))[:, None], order], order
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import labels as label_text, spans
 from ..models.condition import condition
 from ..models.population import checked, member, modular, sites
@@ -139,14 +139,14 @@ def _check(features, targets):
     y = torch.as_tensor(np.asarray(targets))
     y = y[None] if y.ndim == 1 else y
     if features.ndim < 2 or y.ndim != 2 or y.shape[-1] != features.shape[-2]:
-        raise ValueError("probe: expected features (..., n, d) and targets (n,) or (k, n), got "
-                         f"{tuple(features.shape)} and {tuple(y.shape)}; fix: one label a row of features")
+        refuse("probe", "features (..., n, d) and targets (n,) or (k, n)",
+               f"{tuple(features.shape)} and {tuple(y.shape)}", fix="one label a row of features")
     if not features.isfinite().all():
-        raise ValueError("probe: expected finite features, got nan or inf; fix: leave out that seed or site")
+        refuse("probe", "finite features", "nan or inf", fix="leave out that seed or site")
     y = torch.stack([torch.unique(v, return_inverse=True)[1] for v in y])
     if (y.amax(1) == 0).any():
-        raise ValueError("probe: expected labels of two kinds or more, got one, of which nothing can be learnt; "
-                         "fix: leave out that place (at o0 the operation is always +7)")
+        refuse("probe", "labels of two kinds or more", "one, of which nothing can be learnt",
+               fix="leave out that place (at o0 the operation is always +7)")
     return y
 
 def _prepared(x, fit, how):
@@ -203,7 +203,7 @@ def _sites(c, at_sites):
     """Sites of the condition among `at_sites`, of every layer.
 
     What a caller asks for it must have; the lists of this page are cut to what it has."""
-    if not at_sites: raise ValueError(f"site: expected one or more, got none; fix: for example {PROBED_SITES[:2]}")
+    if not at_sites: refuse("site", "one or more", "none", fix=f"for example {PROBED_SITES[:2]}")
     own = [s.split(".")[-1] for s in sites(c)]
     for s in () if at_sites in (PROBED_SITES, ANSWER) else at_sites:
         choose("site", s, list(dict.fromkeys(own)), "use one of these")
@@ -219,8 +219,8 @@ def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, *
     c = condition(c)
     t = c.get_task()
     if "operation" not in t.by:
-        raise ValueError(f"probe_rows: expected a task with operations (add7), got {t.name}, which has none; "
-                         "fix: give `probe` labels of your own, or use histogram_rows")
+        refuse("probe_rows", "a task with operations (add7)", f"{t.name}, which has none",
+               fix="give `probe` labels of your own, or use histogram_rows")
     for setting in settings: choose("setting", setting, list(SETTINGS))
     checked(params, c, seeds)
     here = _sites(c, at_sites)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
+from ..tasks.errors import refuse
 from ..tasks.task import labels, spans
 from ..models.population import each_member, forward, loss, predict, unembed, watcher
 from .rows import rows, tidy
@@ -27,7 +28,7 @@ def rerouted_answers(params, c, each):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
     c = routed(params, c)
     if not each:
-        raise ValueError("answers: expected one set of edits or more, got none; fix: [{}] for the model as it is")
+        refuse("answers", "one set of edits or more", "none", fix="[{}] for the model as it is")
     for edits in each:
         for site in edits: named(site, ["gates", "expert_out"], hint="; use `predict` for edits of other sites")
     t, out = c.get_task(), []
@@ -60,7 +61,7 @@ def dominant(table, label):
 def permuted(perm) -> dict:
     "The edit that gives expert perm[e] what expert e had: experts' names are exchanged."
     if sorted(perm) != list(range(len(perm))):
-        raise ValueError(f"permuted: expected each expert once, got {list(perm)}; fix: for example [1, 0, 2, 3]")
+        refuse("permuted", "each expert once", list(perm), fix="for example [1, 0, 2, 3]")
     return {"gates": lambda g: g[..., np.argsort(perm).tolist()]}
 
 def swapped(order) -> dict:
@@ -79,8 +80,8 @@ def tabled(cells, k=1) -> dict:
     flat = cells.flatten()
     def edit(g):
         if g.shape[1:3] != cells.shape:
-            raise ValueError(f"tabled: expected gates at {tuple(cells.shape)} (n, read), got {tuple(g.shape[1:3])}; "
-                             "fix: forward with read_only, or use `rerouted_answers`")
+            refuse("tabled", f"gates at {tuple(cells.shape)} (n, read)", tuple(g.shape[1:3]),
+                   fix="forward with read_only, or use `rerouted_answers`")
         total = g.new_zeros(len(g), size(flat), g.shape[-1]).index_add_(1, flat, g.flatten(1, 2))
         mean = total / flat.bincount(minlength=1).clamp(min=1)[:, None]
         kept, at = mean.topk(k, dim=-1)
@@ -96,7 +97,7 @@ def cells(t):
 def as_in(params, other) -> dict:
     "Parameters whose router is `other`'s (a learned, initial or another seed's): it reads the stream of `params`."
     a, b = (tuple(p["W_router"].shape) for p in (params, other))
-    if a != b: raise ValueError(f"as_in: expected a router {a}, got {b}; fix: take one of the same condition and seeds")
+    if a != b: refuse("as_in", f"a router {a}", b, fix="take one of the same condition and seeds")
     return params | {"W_router": other["W_router"]}
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #19ad45bc
@@ -109,8 +110,7 @@ def routes_held(params, c, edits):
     Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = routed(params, c), []
     if own := {"gates", "router_probs"} & {u.removeprefix("L0.") for u in edits}:
-        raise ValueError(f"routes_held: expected edits that leave the gates alone, got one of {own.pop()}; fix: "
-                         "use `rerouted_answers`")
+        refuse("routes_held", "edits that leave the gates alone", f"one of {own.pop()}", fix="use `rerouted_answers`")
     made = together(c, edits)
     look = made.get("gates", lambda g: g)           # an expert's edit looks at the gates that pass: here, at those held
     n = len(params["W_E"])

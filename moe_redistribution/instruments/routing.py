@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from einops import einsum
 from ..tasks.task import labels, spans
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import LIMITS, condition
 from ..models.edits import named
 from ..models.population import checked, each_member, forward, sites
@@ -29,11 +29,11 @@ def routed(params, c, seeds=None, layers=1):
     more `layers`, where they are not to be mixed up."""
     c = condition(c)
     if not c.routed:
-        raise ValueError(f"routing: expected a model with a router (moe, moe_glu), got {c.name}: its FFN is one piece "
-                         "that takes every token; fix: use an MoE condition")
+        refuse("routing", "a model with a router (moe, moe_glu)",
+               f"{c.name}: its FFN is one piece that takes every token", fix="use an MoE condition")
     if c.n_layers > layers:
-        raise ValueError(f"routing: expected one layer, got {c.n_layers}: later routers depend on earlier experts; "
-                         "fix: look at `trace(...)['L0.router_probs']`, layer by layer")
+        refuse("routing", "one layer", f"{c.n_layers}: later routers depend on earlier experts",
+               fix="look at `trace(...)['L0.router_probs']`, layer by layer")
     return checked(params, c, seeds)
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #8744894b
@@ -172,8 +172,8 @@ def overlap(a, b):
 def saturation(earlier, later, c):
     "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do."
     if len(earlier["W_E"]) != len(later["W_E"]):
-        raise ValueError(f"saturation: expected the same seeds twice, got {len(earlier['W_E'])} and {len(later['W_E'])}"
-                         "; fix: give two checkpoints of one population")
+        refuse("saturation", "the same seeds twice", f"{len(earlier['W_E'])} and {len(later['W_E'])}",
+               fix="give two checkpoints of one population")
     return overlap(routes(earlier, c)[0], routes(later, c)[0])
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #0c7225bc
@@ -243,7 +243,7 @@ def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     Shares of a routing entropy of 0 are nan: there is nothing to explain where one expert takes all."""
     c = routed(params, c, seeds := list(seeds), LIMITS["layers"])
     if draws < 1:
-        raise ValueError(f"routing_rows: expected one draw or more for the floors, got {draws}; fix: draws=200")
+        refuse("routing_rows", "one draw or more for the floors", draws, fix="draws=200")
     t, out = c.get_task(), []
     n = int(known(t)["at"].sum())
     for layer in range(c.n_layers):

@@ -8,7 +8,7 @@ __all__ = ['STEPS', 'components', 'movement', 'length', 'speed', 'advance', 'spe
 # %% ../../nbs/4_instruments/10_speed.ipynb #03dc2b52
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import condition, RECIPES
 from ..models.population import forward, member, sites
 from ..training.loop import evaluate, fresh, train_interval, unflatten
@@ -77,8 +77,7 @@ def speed(before, after, c, at=None, tokens=None) -> dict:
     c, S = condition(c), len(before["W_E"])
     fix = None if c.routed else "use another; a dense FFN has no experts to take apart"
     names = [choose("component", n, components(c), fix) for n in (components(c) if at is None else at)]
-    if len(after["W_E"]) != S: raise ValueError(f"after: expected {S} seeds as before, got {len(after['W_E'])}; fix: "
-                                                "give the same seeds")
+    if len(after["W_E"]) != S: refuse("after", f"{S} seeds as before", len(after["W_E"]), fix="give the same seeds")
     each = [_speed(movement(member(before, i), member(after, i), c, tokens), names) for i in range(S)]
     return {n: {f: torch.cat([e[n][f] for e in each]) for f in each[0][n]} for n in names}
 
@@ -110,8 +109,7 @@ def speeds(c, seeds, stream="authors", at=STEPS, gap=1, only=None) -> dict:
     c, at = check_work(c, seeds, stream, "selected"), sorted(set(at))
     for n in only or (): choose("component", n, components(c))
     if not at or at[0] < 0 or (gap != "start" and not (isinstance(gap, int) and gap > 0)):
-        raise ValueError(f"at, gap: expected steps from 0 on and a gap from 1 on or 'start', got {at}, {gap!r}; "
-                         "fix: leave them out")
+        refuse("at, gap", "steps from 0 on and a gap from 1 on or 'start'", f"{at}, {gap!r}", fix="leave them out")
     pairs = [(0, k) if gap == "start" else (k, k + gap) for k in at]
     members, seen = fresh(c, seeds, stream), {}
     for k in sorted({k for pair in pairs for k in pair}): seen[k] = advance(members, k)

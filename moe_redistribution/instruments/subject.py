@@ -29,7 +29,7 @@ class Subject:
     def run(self, tokens, edits=None, sink=None, read_only=False):
         """Logits (s, b, t, v) of `tokens` (b, t), or (s, b, t); calls `at(site, value)` of `self.watch` at its sites.
         With `read_only` it may leave out, at its last sites and the logits, what nobody reads."""
-        raise NotImplementedError(f"{type(self).__name__}: expected a method `run`, got none; fix: see Subject")
+        refuse(type(self).__name__, "a method `run`", "none", fix="see Subject", error=NotImplementedError)
     def __repr__(self): return f"{type(self).__name__}({self.name!r})"
     def read_out(self, edits=None, tokens=None):
         "Logits (s, n, read, v) on the task's inputs, or on `tokens` (n, t) or (s, n, t)."
@@ -42,8 +42,7 @@ class Subject:
     def check(self, seeds=None):
         "ValueError unless there is a member for each of `seeds`."
         if seeds is not None and len(seeds) != self.n_seeds:
-            raise ValueError(f"seeds: expected {self.n_seeds}, one a member of {self.name}, got {len(seeds)}; fix: "
-                             "name them all")
+            refuse("seeds", f"{self.n_seeds}, one a member of {self.name}", len(seeds), fix="name them all")
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #6b893a4e
 @patch
@@ -84,7 +83,7 @@ def replacement(self:Subject, site, how):
 def members(self:Subject) -> list:
     "Each member as a subject of its own."
     if self.n_seeds == 1: return [self]
-    raise NotImplementedError(f"{self.name}: expected a method `members`, got none; fix: see Population")
+    refuse(self.name, "a method `members`", "none", fix="see Population", error=NotImplementedError)
 
 @patch
 def each(self:Subject, edits=None) -> list:
@@ -122,8 +121,7 @@ def subject(params, c=None) -> Subject:
     both = [x for x in (params, c) if x is not None]
     if not (own := [x for x in both if isinstance(x, Subject)]): return Population(params, c)
     if len(both) == 1: return own[0]
-    raise ValueError(f"subject: expected {own[0].name} alone, got {type(both[1]).__name__} for a condition beside it; "
-                     "fix: leave it out")
+    refuse("subject", f"{own[0].name} alone", f"{type(both[1]).__name__} for a condition beside it", fix="leave it out")
 
 def opens(f):
     "Makes `f(params, c, …)` take a subject instead of both."
@@ -140,8 +138,8 @@ def reads_weights(f):
     def of_population(params, *rest, **named):
         if not isinstance(params, Subject): return f(params, *rest, **named)
         if isinstance(params, Population): return f(params.params, params.condition, *rest, **named)
-        raise ValueError(f"{f.__name__}: expected a population, whose weights it reads, got {params.name}; fix: trace, "
-                         "ablate, ablate_each, decode, ablation_rows and patterns open any subject")
+        refuse(f.__name__, "a population, whose weights it reads", params.name,
+               fix="trace, ablate, ablate_each, decode, ablation_rows and patterns open any subject")
     return of_population
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #fbe9690a

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from einops import einsum
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.population import layer
 from ..models.edits import each_layer, named
 from .subject import Subject, Population, subject
@@ -54,8 +54,7 @@ def parts(tr:Trace, params, by="component") -> dict:
     b_O; E0…En, and b_down. With several layers they are L0.attn_out and so on. Without a router the FFN stays whole."""
     choose("split", by, SPLITS)
     if not isinstance(tr.subject, Population):
-        raise ValueError(f"parts: expected a population, whose weights it reads, got {tr.subject.name}; fix: "
-                         "read its sites")
+        refuse("parts", "a population, whose weights it reads", tr.subject.name, fix="read its sites")
     out, n = _embedding(tr, params, by), tr.subject.n_layers
     for l in range(n):
         here, site = layer(params, l), lambda name: tr[f"L{l}.{name}"]

@@ -10,7 +10,7 @@ import re
 
 import torch
 from einops import rearrange
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, TASKS
 from .condition import condition, RECIPES, ACTIVATIONS
 from .population import shapes, checked
@@ -20,8 +20,8 @@ def _unwrapped(state):
     "The parameters of a checkpoint, whether it is a state dictionary or holds one under `model_state_dict`."
     said = state.get("config", {}).get("num_digits", 3)
     if said != 3:
-        raise ValueError(f"checkpoint: expected sums of 3 digits; got {said}, says its config; nearest valid: 3; "
-                         "fix: give a checkpoint of the paper's task")
+        refuse("checkpoint", "sums of 3 digits", f"{said}, says its config", "3",
+               "give a checkpoint of the paper's task")
     state = state.get("model_state_dict", state)
     return {n.removeprefix("_orig_mod."): v for n, v in state.items()}
 
@@ -29,9 +29,9 @@ def _activation(state, given):
     "The activation that was given or stands in a checkpoint's config; refuses none, and two."
     said = state.get("config", {}).get("activation", given)
     if given is None and said is None or given not in (None, said):
-        raise ValueError(f"activation: expected one, since weights do not show it; got {given!r}, "
-                         f"and {said!r} from the checkpoint's config; "
-                         f"nearest valid: {said or 'silu'!r}; fix: give activation={said or 'silu'!r}")
+        refuse("activation", "one, since weights do not show it",
+               f"{given!r}, and {said!r} from the checkpoint's config", repr(said or "silu"),
+               f"give activation={said or 'silu'!r}")
     return choose("activation", said, ACTIVATIONS)
 
 # %% ../../nbs/2_models/08_authors.ipynb #26b0e356
@@ -44,13 +44,12 @@ def read_condition(state, activation=None, top_k=1, options="") -> str:
     vocab, d = state["vocab.weight"].shape
     sizes = {get_task(t).d_vocab: t for t in reversed(TASKS)}      # of alike ones the first: theirs
     if vocab not in sizes:
-        raise ValueError(f"state dictionary: expected a vocabulary of {sizes}; got {vocab}; nearest valid: "
-                         f"{min(sizes, key=lambda v: abs(v - vocab))}; fix: give a checkpoint of one of these tasks")
+        refuse("state dictionary", f"a vocabulary of {sizes}", vocab, min(sizes, key=lambda v: abs(v - vocab)),
+               "give a checkpoint of one of these tasks")
     task, experts = sizes[vocab], len({m[1] for n in state if (m := re.match(r"ffn\.experts\.(\d+)\.", n))})
     width = next((len(v) for n, v in state.items() if n.endswith("up_proj.weight")), None)
     if width is None:
-        raise ValueError("state dictionary: expected an FFN, got no up_proj.weight; fix: give a whole state dictionary "
-                         "of theirs")
+        refuse("state dictionary", "an FFN", "no up_proj.weight", fix="give a whole state dictionary of theirs")
     kind = (("moe" if experts else "") + "_" * bool(experts) + "glu" if any("gate_proj" in n for n in state)
             else "moe" if experts else "ffn")
     shape = f"-e{experts}k{top_k}" if experts else ""
@@ -80,8 +79,7 @@ def from_authors(states, activation=None, top_k=1, options=""):
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     names = {read_condition(s, activation, top_k, options) for s in states}
     if len(names) > 1:
-        raise ValueError(f"from_authors: expected one condition; got {sorted(names)}; nearest valid: one of them; "
-                         "fix: open them one by one")
+        refuse("from_authors", "one condition", sorted(names), "one of them", "open them one by one")
     c = condition(names.pop())
     members = [_member(_unwrapped(s), c) for s in states]
     return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}, c.name
@@ -97,8 +95,8 @@ def _member(state, c):
         else: out[n] = torch.stack([rearrange(_get(state, p + EXPERT[n][0]), EXPERT[n][1]) for p in _prefixes(c)], 1)
         if n == "W_pos": out[n] = out[n][:shape[0]]
         if out[n].shape != shape:
-            raise ValueError(f"{n} of {c.name}: expected {shape}; got {tuple(out[n].shape)}; nearest valid: "
-                             "a checkpoint of this task; fix: check its width and context length")
+            refuse(f"{n} of {c.name}", shape, tuple(out[n].shape), "a checkpoint of this task",
+                   "check its width and context length")
     return out
 
 def _get(state, name):
@@ -111,8 +109,8 @@ def to_authors(params, c, seed=0) -> dict:
     ValueError for parameters of another condition, and for what their classes cannot hold."""
     c = checked(params, c)
     if c.n_layers > 1 or c.ffn == "no_ffn" or (c.routed and not c.routing.reads_stream):
-        raise ValueError("to_authors: expected one layer with an FFN, its routes from a router if it has any; "
-                         f"got {c.name}; fix: keep it in our form")
+        refuse("to_authors", "one layer with an FFN, its routes from a router if it has any", c.name,
+               fix="keep it in our form")
     mine = {n: v[seed] for n, v in params.items()}
     back = lambda v, how, **k: rearrange(v, " -> ".join(how.split(" -> ")[::-1]), **k).contiguous().clone()
     out = {ATTENTION[n][0]: back(v, ATTENTION[n][1]) for n, v in mine.items() if n in ATTENTION}

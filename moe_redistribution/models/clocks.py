@@ -9,6 +9,7 @@ __all__ = ['FREQS', 'PURITY', 'waves', 'bilinear_clock', 'rotated_clock', 'clock
 import math
 
 import torch
+from ..tasks.errors import refuse
 from ..tasks.task import P
 from .condition import condition
 from .population import shapes
@@ -28,12 +29,11 @@ def _frame(c, freqs, apart):
     "Everything but the FFN, one seed; refuses conditions and frequencies for which there is no clock."
     c, freqs = condition(c), tuple(freqs)
     if c.get_task().modulus != P or c.routed or c.ffn == "no_ffn" or c.norm or c.n_layers > 1:
-        raise ValueError(f"clock: expected a dense one-layer modadd condition without norm, got {c.name}; "
-                         "fix: use modadd/ffn-h105-relu or modadd/glu-h64-linear")
+        refuse("clock", "a dense one-layer modadd condition without norm", c.name,
+               fix="use modadd/ffn-h105-relu or modadd/glu-h64-linear")
     room = min((c.d_model - 3) // 8, c.d_head // 2)
     if not freqs or len(freqs) > room or len(set(freqs)) < len(freqs) or not set(freqs) <= set(range(1, P // 2 + 1)):
-        raise ValueError(f"clock: expected 1 to {room} different frequencies from 1 to {P // 2}, got {freqs}; "
-                         "fix: leave them out")
+        refuse("clock", f"1 to {room} different frequencies from 1 to {P // 2}", freqs, fix="leave them out")
     p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
     table, each = waves(freqs), range(2 * len(freqs))
     p["W_E"][0, :P, _place(0, freqs)] = table
@@ -54,8 +54,7 @@ def bilinear_clock(c="modadd/glu-h64-linear", freqs=FREQS, apart=False, faint=0.
     Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
     p, c, K = _frame(c, freqs, apart), condition(c), len(freqs)
     if not (c.gated and c.activation == "linear"):
-        raise ValueError(f"bilinear_clock: expected a GLU with activation linear, got {c.name}; "
-                         "fix: use modadd/glu-h64-linear")
+        refuse("bilinear_clock", "a GLU with activation linear", c.name, fix="use modadd/glu-h64-linear")
     A, B, out = (_place(i, freqs).start for i in ((1, 2, 3) if apart else (0, 0, 3)))
     kinds = [(0, 0, 0, 1), (1, 1, 0, -1)] + ([(0, 1, 1, 1), (1, 0, 1, 1)] if apart else [(0, 1, 1, 2)])
     neurons = [(A + 2 * k + i, B + 2 * k + j, out + 2 * k + o, v) for k in range(K) for i, j, o, v in kinds]
@@ -68,8 +67,8 @@ def bilinear_clock(c="modadd/glu-h64-linear", freqs=FREQS, apart=False, faint=0.
 
 # %% ../../nbs/2_models/07_clocks.ipynb #23702080
 def _fits(c, n):
-    if n > c.d_mlp: raise ValueError(f"clock: expected a width of at least {n}, got {c.name}; "
-                                     f"fix: use {c.name.replace(f'-h{c.d_mlp}-', f'-h{n}-')} or fewer frequencies")
+    if n > c.d_mlp: refuse("clock", f"a width of at least {n}", c.name,
+                           fix=f"use {c.name.replace(f'-h{c.d_mlp}-', f'-h{n}-')} or fewer frequencies")
 
 # %% ../../nbs/2_models/07_clocks.ipynb #eca61284
 def rotated_clock(c="modadd/glu-h64-linear", freqs=FREQS, seed=0) -> dict:
@@ -95,11 +94,11 @@ def clock(c="modadd/ffn-h105-relu", freqs=FREQS, phases=None, faint=0., sharp=30
     by `sharp`. Parameters with a seed axis of one. Raises ValueError unless c is a dense FFN of modadd, wide enough."""
     p, c, K = _frame(c, freqs, False), condition(c), len(freqs)
     if c.gated or c.activation == "linear":
-        raise ValueError(f"clock: expected an FFN without gate, relu, gelu or silu, got {c.name}; "
-                         "fix: use modadd/ffn-h105-relu, or bilinear_clock")
+        refuse("clock", "an FFN without gate, relu, gelu or silu", c.name,
+               fix="use modadd/ffn-h105-relu, or bilinear_clock")
     n = max((c.d_mlp // K - 1) // 2 * 2 + 1, 9) if phases is None else phases
     _fits(c, K * n)
-    if n < 9 or n % 2 == 0: raise ValueError(f"phases: expected an odd number from 9 on, got {n}; fix: leave it out")
+    if n < 9 or n % 2 == 0: refuse("phases", "an odd number from 9 on", n, fix="leave it out")
     for i in range(c.d_mlp):
         k, size = i % K, sharp * (1 if i < K * n else faint)
         angle = 2 * math.pi * (i // K % n) / n

@@ -12,7 +12,7 @@ import inspect
 import torch
 from torch import Tensor
 
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 
 # %% ../../nbs/2_models/01b_edits.ipynb #04bb0042
 OUTER = ("embed", "logits")                                                  # of no layer
@@ -49,8 +49,8 @@ class Own:
         return 0 in here and len(here) < self.of
     def __call__(self, v):
         if v.shape[:1] == (self.of,): return self.keep(v[self.at]).to(self.device)
-        raise ValueError(f"edit of {self.site!r}: expected a tensor with a seed axis of {self.of}, got shape "
-                         f"{tuple(v.shape)}; fix: one entry for each member, or a function of the activation")
+        refuse(f"edit of {self.site!r}", f"a tensor with a seed axis of {self.of}", f"shape {tuple(v.shape)}",
+               fix="one entry for each member, or a function of the activation")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #2398e2c1
 class PerMember:
@@ -90,8 +90,8 @@ def applied(how, x, own=None):
 
 def _repeated(v, x):
     if v.ndim == x.ndim and all(n in (1, m) for n, m in zip(v.shape, x.shape)): return v.expand_as(x)
-    raise ValueError(f"edit: expected a tensor of shape {tuple(x.shape)} for the members at hand, or with ones for "
-                     f"axes to be repeated, got {tuple(v.shape)}; fix: keep all axes, as mean(1, keepdim=True) does")
+    refuse("edit", f"a tensor of shape {tuple(x.shape)} for the members at hand, or with ones for axes to be repeated",
+           tuple(v.shape), fix="keep all axes, as mean(1, keepdim=True) does")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d1cd9552
 PROBED = 4                                                                          # examples
@@ -108,9 +108,9 @@ def check_alike(f, x, own):
             if _same_apart(f, x, own, few): return
         except Exception as e: why = f"{type(e).__name__}: {e}"                       # whatever a user's function says
         else: break
-    raise ValueError(f"edit of {own.site!r}: expected a function that treats all members alike, got {why} for "
-                     f"{own.of} side by side; fix: lambda x, own: … own(v) … for a v with an entry for each member, v "
-                     "itself, or PerMember(f) for one that draws or remembers")
+    refuse(f"edit of {own.site!r}", "a function that treats all members alike", f"{why} for {own.of} side by side",
+           fix="lambda x, own: … own(v) … for a v with an entry for each member, v itself, or PerMember(f) for one "
+               "that draws or remembers")
 
 # %% ../../nbs/2_models/01b_edits.ipynb #5c40c82c
 def _same_apart(f, x, own, every):
@@ -140,13 +140,12 @@ def watching(own, edits=None, sink=None, of=1, keep=lambda site, v: v):
     made = {}
     for name, how in (edits or {}).items():
         if (site := named(name, own, hint="; a model without FFN or router lacks some")) in made:
-            raise ValueError(f"edits: expected each site once, got {site!r} twice; fix: drop one of them")
+            refuse("edits", "each site once", f"{site!r} twice", fix="drop one of them")
         made[site] = how if isinstance(how, Edit) else Edit(how, slice(None), of)
     def at(site, value):
         new = made[site](value, site, lambda v: keep(site, v)) if site in made else value
         if (got := _form(new)) != (asked := _form(value)):
-            raise ValueError(f"edit of {site!r}: expected shape and type {asked}, got {got}; "
-                             "fix: return what was given, changed")
+            refuse(f"edit of {site!r}", f"shape and type {asked}", got, fix="return what was given, changed")
         if sink is not None: sink[site] = new
         return new
     return at

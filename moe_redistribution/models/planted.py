@@ -8,6 +8,7 @@ __all__ = ['SHARP', 'T', 'P', 'A', 'B', 'copy_model', 'now', 'carry_neurons', 'c
 
 # %% ../../nbs/2_models/06_planted.ipynb #96e4a787
 import torch
+from ..tasks.errors import refuse
 from ..tasks.task import EOS, add7_task
 from .condition import condition
 from .population import shapes
@@ -33,7 +34,7 @@ def _fits(c, ok, needs, use):
     c = condition(c)
     own, t = add7_task(), c.get_task()
     if not (t.tokens.equal(own.tokens) and t.targets.equal(own.targets) and ok(c)):
-        raise ValueError(f"planted: expected an add7 condition {needs}, got {c.name}; fix: use {use}")
+        refuse("planted", f"an add7 condition {needs}", c.name, fix=f"use {use}")
     return c
 
 def _blank(c):

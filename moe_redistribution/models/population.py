@@ -76,8 +76,8 @@ class Trained(dict):
 def of_one_training(params, c) -> Condition:
     "The condition called `c`. ValueError if `params` know that they are another one's."
     if getattr(params, "condition", c) == c: return c
-    raise ValueError(f"parameters: expected those of {c.name}, got those of {params.condition.name}; fix: give the "
-                     "condition that these parameters were trained in, or dict(params) to read them as another's")
+    refuse("parameters", f"those of {c.name}", f"those of {params.condition.name}",
+           fix="give the condition that these parameters were trained in, or dict(params) to read them as another's")
 
 # %% ../../nbs/2_models/05_population.ipynb #c5b1fe0e
 SITES = ("q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid",
@@ -147,8 +147,8 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
     attention. ValueError: an edit of no site, these two together, or parameters `Trained` in another condition."""
     c = of_one_training(params, c)
     if with_balance and read_only:
-        raise ValueError("forward: expected with_balance or read_only, got both: the balance "
-                         "loss looks at all positions; fix: drop one of them")
+        refuse("forward", "with_balance or read_only", "both: the balance loss looks at all positions",
+               fix="drop one of them")
     t, S = c.get_task(), len(params["W_E"])
     at = watcher(c, edits, sink, S, read_only)
     tokens = tokens.expand(S, *tokens.shape[-2:])
@@ -234,22 +234,22 @@ def checked(params, c, seeds=None):
     wanted, given = shapes(c), {n: tuple(v.shape[1:]) for n, v in params.items()}
     for n in wanted | given:
         if wanted.get(n) != given.get(n):
-            raise ValueError(f"parameters: expected {n} {wanted.get(n)} per seed for {c.name}, got {given.get(n)}; "
-                             "fix: give the condition that these parameters were trained in")
+            refuse("parameters", f"{n} {wanted.get(n)} per seed for {c.name}", given.get(n),
+                   fix="give the condition that these parameters were trained in")
     if (odd := [n for n, v in params.items() if len(v) != len(params["W_E"])]):
-        raise ValueError(f"parameters: expected {len(params['W_E'])} members in each, as in W_E, got "
-                         f"{len(params[odd[0]])} in {odd[0]}; fix: the same seeds in all")
+        refuse("parameters", f"{len(params['W_E'])} members in each, as in W_E", f"{len(params[odd[0]])} in {odd[0]}",
+               fix="the same seeds in all")
     of_one_training(params, c)
     if seeds is not None and len(seeds) != (n := len(params["W_E"])):
-        raise ValueError(f"seeds: expected {n}, one a member of the population, got {len(seeds)}; fix: name them all")
+        refuse("seeds", f"{n}, one a member of the population", len(seeds), fix="name them all")
     return c
 
 @by_name
 def modular(c, what):
     "The condition if its task is modular addition, else ValueError."
     if c.get_task().modulus: return c
-    raise ValueError(f"{what}: expected modular addition, got {c.name}: only there is the answer a function of a sum "
-                     "on a circle; fix: use a modadd condition")
+    refuse(what, "modular addition", f"{c.name}: only there is the answer a function of a sum on a circle",
+           fix="use a modadd condition")
 
 # %% ../../nbs/2_models/05_population.ipynb #e83a02ee
 class Transformer(torch.nn.Module):

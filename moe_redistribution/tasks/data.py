@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from .task import Task, sample_sequences, counts
-from .errors import choose
+from .errors import choose, refuse
 
 # %% ../../nbs/1_tasks/03_data.ipynb #72566729
 STREAMS = ("authors", "paired", "crossed")
@@ -72,8 +72,7 @@ def sampled(seed:int, stream:str="authors", epoch:int=0):
 def era(step:int) -> int:
     "The epoch after which the set was made that step number `step` (counted from 1) trains on. ValueError below 1."
     if step < 1:
-        raise ValueError(f"step: expected 1 or more, for steps are counted from 1; got {step}; fix: "
-                         "1 for the first set")
+        refuse("step", "1 or more, for steps are counted from 1", step, fix="1 for the first set")
     return (step - 1) // REFRESH * REFRESH
 
 # %% ../../nbs/1_tasks/03_data.ipynb #0d0fd0ac

@@ -9,10 +9,10 @@ __all__ = ['refuse', 'nearest', 'choose']
 import difflib
 
 # %% ../../nbs/1_tasks/01_errors.ipynb #8001b8d5
-def refuse(what, expected, got, near=None, fix="see the documentation"):
-    "Raises the one ValueError for bad input: expected, got, nearest valid, one fix."
+def refuse(what, expected, got, near=None, fix="see the documentation", error=ValueError, cause=None):
+    "Raises the one error for bad input: expected, got, nearest valid, one fix. `cause`: what it is raised from."
     near = "" if near is None else f"nearest valid: {near}; "
-    raise ValueError(f"{what}: expected {expected}; got {got}; {near}fix: {fix}")
+    raise error(f"{what}: expected {expected}; got {got}; {near}fix: {fix}") from cause
 
 # %% ../../nbs/1_tasks/01_errors.ipynb #82caede4
 def nearest(word, valid):
@@ -25,5 +25,4 @@ def choose(what, word, valid, fix=None):
     if word in valid: return word
     names = [str(v) for v in valid]
     of = ", ".join(names) if len(names) <= 30 else f"{len(names)} names from {names[0]} to {names[-1]}"
-    raise ValueError(f"{what}: expected one of {of}; got {word!r}; {nearest(word, valid)}"
-                     f"; fix: {fix or f'use a valid {what}'}")
+    refuse(what, f"one of {of}", f"{word!r}; {nearest(word, valid)}", fix=fix or f"use a valid {what}")

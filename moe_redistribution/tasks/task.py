@@ -191,8 +191,8 @@ def check_tokens(tokens, t:Task, beginnings=False) -> torch.Tensor:
         return tokens
     got = (f"{tokens.dtype} of shape {tuple(tokens.shape)}" + f" from {tokens.min()} to {tokens.max()}" * whole
            if isinstance(tokens, torch.Tensor) and tokens.numel() else repr(tokens)[:80])
-    raise ValueError(f"tokens: expected whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, "
-                     f"{t.n_ctx}) for {t.name}; got {got}; fix: see get_task({t.name!r}).tokens")
+    refuse("tokens", f"whole numbers from 0 to {t.d_vocab - 1} of shape (…, n, {t.n_ctx}) for {t.name}", got,
+           fix=f"see get_task({t.name!r}).tokens")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #3089d672
 def spans(task:Task) -> dict:

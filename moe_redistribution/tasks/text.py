@@ -256,7 +256,7 @@ def _characters(file, fix) -> str:
     if not path.is_file():
         there = sorted(p.name for p in path.parent.glob("*") if p.is_file())[:100] if file else []
         near = f"; {nearest(path.name, there)}" if there else ""
-        raise FileNotFoundError(f"text: expected a file, got {file and str(file)!r}{near}; fix: {fix}")
+        refuse("text", "a file", f"{file and str(file)!r}{near}", fix=fix, error=FileNotFoundError)
     return no_binary(path).read_text(encoding="utf-8", errors="replace")
 
 def no_binary(path) -> Path:
@@ -310,7 +310,7 @@ def hub(name=None, vocab_size:int=1000, split="train", rows:int=None) -> Text:
     name = name or "Salesforce/wikitext:wikitext-103-raw-v1"
     try: import datasets
     except ImportError as e:
-        raise ImportError(f"{name}: expected the package datasets, got none; fix: pip install datasets") from e
+        refuse(name, "the package datasets", "none", fix="pip install datasets", error=ImportError, cause=e)
     old = int(getattr(datasets, "__version__", "4").split(".")[0]) < 4                      # 4 runs no code at all
     found = datasets.load_dataset(*name.split(":"), split=split, streaming=rows is not None,
                                   **dict(trust_remote_code=False) if old else {})

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 import moe_redistribution
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
 from .loop import fresh, train_interval
@@ -57,9 +57,9 @@ def quiet_or_refuse(shares:list, wanted:int, what:str):
     "Raises `Busy` unless `wanted` of the measurements got their share of the machine."
     if sum(s >= QUIET for s in shares) >= wanted: return
     got = ", ".join(f"{s:.0%}" for s in shares)
-    raise Busy(f"bench of {what}: expected at least {QUIET:.0%} of every core in {wanted} measurements, got {got}; "
-               "other programs were using this machine; fix: run again on a quiet machine (force=True, --force, "
-               "reports and marks it)")
+    refuse(f"bench of {what}", f"at least {QUIET:.0%} of every core in {wanted} measurements",
+           f"{got}; other programs were using this machine",
+           fix="run again on a quiet machine (force=True, --force, reports and marks it)", error=Busy)
 
 # %% ../../nbs/3_training/07_bench.ipynb #8015aa82
 _members, PACE = {}, {"add7": 20, "modadd": 5, "hist": 1}                        # steps between two looks at the clock
@@ -130,9 +130,9 @@ def plain_program() -> Path:
     "Path of `tests/plain.py` beside the package. FileNotFoundError from an installation without it."
     path = Path(moe_redistribution.__file__).resolve().parent.parent / "tests" / "plain.py"
     if path.exists(): return path
-    raise FileNotFoundError(f"bench: expected the plain implementation at {path}, got nothing there; it is part of the "
-                            "repository and not of a wheel; fix: clone the repository, run `pip install -e .` in it, "
-                            "and call bench again")
+    refuse("bench", f"the plain implementation at {path}",
+           "nothing there; it is part of the repository and not of a wheel",
+           fix="clone the repository, run `pip install -e .` in it, and call bench again", error=FileNotFoundError)
 
 # %% ../../nbs/3_training/07_bench.ipynb #a7d1f3dd
 def plain_for(name:str, seconds:float, cores:int, processes:int=1) -> list:

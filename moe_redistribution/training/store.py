@@ -19,7 +19,7 @@ import pandas as pd
 import safetensors.torch
 import torch
 from fastcore.basics import patch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.data import STREAMS
 from ..tasks.task import TASKS
 from ..models.events import formerly
@@ -59,8 +59,9 @@ def replaced(path, data:bytes, flush=True) -> Path:
     except BaseException as e:
         tmp.unlink(missing_ok=True)
         if not isinstance(e, OSError) or e.errno not in FULL: raise
-        raise OSError(e.errno, f"{path}: expected room for {len(data) / 1e6:.1f} MB, got: {e.strerror}; fix: free "
-                      "some, or set MOE_REDISTRIBUTION_HOME to a folder with room; the same command goes on") from e
+        refuse(path, f"room for {len(data) / 1e6:.1f} MB", e.strerror,
+               error=functools.partial(OSError, e.errno), cause=e,
+               fix="free some, or set MOE_REDISTRIBUTION_HOME to a folder with room; the same command goes on")
     return path
 
 # %% ../../nbs/3_training/02_store.ipynb #fcfcbe1b
@@ -92,7 +93,7 @@ def as_committed(path, listing=None) -> Path:
     `Damaged` (expected, got, fix) for any other."""
     path, listing = Path(path), listing or listing_of(path)
     if path.exists() and not path.is_file() and not path.is_dir():           # it would wait for ever
-        raise Damaged(f"{path}: expected a file, got no regular one; fix: git checkout -- {path.name}")
+        refuse(path, "a file", "no regular one", fix=f"git checkout -- {path.name}", error=Damaged)
     if listing is None or not path.is_file(): return path
     state = lambda p: (p.stat().st_mtime_ns, p.stat().st_size)
     name, key = (at := path.absolute()).relative_to(listing.parent).as_posix(), (at, listing)
@@ -102,8 +103,8 @@ def as_committed(path, listing=None) -> Path:
         if got in want and now == (state(path), state(listing)): _HASHED[key] = now
         elif now == (state(path), state(listing)): break
     wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"
-    raise Damaged(f"{name}: expected {wanted}, got sha256 {got[:12]}; fix: git checkout -- {name}, or make sums if the "
-                  "change was meant")
+    refuse(name, wanted, f"sha256 {got[:12]}", fix=f"git checkout -- {name}, or make sums if the change was meant",
+           error=Damaged)
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing, name, add=(), drop=()):
@@ -157,8 +158,8 @@ def unseal(path):
 
     `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."""
     path = Path(path)
-    fix = f"fix: delete {path.name} and train the run again"
-    if (got := no_sealed_file(path)): raise Damaged(f"{path}: expected a sealed file, got {got}; {fix}")
+    damaged = functools.partial(refuse, path, error=Damaged, fix=f"delete {path.name} and train the run again")
+    if (got := no_sealed_file(path)): damaged("a sealed file", got)
     data = path.read_bytes()                    # a file that cannot be read now is not a damaged one
     try:
         got = safetensors.torch.load(data)
@@ -167,10 +168,9 @@ def unseal(path):
         info = json.loads(text)
     except MemoryError: raise
     except Exception as e:
-        got = f"one that cannot be read ({type(e).__name__})"
-        raise Damaged(f"{path}: expected a sealed file, got {got}; {fix}") from e
+        damaged("a sealed file", f"one that cannot be read ({type(e).__name__})", cause=e)
     if (found := seal_hash(got, text)) != digest:
-        raise Damaged(f"{path}: expected sha256 {digest[:12]}…, got {found[:12]}…: the file was altered; {fix}")
+        damaged(f"sha256 {digest[:12]}…", f"{found[:12]}…: the file was altered")
     return got, info
 
 # %% ../../nbs/3_training/02_store.ipynb #b9b26057
@@ -223,7 +223,7 @@ class Store:
     def path(self, c, seed:int, stream:str="authors") -> Path:
         "Where this run lies, or would. ValueError for a seed that is no whole number."
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
-            raise ValueError(f"seed: expected a whole number, got {seed!r}; fix: for example 42")
+            refuse("seed", "a whole number", repr(seed), fix="for example 42")
         folder = c.name.replace(":", "-")                 # a colon may not stand in a file's name everywhere
         return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
@@ -270,7 +270,7 @@ def load(self:Store, c, seed:int, stream:str="authors") -> Run:
     tensors, info = unseal(path)
     expected, got = (c.key, seed, stream), tuple(info.get(k) for k in ("key", "seed", "stream"))
     if got != expected or info.pop("kind", "run") != "run" or not {"history", "step", "failed"} <= {*info}:
-        raise Damaged(f"{path}: expected the run {expected}, got {got}, another one; fix: delete it")
+        refuse(path, f"the run {expected}", f"{got}, another one", fix="delete it", error=Damaged)
     if then := info.get("source"):
         now, fix = sources(c), f"moe-redistribution train {c.name} --again, or another word for the new code"
         for n in then:                                # the hash of a task's code stood before that of its examples once
@@ -302,7 +302,7 @@ def unseal_state(path, c, seeds, stream):
     tensors, info = unseal(path)
     expected, got = (c.key, sorted(seeds), stream), tuple(info.get(k) for k in ("key", "seeds", "stream"))
     if got[::2] == expected[::2] and got[1] and {*got[1]} <= {*seeds}: return tensors, info
-    raise Damaged(f"{path}: expected the state of {expected}, got {got}, another one; fix: delete it")
+    refuse(path, f"the state of {expected}", f"{got}, another one", fix="delete it", error=Damaged)
 
 @patch
 def resume(self:Store, c, seed:int, stream:str="authors"):
@@ -334,7 +334,7 @@ def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
 
     FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
     if not (runs := [self.load(c, s, stream) for s in seeds]):
-        raise ValueError("seeds: expected at least one, got none; fix: for example [42]")
+        refuse("seeds", "at least one", "none", fix="for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
     return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c)
 
@@ -446,11 +446,12 @@ def locked(self:Store, c, seeds, stream:str="authors", deadline=None):
 @patch
 def check(self:Store, expected_bytes:int=0):
     "Raises OSError (expected, got, one fix) unless the store can be written and has room for `expected_bytes`."
-    fix = "fix: set MOE_REDISTRIBUTION_HOME to a folder with room that you may write to"
+    unfit = functools.partial(refuse, f"store {self.root}", error=OSError,
+                    fix="set MOE_REDISTRIBUTION_HOME to a folder with room that you may write to")
     try:
         self.root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.root) as f: f.write(b"probe"); f.flush()
     except OSError as e:
-        raise OSError(f"store {self.root}: expected a writable folder, got {e.strerror or e}; {fix}") from e
+        unfit("a writable folder", e.strerror or e, cause=e)
     if (free := shutil.disk_usage(self.root).free) < expected_bytes:
-        raise OSError(f"store {self.root}: expected {expected_bytes / 1e6:.0f} MB free, got {free / 1e6:.0f} MB; {fix}")
+        unfit(f"{expected_bytes / 1e6:.0f} MB free", f"{free / 1e6:.0f} MB")
