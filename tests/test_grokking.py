@@ -10,10 +10,11 @@ from scipy.stats import CensoredData, logrank
 
 from moe_redistribution.models.clocks import FREQS, bilinear_clock, clock
 from moe_redistribution.tasks.data import split
-from moe_redistribution.instruments.grokking import (grokking_epochs, embedding_gini, gini, grokking_rows, growth,
-                                                     kaplan_meier, keep_waves, key_waves, mann_whitney, pair_losses,
-                                                     progress, run_times, split_losses, sum_means, sum_share, survival,
-                                                     survival_table, time_to, two_arms, weight_norms)
+from moe_redistribution.instruments.grokking import (embedding_gini, gini, grokking_rows, growth, keep_waves, key_waves,
+                                                     pair_losses, progress, split_losses, sum_means, sum_share,
+                                                     weight_norms)
+from moe_redistribution.evidence.survival import (grokking_epochs, kaplan_meier, mann_whitney, run_times, survival,
+                                                  survival_table, time_to, two_arms)
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks.task import P, get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS
