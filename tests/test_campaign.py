@@ -26,7 +26,7 @@ from moe_redistribution.instruments import own_gates, streaming
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record import cli, ledger as claims, recording
+from moe_redistribution.record import cli, recording
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.training import bench, groups, study
 from moe_redistribution.training.groups import group_path, pack, train_group
@@ -137,7 +137,7 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 WORK = {"train": (groups, "train_interval"), "reproduce": (cli, "train"), "measure": (cli, "measure"),
         "record": (recording, "record_runs"), "study": (study, "carry_out"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (study, "carry_out"), "conditions": (cli, "registry"),
-        "ledger": (claims, "ledger_rows"), "bench": (bench, "worker_processes")}
+        "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),

@@ -10,6 +10,8 @@ from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
+from moe_redistribution.evidence import selection
+from moe_redistribution.evidence.verdicts import readings_of
 from moe_redistribution.record import ledger as room
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
@@ -44,10 +46,11 @@ def test_the_columns_of_both_files_are_the_fields_of_a_claim():
     assert set(Claim._fields) == {"key", "scale", *CLAIM_COLUMNS, *STATEMENT_COLUMNS} - {"id"}
 
 
-def test_the_two_readers_of_claims_take_nothing_private_from_a_room():
-    for file in ("evidence/answers", "record/ledger"):
-        for node in ast.walk(ast.parse((ROOT / f"moe_redistribution/{file}.py").read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom): assert not [a.name for a in node.names if a.name.startswith("_")], file
+def test_no_room_takes_anything_private_from_another():
+    files = sorted((ROOT / "moe_redistribution").rglob("*.py"))
+    taken = [f"{file.stem}: {a.name}" for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+             if isinstance(node, ast.ImportFrom) for a in node.names if a.name.startswith("_")]
+    assert len(files) > 60 and not taken
 
 
 def test_a_claim_names_reads_and_asks_the_same_whatever_order_its_conditions_stand_in():
@@ -104,11 +107,11 @@ def test_a_percentage_is_refused_also_of_what_a_share_leaves():
 # --- one item reads its own cells -------------------------------------------------------------------
 
 def test_the_ledger_of_an_item_reads_only_what_its_claims_and_their_families_name(monkeypatch):
-    read, real = [], room.rows_of
-    monkeypatch.setattr(room, "rows_of",
+    read, real = [], selection.rows_of
+    monkeypatch.setattr(selection, "rows_of",
                         lambda i, names, **k: read.extend((i, n) for n in names) or real(i, names, **k))
     keys, said = room.ledger("tab1")["key"], statements()
-    named = lambda f: {(r.instrument, n) for r in room.ledger_readings(f) for n in each_name(r.condition)}
+    named = lambda f: {(r.instrument, n) for r in readings_of(f) for n in each_name(r.condition)}
     mine, every = named(said[said["key"].isin(keys)]), named(said)
     assert set(read) == mine < every and len(mine) * 10 < len(every)
 
@@ -122,8 +125,8 @@ def test_an_item_says_what_the_whole_ledger_says_of_it(item):
 
 
 def test_a_run_that_other_instruments_have_is_not_called_missing_by_an_item_that_does_not_read_them(monkeypatch):
-    real = room.rows_of
-    monkeypatch.setattr(room, "rows_of",
+    real = selection.rows_of
+    monkeypatch.setattr(selection, "rows_of",
                         lambda i, names, **k: real(i, names, **k).iloc[:0 if i == "ablation" else None])
     notes = room.ledger("tab1")["note"]
     assert len(notes) and notes.str.contains("not measured: digits of").all()

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.tasks.data import sampled
-from moe_redistribution.instruments.histogram import (STREAM_SITES, by_count, count_by_attention, count_by_inventory,
-                                                      count_probes, histogram_rows, lifts, paper_sequences,
-                                                      selective_shares, selectivity, token_responses)
+from moe_redistribution.models.counters import count_by_attention, count_by_inventory
+from moe_redistribution.instruments.histogram import (STREAM_SITES, by_count, count_probes, histogram_rows, lifts,
+                                                      paper_sequences, selective_shares, selectivity, token_responses)
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.tasks.task import counts, get_task
 

@@ -7,15 +7,17 @@ from scipy import stats
 
 from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record import ledger as room
-from moe_redistribution.record.ledger import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
-                                              ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
-                                              answer, decide, found_here, judge, registered, shown)
+from moe_redistribution.record.ledger import shown
+from moe_redistribution.record.coverage import by_id, coverage
+from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
+                                                  ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
+                                                  answer, decide, found_here, judge, readings_of, registered)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, instead, seed_list,
                                                 statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.table_files import ROOT
-from moe_redistribution.evidence.selection import rows_of
+from moe_redistribution.evidence.selection import rows_behind, rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
 SEEDS = [42, 137, 256, 512, 1024]
@@ -26,7 +28,7 @@ MAIN = ["Abstract", "§1", "§4.1", "§4.2", "§4.3", "§5"]
 
 @pytest.fixture(scope="module")
 def rows():
-    return room.ledger_rows()
+    return rows_behind(readings_of())
 
 
 TEXT = {*"key section statement expects quotes numbers verdict page rows note".split(),
@@ -469,11 +471,11 @@ def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_it
 
 
 def test_coverage_counts_every_printed_number_once():
-    c = room.coverage()
+    c = coverage()
     assert c["printed"].sum() == (~PRINTED.index.str.startswith("repo:")).sum()
     assert ((c["number"] + c["reason"] + c["nothing"] == c["printed"]).all()
             and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all())
-    one = room.by_id("tab1").set_index("id")
+    one = by_id("tab1").set_index("id")
     held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
     assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
 
@@ -487,13 +489,13 @@ def test_text_has_a_line_for_every_claim(table):
 @pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}),
                                          ("fig4_left", {"fig4_left"})])
 def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_it_does(item, parts):
-    got = set(room.printed_items(item))
+    got = set(paper.printed_items(item))
     assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
-    assert set(room.by_id(item)["item"]) <= got
+    assert set(by_id(item)["item"]) <= got
 
 
 def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
     with pytest.raises(ValueError,
                        match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught:
-        room.printed_items("fig99")
+        paper.printed_items("fig99")
     assert len(str(caught.value)) < 160

@@ -295,13 +295,13 @@ def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
 from moe_redistribution.evidence.checkpoints import checkpoint
 from moe_redistribution.evidence.selection import recorded_runs
 from moe_redistribution.evidence.pages import Page
-from moe_redistribution.record.ledger import ledger_rows
+from moe_redistribution.record.ledger import ledger
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.population import init, predict
 import torch
 for ask in (recorded_runs, paper_values, claims, lambda: checkpoint("add7/ffn-h256-silu"), lambda: \
-Page("tab1"), ledger_rows):
+Page("tab1"), ledger):
     try: ask()
     except FileNotFoundError as e: print(e)
 print(len(predict(init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)]), "add7/ffn-h8-silu")))

@@ -15,7 +15,8 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from moe_redistribution.record import cli, ledger as ledger_room, recording
+from moe_redistribution.record import cli, recording
+from moe_redistribution.record.coverage import by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
                                          printed, registrations)
 from moe_redistribution.instruments import streaming
@@ -86,7 +87,7 @@ def copied(tmp_path_factory):
 
 
 READERS = {                        # paths under a root: what reads such a file; where nothing does, its check
-    "results/paper/*": lambda root, p: (findings.numbers(p.stem), ledger_room.by_id(root=root)),
+    "results/paper/*": lambda root, p: (findings.numbers(p.stem), by_id(root=root)),
     "results/rows/*": lambda root, p: table_files.read_table(p.parent.name, f"{p.stem}/x", root=root),
     "results/history/*": lambda root, p: table_files.read_table("history", f"{p.stem}/x", root=root),
     "results/runs/*": lambda root, p: selection.recorded_runs(root),
@@ -114,7 +115,7 @@ def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copie
             read(copied, path)
         good[at] ^= bit
         path.write_bytes(good)
-    assert len(names) > 130 and claims_room.claims().equals(claims_room.claims(table_files.ROOT / "data/claims.csv"))
+    assert len(names) > 130 and claims_room.claims().equals(known)
 
 
 def test_definitions_that_changed_without_a_word_are_refused_where_they_are_counted_and_checked(copied):

@@ -330,7 +330,7 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_short_sentences():
 
 
 def test_the_glossary_has_every_word_of_a_verdict():
-    from moe_redistribution.record.ledger import VERDICTS
+    from moe_redistribution.evidence.verdicts import VERDICTS
     heads = {h.lower() for c in cells("glossary.ipynb") for h in re.findall(r"^### (.+?) \{", c["source"], flags=re.M)}
     words = {*VERDICTS, "agrees", "differs", "inconclusive", "corrected", "not attempted", "another checkpoint"}
     assert words <= heads, sorted(words - heads)

@@ -6,7 +6,7 @@
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
            'WHAT_N_COUNTS', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'seed_list', 'each_name',
            'trained', 'baselines', 'cells_of', 'null_score', 'instead', 'stand_in', 'Measured', 'by_seed', 'Claim',
-           'claims', 'paper_items', 'statements']
+           'claims', 'paper_items', 'contrasts_asked', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections import namedtuple
@@ -312,6 +312,14 @@ def paper_items(bridge=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
     items = (claims() if bridge is None else bridge)["item"].unique()
     return sorted(i for i in items if not i.startswith("contrast"))
+
+def contrasts_asked() -> dict:
+    "question → the registered contrasts that ask it."
+    asked = {}
+    for c in Claim.of(claims().query("item.str.startswith('contrast')")): asked.setdefault(c.question, []).append(c)
+    return asked
+
+
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1fb8d808
 PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",

@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'ABOUT', 'MARGIN_COLUMNS', 'of_clone', 'checked_table', 'study_tables',
-           'papers', 'study_lines', 'sealed', 'paper_values', 'quantity', 'margins']
+           'papers', 'study_lines', 'sealed', 'paper_values', 'printed_items', 'quantity', 'margins']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from functools import lru_cache
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import moe_redistribution
-from ..tasks.errors import refuse
+from ..tasks.errors import choose, refuse
 from ..training.store import as_committed
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #99e3f893
@@ -106,6 +107,14 @@ def paper_values(path=None) -> pd.DataFrame:
     is not, byte for byte, the one in `SHA256SUMS`."""
     paths = [Path(path)] if path else study_tables("values")
     return _printed(*((p, sealed(p).stat().st_mtime_ns) for p in paths)).copy()
+
+def printed_items(item) -> list:
+    """The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`).
+
+    ValueError with the nearest."""
+    valid = sorted(set(paper_values()["item"]))
+    parts = [i for i in valid if re.fullmatch(rf"{re.escape(item)}[a-z]?(_.*)?", i)]
+    return parts or [choose("item", item, valid, "see paper_values()")]
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #04562cd8
 MARGIN_COLUMNS = "quantity scale share digits least most why".split()

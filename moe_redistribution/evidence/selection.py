@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['NO_ROWS', 'READ', 'recorded', 'recorded_runs', 'by_condition', 'weightless', 'unlearned', 'generalised', 'learned',
-           'recorded_history', 'far_enough', 'run_rows', 'computed', 'asked', 'rows_of', 'gather', 'item_rows']
+           'recorded_history', 'far_enough', 'run_rows', 'computed', 'asked', 'rows_of', 'gather', 'item_rows',
+           'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
 from functools import lru_cache
@@ -21,7 +22,8 @@ from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
 from .printed import of_clone
-from .claims import READS_NOTHING, Claim, claims
+from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
+                                                each_name)
 from .table_files import ROOT, kinds, read_table
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #486e4e47
@@ -165,3 +167,36 @@ def gather(pairs, streams=READ, root=None) -> pd.DataFrame:
 def item_rows(item, root=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper."
     return gather(asked(item), READ, root)
+
+# %% ../../nbs/5_evidence/04c_selection.ipynb #35bedf77
+_PLACES = "position stream rule metric site edit stratum split".split()
+def _lines(readings) -> pd.DataFrame:
+    "A line for each instrument, condition and position that is read."
+    lines = [(r.instrument, name, at, r.stream, r.rule, r.metric.removeprefix(REST), r.site, r.edit, r.stratum, r.split)
+             for r in readings for name, at, _ in cells_of(r)]
+    return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_PLACES])
+
+def rows_behind(readings, root=None) -> pd.DataFrame:
+    "Every recorded row that some readings name, with its instrument, and one row of each other run."
+    found = [NO_ROWS.assign(instrument="")]
+    for instrument, lines in _lines(readings).groupby("instrument", sort=False):
+        whole = rows_of(instrument, list(lines["condition"].unique()), root=root)
+        there = dict(list(whole.groupby("condition", sort=False)))
+        for name, want in lines.groupby("condition", sort=False):
+            if name not in there: continue
+            got = there[name][there[name]["stream"].isin(want["stream"])].reset_index(drop=True)
+            if "learned" in set(want["rule"]): got = pd.concat([got, learned(got, root)], ignore_index=True)
+            named = np.logical_and.reduce([got[k].isin(want[k]) for k in _PLACES])
+            found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
+    return pd.concat(found[1:] or found, ignore_index=True)
+
+class RowsBehind(Measured):
+    "The recorded rows behind some readings; `every()`: readings that tell, besides, which runs there are."
+    def __init__(self, readings, root=None, every=None):
+        super().__init__(rows_behind(readings, root))
+        self.root, self.every = root, every
+
+    def runs(self, name, stream) -> set:
+        if self.every is None: return super().runs(name, stream)
+        mine = [r._replace(condition=name) for r in self.once("every", self.every) if name in each_name(r.condition)]
+        return self.once(("all", name), lambda: Measured(rows_behind(mine, self.root))).runs(name, stream)

@@ -37,7 +37,8 @@ from ..instruments.own_gates import gates_study, sparsity_curve, split_text
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
                                                       model_key, text_file, tokenizer_of, units_of)
 from ..evidence.table_files import fingerprint
-from .ledger import by_id, coverage, ledger, shown
+from .coverage import by_id, coverage
+from .ledger import ledger, shown
 from ..instruments.rows import table_file, tidy, writable, write_frame
 from ..instruments.instrument import instruments_for, misfits
 from ..instruments.measuring import measure, measure_runs, rules_for, track

@@ -19,7 +19,8 @@ from ..evidence.overviews import PAPERS, page_of, paper_of, still_open, word_lin
 from ..evidence.printed import of_clone
 from ..evidence.tables import as_minus, piped
 from .ways import deciding, ways_out
-from .ledger import VERDICTS, YOUNG
+from .ledger import YOUNG
+from ..evidence.verdicts import VERDICTS
 from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5

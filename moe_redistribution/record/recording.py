@@ -30,10 +30,10 @@ from ..instruments.measuring import measure, stack
 from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds, right_answers
 from ..evidence.selection import far_enough, item_rows, recorded_runs, weightless
-from ..evidence.answers import comparison
+from ..evidence.answers import comparison, contrast_table
 from .runs import (history_frame, reach, recordable, replaceable, replace_runs, run_frame,
                                             stored_runs)
-from .ledger import contrast_table, ledger
+from .ledger import ledger
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
 def recorded_with(study, name) -> dict:

@@ -13,9 +13,10 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.claims import PROTOCOLS, Claim, Measured, statements
+from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, statements
 from ..evidence.printed import paper_values
-from .ledger import _contrasts_asked, ledger_rows
+from ..evidence.selection import RowsBehind
+from ..evidence.verdicts import readings_of
 from ..tasks.errors import choose
 
 # %% ../../nbs/7_record/05b_ways.ipynb #3c2fbfb2
@@ -23,7 +24,7 @@ _READS = "instrument stream rule metric site edit stratum split".split()
 WAYS_COLUMNS = ["reading", "part", "condition", "position", "unit", "seed", "value", *_READS]
 
 @lru_cache(maxsize=1)
-def _book(): return Measured.of(ledger_rows())
+def _book(): return RowsBehind(readings_of())
 
 @lru_cache(maxsize=1)
 def _said():
@@ -56,7 +57,7 @@ def claim_rows(key, rows=None) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=WAYS_COLUMNS)
 
 # %% ../../nbs/7_record/05b_ways.ipynb #5f02dde1
-_contrasts = lru_cache(maxsize=1)(_contrasts_asked)
+_contrasts = lru_cache(maxsize=1)(contrasts_asked)
 
 def contrasts_of(key) -> list:
     "The ids of registered contrasts that ask what a reading of a claim asks."
