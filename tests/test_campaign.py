@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import table_files, selection
-from moe_redistribution.instruments import own_gates, streaming
+from moe_redistribution.instruments import gates_study, streaming
 from moe_redistribution.instruments.opened import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
@@ -264,7 +264,7 @@ def test_a_real_model_gets_all_threads_that_torch_may_and_training_has_one_a_pro
                                                                                      monkeypatch):
     class Seen(BaseException): pass
     def look(*args, **kwargs): raise Seen(torch.get_num_threads())
-    for room, name in (WORK["scores"], WORK["ablate"], (own_gates, "distilled_job"), WORK["train"]):
+    for room, name in (WORK["scores"], WORK["ablate"], (gates_study, "distilled_job"), WORK["train"]):
         monkeypatch.setattr(room, name, look)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

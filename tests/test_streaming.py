@@ -8,7 +8,7 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.opened import open_model, tiny_model
-from moe_redistribution.instruments.own_gates import gates_study, split_text
+from moe_redistribution.instruments.gates_study import gates_study, split_text
 from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
                                                       stream_ablation, stream_scores, text_loss, text_windows,
                                                       tokenizer_of, units_of)

@@ -33,7 +33,8 @@ from ..training.study import (Study, TrainingStudy, known_studies, of_studies, r
 from ..instruments.opened import open_model
 from ..instruments.scores import SENDERS
 from ..instruments.weights import read_model
-from ..instruments.own_gates import gates_study, sparsity_curve, split_text
+from ..instruments.gates_study import gates_study, split_text
+from ..instruments.masks import sparsity_curve
 from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
                                                       model_key, text_file, tokenizer_of, units_of)
 from ..evidence.table_files import fingerprint
