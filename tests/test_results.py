@@ -35,7 +35,7 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import predict
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
-from moe_redistribution.training.store import Damaged, Store, listed
+from moe_redistribution.training.store import Damaged, Store, listed, of_clone
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
@@ -130,9 +130,9 @@ def test_definitions_that_changed_without_a_word_are_refused_where_they_are_coun
 def test_a_change_that_was_meant_is_read_after_make_sums(copied):
     good = (path := copied / "data/parrots/trials.csv").read_bytes()
     path.write_bytes(good + b"\n")
-    with pytest.raises(Damaged): printed.of_clone(path)
+    with pytest.raises(Damaged): of_clone(path)
     table_files.write_sums(copied)
-    assert printed.of_clone(path) == path
+    assert of_clone(path) == path
     path.write_bytes(good), table_files.write_sums(copied)
 
 

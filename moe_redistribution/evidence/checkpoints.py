@@ -15,8 +15,7 @@ from ..tasks.task import get_task
 from ..tasks.data import SEEDS
 from ..models.condition import condition
 from ..models.population import Trained, predict
-from ..training.store import Damaged, unseal
-from .printed import of_clone
+from ..training.store import Damaged, unseal, of_clone
 from .table_files import ROOT
 
 # %% ../../nbs/5_evidence/04b_checkpoints.ipynb #e741ff25

@@ -22,8 +22,9 @@ from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
 from ..instruments.rows import select
-from .printed import (DATA, SCALE, checked_table, margins, of_clone, paper_values,
+from .printed import (DATA, SCALE, checked_table, margins, paper_values,
                                                  study_tables)
+from ..training.store import of_clone
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1ab1787b
 ASKS = "instrument stream condition versus metric site edit rule unit position stratum split aggregate".split()

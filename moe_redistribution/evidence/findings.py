@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import pandas as pd
 from ..tasks.errors import choose
-from .printed import DATA, of_clone
+from .printed import DATA
+from ..training.store import of_clone
 
 # %% ../../nbs/5_evidence/09b_findings.ipynb #dcfecdd0
 @lru_cache(maxsize=1)

@@ -17,11 +17,10 @@ import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..tasks.data import STREAMS
 from ..models.condition import condition
-from ..training.store import as_committed
+from ..training.store import as_committed, of_clone
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
-from .printed import of_clone
 from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
                                                 each_name)
 from .table_files import ROOT, kinds, read_table

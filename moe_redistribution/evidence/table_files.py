@@ -14,9 +14,9 @@ import hashlib
 import numpy as np
 import pandas as pd
 import moe_redistribution
-from ..training.store import as_committed, write_whole
+from ..training.store import as_committed, write_whole, of_clone
 from ..instruments.rows import ROW_COLUMNS
-from .printed import of_clone
+
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]

@@ -15,8 +15,9 @@ import pandas as pd
 from ..evidence.table_files import ROOT
 from ..evidence.figures import label
 from ..evidence.prose import read_as, uncounted
-from ..evidence.overviews import PAPERS, page_of, paper_of, still_open, word_link
-from ..evidence.printed import of_clone
+from ..evidence.overviews import page_of, paper_of, still_open, word_link
+from ..evidence.printed import papers
+from ..training.store import of_clone
 from ..evidence.tables import as_minus, piped
 from .ways import deciding, ways_out
 from .ledger import YOUNG
@@ -45,7 +46,7 @@ def count_claims(book=None) -> pd.DataFrame:
     book = recorded_claims() if book is None else book
     who = book["paper"].mask(book["asked"] == "here", OUR_OWN)
     found = pd.crosstab(book["verdict"], who)
-    found = found.reindex(index=[v for v in VERDICTS if v in found.index], columns=[*PAPERS, OUR_OWN], fill_value=0)
+    found = found.reindex(index=[v for v in VERDICTS if v in found.index], columns=[*papers(), OUR_OWN], fill_value=0)
     return found.assign(all=found.sum(axis=1)).rename_axis(index="verdict", columns=None)
 
 # %% ../../nbs/7_record/06_counts.ipynb #a28b2e0e
@@ -146,7 +147,7 @@ def claim_row(c, s, up="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
     best = next((k for k in ("uncopied", "audited", "paper") if getattr(c, f"{k}_n") > 0), "paper")
     short = c.statement.removeprefix(ASKED_HERE)
-    mine = "our question" if c.asked == "here" else PAPERS[c.paper] if c.paper != "000" else c.section
+    mine = "our question" if c.asked == "here" else papers()[c.paper] if c.paper != "000" else c.section
     where = f"{c.paper} · {mine}" if c.paper != "000" else mine
     page = re.sub(r"^\d+[a-z0-9]*_", "", Path(page_of(c)).stem).replace("_", " ")
     claim_cell = (f'<a class="key" href="#{c.key}">{c.key}</a> <details><summary>{escape(cut(short))}</summary>'

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 from ..evidence.answers import NO_LINE
 from ..evidence.claims import statements
-from ..evidence.printed import of_clone, paper_values, printed_items
+from ..evidence.printed import paper_values, printed_items
+from ..training.store import of_clone
 from ..evidence.table_files import ROOT
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #f12c53aa

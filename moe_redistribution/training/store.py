@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replaced', 'write_picture', 'listing_of', 'listed',
-           'as_committed', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal', 'kept_in_half', 'compact',
-           'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of', 'say_if_changed', 'sources',
-           'machine']
+           'as_committed', 'of_clone', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal', 'kept_in_half',
+           'compact', 'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of', 'say_if_changed',
+           'sources', 'machine']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from dataclasses import dataclass, field
@@ -105,6 +105,15 @@ def as_committed(path, listing=None) -> Path:
     wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"
     refuse(name, wanted, f"sha256 {got[:12]}", fix=f"git checkout -- {name}, or make sums if the change was meant",
            error=Damaged)
+
+def of_clone(path) -> Path:
+    """`path` as it is, if it is `as_committed`.
+
+    FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to;
+    `Damaged` for a file that `SHA256SUMS` does not know."""
+    if path.exists(): return as_committed(path)
+    raise FileNotFoundError(f"{path.parent.name}/{path.name}: expected beside the package, as in a clone of its "
+                            "repository; got a package without it; fix: clone the repository, then pip install -e .")
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing, name, add=(), drop=()):
