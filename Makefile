@@ -61,13 +61,12 @@ test: $(READY)  ## the library's notebooks, the pages of a paper's sections, the
 	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing && $(CLEAR)
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n logical --dist loadfile
 
-# What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. Every step runs, whatever
-# an earlier one found, since an audit that stops at its first finding has to be run once a finding.
-audit: $(READY)  ## the second tier: notebooks whole, kills, the stand-in for a GPU, every recorded number again (an hour)
+# What `make test` leaves out, and the notebooks whole: cells and tests that carry the mark `audit`. A page whose stored outputs
+# are not what a run shows today is stale, and fails. Every step runs, whatever an earlier one found, since an audit that stops
+# at its first finding has to be run once a finding.
+audit: $(READY)  ## the second tier: notebooks whole and their outputs compared, kills, every recorded number again (an hour)
 	@failed=; home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT; \
-	  $(WATCHED) TICKS="$$home/ticks" OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" "$(BIN)/nbdev_test" --flags audit \
-	    --n_workers $$($(PY) -c "import os; print(os.cpu_count() or 2)") --timing || failed="$$failed notebooks"; \
-	  $(CLEAR) || failed="$$failed ticks"; \
+	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" $(PY) tools/outputs.py --check $(NB) || failed="$$failed notebooks"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal || failed="$$failed tests"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
