@@ -490,7 +490,7 @@ def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_o
 
 
 def test_a_contrast_that_was_not_registered_is_refused():
-    with pytest.raises(ValueError, match="expected one of .*register it in its study's claims.csv before its runs are opened"):
+    with pytest.raises(ValueError, match="expected one of .*register it in its study's claims.csv before"):
         answers.contrast(table1(), FFN, "add7/glu-h170-silu")
     with pytest.raises(ValueError, match="edit: expected one of mean, zero; got 'resample'"):
         answers.contrasts(table1(), "resample")

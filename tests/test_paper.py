@@ -111,7 +111,8 @@ def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(
     assert [p.parent.name for p in paper.study_tables("claims")][-1] == "newcomer"
 
 
-@pytest.mark.parametrize("table, read", [("claims", claims), ("statements", statements), ("values", paper.paper_values)])
+@pytest.mark.parametrize("table, read", [("claims", claims), ("statements", statements),
+                                         ("values", paper.paper_values)])
 def test_an_id_that_two_studies_have_is_refused(newcomer, table, read):
     lines = paper.study_lines(table)[:1]
     lines.to_csv(newcomer / f"{table}.csv", index=False)

@@ -211,7 +211,8 @@ def test_a_line_that_moves_into_the_folder_of_its_study_keeps_its_date(tool, tmp
     pd.DataFrame([BRIDGE | {"id": "contrast.b"}]).to_csv(tmp_path / "data/other/claims.csv", index=False)
     commit(tmp_path, 2)
     tool.main([])
-    assert {k: d for k, (d, _) in found(tmp_path).items()} == dict.fromkeys(("4.1-01", "contrast.a", "contrast.b"), first)
+    assert {k: date for k, (date, _) in found(tmp_path).items()} == dict.fromkeys(
+        ("4.1-01", "contrast.a", "contrast.b"), first)
 
 
 def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):

@@ -69,11 +69,11 @@ def _entry(rows, pair, compared, known, written):
     one = p.expects == "number" and len(quoted) == 1
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in READS_NOTHING
                           for n in x.names)
-    return line | dict(verdict=verdict_on(s, a, quoted), asked="here" if p.statement.startswith(ASKED_HERE) else "paper",
+    return line | dict(verdict=verdict_on(s, a, quoted), n_decides=seeds_to_decide(s, a, quoted),
+                       asked="here" if p.statement.startswith(ASKED_HERE) else "paper",
                        printed=quoted[0]["printed"].value if one else _printed(p, known),
                        numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
-                       n_decides=seeds_to_decide(s, a, quoted), rows=" ".join(files),
-                       note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
+                       rows=" ".join(files), note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
 
 # %% ../../nbs/7_record/02_ledger.ipynb #fc400947
 YOUNG = "†"                                            # marks an answer whose definition is younger than its rows
