@@ -21,7 +21,8 @@ from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, atta
 from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, all_but, router_names, small_model,
                                                   train_language)
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.study import carry_out, run_study, study_jobs
+from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.study import run_study, study_jobs
 
 TEXT = Planted()
 TOKENS = TEXT.write(2, 33, "absorption test").tokens

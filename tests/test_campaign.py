@@ -28,11 +28,12 @@ from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import cli, recording
 from moe_redistribution.record.entry import INTERRUPTED
-from moe_redistribution.training import bench, groups, study
+from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import group_path, pack, train_group
 from moe_redistribution.training.loop import fresh
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
-from moe_redistribution.training.study import Desk, Preset, Study, carry_out, find_rows, own_file, study_jobs
+from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.study import Desk, Preset, Study, find_rows, own_file, study_jobs
 from same import assert_same_runs
 
 TINY = "add7/ffn-h8-silu+d16"
@@ -135,8 +136,8 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
 WORK = {"train": (groups, "train_interval"), "reproduce": (cli, "train"), "measure": (cli, "measure"),
-        "record": (recording, "record_runs"), "study": (study, "carry_out"), "scores": (streaming, "tally"),
-        "ablate": (streaming, "text_loss"), "gates": (study, "carry_out"), "conditions": (cli, "registry"),
+        "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
+        "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (cli, "paper_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),

@@ -35,8 +35,7 @@ got = instruments_for("add7/ffn-h8-silu")["norms"].rows(params, "add7/ffn-h8-sil
 assert len(got) == len(params) and (got["value"] >= 0).all()
 assert "norms" not in instruments_for("add7/no_ffn")""",
     "Add a study": """
-from moe_redistribution.record.recording import known_studies
-from moe_redistribution.training.study import run_study
+from moe_redistribution.training.study import known_studies, run_study
 found = run_study(known_studies()["at_birth"], "small", root="store", executor="here", quiet=True)
 assert len(found) == 6 and set(found["condition"]) == {f"at_birth.small/ffn-h{h}-silu" for h in (16, 64)}""",
 }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -17,10 +18,10 @@ import pytest
 import torch
 
 import moe_redistribution
-from moe_redistribution.training import groups
+from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import group_path, pack, plan, train, train_group, unpack
-from moe_redistribution.training.orders import Order
+from moe_redistribution.training.groups import Training, group_path, in_groups, pack, train, train_group, unpack
+from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.loop import evaluate, fresh, train_interval
 
@@ -281,9 +282,9 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     go([TINY], [1, 2])
     seen = count_training(monkeypatch)
     go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
-    assert seen == [] and plan([Order(0, "own", TINY, (1, 2), "authors", "full", 5)], Store(tmp_path), steps=20) == []
-    both = [Order(0, "own", n, (1, 2, 3), "authors", "full", 2) for n in (DENSE, TINY)]
-    assert [(w.condition, w.seeds, w.steps) for w in plan(both, Store(tmp_path), 20)] == [
+    left = lambda *asked: [(j.condition, j.seeds, j.steps) for j in missing_jobs(in_groups(asked), tmp_path)]
+    assert seen == [] and left(Training(TINY, (1, 2), until="full", steps=20)) == []
+    assert left(*(Training(n, (1, 2, 3), until="full", group_size=2, steps=20) for n in (DENSE, TINY))) == [
         (DENSE, (1, 2), 20), (DENSE, (3,), 20), (TINY, (3,), 20)]                   # nobody is sent out for nothing
     rows = go([TINY, DENSE], [1, 2, 3])
     assert seen == [(3,), (3,), (1, 2, 3), (1, 2, 3)]
@@ -356,9 +357,9 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
     early = train("continued", "first")
     assert early["step"] == 20 and early["rules"]["first99"] == dict(step=20, value=pytest.approx(.9912), reached=True)
     assert not early["settled"] and set(Store(tmp_path / "continued").load(name, 1).weights) == {"first99"}
-    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "first",
-                          50) == [], "nothing is left to do"
-    assert groups.missing(Store(tmp_path / "continued"), name, [1], "authors", "selected", 50) == [1]
+    asked = Training(name, (1,), until="first", steps=50)
+    assert asked.is_done(Store(tmp_path / "continued")), "nothing is left to do"
+    assert replace(asked, until="selected").late(Store(tmp_path / "continued")) == [1]
     assert train("continued", "first") == early
     assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
@@ -454,7 +455,8 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
         return real(members, n)
     go = lambda **kw: train([DENSE, TINY], [1, 2], root=tmp_path / "budget", steps=40, **HERE, **kw)
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "time", clock), patch.setattr(groups, "train_interval", interval)
+        for room in (groups, jobs): patch.setattr(room, "time", clock)
+        patch.setattr(groups, "train_interval", interval)
         rows, store = go(budget=6), Store(tmp_path / "budget")
         assert clock.now <= 1006 and rows["condition"].tolist() == [DENSE, DENSE] and rows["step"].tolist() == [40, 40]
         state = unpack(*groups.unseal(group_path(store, condition(TINY), [1, 2], "authors")))

@@ -12,7 +12,8 @@ from moe_redistribution.training.language import (SIZE_NAMES, LanguageRecipe, La
                                                   next_token_loss, parameters_named, perplexity, router_names,
                                                   small_model, token_losses, train_language)
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.study import Desk, Preset, Study, carry_out, find_rows, study_jobs
+from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.study import Desk, Preset, Study, find_rows, study_jobs
 
 pytest.importorskip("transformers")
 LANGUAGE = Planted(n_keys=4, n_values=6, n_words=12, window=16)

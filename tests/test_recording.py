@@ -20,11 +20,15 @@ from moe_redistribution.record.recording import not_in, record_runs
 from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.table_files import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
+from moe_redistribution.instruments.ablation import ablation_of
+from moe_redistribution.instruments.measuring import has, rules_for
+from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
 from tiers import first
 
 INSTRUMENTS = instruments()
+def with_only(some): return replace(STUDY, measured=lambda name: some)
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
 
@@ -102,14 +106,13 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
                                     step=10, metric="own_distance")])
     only = {"speed": Instrument(rows, rules=at_first, streams=("authors", "paired"), live=True)}
-    monkeypatch.setattr(recording, "measured_with", lambda c: only)
     stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None,
                              weights={"first256": {"W_E": torch.ones(2)}},
                              history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
                              manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                            cpu_seconds=1., rules={}, machine={}))
     monkeypatch.setattr(recording, "stored_runs", lambda store, name: [stored])
-    for _ in range(2): recording.record_runs(Store(tmp_path / "empty"), tmp_path, name)
+    for _ in range(2): record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 
 
@@ -122,7 +125,7 @@ def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited
     rows = {"probes": "probe_rows", "histogram": "histogram_rows"}[instrument]
     room = sys.modules[INSTRUMENTS[instrument].rows.__module__]
     monkeypatch.setattr(room, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
-    for rule in recording.rules_for(name, "authors", instrument):
+    for rule in rules_for(name, "authors", instrument):
         INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
     assert asked == wanted
 
@@ -137,14 +140,13 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
             return INSTRUMENTS["heldout" if i == "x" else i].rows(params, c, seeds, **labels)
         return rows
     ablation = Instrument(counted("ablation"), rules=at_all)
-    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": ablation})
-    record_runs(store, tmp_path, name)
+    record_runs(store, tmp_path, with_only({"ablation": ablation}), name)
     first, asked[:] = list(asked), []
     attribution = Instrument(counted("attribution"))
-    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": ablation, "attribution": attribution})
-    written = record_runs(store, tmp_path, name)
+    both = with_only({"ablation": ablation, "attribution": attribution})
+    written = record_runs(store, tmp_path, both, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
-    assert not record_runs(store, tmp_path, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
+    assert not record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
 
 
 def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
@@ -152,21 +154,19 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     gaps of the first."""
     name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
-    monkeypatch.setattr(recording, "measured_with", lambda c: {"ablation": two["ablation"]})
     train(name, seeds=[42], root=store.root, steps=200, until="full", executor="here", quiet=True)
-    record_runs(store, tmp_path, name)
-    monkeypatch.setattr(recording, "measured_with", lambda c: two)
+    record_runs(store, tmp_path, with_only({"ablation": two["ablation"]}), name)
     run, heard = store.load(name, 42), []
     for seed in (42, 137):
         other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
                            history=run.history.assign(loss=run.history["loss"] + 1e-3)))
     before = read_table("ablation", name, root=tmp_path).query("seed == 42")
-    record_runs(other, tmp_path, name, heard.append)
+    record_runs(other, tmp_path, with_only(two), name, heard.append)
     rows = {i: read_table(i, name, root=tmp_path) for i in two}
     assert (set(rows["copying"]["seed"]) == {137}
             and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True)))
     assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
-    record_runs(store, tmp_path, name)
+    record_runs(store, tmp_path, with_only(two), name)
     assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
 
 
@@ -208,9 +208,9 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     train(name, [1], root=store.root, steps=200, executor="here", quiet=True)
     (store.path(name, 1).parent / "backup.safetensors").write_bytes(b"not a run")
     [run] = stored_runs(store, name)
-    assert (run.step == 200 and "final" in run.weights and not recording.has(run, "final")
-            and any(recording.has(run, r) for r in run.weights))
-    record_runs(store, tmp_path, name)
+    assert (run.step == 200 and "final" in run.weights and not has(run, "final")
+            and any(has(run, r) for r in run.weights))
+    record_runs(store, tmp_path, STUDY, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
 
@@ -223,12 +223,11 @@ NAME = "add7/ffn-h8-silu"
 
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
-    for room in (recording, runs): monkeypatch.setattr(room, "CANONICAL", [(NAME, "first256")])
+    for room in (recording, runs): monkeypatch.setattr(room, "canonical", lambda: [(NAME, "first256")])
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
-    few = dict(measured_with=lambda c: two, conditions_for=lambda item: [NAME],
-               paper_items=lambda: [], ledger=lambda root: pd.DataFrame(dict(key=[])),
-               contrast_table=lambda root: pd.DataFrame(dict(family=[])),
-               recorded_checkpoints=lambda root: [(NAME, "first256")])
+    alone = replace(with_only(two), presets={"small": replace(STUDY.presets["small"], arms={NAME: (42, 137)})})
+    few = dict(known_studies=lambda: {alone.name: alone}, paper_items=lambda: [],
+               ledger=lambda root: pd.DataFrame(dict(key=[])), contrast_table=lambda root: pd.DataFrame(dict(family=[])))
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 
@@ -363,7 +362,7 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
                                               [*BUT_HIST, ("hist/moe-e2k1-h16-gelu", True)]))
 def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, there):
     params = init(name, [torch.Generator().manual_seed(1)])
-    rows = recording.ablation_of(params, name, [1], "authors", ("zero",), rule="best")
+    rows = ablation_of(params, name, [1], "authors", ("zero",), rule="best")
     own = rows[rows["split"] == "test"]
     t = get_task(name.split("/")[0])
     assert len(own) == (3 if there else 0) and (own["n_examples"] == (int(unseen(t, 1).sum()) if there else 0)).all()

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.evidence.answers import COMPARE_COLUMNS, comparison
 from moe_redistribution.evidence.pages import Page, page_hash, stale_pages, stored_pages
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
+from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import predict
@@ -82,7 +84,7 @@ def copied(tmp_path_factory):
     for part in ("data", "results"): shutil.copytree(table_files.ROOT / part, root / part)
     shutil.copy(table_files.ROOT / "SHA256SUMS", root)
     with pytest.MonkeyPatch.context() as patch:
-        for room in (printed, claims_room, registrations, findings, design): patch.setattr(room, "DATA", root / "data")
+        for room in (printed, claims_room, registrations, findings): patch.setattr(room, "DATA", root / "data")
         yield root
 
 
@@ -224,17 +226,18 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     """All five at once in one place; the second two and then all in another.
 
     A second recording of the same store writes no run again."""
+    name, paper = f"add7/ffn-h{64 if whole else 8}-silu", STUDY
     if not whole:
         two = {i: instruments()[i] for i in ("ablation", "copying")}
-        monkeypatch.setattr(recording, "measured_with", lambda c: two)
+        paper = replace(paper, measured=lambda c: two)
         for table in ("ledger", "contrast_table"):
             monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
-    name, store, night = f"add7/ffn-h{64 if whole else 8}-silu", Store(tmp_path / "store"), Store(tmp_path / "night")
+    store, night = Store(tmp_path / "store"), Store(tmp_path / "night")
+    paper = replace(paper, presets={"small": replace(STUDY.presets["small"], arms={name: SEEDS})})
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))
-    monkeypatch.setattr(recording, "CANONICAL", [(name, "first256")])
-    monkeypatch.setattr(recording, "recorded_checkpoints", lambda root: [(name, "first256")])
-    monkeypatch.setattr(recording, "conditions_for", lambda item: [name])
+    monkeypatch.setattr(recording, "canonical", lambda: [(name, "first256")])
+    monkeypatch.setattr(recording, "known_studies", lambda: {paper.name: paper})
     monkeypatch.setattr(recording, "paper_items", lambda: ["tab1"])
     go, both = lambda *a: recording.record(*a, say=lambda text: None), []
     go(night, tmp_path / "b")
@@ -242,7 +245,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
         go(store, place)
         both.append({p.relative_to(place).as_posix(): p.read_bytes()
                      for p in sorted(place.rglob("*")) if p.is_file() and not p.name.startswith(".")})
-    assert both[0] == both[1] and len(both[0]) == 9 + len(recording.measured_with(name))
+    assert both[0] == both[1] and len(both[0]) == 9 + len(recording.recorded_with(paper, name))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*.safetensors")}
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
@@ -252,11 +255,11 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
     two = {i: instruments()[i] for i in ("ablation", "copying")}
-    monkeypatch.setattr(recording, "measured_with", lambda c: two)
+    paper = replace(STUDY, measured=lambda c: two)
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
-    for store in (long, short): recording.record_runs(store, tmp_path, name)
+    for store in (long, short): recording.record_runs(store, tmp_path, paper, name)
     runs = table_files.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
     rows = selection.recorded(name, root=tmp_path)
@@ -284,7 +287,7 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
         steps = last.set_index(table_files.KEYS)["step_max"]
         ended_at |= {(kind, name): own.droplevel("condition") for name, own in steps.groupby(level="condition")}
     for name, own in runs.items():
-        for i, instrument in recording.measured_with(name).items():
+        for i, instrument in recording.recorded_with(STUDY, name).items():
             # stopped at first99, where only the authors' are opened
             streams = [x for x in instrument.streams if (x, name.split("/")[0]) != ("crossed", "modadd")]
             mine = own[own["stream"].isin(streams)].set_index(["stream", "seed"])

@@ -16,14 +16,14 @@ import torch
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.recording import known_studies, record_studies
+from moe_redistribution.record.recording import record_study
 from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.task import _made, TASKS, get_task
-from moe_redistribution.training.groups import begin_again, train_group
-from moe_redistribution.training.orders import Order
+from moe_redistribution.training.groups import Training, train_group
+from moe_redistribution.training.jobs import begin_again, carry_out, missing_jobs
 from moe_redistribution.training.store import _TOLD, Store, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, Study, carry_out, carry_out_again, find_rows,
-                                               missing_jobs, run_study, study_jobs, study_rows)
+from moe_redistribution.training.study import (Desk, Preset, Study, find_rows, known_studies, run_study, study_jobs,
+                                               study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
 
@@ -149,11 +149,10 @@ def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypa
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
-    assert not record_studies(Store(tmp_path), tmp_path / "root", print)             # tiny says that it is not recorded
+    assert not record_study(Store(tmp_path), tmp_path / "root", STUDY, print)          # tiny says that it is not recorded
     kept = replace(STUDY, presets={"tiny": replace(STUDY.presets["tiny"], recorded=True)})
-    monkeypatch.setattr("moe_redistribution.record.recording.known_studies", lambda: {"granularity": kept})
     said = []
-    first, again = (record_studies(Store(tmp_path), tmp_path / "root", said.append) for _ in range(2))
+    first, again = (record_study(Store(tmp_path), tmp_path / "root", kept, said.append) for _ in range(2))
     assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1
 
 
@@ -238,7 +237,7 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
     for changed in (text.replace("= 3", "= 44"), text.replace("return LETTERS", "return LETTERS + 1 + 1")):
         job = study_jobs(made(changed))[0]
         assert job.key == old.key and "code of words: expected what today's code gives" in told(find_rows, job, store)
-    assert carry_out_again([job], store.root) == 1 and carry_out(job, store.root)
+    assert begin_again([job], store.root) == 1 and carry_out(job, store.root)
     assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
 
 
@@ -253,7 +252,7 @@ def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, mon
     assert not told(Store(tmp_path).load, name, 1)
     monkeypatch.setitem(ROUTERS, "part", Third("part"))
     assert f"router of {name}: expected what today's code gives" in told(Store(tmp_path).load, name, 1)
-    begin_again([Order(0, "own", name, (1,), "authors", "selected", 1)], Store(tmp_path))
+    begin_again([Training(name, (1,))], tmp_path)
     train_group(name, [1], root=tmp_path, steps=200)
     assert not told(Store(tmp_path).load, name, 1)
     t = get_task("add7")

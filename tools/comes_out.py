@@ -22,7 +22,7 @@ import torch
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.histogram import histogram_rows
 from moe_redistribution.instruments.instrument import own_part
-from moe_redistribution.record.recording import rules_for
+from moe_redistribution.instruments.measuring import rules_for
 from moe_redistribution.studies.sparsity_moves.reading import measured_with
 from moe_redistribution.evidence.table_files import ROOT, table_path, write_table
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds

@@ -281,7 +281,7 @@ def run_bench(args):
     elif args.instruments:
         print((table := costs(headlines(args.task))).round(2).to_string(), *within(table), sep="\n")
     else:
-        from ..training.bench import bench
+        from moe_redistribution.training.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
 
 # %% ../../nbs/7_record/05_cli.ipynb #be12b5e6

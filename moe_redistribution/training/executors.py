@@ -196,14 +196,15 @@ def open_executor(spec=None, folder=None, timeout=8):
             except BaseException: pool.stop(); raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #5b1de002
-def hand_out(f, jobs, tells, folder=None, executor=None, quiet=None) -> list:
-    """`f(*job)` for every job on the executor that a spec names, with bars for what they tell; results in the order of
-    jobs.
+def hand_out(f, waves, tells, folder=None, executor=None, quiet=None) -> list:
+    """`f(*job)` for every job of every wave, a list that begins when the one before it has ended, on the executor that a
+    spec names, with bars for what they tell; results in the order of jobs.
 
     What was told is removed at the end. Errors as `open_executor` and `watch` raise them."""
     bars = Bars(tells, quiet, processes(executor) or 4)
     try:
-        with open_executor(executor, folder) as pool: return watch(pool, f, jobs, bars.show)
+        with open_executor(executor, folder) as pool:
+            return [x for jobs in waves for x in watch(pool, f, jobs, bars.show)]
     finally:
         bars.show()
         bars.close()

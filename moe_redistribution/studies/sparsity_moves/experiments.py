@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
            'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'SWEPT', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS',
-           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for',
+           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for', 'Order',
            'orders', 'items_of', 'registry', 'by_experiment']
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #8c5c1958
@@ -18,7 +18,8 @@ from ...models.condition import condition
 from ...tasks.data import SEEDS, STREAMS
 from .arms import PAPER_TASKS, TABLE1, FIGURE1, ARMS, GELU
 from ...evidence.printed import paper_values
-from ...training.orders import Order
+from ...training.groups import Training
+from ...instruments.measuring import track
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #1121dfd4
 @dataclass(frozen=True)
@@ -223,26 +224,35 @@ def _turn(e:Experiment, name:str) -> tuple:
     return (4, FOURTH.index(e.key)) if e.key in FOURTH else (5, 0)
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #6dec42f6
+@dataclass(frozen=True)
+class Order(Training):
+    "A training of one experiment, and the preset that it belongs to. Orders of a lower priority number come first."
+    experiment: str = ""
+    priority: int = 5
+    preset: str = ""
+
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."
-    def made(p, e, name, seeds, stream="authors", until=None, group=None):
-        return Order(p, e.key, name, tuple(seeds), stream, until or ("selected" if e.task == "modadd" else "full"),
-                     group or (5 if e.task == "add7" else 1))
+    def made(preset, p, e, name, seeds, stream="authors", until=None, group=None):
+        until, group = until or ("selected" if e.task == "modadd" else "full"), group or (5 if e.task == "add7" else 1)
+        return Order(name, tuple(seeds), stream, until, group, measures=(track,), experiment=e.key, priority=p,
+                     preset=preset)
     audits = {n: e for e in AUDIT.values() for n in e.names}
-    first = [made(1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
-    canonical = [made(_turn(e, n)[0], e, n, e.seeds)
+    first = [made("decisive", 1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
+    canonical = [made(f"paper_{e.task}", _turn(e, n)[0], e, n, e.seeds)
                  for e, n in sorted(((e, n) for e in EXPERIMENTS.values() for n in e.names), key=lambda p: _turn(*p))]
-    shown = [made(1, audits[n], n, SEEDS) for n in ARMS.values()]
-    shown += [made(1, audits[n], n, SEEDS, until="selected")
+    shown = [made("arms", 1, audits[n], n, SEEDS) for n in ARMS.values()]
+    shown += [made("beside", 1, audits[n], n, SEEDS, until="selected")
               for n in (*GELU.values(), "add7/glu-h42-silu", "add7/no_ffn")]
-    shown += [made(3 - (e.task == "modadd"), e, e.names[0], SEEDS) for e in AUDIT.values() if e.task != "add7"]
-    many = [made(1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8)
+    shown += [made(f"beside_{e.task}", 3 - (e.task == "modadd"), e, e.names[0], SEEDS)
+              for e in AUDIT.values() if e.task != "add7"]
+    many = [made("audit", 1, e, n, e.seeds[32 if n in DECISIVE else 0:], "paired", "selected", 8)
             for n, e in audits.items() if e.seeds != SEEDS]
-    twice = [made(1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
-             for n in REPLICATES.names for r, group in ((0, 8), (1, 5))]
-    ends = [made(1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER)
-            for n in e.names] + [made(4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
+    twice = [made(p, 1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
+             for n in REPLICATES.names for p, r, group in (("replicates", 0, 8), ("replicates_again", 1, 5))]
+    ends = [made("ends", 1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names]
+    ends += [made("twins", 4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
     return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
 
 def orders(item="all") -> list:
@@ -264,14 +274,14 @@ def registry(item="all") -> pd.DataFrame:
     def runs_in(os): return {k: sum(len(o.seeds) for o in os if o.stream == k) for k in STREAMS}
     return pd.DataFrame([dict(
         condition=n, task=condition(n).task, experiments=" ".join(dict.fromkeys(o.experiment for o in os)),
-        items=" ".join(items_of(n)), **runs_in(os), seed_steps=sum(o.steps for o in os),
+        items=" ".join(items_of(n)), **runs_in(os), seed_steps=sum(o.seed_steps for o in os),
         cpu_hours=sum(o.seconds for o in os) / 3600) for n in conditions_for(item) if (os := todo[n])])
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #3e281817
 def by_experiment(item="all") -> pd.DataFrame:
     "One row per experiment behind `item`: task, first priority, conditions, runs, seed-steps, expected CPU hours."
     frame = pd.DataFrame([dict(experiment=o.experiment, task=condition(o.condition).task, priority=o.priority,
-                               condition=o.condition, runs=len(o.seeds), seed_steps=o.steps, cpu_hours=o.seconds / 3600)
+                               condition=o.condition, runs=len(o.seeds), seed_steps=o.seed_steps, cpu_hours=o.seconds / 3600)
                           for o in orders(item)])
     how = dict(task="first", priority="min", condition="nunique", runs="sum", seed_steps="sum", cpu_hours="sum")
     return frame.groupby("experiment", sort=False).agg(how).rename(columns={"condition": "conditions"})
