@@ -31,7 +31,7 @@ def bilinear(c):
     return c
 
 def factors(params, c):
-    "Gate and up weights (s, e, d, w) and down weights (s, e, w, d) in double precision."
+    "Weights of gate (s, e, d, w), up (s, e, d, w) and down (s, e, w, d) in double precision."
     bilinear(c)
     return tuple(params[n][:, 0].double() for n in ("W_gate", "W_up", "W_down"))
 

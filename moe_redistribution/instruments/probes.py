@@ -70,7 +70,7 @@ def converge(x, y, steps=10, tol=1e-3, white=None):
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #815ba3f2
 def whitened(x):
-    "Features (p, n, d) in which the ceiling of the curvature is one, the map to them (p, d, d), the penalty in them."
+    "Features (p, n, d) in which the ceiling of the curvature is one, the map to them (p, d, d), the penalty (p, d, d)."
     n, d = x.shape[1:]
     penalty = torch.full((d,), L2 / n, dtype=x.dtype).index_fill(0, torch.tensor(d - 1), 1e-6)
     ceiling = (x.mT @ x).double() / (2 * n) + penalty.double().diag()

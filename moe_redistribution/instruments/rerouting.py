@@ -54,7 +54,7 @@ def drops(right, t):
     return {v: x[0] - x[1:] for v, x in share.items()}
 
 def dominant(table, label):
-    "The expert (s,) that gets most tokens of one label: (s, label, e)."
+    "The expert (s,) that gets most tokens of one label, from `table` (s, label, e)."
     return table[:, label].argmax(-1)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #79e5a70d

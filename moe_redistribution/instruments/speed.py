@@ -64,7 +64,7 @@ def _experts(site, was, own, at_read):
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #a52cad68
 def length(x, here=None):
-    "√(mean over inputs and positions of ‖x‖²): x (s, n, read, d) → (s,). `here`: over these (s, n, read) only."
+    "√(mean over inputs and positions of ‖x‖²): x (s, n, read, d) → (s,). `here` (s, n, read): over these only."
     square = x.square().sum(-1)
     if here is None: return square.mean((1, 2)).sqrt()
     return ((square * here).sum((1, 2)) / here.sum((1, 2))).sqrt()

@@ -72,7 +72,7 @@ ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x
 
 # %% ../../nbs/2_models/04_ffn.ipynb #35acf58f
 def ffn(p, x, at, c):
-    "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed."
+    "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed (s,)."
     up = einsum(x, p["W_up"], "s b t d, s e d w -> s b t e w")
     if c.gated:
         gate = ACTIVATION[c.activation](einsum(x, p["W_gate"], "s b t d, s e d w -> s b t e w"))
@@ -92,7 +92,7 @@ def balance(probs, g):
 
 # %% ../../nbs/2_models/04_ffn.ipynb #7024c20c
 def layout(group, n_groups:int):
-    "Tokens packed by `group` (m,): slot of each token (m,), token of each slot (m,), and the loads of the groups."
+    "Tokens packed by `group` (m,): slot of each token (m,), token of each slot (m,), loads of the groups (n_groups,)."
     order = group.argsort(stable=True)
     slots = torch.arange(len(group), device=group.device)
     return torch.empty_like(order).scatter_(0, order, slots), order, group.bincount(minlength=n_groups)

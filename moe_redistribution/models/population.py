@@ -115,12 +115,12 @@ def watcher(c:Condition, edits=None, sink=None, of=1, read_only=False):
     return watching(sites(c), edits, sink, of, keep)
 
 def block(p, x, c, at, causal, keep=slice(None)):
-    "One layer on the residual stream x (s b t d): output, balance loss (s,). `keep`: positions kept after attention."
+    "One layer, x (s b t d) → (s b t d), and its balance loss (s,). `keep`: positions kept after attention."
     seen = rms_norm(x, p["w_ln1"][:, None, None]) if c.norm else x
     return ffn_half(p, at("resid_mid", x + at("attn_out", attention(p, seen, at, causal)))[:, :, keep], c, at)
 
 def ffn_half(p, x, c, at):
-    "What a layer does after attention, on x = resid_mid (s b t d): output, balance loss (s,)."
+    "What a layer does after attention, on resid_mid: x (s b t d) → (s b t d), and its balance loss (s,)."
     aux = x.new_zeros(len(x))
     if c.ffn != "no_ffn":
         out, aux = ffn(p, rms_norm(x, p["w_ln2"][:, None, None]) if c.norm else x, at, c)
@@ -187,7 +187,7 @@ SIDE_BY_SIDE = 16                                                            # s
 
 @torch.no_grad()
 def predict(params, c, edits=None, tokens=None, finite=True) -> Int[Tensor, "s n read"]:
-    """Predictions of every seed on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
+    """Predictions (s, n, read) on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
     After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
     taken. ValueError for tokens that the task has not got, for a function that does not treat all members alike,
