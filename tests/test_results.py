@@ -101,7 +101,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
     "data/*/pilots.csv": lambda root, p: registrations.pilots(root / "data"),
     "data/*/statements.csv": lambda root, p: claims_room.statements(),
-    "data/*SHA256SUMS": lambda root, p: printed.paper_values(),
+    "data/*/SHA256SUMS": lambda root, p: printed.paper_values(),
     "data/*": lambda root, p: claims_room.claims()}
 
 
