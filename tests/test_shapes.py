@@ -1,5 +1,5 @@
-"""Shapes that docstrings of models, training and instruments write, read out of them and checked by jaxtyping: `x (s, n, d)
-→ (s, n)` is a promise about a call, and a dimension has one size in it."""
+"""Shapes that docstrings of models, training and instruments write, read out of them and checked by jaxtyping:
+`x (s, n, d) → (s, n)` is a promise about a call, and a dimension has one size in it."""
 import importlib
 import inspect
 import pkgutil
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Shaped, jaxtyped
 from torch import Tensor
 
-from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, masks, patching,
-                                            patterns, probes, rerouting, routing, speed, trace)
+from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, masks,
+                                            patching, patterns, probes, rerouting, routing, speed, trace)
 from moe_redistribution.models import ffn, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question
@@ -27,7 +27,8 @@ SHAPE = r"\(((?:[^()]|\(\))*)\)"
 
 def spec(text):
     "A shape in brackets as jaxtyping has it, or None for prose: `s, p², …` → `s p**2 *rest`."
-    for old, new in (("…", "..."), ("²", "**2"), (" − ", "-"), (" - ", "-"), (" + ", "+"), (" // ", "//"), (" · ", "*")):
+    for old, new in (("…", "..."), ("²", "**2"), (" − ", "-"), (" - ", "-"), (" + ", "+"), (" // ", "//"),
+                     (" · ", "*")):
         text = text.replace(old, new)
     parts = [x for x in re.split(r",\s*|\s+", text.strip()) if x]
     words = re.findall(r"[A-Za-z_]\w*", " ".join(parts))
@@ -60,7 +61,7 @@ def leaves(x):
 
 
 def agree(f, args, sizes):
-    "AssertionError unless what `f(**args)` takes and gives has the shapes that are promised, each dimension of one size."
+    "AssertionError unless what `f(**args)` takes and gives has the promised shapes, each dimension of one size."
     given, out = promised(f)
     values = leaves(f(**args))
     assert out, f"{f.__name__} promises no shape of what it gives"
@@ -213,7 +214,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("f, args, sizes", CASES, ids=[f"{f.__module__.split('.')[-1]}.{f.__name__}" for f, *_ in CASES])
+NAMES = [f"{f.__module__.split('.')[-1]}.{f.__name__}" for f, *_ in CASES]
+
+
+@pytest.mark.parametrize("f, args, sizes", CASES, ids=NAMES)
 def test_shapes_are_those_of_the_docstring(f, args, sizes): agree(f, args(), sizes)
 
 
@@ -223,7 +227,8 @@ def test_a_docstring_that_lies_is_found():
     says("Sum of x (s, n) by `weight` (n,) → (s,).")
     says("Sums (s,) of x (s, n) (App. B).")
     for lie in ("Sum of x (s, n) by weight (n,) → (n,).", "Sum of x (n, s) by weight (n,) → (s,).",
-                "Sum of x (s, n) by weight (s,) → (s,).", "Sum of x (s, n) → (s,), and its spread (s,).", "Sum of x (s, n)."):
+                "Sum of x (s, n) by weight (s,) → (s,).", "Sum of x (s, n) → (s,), and its spread (s,).",
+                "Sum of x (s, n)."):
         with pytest.raises(AssertionError): says(lie)
 
 
@@ -234,8 +239,8 @@ def test_what_is_no_shape_is_prose():
 
 def test_most_of_what_is_promised_is_called():
     "A new function with shapes in its docstring gets a case, or takes the place of one that got one."
-    rooms = [importlib.import_module(f"moe_redistribution.{part}.{m.name}") for part in ("models", "training", "instruments")
-             for m in pkgutil.iter_modules(importlib.import_module(f"moe_redistribution.{part}").__path__)]
+    parts = [importlib.import_module(f"moe_redistribution.{n}") for n in ("models", "training", "instruments")]
+    rooms = [importlib.import_module(f"{p.__name__}.{m.name}") for p in parts for m in pkgutil.iter_modules(p.__path__)]
     functions = {f"{room.__name__}.{n}": inspect.unwrap(f) for room in rooms for n, f in vars(room).items() if n in
                  getattr(room, "__all__", ()) and inspect.isfunction(f) and f.__doc__}
     called = {inspect.unwrap(f) for f, *_ in CASES}
