@@ -112,8 +112,8 @@ def of_clone(path) -> Path:
     FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to;
     `Damaged` for a file that `SHA256SUMS` does not know."""
     if path.exists(): return as_committed(path)
-    raise FileNotFoundError(f"{path.parent.name}/{path.name}: expected beside the package, as in a clone of its "
-                            "repository; got a package without it; fix: clone the repository, then pip install -e .")
+    refuse(f"{path.parent.name}/{path.name}", "beside the package, as in a clone of its repository",
+           "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing, name, add=(), drop=()):
