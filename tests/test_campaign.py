@@ -112,7 +112,7 @@ def laid_out(tmp_path):
 def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(places, tmp_path, monkeypatch, capsys):
     def began(*args, **kwargs): raise Began
     class Began(BaseException): pass
-    for room, name in ((groups, "train_interval"), (study, "carry_out"), (streaming, "tally"),
+    for room, name in ((groups, "train_interval"), (jobs, "carry_out"), (streaming, "tally"),
                        (streaming, "text_loss")):
         monkeypatch.setattr(room, name, began)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))

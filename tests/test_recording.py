@@ -227,7 +227,8 @@ def small(monkeypatch):
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
     alone = replace(with_only(two), presets={"small": replace(STUDY.presets["small"], arms={NAME: (42, 137)})})
     few = dict(known_studies=lambda: {alone.name: alone}, paper_items=lambda: [],
-               ledger=lambda root: pd.DataFrame(dict(key=[])), contrast_table=lambda root: pd.DataFrame(dict(family=[])))
+               ledger=lambda root: pd.DataFrame(dict(key=[])),
+               contrast_table=lambda root: pd.DataFrame(dict(family=[])))
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

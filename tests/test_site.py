@@ -577,6 +577,8 @@ def imports(module):
     "The rooms that a module imports, as in `tasks.data`."
     here = module.relative_to(LIB).with_suffix("").parts
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from [a.name.partition(".")[2] for a in node.names if a.name.startswith(f"{LIB.name}.")]
         if isinstance(node, ast.ImportFrom):
             path = [p for p in (node.module or "").split(".") if p]
             if node.level: path = [*here[:len(here) - node.level], *path]
@@ -593,8 +595,16 @@ def test_nothing_flows_backwards():
     order = {m: i for i, m in enumerate(known)}
     backwards = [(name, other) for m in MODULES
                  for name in [m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".")]
-                 for other in imports(m) if order[other] >= order[name]]
+                 for other in imports(m) if other in order and order[other] >= order[name]]
     assert not backwards, backwards
+
+
+def test_a_room_outside_the_studies_knows_only_their_folder():
+    """What a study has is asked of the registry that its folder is; only where `of_studies` is defined is the folder
+    imported."""
+    found = {(m.relative_to(LIB).as_posix(), other) for m in MODULES if m.relative_to(LIB).parts[0] != "studies"
+             for other in imports(m) if other.split(".")[0] == "studies"}
+    assert found == {("training/study.py", "studies")}, found
 
 
 def test_a_module_fits_in_500_lines():

@@ -20,7 +20,6 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.condition import condition
 from ..tasks.data import SEEDS, STREAMS
-from ..tasks.task import get_task
 from ..training.store import Store, write_picture
 from ..training.loop import UNTIL
 from ..training.executors import processes
@@ -393,7 +392,7 @@ TEXT_COMMANDS = dict(scores=run_text_command, ablate=run_text_command, gates=run
 
 # %% ../../nbs/7_record/05_cli.ipynb #8b060652
 def carry_all(jobs, args):
-    "Carries out what is missing of some jobs as `train` and `study` are told to, and says before and after how much it is."
+    "Carries out what is missing of some jobs as `train` and `study` are told to; says before and after how much it is."
     executor = args.executor or ("here" if args.device == "cuda" else None)
     if args.dry_run: return print(outlook(missing_jobs(jobs), processes(executor)))
     if args.again: begin_again(jobs)

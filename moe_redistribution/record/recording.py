@@ -69,8 +69,8 @@ def _frames(study, name) -> dict:
 
 # %% ../../nbs/7_record/03_recording.ipynb #183f1be5
 def record_runs(store, root, study, name, say=print) -> list:
-    """Adds the new runs of a condition, of a study of trainings, to the tables under `root`/results, each as soon as it is measured; says and
-    returns what it wrote."""
+    """Adds the new runs of a condition, of a study of trainings, to the tables under `root`/results, each as soon as it
+    is measured; says and returns what it wrote."""
     there, written, task = recordable(stored_runs(store, name), name, root, say), [], name.partition("/")[0]
     for kind, (streams, rules, frame) in _frames(study, name).items():
         pool = there + weightless(name, root, there) if rules == () else there
@@ -127,8 +127,8 @@ def _with_rows(jobs, root) -> set:
     return have
 
 def unrecorded(jobs, root=None, runs=None) -> list:
-    """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs of
-    studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
+    """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs
+    of studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
     trained = [j for j in jobs if isinstance(j, Training)]
     went = far_enough(recorded_runs(root) if runs is None else runs) if trained else {}
     rows = _with_rows([j for j in jobs if not isinstance(j, Training)], root)

@@ -197,7 +197,7 @@ def open_executor(spec=None, folder=None, timeout=8):
 
 # %% ../../nbs/3_training/05_executors.ipynb #5b1de002
 def hand_out(f, waves, tells, folder=None, executor=None, quiet=None) -> list:
-    """`f(*job)` for every job of every wave, a list that begins when the one before it has ended, on the executor that a
+    """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
     spec names, with bars for what they tell; results in the order of jobs.
 
     What was told is removed at the end. Errors as `open_executor` and `watch` raise them."""

@@ -19,8 +19,8 @@ import torch
 from ..tasks.errors import choose
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Store, Run, seal, set_aside as aside, sources, unseal, unseal_state, machine,
-                                               Damaged)
+from .store import (Damaged, Run, Store, machine, seal, set_aside as aside, sources, unseal,
+                                               unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
@@ -230,9 +230,9 @@ def check_size(size) -> int:
 class Training(Job):
     """Train these seeds of one condition this far: a job whose results are runs.
 
-    `stream`: "authors", "paired" or "crossed"; `until`: "first" or "selected" (the task's first checkpoint rule, or each
-    of them, is settled) or "full" (the whole schedule, or `steps`); `group_size`: seeds trained together; `measures`:
-    what goes into the history beside the scores. ValueError (expected, got, nearest, fix) for what there is not."""
+    `stream`: "authors", "paired" or "crossed"; `until`: "first" or "selected" (the task's first checkpoint rule, or
+    each of them, is settled) or "full" (the whole schedule, or `steps`); `group_size`: seeds trained together;
+    `measures`: what goes into the history beside the scores. ValueError (nearest, fix) for what there is not."""
     condition: str
     seeds: tuple = SEEDS
     stream: str = "authors"
@@ -246,18 +246,16 @@ class Training(Job):
         made = dict(condition=c.name, seeds=tuple(whole_seeds(self.seeds)), steps=check_steps(c, self.steps))
         for n, v in made.items(): object.__setattr__(self, n, v)
         check_size(self.group_size)
-    @property
-    def each(self): return min(self.steps, expected_steps(self.condition, self.until))
-    @property
-    def seed_steps(self): return self.each * len(self.seeds)
-    @property
-    def seconds(self): return expected_seconds(self.condition, self.seed_steps)
-    @property
-    def key(self):
-        said = [condition(self.condition).key, self.stream, self.until, self.steps, list(self.seeds), self.kind]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    each = property(lambda self: min(self.steps, expected_steps(self.condition, self.until)))
+    seed_steps = property(lambda self: self.each * len(self.seeds))
+    seconds = property(lambda self: expected_seconds(self.condition, self.seed_steps))
 
 # %% ../../nbs/3_training/06_groups.ipynb #6e7d169b
+@patch(as_prop=True)
+def key(self:Training) -> str:
+    said = [condition(self.condition).key, self.stream, self.until, self.steps, list(self.seeds), self.kind]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
 @patch
 def late(self:Training, store) -> list:
     "Seeds whose stored run does not yet answer the request."
@@ -277,9 +275,10 @@ def carry_out(self:Training, store, deadline=None, tell=None, save_every=5.0, de
 def set_aside(self:Training, store):
     c, moved = condition(self.condition), 0
     with store.locked(c, self.seeds, self.stream):
-        own = [p for s in self.seeds for at in [store.adopt(c, s, self.stream)] for p in (at.with_suffix(".resume"), at)]
+        runs = [store.adopt(c, s, self.stream) for s in self.seeds]
+        own = [p for at in runs for p in (at.with_suffix(".resume"), at) if p.exists()]
         states = group_path(store, c, self.seeds, self.stream).parent.glob("*.state")
-        for p in [*(p for p in own if p.exists()), *states]: moved += bool(aside(p, "before"))
+        for p in [*own, *states]: moved += bool(aside(p, "before"))
     return moved
 
 # %% ../../nbs/3_training/06_groups.ipynb #4633ccac

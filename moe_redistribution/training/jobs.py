@@ -105,8 +105,8 @@ def check_means(device, budget):
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #32713216
 def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
-    """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for two
-    at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
+    """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for
+    two at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
     store = Store(root)
     for n in job.needs:
         if not n.optional and not n.is_done(store) and not carry_out(n, root, deadline, None, save_every, device):

@@ -63,8 +63,8 @@ class Study:
     `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)` what
     that is expected to take on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it
     (default: its name and all settings); `version` goes up when they change for another reason. `threads`: how many a
-    job gives torch (default: what its process has, one where it trains). `needs(arm, seeds, settings)`: arms of the same
-    preset, and trainings, that come before; the job finds what they gave in `desk.needed`, in that order."""
+    job gives torch (default: what its process has, one where it trains). `needs(arm, seeds, settings)`: arms of the
+    same preset, and trainings, that come before; the job finds what they gave in `desk.needed`, in that order."""
     name: str
     about: str
     presets: dict
@@ -100,16 +100,11 @@ class StudyJob(Job):
     preset: str
     arm: str
     seeds: tuple
-    @property
-    def settings(self): return self.study.presets[self.preset].settings
-    @property
-    def condition(self): return f"{self.study.name}.{self.preset}/{self.arm}"
-    @property
-    def seconds(self): return self.study.seconds(self.arm, self.seeds, self.settings)
-    @property
-    def source(self): return f"code of {self.study.name}", code_of(self.study.run)
-    @property
-    def named(self): return list(self.study.needs(self.arm, self.seeds, self.settings))
+    settings = property(lambda self: self.study.presets[self.preset].settings)
+    condition = property(lambda self: f"{self.study.name}.{self.preset}/{self.arm}")
+    seconds = property(lambda self: self.study.seconds(self.arm, self.seeds, self.settings))
+    source = property(lambda self: (f"code of {self.study.name}", code_of(self.study.run)))
+    named = property(lambda self: list(self.study.needs(self.arm, self.seeds, self.settings)))
     @property
     def needs(self):
         each = [[n] if isinstance(n, Job) else _of_seeds(self, n) for n in self.named]
@@ -337,10 +332,10 @@ class TrainingStudy(Study):
     """A study whose arms are conditions. A preset's settings are those of a `Training`: `stream`, `until`, `steps`.
 
     `read(name, runs)`: rows of some runs of a condition; `measures`: what goes into histories. What others ask of the
-    study of a paper: `measured(name)`, the instruments by name that are recorded of a condition; `canonical`: (condition,
-    rule) of the checkpoints to be committed; `items(item)`: trainings behind an item of its paper, most decisive first;
-    `about_items(item)`: a table of them; `headlines`: task → conditions; `report(rows, rules, out)`: prints and writes
-    what its first preset is compared with, and returns the paths."""
+    study of a paper: `measured(name)`, the instruments by name that are recorded of a condition; `canonical`:
+    (condition, rule) of the checkpoints to be committed; `items(item)`: trainings behind an item of its paper, most
+    decisive first; `about_items(item)`: a table of them; `headlines`: task → conditions; `report(rows, rules, out)`:
+    prints and writes what its preset `small` is compared with, and returns the paths."""
     run: callable = None
     seconds: callable = None
     read: callable = None
@@ -351,15 +346,20 @@ class TrainingStudy(Study):
     about_items: callable = None
     headlines: dict = field(default_factory=dict)
     report: callable = None
-    def job(self, preset, arm, seeds):
-        return Training(arm, tuple(seeds), group_size=len(seeds), measures=self.measures, **self.presets[preset].settings)
-    def rows(self, preset, jobs, root=None):
-        store, found = Store(root), []
-        for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
-            seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
-            runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-            if runs: found.append(self.read(name, runs))
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+@patch
+def job(self:TrainingStudy, preset, arm, seeds):
+    settings = self.presets[preset].settings
+    return Training(arm, tuple(seeds), group_size=len(seeds), measures=self.measures, **settings)
+
+@patch
+def rows(self:TrainingStudy, preset, jobs, root=None):
+    store, found = Store(root), []
+    for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
+        seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
+        runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
+        if runs: found.append(self.read(name, runs))
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
 def of_studies(module, name) -> dict:

@@ -231,13 +231,13 @@ class Order(Training):
     priority: int = 5
     preset: str = ""
 
+# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #0rder5a1
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."
     def made(preset, p, e, name, seeds, stream="authors", until=None, group=None):
         until, group = until or ("selected" if e.task == "modadd" else "full"), group or (5 if e.task == "add7" else 1)
-        return Order(name, tuple(seeds), stream, until, group, measures=(track,), experiment=e.key, priority=p,
-                     preset=preset)
+        return Order(name, tuple(seeds), stream, until, group, None, (track,), e.key, p, preset)
     audits = {n: e for e in AUDIT.values() for n in e.names}
     first = [made("decisive", 1, audits[n], n, range(1, 33), "paired", group=8) for n in DECISIVE]
     canonical = [made(f"paper_{e.task}", _turn(e, n)[0], e, n, e.seeds)
@@ -252,8 +252,8 @@ def _all_orders() -> tuple:
     twice = [made(p, 1, REPLICATES, n, [s for s in REPLICATES.seeds if s // 10_000 == r], "crossed", "selected", group)
              for n in REPLICATES.names for p, r, group in (("replicates", 0, 8), ("replicates_again", 1, 5))]
     ends = [made("ends", 1, e, n, e.seeds, "paired", group=8) for e in (ENDS, AFTER) for n in e.names]
-    ends += [made("twins", 4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
-    return tuple(sorted(first + canonical + shown + many + twice + ends, key=lambda o: o.priority))  # sorting is stable
+    twins = [made("twins", 4, TWINS, n, TWINS.seeds, "crossed", "first") for n in TWINS.names]
+    return tuple(sorted(first + canonical + shown + many + twice + ends + twins, key=lambda o: o.priority))    # stable
 
 def orders(item="all") -> list:
     "What to train for an item, most decisive first. Raises ValueError for an unknown item."
@@ -281,7 +281,8 @@ def registry(item="all") -> pd.DataFrame:
 def by_experiment(item="all") -> pd.DataFrame:
     "One row per experiment behind `item`: task, first priority, conditions, runs, seed-steps, expected CPU hours."
     frame = pd.DataFrame([dict(experiment=o.experiment, task=condition(o.condition).task, priority=o.priority,
-                               condition=o.condition, runs=len(o.seeds), seed_steps=o.seed_steps, cpu_hours=o.seconds / 3600)
+                               condition=o.condition, runs=len(o.seeds), seed_steps=o.seed_steps,
+                               cpu_hours=o.seconds / 3600)
                           for o in orders(item)])
     how = dict(task="first", priority="min", condition="nunique", runs="sum", seed_steps="sum", cpu_hours="sum")
     return frame.groupby("experiment", sort=False).agg(how).rename(columns={"condition": "conditions"})

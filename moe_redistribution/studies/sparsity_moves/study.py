@@ -22,7 +22,8 @@ ABOUT = {
     "replicates": "add-7: weights and batches crossed", "replicates_again": "the same on other seeds",
     "ends": "add-7: every rate to the end, and what happens after a disturbance",
     "paper_modadd": "modular addition: the paper's runs", "beside_modadd": "modular addition: no FFN, frozen top-2",
-    "paper_hist": "histogram counting: the paper's runs", "beside_hist": "histogram counting: no FFN, a quarter of the rate",
+    "paper_hist": "histogram counting: the paper's runs",
+    "beside_hist": "histogram counting: no FFN, a quarter of the rate",
     "twins": "modular addition: weights and batches crossed"}
 
 def preset_of(name) -> Preset:
@@ -34,7 +35,8 @@ def preset_of(name) -> Preset:
     return Preset(ABOUT[name], arms, {o.condition: o.group_size for o in own}, dict(stream=stream, until=until))
 
 PRESETS = {"small": Preset("Table 1 and Figure 1 at the paper's five seeds, which `reproduce` trains",
-                           dict.fromkeys((TABLE1 | FIGURE1).values(), SEEDS), 5, dict(stream="authors", until="selected"))}
+                           dict.fromkeys((TABLE1 | FIGURE1).values(), SEEDS), 5,
+                           dict(stream="authors", until="selected"))}
 PRESETS |= {name: preset_of(name) for name in dict.fromkeys(o.preset for o in orders())}
 
 # %% ../../../nbs/6_studies/sparsity_moves/06_study.ipynb #bc73f872
