@@ -8,18 +8,18 @@ import torch
 
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.instruments.masks import f1_of, mass_in_top
-from moe_redistribution.instruments.opened import LanguageModel
+from moe_redistribution.language.masks import f1_of, mass_in_top
+from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up, planted_floors
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.tasks.text import Planted, generator_of
-from moe_redistribution.training.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
+from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
                                                deployed, detach, distil, kept_entries, last_keys,
                                                listening_to_attention, new_gates, usual_keys, with_mean_attention)
-from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, all_but, router_names, small_model,
-                                                  train_language)
+from moe_redistribution.language.small import small_model
+from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, all_but, router_names, train_language
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.jobs import carry_out
 from moe_redistribution.training.study import run_study, study_jobs

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import table_files, selection
-from moe_redistribution.instruments import gates_study, streaming
-from moe_redistribution.instruments.opened import tiny_model
+from moe_redistribution.language import gates_study, streaming
+from moe_redistribution.language.layers import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import cli, recording

@@ -19,8 +19,10 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate
-from moe_redistribution.instruments.opened import open_model, tiny_model
-from moe_redistribution.instruments.scores import answer_terms, routing_scores, tally
+from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.instruments.scores import routing_scores, tally
+from moe_redistribution.language.terms import answer_terms
 from moe_redistribution.record import cli
 
 logging.disable_progress_bar()

@@ -7,7 +7,7 @@ import pytest
 
 from moe_redistribution.evidence.table_files import ROOT
 
-PARTS = ("tasks", "models", "training", "instruments", "evidence", "record")
+PARTS = ("tasks", "models", "training", "instruments", "language", "evidence", "record")
 HEAVY = {"matplotlib", "scipy", "sklearn", "transformers"}
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from moe_redistribution.tasks.text import Planted, as_text, read_text
-from moe_redistribution.training.language import (SIZE_NAMES, LanguageRecipe, LanguageTraining, heldout_losses,
-                                                  next_token_loss, parameters_named, perplexity, router_names,
-                                                  small_model, token_losses, train_language)
+from moe_redistribution.language.small import (SIZE_NAMES, heldout_losses, next_token_loss, perplexity, small_model,
+                                               token_losses)
+from moe_redistribution.language.training import (LanguageRecipe, LanguageTraining, parameters_named, router_names,
+                                                  train_language)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.jobs import carry_out
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, study_jobs

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate, ablation_rows, replacing, together
-from moe_redistribution.instruments.opened import (DENSE, FAMILIES, OURS, dense_gates, layers_of, open_model, reroute,
-                                                   sum_of_parts, tiny_model)
+from moe_redistribution.language.layers import DENSE, FAMILIES, OURS, dense_gates, layers_of, reroute, tiny_model
+from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.instruments.patterns import patterns
 from moe_redistribution.instruments.routing import coactivation, effective, loads, overlap
-from moe_redistribution.instruments.streaming import tokenizer_of
+from moe_redistribution.language.streaming import tokenizer_of
 from moe_redistribution.instruments.trace import Kept, trace
 from tiers import first
 

@@ -127,7 +127,7 @@ def test_corollary_3_4_is_an_edge_at_the_square_of_a_logarithm(V, K, c):
 @pytest.mark.parametrize("d, E", [(d, E) for d in (256, 512, 1024) for E in (0, 8, 16, 32, 64)])
 def test_sizes_by_formula_are_what_transformers_builds(d, E):
     pytest.importorskip("transformers")
-    from moe_redistribution.training.language import small_model
+    from moe_redistribution.language.small import small_model
     family, sizes = ("mixtral", dict(E=E, k=2)) if E else ("mistral", {})
     with torch.device("meta"):
         model, config = small_model(family, 39, 1, layers=12, d=d, h=d, heads=d // 64, **sizes)

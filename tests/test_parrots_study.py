@@ -15,8 +15,8 @@ from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedS
                                                       parrot_parameters, right_aligned)
 from moe_redistribution.studies.parrots.theory import block_parameters
 from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
-from moe_redistribution.training.language import (LanguageRecipe, LanguageTraining, greedy, heldout_losses,
-                                                  train_language)
+from moe_redistribution.language.small import greedy, heldout_losses
+from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_language
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.jobs import carry_out
 from moe_redistribution.training.study import Desk, find_rows, run_study, study_jobs

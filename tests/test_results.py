@@ -20,10 +20,10 @@ from moe_redistribution.record import cli, recording
 from moe_redistribution.record.coverage import by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
                                          printed, registrations)
-from moe_redistribution.instruments import streaming
+from moe_redistribution.language import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
-from moe_redistribution.instruments.opened import tiny_model
+from moe_redistribution.language.layers import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES

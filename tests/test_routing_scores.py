@@ -8,7 +8,8 @@ import torch
 
 from moe_redistribution.evidence.printed import DATA, paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.instruments.opened import LanguageModel, tiny_model
+from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, a_tenth, apart_by_chance,

@@ -4,10 +4,11 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import replacing
-from moe_redistribution.instruments.opened import FAMILIES, open_model, tiny_model
-from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, answer_terms, chosen_ranks,
-                                                   head_sources, measures, routing_scores, score_rows_of, tally,
-                                                   total_aarv)
+from moe_redistribution.language.layers import FAMILIES, tiny_model
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, measures, routing_scores,
+                                                   score_rows_of, tally, total_aarv)
+from moe_redistribution.language.terms import answer_terms, head_sources
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.population import init

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, masks,
                                             patching, patterns, probes, rerouting, routing, speed, trace)
+from moe_redistribution.language import gated, masks, small
 from moe_redistribution.models import ffn, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question
-from moe_redistribution.training import engine, gated, language, loop
+from moe_redistribution.training import engine, loop
 
 # Every letter and word that is a dimension somewhere; brackets with anything else in them are prose.
 DIMENSIONS = set("""s n b t d v e k h q i j w p m a g c l N T V seed batch position vocab read edit head query key place
@@ -208,7 +209,7 @@ CASES = [
      dict(s=S, b=5, read=READ)),
     (engine.choose_experts, lambda: dict(logits=rand(S, E, 9), c=C), dict(s=S, e=E, k=K, n=9)),
     (engine.whole_shares, lambda: dict(params=drawn(C), chunks=[TOKENS.expand(S, -1, -1)], c=C), dict(s=S, e=E)),
-    (language.token_losses, lambda: dict(logits=rand(2, 6, 11), tokens=ints(11, 2, 7)), dict(n=2, T=6)),
+    (small.token_losses, lambda: dict(logits=rand(2, 6, 11), tokens=ints(11, 2, 7)), dict(n=2, T=6)),
     (loop.settled, lambda: dict(members=loop.fresh(C, [1, 2, 3], "paired"), until="first"), dict(s=S)),
     (loop.train_interval, lambda: dict(members=loop.fresh(C, [1, 2, 3], "paired"), n=1), dict(s=S)),
 ]

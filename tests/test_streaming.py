@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.instruments.opened import open_model, tiny_model
-from moe_redistribution.instruments.gates_study import gates_study, split_text
-from moe_redistribution.instruments.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
-                                                      stream_ablation, stream_scores, text_loss, text_windows,
-                                                      tokenizer_of, units_of)
+from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.gates_study import gates_study, split_text
+from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
+                                                   stream_ablation, stream_scores, text_loss, text_windows,
+                                                   tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks.text import read_text
 from moe_redistribution.training.study import study_jobs
@@ -167,7 +168,7 @@ def test_gates_of_another_model_or_text_are_another_question(change):
 def test_an_ablation_that_goes_on_does_not_ask_for_its_means_again(s, text, tmp_path, monkeypatch):
     ask, part = dict(context=16, tokens=128, edits=("mean",)), tmp_path / "a.part"
     with pytest.raises(Stop): stream_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
-    monkeypatch.setattr("moe_redistribution.instruments.streaming.site_means", lambda *_: 1 / 0)
+    monkeypatch.setattr("moe_redistribution.language.streaming.site_means", lambda *_: 1 / 0)
     stream_ablation(s, text, byte_tokens, **ask, part=part)
 
 

@@ -10,6 +10,7 @@ from functools import wraps
 
 from fastcore.basics import patch
 
+import torch
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens
 from ..models.condition import by_name, condition
@@ -78,6 +79,11 @@ def own_edit(self:Subject, unit, how):
 @patch
 def replacement(self:Subject, site, how):
     "What puts zero, mean or resample at a site in the subject's own way (a function); None for the usual one."
+
+@patch
+def real(self:Subject, tokens):
+    "Which of `tokens` are no padding: all, unless a subject says otherwise."
+    return torch.ones(tokens.shape, dtype=torch.bool)
 
 @patch
 def members(self:Subject) -> list:

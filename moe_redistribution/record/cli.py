@@ -29,13 +29,13 @@ from ..training.study import (Study, TrainingStudy, known_studies, of_studies, r
                                                study_of, study_state, training_studies)
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
-from ..instruments.opened import open_model
+from ..language.opened import open_model
 from ..instruments.scores import SENDERS
-from ..instruments.weights import read_model
-from ..instruments.gates_study import gates_study, split_text
-from ..instruments.masks import sparsity_curve
-from ..instruments.streaming import (ablation_map, score_map, stream_ablation, stream_scores,
-                                                      model_key, text_file, tokenizer_of, units_of)
+from ..language.weights import read_model
+from ..language.gates_study import gates_study, split_text
+from ..language.masks import sparsity_curve
+from ..language.streaming import (ablation_map, score_map, stream_ablation, stream_scores, model_key,
+                                                   text_file, tokenizer_of, units_of)
 from ..evidence.table_files import fingerprint
 from .coverage import by_id, coverage
 from .ledger import ledger, shown

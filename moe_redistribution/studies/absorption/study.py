@@ -14,12 +14,12 @@ from fastcore.basics import patch
 import torch
 from ...tasks.text import KJV_SHA256, Planted, text_of
 from ...training.study import OutOfTime, Preset, Study
-from ...training.gated import (Gating, Student, attach, attached, attention_layers, deployed, distil,
+from ...language.gated import (Gating, Student, attach, attached, attention_layers, deployed, distil,
                                                last_keys, new_gates, usual_keys, with_mean_attention)
-from ...training.language import all_but, heldout_losses, next_token_loss, small_model, train_part
+from ...language.small import heldout_losses, next_token_loss, small_model
+from ...language.training import all_but, train_part
 from ...instruments.rows import rows, tidy
-from ...instruments.masks import (attention_means, attention_rows, efficiency, finds,
-                                                  open_under_gate)
+from ...language.masks import attention_means, attention_rows, efficiency, finds, open_under_gate
 
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #a62a4c46
 GATED_ARMS = tuple(f"{form}_{how}" for form in ("post", "logbias", "hard") for how in ("learned", "random"))

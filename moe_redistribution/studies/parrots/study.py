@@ -25,7 +25,8 @@ from ...tasks.recall import (BOOK_SIGNS, PhoneBook, exact_match, length2_path,
                                              random_graphs, valid_shortest)
 from ...tasks.text import Planted, generator_of
 from ...training.study import Preset, Study, study_rows
-from ...training.language import greedy, heldout_losses, small_model, train_part
+from ...language.small import greedy, heldout_losses, small_model
+from ...language.training import train_part
 from ...instruments.rows import rows, tidy
 from ...evidence.selection import rows_of
 from .layer import train_paths

@@ -16,10 +16,11 @@ from scipy.stats import spearmanr
 import torch
 from ...tasks.text import KJV_SHA256, text_of
 from ...training.study import Preset, Study
-from ...training.language import heldout_losses, small_model, train_language
+from ...language.small import heldout_losses, small_model
+from ...language.training import train_language
 from ...instruments.ablation import together
 from ...instruments.rows import rows, tidy
-from ...instruments.opened import LanguageModel
+from ...language.opened import LanguageModel
 from ...instruments.scores import Receiver, tally
 
 # %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #eff0b9dc
