@@ -83,14 +83,19 @@ class Study:
         module = sys.modules.get(getattr(self.run, "__module__", ""))
         of_file = getattr(module, "STUDY", None) is self and hasattr(module, "own_file")
         return (study_of, (module.own_file, module.own_hash)) if of_file else super().__reduce_ex__(protocol)
-    def job(self, preset, arm, seeds) -> Job:
-        "The job of an arm of a preset and some of its seeds."
-        return StudyJob(self, preset, arm, tuple(seeds))
-    def rows(self, preset, jobs, root=None) -> pd.DataFrame:
-        "The stored rows of some of its jobs; their conditions read `study.preset/…`."
-        found = [rows for j in jobs if (rows := find_rows(j, Store(root))) is not None]
-        named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for f in found]
-        return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+
+# %% ../../nbs/3_training/08_study.ipynb #57udy5b1
+@patch
+def job(self:Study, preset, arm, seeds) -> Job:
+    "The job of an arm of a preset and some of its seeds."
+    return StudyJob(self, preset, arm, tuple(seeds))
+
+@patch
+def rows(self:Study, preset, jobs, root=None) -> pd.DataFrame:
+    "The stored rows of some of its jobs; their conditions read `study.preset/…`."
+    found = [rows for j in jobs if (rows := find_rows(j, Store(root))) is not None]
+    named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for f in found]
+    return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class StudyJob(Job):
     def path(self, store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
     def is_done(self, store): return self.path(store).exists() and find_rows(self, store) is not None
 
+# %% ../../nbs/3_training/08_study.ipynb #57udy5b2
 def _no_circle(study, p, arm, trail=()):
     if arm in trail:
         refuse(f"needs of {study.name}", "arms that need others", " → ".join([*trail, arm]), fix="drop one of these")
@@ -289,6 +295,7 @@ def carry_out(self:StudyJob, store, deadline=None, tell=None, save_every=5.0, de
             return True
     except Timeout: return False
 
+# %% ../../nbs/3_training/08_study.ipynb #57udy5b3
 @patch
 def set_aside(self:StudyJob, store):
     moved, path = 0, self.path(store)
@@ -347,6 +354,7 @@ class TrainingStudy(Study):
     headlines: dict = field(default_factory=dict)
     report: callable = None
 
+# %% ../../nbs/3_training/08_study.ipynb #7ra1n5b2
 @patch
 def job(self:TrainingStudy, preset, arm, seeds):
     settings = self.presets[preset].settings
