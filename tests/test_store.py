@@ -358,7 +358,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, disk, w
     write(path := tmp_path / name, SHORT)
     before, files = path.read_bytes(), sorted(tmp_path.rglob("*"))
     disk.fill()
-    with pytest.raises(OSError, match="expected room for .* MB, got: .*; fix: .*MOE_REDISTRIBUTION_HOME"):
+    with pytest.raises(OSError, match="expected room for .* MB; got .*; fix: .*MOE_REDISTRIBUTION_HOME"):
         write(path, LONG)
     disk.free()
     assert path.read_bytes() == before and sorted(tmp_path.rglob("*")) == files
