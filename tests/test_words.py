@@ -29,7 +29,7 @@ def by_hand(source) -> list:
 
 def test_a_refusal_built_by_hand_is_seen():
     assert by_hand('raise OSError(f"store {x}: expected a folder, got {y}; fix: make one")') == [1]
-    assert by_hand('if a:\n    raise ValueError("seeds: expected some; "\n                     f"got {b}; fix: [42]")') == [2]
+    assert by_hand('if a:\n    raise ValueError("seeds: expected some; "\n        f"got {b}; fix: [42]")') == [2]
     assert not by_hand('refuse("seeds", "some", b)\nraise KeyError("no such task")')
 
 
