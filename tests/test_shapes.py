@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Shaped, jaxtyped
 from torch import Tensor
 
-from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, masks,
-                                            patching, patterns, probes, rerouting, routing, speed, trace)
+from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, patching,
+                                            patterns, probes, rerouting, routing, speed, trace)
 from moe_redistribution.language import gated, masks, small
 from moe_redistribution.models import ffn, population
 from moe_redistribution.models.condition import condition
