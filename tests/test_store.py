@@ -443,7 +443,8 @@ WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
          "findings.py _ledger": "`claim` has looked",
-         "printed.py checked_table": "its callers have: `of_clone`, `sealed`",
+         "printed.py read": "callers of `checked_table` have: `of_clone`, `sealed`, `study_tables`",
+         "printed.py study_lines": "`study_tables` has looked",
          "coverage.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "registrations.py defined": "a version in git",
          "registrations.py _cells": "versions in git, or `as_committed`"}
