@@ -17,7 +17,8 @@ def cell(source="x", *outs): return dict(cell_type="code", id="a", metadata={}, 
                                          outputs=list(outs))
 
 
-def text(said): return dict(output_type="execute_result", data={"text/plain": [said]}, metadata={}, execution_count=None)
+def text(said):
+    return dict(output_type="execute_result", data={"text/plain": [said]}, metadata={}, execution_count=None)
 
 
 def picture(width=400, bar=100):

@@ -9,8 +9,8 @@ A notebook is run without the outputs that it has: the runner leaves a cell that
 a page would go on showing what its code does not say. It is a copy that runs, beside the page, and takes its place when
 it is done, unless somebody has changed the page meanwhile.
 
-What was stored and what a run shows today are compared in words, numbers and pictures (`differences`). A cell that tells
-how fast this machine is, or what it is, says `#| of_this_machine`, and need only show something."""
+What was stored and what a run shows today are compared in words, numbers and pictures (`differences`). A cell that
+tells how fast this machine is, or what it is, says `#| of_this_machine`, and need only show something."""
 import base64
 import io
 import json
@@ -99,7 +99,7 @@ def alike(was, now):
 
 
 def shown(cell):
-    "What a cell shows: its texts as one, and of each picture the size and the greys. What is told in passing is not it."
+    "What a cell shows: its texts as one, the size and the greys of each picture; not what is told in passing."
     texts, pictures = [], []
     for out in cell.get("outputs", []):
         if out.get("name") == "stderr": continue
