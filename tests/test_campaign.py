@@ -27,6 +27,7 @@ from moe_redistribution.language.layers import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import cli, recording
+from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import group_path, pack, train_group
@@ -137,7 +138,7 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
 WORK = {"train": (groups, "train_interval"), "reproduce": (cli, "train"), "measure": (cli, "measure"),
         "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
-        "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (cli, "paper_of"),
+        "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (experiments, "items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),

@@ -20,7 +20,7 @@ import torch
 import moe_redistribution
 from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import Training, group_path, in_groups, pack, train, train_group, unpack
+from moe_redistribution.training.groups import Training, group_path, split_groups, pack, train, train_group, unpack
 from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.loop import evaluate, fresh, train_interval
@@ -282,7 +282,7 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     go([TINY], [1, 2])
     seen = count_training(monkeypatch)
     go([TINY], [1, 2]), go([TINY], [2, 1], group_size=1)
-    left = lambda *asked: [(j.condition, j.seeds, j.steps) for j in missing_jobs(in_groups(asked), tmp_path)]
+    left = lambda *asked: [(j.condition, j.seeds, j.steps) for j in missing_jobs(split_groups(asked), tmp_path)]
     assert seen == [] and left(Training(TINY, (1, 2), until="full", steps=20)) == []
     assert left(*(Training(n, (1, 2, 3), until="full", group_size=2, steps=20) for n in (DENSE, TINY))) == [
         (DENSE, (1, 2), 20), (DENSE, (3,), 20), (TINY, (3,), 20)]                   # nobody is sent out for nothing

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate, ablation_rows, replacing, together
-from moe_redistribution.language.layers import DENSE, FAMILIES, OURS, dense_gates, layers_of, reroute, tiny_model
+from moe_redistribution.language import layers
+from moe_redistribution.language.layers import DENSE, FAMILIES, OURS, dense_gates, layers_of, route_again, tiny_model
 from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.instruments.patterns import patterns
 from moe_redistribution.instruments.routing import coactivation, effective, loads, overlap
@@ -71,13 +72,44 @@ def test_heads_sum_to_attention_and_patterns_mix_values(family):
 @every_family
 def test_the_same_logits_are_routed_as_the_family_routes_them(family):
     s = opened(family)
-    tr = trace(s, s.task.tokens)
-    _, weights, index = reroute(s.layers[1].gate, tr["L1.router_logits"][0].flatten(0, 1))
+    tr, x = trace(s, s.task.tokens), s.layers[1]
+    hidden = x.norm(tr["L1.resid_mid"][0]).flatten(0, 1)
+    own = route_again(x.gate, (hidden,), {}, x.experts.num_experts, tr["L1.router_logits"][0].flatten(0, 1))
+    _, weights, index = own.out
     assert torch.equal(index.sort(1)[0], tr["L1.routes"][0].flatten(0, 1).sort(1)[0])
     E = tr["L1.gates"].shape[-1]
     torch.testing.assert_close(dense_gates(weights, index, E), tr["L1.gates"][0].flatten(0, 1))
     same = s.run(s.task.tokens, {"L1.router_logits": torch.clone})
     torch.testing.assert_close(same[0], alone(s))
+
+
+# Routers that are no softmax of a linear map: a softcap, biases that are arguments of their forward, a sigmoid in groups
+RULES = {"laguna": dict(num_experts=4, moe_intermediate_size=24, head_dim=8, shared_expert_intermediate_size=16,
+                        mlp_layer_types=["dense", "sparse"], moe_router_logit_softcapping=5.),
+         "minimax_m2": dict(num_local_experts=4, head_dim=8, rotary_dim=4),
+         "hy_v3": dict(num_experts=4, moe_intermediate_size=24, head_dim=8, num_shared_experts=1,
+                       first_k_dense_replace=1),
+         "ernie4_5_moe": dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=24, moe_layer_start_index=1),
+         "glm4_moe": layers._MLA | dict(n_routed_experts=8, n_group=2, topk_group=1, head_dim=8)}
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_a_router_is_asked_by_its_own_forward_whatever_its_rule(family, monkeypatch):
+    """Its own scores give its own logits, a barred expert gets no token, and weights are shares of what is
+    called its probabilities. Laguna was off by .9, and three ended in a traceback, while the router was copied."""
+    monkeypatch.setitem(layers._OWN, family, RULES[family])
+    monkeypatch.setattr(layers, "FAMILIES", (*FAMILIES, family))
+    s = opened(family, torch.float32)
+    tokens = s.task.tokens
+    site = [x for x in s.sites if x.endswith("router_logits")][-1]
+    layer, tr = site.split(".")[0], trace(s, tokens)
+    torch.testing.assert_close(s.run(tokens, {site: torch.clone})[0], alone(s), rtol=1e-6, atol=1e-6)
+    around = trace(s, tokens, edits=together(s, {f"{layer}.E1": "route_around"}))
+    assert (around[f"{layer}.routes"] != 1).all() and (tr[f"{layer}.routes"] == 1).any()
+    gates, probs = tr[f"{layer}.gates"][0], tr[f"{layer}.router_probs"][0]
+    share = probs * (gates != 0)
+    torch.testing.assert_close(gates / gates.sum(-1, keepdim=True), share / share.sum(-1, keepdim=True),
+                               check_dtype=False, rtol=1e-5, atol=1e-6)
 
 
 @every_family

@@ -23,6 +23,7 @@ from moe_redistribution.evidence import (claims as claims_room, table_files, che
 from moe_redistribution.language import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
+from moe_redistribution.instruments.measuring import rules_for
 from moe_redistribution.language.layers import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
@@ -297,7 +298,7 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
             got = ended_at[i, name]
             assert set(got.index) == set(mine.index), (name, i)
             ended = mine[mine["step"] >= RECIPES[name.split("/")[0]]["steps"]]["step"]          # has weights at its end
-            if "final" not in recording.rules_for(name, "authors", i) or ended.empty: continue
+            if "final" not in rules_for(name, "authors", i) or ended.empty: continue
             assert got[ended.index].equals(ended), (name, i)
 
 

@@ -241,6 +241,14 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
     assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
 
 
+def test_the_code_of_every_study_has_one_hash_in_every_process():
+    "A table of functions says where they lie, which differs every time: answers of one study were called outdated."
+    ask = ("from moe_redistribution.training.store import code_of; from moe_redistribution.training.study import "
+           "known_studies; print({n: code_of(s.run) for n, s in known_studies().items()})")
+    both = {subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout for _ in range(2)}
+    assert len(both) == 1 and "parrots_rule" in both.pop()
+
+
 def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, monkeypatch):
     class Half(Router):
         def logits(self, held, x, c): return super().logits(held, x, c) / 2

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MOST_SEEDS', 'STACKED', 'FROM_ONE', 'ABOVE_ZERO', 'TEXT_COMMANDS', 'BUG', 'reproduce', 'parser', 'add_measure',
            'add_record', 'add_bench', 'add_train', 'add_study', 'add_gates', 'add_text_command', 'read_seeds',
-           'paper_of', 'read_trainings', 'check_arguments', 'run', 'run_bench', 'run_ledger', 'instruments_asked',
+           'study_of_item', 'read_trainings', 'check_arguments', 'run', 'run_bench', 'run_ledger', 'instruments_asked',
            'run_measure', 'others_files', 'run_text_command', 'whole_numbers', 'run_gates', 'carry_all', 'run_train',
            'imported_study', 'study_line', 'run_study_command', 'main', 'carried_out']
 
@@ -24,7 +24,7 @@ from ..training.store import Store, write_picture
 from ..training.loop import UNTIL
 from ..training.executors import processes
 from ..training.jobs import begin_again, check_means, fulfil, missing_jobs, outlook
-from ..training.groups import Training, check_work, in_groups, train
+from ..training.groups import Training, check_work, split_groups, train
 from ..training.study import (Study, TrainingStudy, known_studies, of_studies, run_study, study_jobs,
                                                study_of, study_state, training_studies)
 
@@ -199,7 +199,7 @@ def read_seeds(text:str) -> list:
 # %% ../../nbs/7_record/05_cli.ipynb #9bab1f51
 STACKED = {"drawn": 128, "split": 20, "sampled": 5}       # seeds in one group on a GPU, by where batches come from
 
-def paper_of(item) -> TrainingStudy:
+def study_of_item(item) -> TrainingStudy:
     "The study of trainings whose paper has this item; ValueError, with the nearest that it has, where none does."
     for study in (papers := [s for s in training_studies() if s.items]):
         try: study.items(item)
@@ -215,7 +215,7 @@ def read_trainings(args) -> list:
     own = dict(seeds=None if args.seeds is None else tuple(read_seeds(args.seeds)), stream=args.stream,
                until=args.until, group_size=args.group_size)
     own = {k: v for k, v in own.items() if v is not None}
-    found = list(dict.fromkeys(t for i in args.item for t in paper_of(i).items(i)))
+    found = list(dict.fromkeys(t for i in args.item for t in study_of_item(i).items(i)))
     names = [str(condition(n)) for n in args.conditions]
     if own.keys() & {"seeds", "stream", "until"}:                     # other seeds than the item's: each condition once
         names, found = [*dict.fromkeys(t.condition for t in found), *names], []
@@ -262,7 +262,7 @@ def run(args):
         written = record(say=print, executor=args.executor, replace=args.replace, reason=args.reason)
         print("\n".join(map(str, written)) or "Nothing new.")
     elif args.command == "conditions":
-        frame = paper_of(args.item).about_items(args.item).drop(columns=["task", "experiments"])
+        frame = study_of_item(args.item).about_items(args.item).drop(columns=["task", "experiments"])
         print(frame.assign(cpu_hours=frame["cpu_hours"].round(2)).to_string(index=False))
     elif args.command == "measure": run_measure(args)
     elif args.command == "study": run_study_command(args)
@@ -403,7 +403,7 @@ def carry_all(jobs, args):
 def run_train(args):
     "Trains what is missing."
     todo = read_trainings(args)
-    carry_all(in_groups(unrecorded(todo) if args.unrecorded else todo), args)
+    carry_all(split_groups(unrecorded(todo) if args.unrecorded else todo), args)
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de022
 def imported_study(path) -> Study:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['to_run', 'pack', 'unpack', 'merge_members', 'group_path', 'left_behind', 'stem_of', 'stems', 'gather_members',
            'train_group', 'train_and_score', 'write_history', 'finish', 'check_work', 'check_steps', 'check_size',
-           'Training', 'Stem', 'in_groups', 'train']
+           'Training', 'Stem', 'split_groups', 'train']
 
 # %% ../../nbs/3_training/06_groups.ipynb #0b86f321
 from contextlib import suppress
@@ -297,7 +297,7 @@ def needs(self:Training) -> list:
     return [Stem(stem[0], self.seeds, self.stream, "full", len(self.seeds), stem[1], self.measures)]
 
 # %% ../../nbs/3_training/06_groups.ipynb #0b3f0cc7
-def in_groups(trainings) -> list:
+def split_groups(trainings) -> list:
     "The groups of some trainings, in their order. ValueError if two of them train the same seed of a condition alike."
     asked = [(t.condition, t.stream, t.until, s) for t in trainings for s in t.seeds]
     if len(set(asked)) < len(asked): raise ValueError("conditions: expected each once; fix: drop the repetitions")
@@ -312,7 +312,7 @@ def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None
     `conditions` to `group_size` as in `Training`, the others as in `fulfil`."""
     store, conditions = Store(root), [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Training(str(c), seeds, stream, until, group_size, steps, measures) for c in conditions]
-    fulfil(in_groups(asked), root, executor, quiet, device, budget, save_every=save_every)
+    fulfil(split_groups(asked), root, executor, quiet, device, budget, save_every=save_every)
     there = [(t.condition, s) for t in asked for late in [t.late(store)] for s in t.seeds if s not in late]
     columns = ["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]
     return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None,

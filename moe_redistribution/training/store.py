@@ -367,9 +367,9 @@ def _own(x, of) -> bool:
     return a == b or a.rpartition(".")[0] == b.rpartition(".")[0] and b.startswith("moe_redistribution.studies.")
 
 def _plain(name, x):
-    "Is this a value that does not change, or a table that is called like one?"
+    "Is this a value that does not change, or a table that is called like one, and says the same in every process?"
     kinds = (int, float, str, bool, tuple, type(None)) + ((list, dict) if name.isupper() and name[0] != "_" else ())
-    return isinstance(x, kinds) and len(repr(x)) < 10_000
+    return isinstance(x, kinds) and len(said := repr(x)) < 10_000 and not re.search(r" at 0x[0-9a-f]+", said)
 
 # %% ../../nbs/3_training/02_store.ipynb #ccac3e36
 def source_hash(*objects) -> str:

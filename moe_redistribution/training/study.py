@@ -60,11 +60,10 @@ def nothing(arm, seeds, settings):
 class Study:
     """One paper's experiments.
 
-    `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)` what
-    that is expected to take on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it
-    (default: its name and all settings); `version` goes up when they change for another reason. `threads`: how many a
-    job gives torch (default: what its process has, one where it trains). `needs(arm, seeds, settings)`: arms of the
-    same preset, and trainings, that come before; the job finds what they gave in `desk.needed`, in that order."""
+    `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)`: what
+    it takes on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it (default: its name
+    and all settings); `version` goes up when they change otherwise. `threads` for torch (default: the process's).
+    `needs(arm, seeds, settings)`: arms of the same preset, and trainings, that come first; see `desk.needed`."""
     name: str
     about: str
     presets: dict
