@@ -14,7 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.tasks.data import sampled, split, training_pool
+from moe_redistribution.tasks.data import histogram_sets, split, training_pool
 from moe_redistribution.tasks.task import counts, get_task
 
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": nn.Identity()}
@@ -190,7 +190,7 @@ def examples(c, seed, n):
     if t.source == "split":
         train, _ = split(t, seed)
         return [(t.tokens[train], t.targets[train])] * n
-    tokens, _ = sampled(seed)
+    tokens, _ = histogram_sets(seed)
     return [(tokens, counts(tokens) - 1)] * n
 
 

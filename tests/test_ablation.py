@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, replacing,
-                                                     share_rows, shuffled, together, units, _partner, _side_by_side)
+from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, edits_for,
+                                                     share_rows, derangement, combine_edits, units, _partner,
+                                                     _side_by_side)
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.models.planted import carry_by_experts
@@ -45,7 +46,7 @@ def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
     params = population(MOE, 1)
     tr = trace(params, T.tokens, MOE)
     out, g = tr["expert_out"][0].double(), tr["gates"][0].double()
-    made, seen = together(MOE, {"E1": "mean"}), {}
+    made, seen = combine_edits(MOE, {"E1": "mean"}), {}
     forward(params, T.tokens, MOE, made, seen)
     for at in (3, 5):
         mine = [n for n in range(1000) if g[n, at, 1] > 0]
@@ -57,14 +58,14 @@ def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
 def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
     params = population(MOE)
     tr = trace(params, T.tokens, MOE)
-    forward(params, T.tokens, MOE, together(MOE, {"E1": "resample"}), seen := {})
+    forward(params, T.tokens, MOE, combine_edits(MOE, {"E1": "resample"}), seen := {})
     said = lambda x: sorted(map(tuple, x.tolist()))
     for s, at in [(0, 5), (1, 3)]:
         mine = tr["gates"][s, :, at, 1] > 0
         own, new = (x["expert_out"][s, mine, at, 1] for x in (tr, seen))
         assert 0 < mine.sum() < 1000 and said(own) == said(new)
     everybody = torch.ones(1, 1000, 1, dtype=bool)
-    assert (torch.equal(_partner(everybody)[0, :, 0], shuffled(1000))
+    assert (torch.equal(_partner(everybody)[0, :, 0], derangement(1000))
             and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all())
 
 
@@ -81,7 +82,7 @@ def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_oth
 def test_several_edits_have_no_order(edits):
     params, edits = population(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how
                                       for u, how in edits.items()}
-    there, back = (forward(params, T.tokens, MOE, together(MOE, dict(e)))
+    there, back = (forward(params, T.tokens, MOE, combine_edits(MOE, dict(e)))
                    for e in (edits.items(), reversed(edits.items())))
     assert torch.equal(there, back)
 
@@ -99,7 +100,7 @@ def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
     alone = torch.stack([ablate(params, MOE, e) for e in each])
     with pytest.raises(ValueError, match="one set of edits or more"): ablate_each(params, MOE, [])
     assert torch.equal(ablate_each(params, MOE, each), alone)
-    beside = _side_by_side(Population(params, MOE), [together(MOE, e) for e in each])
+    beside = _side_by_side(Population(params, MOE), [combine_edits(MOE, e) for e in each])
     assert (beside == alone).double().mean() > .9999            # sums over another batch may round otherwise
 
 
@@ -120,7 +121,7 @@ def test_what_a_model_has_not_got_is_refused(unit, name, says):
 
 
 def test_a_slip_in_the_replacement_is_refused_for_units_too():
-    with pytest.raises(ValueError, match="nearest: 'mean'"): replacing(DENSE, "H0", "means")
+    with pytest.raises(ValueError, match="nearest: 'mean'"): edits_for(DENSE, "H0", "means")
 
 
 def greedy(params, name, edits):
@@ -142,7 +143,7 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
     params = population(name)
     clean = trace(params, T.tokens, name, ["ffn_out"])["ffn_out"]
     value = {"zero": torch.zeros_like(clean), "mean": clean.mean(1, keepdim=True).expand_as(clean),
-             "resample": clean[:, shuffled(1000)]}[how]
+             "resample": clean[:, derangement(1000)]}[how]
     assert (decode(params, name, {"ffn_out": how})
             == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})).double().mean() > .999
 

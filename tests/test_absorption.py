@@ -15,7 +15,7 @@ from moe_redistribution.studies.absorption import study
 from moe_redistribution.studies.absorption.facts import gated_set_up, planted_floors
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.tasks.text import Planted, generator_of
-from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, attached, attention_layers,
+from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, gating_of, attention_layers,
                                                deployed, detach, distil, kept_entries, last_keys,
                                                listening_to_attention, new_gates, usual_keys, with_mean_attention)
 from moe_redistribution.language.small import small_model
@@ -119,7 +119,7 @@ def test_distillation_leaves_a_model_and_its_own_gates_as_they_were():
     student = Student(new_gates(model, 8, 2), "bce", 4)
     distil(model, [student], TEXT.batches(32, 2, seed=1), 3, looks=1)
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
-    assert attached(model)[1] == Gating("post")
+    assert gating_of(model)[1] == Gating("post")
 
 
 def test_detached_is_never_attached():

@@ -9,13 +9,14 @@ from moe_redistribution.models.events import MODEL_PARTS
 from moe_redistribution.models.population import forward, predict
 from moe_redistribution.instruments.rerouting import gradient_norms
 from moe_redistribution.studies.absorption_ffn import study as room
-from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone, answer_scores,
+from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone_gates,
+                                                                answer_scores,
                                                                 as_copies, as_slices, best_factor, fit_linear,
-                                                                imitated, oracle, router_of, ways)
+                                                                imitation, oracle, router_of, ways)
 from moe_redistribution.studies.absorption_ffn.study import (ABSORBING, DEPLOYED, NOISED, STUDY, SWAPPED,
-                                                             absorbed_rows, by_edit, fork_name, forked, looks, loss_of,
+                                                             absorbed_rows, by_edit, fork_name, fork_of, looks, loss_of,
                                                              measures_of)
-from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, run_study, study_jobs
 
@@ -23,7 +24,7 @@ SEEDS = [1, 2]
 
 
 def trained(name, n, seeds=SEEDS):
-    members = fresh(condition(name), seeds, "paired")
+    members = init_members(condition(name), seeds, "paired")
     train_interval(members, n)
     return members
 
@@ -51,7 +52,7 @@ def tiny(tmp_path_factory):
                                        ("top2_frozen", "swap+all+router"), ("top2", "attn"), ("frozen", "all")])
 def test_a_fork_is_the_run_from_scratch_under_its_name_to_the_bit(bases, arm, edit):
     before = bases[arm].w.clone()
-    fork = forked(bases[arm], edit, arm)
+    fork = fork_of(bases[arm], edit, arm)
     train_interval(fork, 4)
     whole = trained(fork_name(arm, 6, edit), 10)
     for n in ("w", "m", "v"): assert torch.equal(getattr(fork, n), getattr(whole, n)), n
@@ -61,7 +62,7 @@ def test_a_fork_is_the_run_from_scratch_under_its_name_to_the_bit(bases, arm, ed
 @pytest.mark.parametrize("arm", SWAPPED)
 def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
     for edit in looks(arm, dict(after=[1], long=[1])):
-        fork, words = forked(bases[arm], edit, arm), edit.split("+")
+        fork, words = fork_of(bases[arm], edit, arm), edit.split("+")
         began = {n: v.clone() for n, v in unflatten(fork.w, fork.c).items()}
         train_interval(fork, 2)
         moved = {n for n, v in unflatten(fork.w, fork.c).items() if not torch.equal(v, began[n])}
@@ -73,7 +74,7 @@ def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
 @pytest.mark.parametrize("arm", NOISED)
 def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
     base = trained(ABSORBING[arm], 250)
-    noisy, swapped = (forked(base, e, arm) for e in ("noise", "swap"))
+    noisy, swapped = (fork_of(base, e, arm) for e in ("noise", "swap"))
     a, b, own = (loss_of(x.w, x.c) for x in (noisy, swapped, base))
     torch.testing.assert_close(a, b, rtol=.02, atol=.02)
     moved = {n for n, v in unflatten(noisy.w - base.w, base.c).items() if v.abs().max() > 0}
@@ -81,10 +82,11 @@ def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
 
 
 def test_every_arm_gets_the_same_router_B_which_is_not_its_own(bases):
-    routers = [unflatten(forked(bases[arm], "swap", arm).w, condition(ABSORBING[arm]))["W_router"] for arm in SWAPPED]
+    routers = [unflatten(fork_of(bases[arm], "swap", arm).w, condition(ABSORBING[arm]))["W_router"] for arm in SWAPPED]
     assert all(torch.equal(x, routers[0]) for x in routers)
     B = router_of(condition(ABSORBING["frozen"]), SEEDS, "paired", 1, routers[0])
-    A = unflatten(fresh(condition(ABSORBING["frozen"]), SEEDS, "paired").w, condition(ABSORBING["frozen"]))["W_router"]
+    A = unflatten(init_members(condition(ABSORBING["frozen"]), SEEDS, "paired").w,
+                  condition(ABSORBING["frozen"]))["W_router"]
     assert torch.equal(B, routers[0]) and not torch.isclose(A, B).any(-1).any() and not torch.equal(B[0], B[1])
 
 
@@ -163,7 +165,7 @@ def test_a_linear_router_learns_any_linear_choice(bases):
     x = opened(bases["frozen"])
     W = torch.randn(2, 64, 4, generator=torch.Generator().manual_seed(0))
     chosen = torch.einsum("s b t d, s d e -> s b t e", x.mid, W).argmax(-1)
-    assert (imitated(x, chosen) == chosen).float().mean() > .97
+    assert (imitation(x, chosen) == chosen).float().mean() > .97
 
 
 def test_a_fit_of_features_that_do_not_vary_together_stays_finite():
@@ -174,7 +176,7 @@ def test_a_fit_of_features_that_do_not_vary_together_stays_finite():
 def test_no_expert_is_better_than_the_oracles(bases):
     x = opened(bases["redrawn"])
     best = oracle(x)
-    at = lambda chosen: answer_scores(x.logits(x.added(alone(chosen, 4))), x.t)["loss"]
+    at = lambda chosen: answer_scores(x.logits(x.added(alone_gates(chosen, 4))), x.t)["loss"]
     assert all((at(best) <= at(torch.full_like(best, e))).all() for e in range(4))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from moe_redistribution.instruments.bilinear import (FACTOR_NULLS, READERS, bilinear_rows, factors, gram, random_tables,
                                                      readers, redrawn_factors, rotation, scores, shares, tensor,
-                                                     token_power, top, with_nulls)
+                                                     token_power, top_singular, with_nulls)
 from moe_redistribution.models.clocks import bilinear_clock, rotated_clock
 from moe_redistribution.instruments.fourier import concentration
 from moe_redistribution.models.population import init
@@ -44,7 +44,7 @@ def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name,
     T = tensor(params, name)
     if symmetric: T = (T + T.mT) / 2
     gate, up, down = factors(params, name)
-    strength, mix = top(gate, up, down, 6, symmetric)
+    strength, mix = top_singular(gate, up, down, 6, symmetric)
     U, S, Vh = torch.linalg.svd(T.flatten(3), full_matrices=False)
     near(strength, S[..., :6], 1e-8)
     V = tables(gate, mix, up)
@@ -56,7 +56,7 @@ def test_tables_that_do_not_exist_are_nan_and_not_noise():
     params = population("modadd/glu-h24-gelu+d32")
     gate, up, down = factors(params, "modadd/glu-h24-gelu+d32")
     down[..., 3:, :] = 0                                                        # three units are left
-    strength, mix = top(gate, up, down, 6)
+    strength, mix = top_singular(gate, up, down, 6)
     assert mix[..., :3].isfinite().all() and mix[..., 3:].isnan().all()
 
 
@@ -79,7 +79,7 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     name = "modadd/glu-h24-gelu+d32"
     params = population(name, 1)
     own, (xa, xb) = factors(params, name), readers(params, name, through)
-    mix = top(*own, 2)[1]
+    mix = top_singular(*own, 2)[1]
     one_wave, on_sum = shares(*token_power(*own[:2], mix, (xa, xb)))
     V = tables(own[0], mix, own[1])[0, 0, 1]
     want = by_loops(V, xa[0, 0], xb[0, 0])
@@ -90,7 +90,7 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
 def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_transpose():
     params = population(SMALL["glu"])
     gate, up, down = factors(params, SMALL["glu"])
-    mix, E = top(gate, up, down)[1], params["W_E"][:, None, :P].double()
+    mix, E = top_singular(gate, up, down)[1], params["W_E"][:, None, :P].double()
     M = E[:, :, None] @ tables(gate, mix, up) @ E[:, :, None].mT
     a, s = torch.arange(P), torch.arange(P)[:, None]
     printed = lambda M: concentration(M[..., a, (s - a) % P].mean(-1)[:, 0].mT, "paper")
@@ -159,7 +159,7 @@ def test_nulls_keep_what_they_should_and_nothing_more():
     assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
     near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
     turned = redrawn_factors(gate, up, down, SMALL["moe_glu"], "rotated", g)
-    near(top(*turned, 5)[0], top(gate, up, down, 5)[0], 1e-7)
+    near(top_singular(*turned, 5)[0], top_singular(gate, up, down, 5)[0], 1e-7)
     near(turned[0].mT @ turned[1], gate.mT @ up)                                           # both readings turn together
     assert not torch.allclose(turned[0], gate, atol=.1)
     Q = rotation((2, 3, 8), g)

@@ -31,7 +31,7 @@ from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import group_path, pack, train_group
-from moe_redistribution.training.loop import fresh
+from moe_redistribution.training.loop import init_members
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
 from moe_redistribution.training.jobs import carry_out
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, own_file, study_jobs
@@ -332,7 +332,7 @@ def shelf(tmp_path_factory):
     train_group(TINY, [1, 2], root=root, steps=200)
     carry_out(job, root)
     state = group_path(store, c, [1, 2], "authors")
-    seal(state, *pack(fresh(c, [1, 2], "authors")))
+    seal(state, *pack(init_members(c, [1, 2], "authors")))
     desk = Desk(job, store)
     seal(part := desk.path.with_suffix(".one.part"), {"x": torch.ones(9)}, dict(key=job.key, kind="part", part="one"))
     for name in ("results/runs/hist.parquet", "results/manifest.csv", "results/rows/heldout/add7.parquet"):

@@ -17,7 +17,7 @@ from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, recorde
 from moe_redistribution.instruments.ablation import ablation_rows
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import Transformer, checked, forward, loss, predict, shapes
+from moe_redistribution.models.population import Transformer, check_population, forward, loss, predict, shapes
 from moe_redistribution.instruments.fourier import fourier_rows
 from moe_redistribution.instruments.histogram import by_count, selective_shares
 from moe_redistribution.instruments.subject import subject
@@ -109,13 +109,13 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
 def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(
     tmp_path):
     name, rule = "add7/ffn-h64-silu", "first256"
-    was = selection.recorded(name, "copying")
+    was = selection.recorded_rows(name, "copying")
     lacking = was[~((was["stream"] == "authors") & (was["rule"] == rule) & (was["edit"] == "zero"))]
     table_files.write_table(lacking, "copying", "add7", tmp_path)
     (tmp_path / "checkpoints").symlink_to(table_files.ROOT / "checkpoints")
     d = comes_out.differences(name, rule, "copying", tmp_path)
     assert comes_out.fill(d, name, rule, "copying", tmp_path) == (d["there"] == "since").sum() > 0
-    pd.testing.assert_frame_equal(selection.recorded(name, "copying", tmp_path), was)
+    pd.testing.assert_frame_equal(selection.recorded_rows(name, "copying", tmp_path), was)
 
 
 @pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
@@ -138,7 +138,7 @@ READS_THEM = {"predict": predict, "forward": lambda p, c: forward(p, get_task(co
               "loss": lambda p, c: loss(p, (t := get_task(condition(c).task)).tokens[:9], t.targets[:9], c),
               "module": Transformer, "subject": lambda p, c: subject(p, c).predict(),
               "right": checkpoints.right_answers,
-              "ablation": lambda p, c: ablation_rows(p, c, checkpoints.SEEDS, ("zero",)), "checked": checked,
+              "ablation": lambda p, c: ablation_rows(p, c, checkpoints.SEEDS, ("zero",)), "checked": check_population,
               "flatten": flatten}
 
 

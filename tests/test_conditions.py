@@ -14,15 +14,15 @@ from moe_redistribution.evidence.registrations import definition_hash
 from moe_redistribution.models import condition as conditions_room
 from moe_redistribution.models.condition import (ACTIVATIONS, ALIKE, LIMITS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS,
                                                  Choices, Condition, by_name, condition, defaults, multipliers,
-                                                 n_params, plainest)
-from moe_redistribution.models.events import (MODEL_PARTS, Exchange, Fresh, Only, Rate, Reset, Restart, formerly,
-                                              renamed)
+                                                 n_params, plainest_name)
+from moe_redistribution.models.events import (MODEL_PARTS, Exchange, Fresh, Only, Rate, Reset, Restart, in_old_names,
+                                              in_new_names)
 from moe_redistribution.models.population import init, shapes
 from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.studies.sparsity_moves.arms import LABELS
 from moe_redistribution.studies.sparsity_moves.experiments import OWN
 from moe_redistribution.training.groups import check_work
-from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 
@@ -72,7 +72,7 @@ def conditions(draw):
     c = Condition(task=task, ffn=ffn, n_experts=E, top_k=draw(st.integers(1, E)), d_mlp=width, events=(),
                   activation="none" if ffn == "no_ffn" else draw(st.sampled_from(ACTIVATIONS)),
                   n_heads=rest["d_model"] // rest.pop("d_head"), **rest)
-    return draw(happens(plainest(c)[0]))
+    return draw(happens(plainest_name(c)[0]))
 
 
 @given(conditions())
@@ -251,7 +251,7 @@ def accepted(name):
 
 def trained(name, steps=3):
     "Weights of one seed after a few steps."
-    members = fresh(condition(name), [1], "paired")
+    members = init_members(condition(name), [1], "paired")
     train_interval(members, steps)
     return unflatten(members.w, members.c)
 
@@ -312,10 +312,10 @@ def test_the_file_of_old_spellings_is_finished():
                                       ("+forget+d16+then8+reset7", "+d16@7:reset0.25,ffnlr8,fresh"),
                                       ("+reset5+also_embed+freeze_attn", "+freeze_attn@5:reset0.25,embed")])
 def test_an_old_name_is_read_by_the_file_and_no_other_event_has_one(old, new):
-    assert renamed(f"add7/ffn-h8-silu{old}, x") == f"add7/ffn-h8-silu{new}, x"
-    assert sorted(formerly(f"add7/ffn-h8-silu{new}")[16:].split("+")) == sorted(old.split("+"))
+    assert in_new_names(f"add7/ffn-h8-silu{old}, x") == f"add7/ffn-h8-silu{new}, x"
+    assert sorted(in_old_names(f"add7/ffn-h8-silu{new}")[16:].split("+")) == sorted(old.split("+"))
     for more in (",router1", ",onlyexperts", ",embed,attn", "@9000:fresh"):
-        assert formerly(f"add7/ffn-h8-silu{new}{more}") == f"add7/ffn-h8-silu{new}{more}"
+        assert in_old_names(f"add7/ffn-h8-silu{new}{more}") == f"add7/ffn-h8-silu{new}{more}"
 
 HASHED = {"seeds": "1-9", "metric": "digits"}
 
@@ -323,22 +323,23 @@ HASHED = {"seeds": "1-9", "metric": "digits"}
 @pytest.mark.parametrize("name, key", KEYS.items())
 def test_a_key_is_what_it_was_when_its_first_run_was_stored(name, key):
     "And old names of conditions with a reset are refused with today's, which lead back to them."
-    today = renamed(name)
-    assert condition(today).key == key and condition(today).name == today and formerly(today) == name
+    today = in_new_names(name)
+    assert condition(today).key == key and condition(today).name == today and in_old_names(today) == name
     if today != name: assert refusal(condition, name).endswith(f"fix: write {today}")
     assert definition_hash(HASHED | dict(condition=today)) == definition_hash(HASHED | dict(condition=name))
 
 
 def test_every_condition_of_the_study_has_its_key_written_down():
-    assert {n for e in OWN.values() for n in e.names} <= {renamed(n) for n in KEYS}
+    assert {n for e in OWN.values() for n in e.names} <= {in_new_names(n) for n in KEYS}
     assert len(set(KEYS.values())) == len(KEYS)
 
 
 @given(conditions())
 def test_an_old_spelling_leads_back_to_todays_name(c):
-    old = formerly(c.name)
-    assert renamed(old) == c.name and (old == c.name or "@" not in old)
-    assert formerly(f"({c.name}), {c.name}.") == f"({old}), {old}." and renamed(f"{old} {old}") == f"{c.name} {c.name}"
+    old = in_old_names(c.name)
+    assert in_new_names(old) == c.name and (old == c.name or "@" not in old)
+    assert in_old_names(f"({c.name}), {c.name}.") == f"({old}), {old}."
+    assert in_new_names(f"{old} {old}") == f"{c.name} {c.name}"
 
 
 def test_another_router_is_a_line_in_its_room(monkeypatch):

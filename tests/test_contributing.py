@@ -15,14 +15,14 @@ from moe_redistribution.studies.sparsity_moves.experiments import orders
 assert {o.condition for o in orders("audit-two")} == {"add7/moe-e2k1-h256-silu"}""",
     "Add a router": """
 from moe_redistribution.models.condition import condition
-from moe_redistribution.training.loop import fresh, train_interval
-members = fresh(condition("add7/moe-e4k1-h16-silu+positions"), [1, 2], "paired")
+from moe_redistribution.training.loop import init_members, train_interval
+members = init_members(condition("add7/moe-e4k1-h16-silu+positions"), [1, 2], "paired")
 assert train_interval(members, 3).isfinite().all()""",
     "Add an event": """
 from moe_redistribution.models.condition import condition
-from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
 c = condition("add7/ffn-h16-silu@2:halve")
-a, b = (fresh(condition(n), [1], "paired") for n in (c.name, "add7/ffn-h16-silu"))
+a, b = (init_members(condition(n), [1], "paired") for n in (c.name, "add7/ffn-h16-silu"))
 for members in (a, b): train_interval(members, 2)
 (x, y) = (unflatten(m.w, m.c)["W_down"] for m in (a, b))
 assert x.equal(y / 2) and c.events[0].step == 2""",

@@ -56,10 +56,10 @@ def test_rows_name_each_number_once_and_do_not_depend_on_company():
 
 
 def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
-    from moe_redistribution.instruments.ablation import together
+    from moe_redistribution.instruments.ablation import combine_edits
     from moe_redistribution.models.population import predict
     from moe_redistribution.evidence.checkpoints import checkpoint
-    said = predict(checkpoint(TABLE1["FFN"]), TABLE1["FFN"], together(TABLE1["FFN"], {"ffn_out": "mean"}))
+    said = predict(checkpoint(TABLE1["FFN"]), TABLE1["FFN"], combine_edits(TABLE1["FFN"], {"ffn_out": "mean"}))
     copies = (said == T.tokens[:, list(T.read)]).float().mean(1)
     assert len(copies) == len(SEEDS) and (copies[:, 0] < .05).all() and (copies[:, 1:3] > .9).all()
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.models.condition import RECIPES
-from moe_redistribution.tasks.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, era, generators,
-                                           held_back, part_seed, sampled, split, unseen)
+from moe_redistribution.tasks.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, set_epoch, generators,
+                                           held_back, part_seed, histogram_sets, split, unseen_examples)
 from moe_redistribution.tasks.task import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
 
 ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
@@ -86,9 +86,9 @@ def test_letters_are_used_evenly():
 
 def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first():
     rs = np.random.RandomState(42 + REFRESH)
-    train, test = sampled(42, "authors", REFRESH)
+    train, test = histogram_sets(42, "authors", REFRESH)
     assert torch.equal(train, sample_sequences(N_TRAIN, rs)) and torch.equal(test, sample_sequences(N_TEST, rs))
-    assert [era(s) for s in (1, 49, 50, 51, 100, 101, 1000)] == [0, 0, 0, 50, 50, 100, 950]
+    assert [set_epoch(s) for s in (1, 49, 50, 51, 100, 101, 1000)] == [0, 0, 0, 50, 50, 100, 950]
     given = list(batches(HIST, [42], "authors", [None], [48], 3, 0))
     assert torch.equal(given[0][0], given[1][0]) and torch.equal(given[2][0][0], train)      # steps 49, 50 | 51
 
@@ -129,17 +129,18 @@ def test_what_is_held_back_was_not_in_the_batches(task):
 
 @pytest.mark.audit
 def test_an_unseen_sequence_of_the_clean_set_is_in_none_of_the_twenty_sets_and_every_other_in_one():
-    trained = {tuple(row) for e in range(0, 1000, REFRESH) for row in sampled(42, epoch=e)[0].tolist()}
+    trained = {tuple(row) for e in range(0, 1000, REFRESH) for row in histogram_sets(42, epoch=e)[0].tolist()}
     own = [tuple(row) not in trained for row in HIST.tokens.tolist()]
-    assert unseen(HIST, 42).tolist() == own and .8 < sum(own) / len(own) < 1
-    assert unseen(HIST, 42) is unseen(HIST, 42), "drawn once a process"
+    assert unseen_examples(HIST, 42).tolist() == own and .8 < sum(own) / len(own) < 1
+    assert unseen_examples(HIST, 42) is unseen_examples(HIST, 42), "drawn once a process"
 
 
 def test_a_seed_that_was_trained_for_less_has_seen_less_and_the_default_is_the_whole_schedule():
-    short, whole = unseen(HIST, 7, "paired", 100), unseen(HIST, 7, "paired", RECIPES["hist"]["steps"])
-    assert (short | ~whole).all() and short.sum() > whole.sum() and torch.equal(whole, unseen(HIST, 7, "paired", 1000))
+    short, whole = unseen_examples(HIST, 7, "paired", 100), unseen_examples(HIST, 7, "paired", RECIPES["hist"]["steps"])
+    assert (short | ~whole).all() and short.sum() > whole.sum() and torch.equal(whole, unseen_examples(HIST, 7,
+                                                                                                       "paired", 1000))
 
 
 def test_unseen_pairs_are_the_test_part_and_add_7_has_none():
-    assert (unseen(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist())
-            and unseen(ADD7, 42) is None)
+    assert (unseen_examples(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist())
+            and unseen_examples(ADD7, 42) is None)

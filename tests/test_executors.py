@@ -178,7 +178,7 @@ def test_a_scheduler_that_does_not_answer_is_refused_in_time(door):
         s.bind(("127.0.0.1", 0))
         if door == "silent": s.listen()
         began = time.monotonic()
-        with pytest.raises(OSError, match="expected a Dask scheduler that answers, got .*fix: ") as e:
+        with pytest.raises(OSError, match="expected a Dask scheduler that answers; got .*fix: ") as e:
             with open_executor(f"dask://127.0.0.1:{s.getsockname()[1]}", timeout=1): pass
         assert time.monotonic() - began < 5 and "\n" not in str(e.value)
 

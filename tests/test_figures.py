@@ -60,5 +60,5 @@ def test_a_null_that_the_task_has_not_got_and_two_tasks_in_one_figure_are_refuse
     with pytest.raises(ValueError, match="null: expected one of .*; got 'copy'"): null_lines(ax, "hist", ("copy",))
     for draw in (lambda names: two_ablations(pd.DataFrame(), names),
                  lambda names: trajectories(pd.DataFrame(), names, ["acc"], [""])):
-        with pytest.raises(ValueError, match="conditions of one task, got add7, hist"):
+        with pytest.raises(ValueError, match="conditions of one task; got add7, hist"):
             draw([TASKS["add7"], TASKS["hist"]])

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 from moe_redistribution.models.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
-from moe_redistribution.instruments.fourier import (concentration, contribution, enough, fourier_rows,
-                                                    frequency_share, group_mean, kept_accuracy, key_frequencies, live,
-                                                    neurons, principal, random_neurons, spectrum, wave_share, weighted)
+from moe_redistribution.instruments.fourier import (concentration, contribution, neurons_needed, fourier_rows,
+                                                    frequency_share, group_mean, kept_accuracy, key_frequencies,
+                                                    live_mean,
+                                                    neurons, principal_components, random_neurons, spectrum,
+                                                    wave_share, weighted_mean)
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.tasks.task import P, get_task
 from moe_redistribution.instruments.trace import trace
@@ -125,9 +127,9 @@ def test_a_constant_gate_has_no_wave_and_leaves_the_others_theirs(value):
 
 def test_a_value_that_is_missing_is_in_neither_sum():
     values, weight = torch.tensor([[1., math.nan, 3, 9]]), torch.tensor([[1., 6, 1, 0]])
-    assert weighted(values, weight).tolist() == [2] and live(values, weight, .1)[0].tolist() == [2]
-    assert live(values, weight, .1)[1].tolist() == [.75]
-    assert weighted(values[:, 1:2], weight[:, 1:2]).isnan().all()
+    assert weighted_mean(values, weight).tolist() == [2] and live_mean(values, weight, .1)[0].tolist() == [2]
+    assert live_mean(values, weight, .1)[1].tolist() == [.75]
+    assert weighted_mean(values[:, 1:2], weight[:, 1:2]).isnan().all()
 
 def test_neurons_are_the_forward_pass_with_experts_side_by_side():
     c, add7 = "add7/moe_glu-e4k2-h32-silu", get_task("add7")
@@ -165,27 +167,27 @@ def test_kept_accuracy_is_a_forward_pass_with_the_others_at_their_mean(c, make):
         share = (said[0, :, 0] == SUM).double().mean().item()
         assert kept_accuracy(p, c, n, weight, [m])[0, 0].item() == pytest.approx(share, abs=3e-4)
     assert weight.shape[1] == 45 or share < .99 <= kept_accuracy(p, c, n, weight, [180])
-    assert math.isnan(enough(p, c, n, weight, goal=1.1))
+    assert math.isnan(neurons_needed(p, c, n, weight, goal=1.1))
 
 def test_enough_suffices_and_one_less_does_not_but_fewer_still_may():
     c = "modadd/ffn-h105-relu"
     n = neurons(clock(), c)
     weight = contribution(by_sum(n["hidden"]), n["reach"])
-    found = int(enough(clock(), c, n, weight, .9))
+    found = int(neurons_needed(clock(), c, n, weight, .9))
     less, enough_, few = kept_accuracy(clock(), c, n, weight, [found - 1, found, 24])[0]
-    assert less < .9 <= enough_ and 24 < found and few >= .9 and "upper bound" in enough.__doc__
+    assert less < .9 <= enough_ and 24 < found and few >= .9 and "upper bound" in neurons_needed.__doc__
 
 def test_where_accuracy_rises_enough_is_the_first_number_that_suffices():
     p, c = bilinear_clock("modadd/glu-h25-linear", freqs=(3, 14)), "modadd/glu-h25-linear"
     n = neurons(p, c)
     weight = contribution(by_sum(n["hidden"]), n["reach"])
     curve = kept_accuracy(p, c, n, weight, range(8))[0]
-    assert enough(p, c, n, weight, .9) == next(m for m in range(8) if curve[m] >= .9)
+    assert neurons_needed(p, c, n, weight, .9) == next(m for m in range(8) if curve[m] >= .9)
 
 def test_principal_components_are_numpys():
     h = torch.randn(1, 500, 6, generator=torch.Generator().manual_seed(5)) * torch.arange(1, 7)
     groups = torch.arange(500) % 10
-    means, share = principal(h, groups, 3)
+    means, share = principal_components(h, groups, 3)
     u, s, vt = np.linalg.svd((h[0] - h[0].mean(0)).double().numpy(), full_matrices=False)
     assert np.allclose(share[0], s[:3] ** 2 / (s**2).sum(), atol=1e-5)
     for k in range(3):
@@ -198,8 +200,8 @@ def measures(p, c):
     n = neurons(p, c)
     means = by_sum(n["hidden"])
     share, weight = concentration(means), contribution(means, n["reach"])
-    return {"paper": concentration(means, "paper").mean().item(), "weighted": weighted(share, weight).item(),
-            "live": live(share, weight, 1e-6)[0].item()}
+    return {"paper": concentration(means, "paper").mean().item(), "weighted": weighted_mean(share, weight).item(),
+            "live": live_mean(share, weight, 1e-6)[0].item()}
 
 @pytest.mark.parametrize("width", [15, 25, 60])
 def test_dead_units_move_the_papers_mean_by_their_share_and_nothing_else(width):
@@ -223,7 +225,7 @@ def test_rotated_clock_is_low_in_neurons_and_whole_in_output_directions():
     assert measures(rotated_clock(), c)["weighted"] < .75
     p = rotated_clock()
     p["W_down"] = p["W_down"] * (1 + .1 * (torch.arange(128) // 2))
-    means, _ = principal(neurons(p, c)["ffn_out"][:, :, 0], SUM)
+    means, _ = principal_components(neurons(p, c)["ffn_out"][:, :, 0], SUM)
     assert concentration(means)[0].min() > .99
 
 def test_untrained_neurons_and_random_neurons_are_far_below_the_clock():
@@ -261,9 +263,9 @@ def test_key_frequencies_are_the_fewest_that_hold_the_share():
 
 def test_live_counts_a_threshold_of_each_seeds_own_largest():
     values, weight = torch.tensor([[1., 2, 3], [4, 5, 6]]), torch.tensor([[1., .1, .001], [100, 1, 0]])
-    mean, share = live(values, weight, .01)
+    mean, share = live_mean(values, weight, .01)
     assert mean.tolist() == [1.5, 4] and share.tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert weighted(torch.tensor([[1., math.nan]]), torch.tensor([[2., 0]])).tolist() == [1]
+    assert weighted_mean(torch.tensor([[1., math.nan]]), torch.tensor([[2., 0]])).tolist() == [1]
 
 # ---- rows
 
@@ -316,7 +318,7 @@ def test_what_needs_pairs_refuses_add7_with_the_reason():
     p = init(c, generators(0))
     n = neurons(p, c)
     with pytest.raises(ValueError, match=r"all p² pairs \(a, b\); got 1,000 inputs"): wave_share(n["hidden"][:, :, 0])
-    for f, how in ((kept_accuracy, [1]), (enough, .9)):
+    for f, how in ((kept_accuracy, [1]), (neurons_needed, .9)):
         with pytest.raises(ValueError, match="several answers; fix"): f(p, c, n, torch.ones(1, 16), how)
 
 def test_random_neurons_see_the_same_inputs_and_answer_with_what_they_write():

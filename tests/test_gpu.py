@@ -18,7 +18,7 @@ from moe_redistribution.models.population import predict
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.study import study_jobs
-from moe_redistribution.training.loop import evaluate, fresh, train_interval, unflatten, update_rules
+from moe_redistribution.training.loop import evaluate, init_members, train_interval, unflatten, update_rules
 from standin import Away, Standin
 from test_engine import OTHERS, VARIANTS, population
 from tiers import first
@@ -72,7 +72,7 @@ def test_gradients_on_a_gpu_are_those_on_a_cpu(name, gpu):
 
 @pytest.mark.parametrize("name", first([VARIANTS["moe"]], [*VARIANTS.values(), *SPECIAL]))
 def test_a_longer_interval_does_not_wait_more_often_for_a_gpu(name, gpu):
-    members, waits = fresh(condition(name), [1] if name.startswith("hist") else [1, 2, 3], "paired", "cuda"), []
+    members, waits = init_members(condition(name), [1] if name.startswith("hist") else [1, 2, 3], "paired", "cuda"), []
     for n in (1, 3):
         gpu.clear()
         train_interval(members, n)
@@ -82,7 +82,7 @@ def test_a_longer_interval_does_not_wait_more_often_for_a_gpu(name, gpu):
 
 @pytest.mark.audit
 def test_a_reset_waits_at_its_own_step_only(gpu):
-    members, waits = fresh(condition("add7/ffn-h40-silu@4:reset0.25"), [1, 2], "paired", "cuda"), []
+    members, waits = init_members(condition("add7/ffn-h40-silu@4:reset0.25"), [1, 2], "paired", "cuda"), []
     for n in (3, 2, 3):                                                    # step 4 is in the second interval
         gpu.clear()
         train_interval(members, n)
@@ -95,7 +95,7 @@ def test_a_reset_waits_at_its_own_step_only(gpu):
 def test_an_evaluation_waits_as_often_for_twenty_seeds_as_for_two(name, gpu):
     waits = []
     for n in (2, 20) if name.startswith("add7") else (1, 2):
-        here, there = (fresh(condition(name), list(range(n)), "paired", d) for d in ("cpu", "cuda"))
+        here, there = (init_members(condition(name), list(range(n)), "paired", d) for d in ("cpu", "cuda"))
         for members in (here, there): members.step += 1                    # a sampled set belongs to a step
         gpu.clear()
         scores = evaluate(there, torch.zeros(n, device="cuda"))
@@ -148,7 +148,8 @@ def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu,
 @pytest.mark.audit
 def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
     c = condition("add7/moe-e2k1-h8-silu")
-    params = unflatten(fresh(c, list(range(18)), "paired").w, c)                      # more than are taken side by side
+    # more than are taken side by side
+    params = unflatten(init_members(c, list(range(18)), "paired").w, c)
     there = {n: v.to("cuda") for n, v in params.items()}
     assert torch.equal(predict(there, c).cpu(), predict(params, c))
     edits = [{"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "zero"}]
@@ -163,7 +164,7 @@ def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
                                   "modadd/ffn-h512-gelu+d32"])
 def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
     def launched(seeds):
-        members, sums = fresh(condition(name), list(range(seeds)), "paired", "cuda"), []
+        members, sums = init_members(condition(name), list(range(seeds)), "paired", "cuda"), []
         for n in (1, 3):
             gpu.clear()
             train_interval(members, n)

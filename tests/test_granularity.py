@@ -13,10 +13,10 @@ from moe_redistribution.evidence.table_files import ROOT, table_path
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.studies.granularity.facts import repeated_ids
-from moe_redistribution.studies.granularity.students import (begin, expert_weights, loss_and_gradients, mixture,
+from moe_redistribution.studies.granularity.students import (init_stack, expert_weights, loss_and_gradients, mixture,
                                                              outputs, places)
 from moe_redistribution.tasks.text import generator_of
-from moe_redistribution.studies.granularity.study import HALVES, STUDY, built, class_of, read_arm
+from moe_redistribution.studies.granularity.study import HALVES, STUDY, nearest_copy, class_of, read_arm
 from moe_redistribution.studies.granularity.theory import found_error, lower_bound_rows, proven_error
 
 NUMBERS = paper_values().query("item.str.startswith('004.')")
@@ -25,7 +25,7 @@ ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('cont
 
 def made(names, active=12, d=5, seeds=(0, 1)):
     stack = [mixture(n, active, floor=True) for n in names]
-    return stack, {n: v.double() for n, v in begin(stack, d, seeds).items()}
+    return stack, {n: v.double() for n, v in init_stack(stack, d, seeds).items()}
 
 
 def test_every_number_of_the_companion_has_one_line_that_answers_it_or_says_why_not():
@@ -83,22 +83,23 @@ def test_one_renormalised_active_expert_teaches_its_router_nothing_and_the_other
 @pytest.mark.parametrize("student", ["8e4a", "12e6a", "16e8a", "20e10a"])
 def test_a_teacher_that_is_cut_and_copied_is_the_teacher_exactly_where_its_k_divides_the_student_s(student):
     t, s = mixture("8e4a", 20), mixture(student, 40, floor=True)
-    truth, blank = ({n: v.double() for n, v in begin([x], 6, [0, 1], r).items()}
+    truth, blank = ({n: v.double() for n, v in init_stack([x], 6, [0, 1], r).items()}
                     for x, r in ((t, "teacher"), (s, "student")))
     X = torch.randn(2, 6, 200, generator=generator_of("cut"), dtype=torch.double)
-    apart = (outputs(built(truth, t, s, 6, blank), [s], X) - outputs(truth, [t], X)).abs().max()
+    apart = (outputs(nearest_copy(truth, t, s, 6, blank), [s], X) - outputs(truth, [t], X)).abs().max()
     assert apart < 1e-12 if s.k % t.k == 0 else apart > .01
 
 
 def test_a_copy_that_does_not_fit_is_refused():
     t = mixture("8e4a", 20)
-    truth = begin([t], 6, [0], "teacher")
+    truth = init_stack([t], 6, [0], "teacher")
     for s, says in ((mixture("16e4a", 20), "expected sparsity 4/8"), (mixture("16e8a", 8), "experts of 3 neurons")):
-        with pytest.raises(ValueError, match=says): built(truth, t, s, 6, begin([s], 6, [0]))
+        with pytest.raises(ValueError, match=says): nearest_copy(truth, t, s, 6, init_stack([s], 6, [0]))
 
 
 def test_a_student_begins_the_same_whoever_is_beside_it_and_seeds_differ():
-    alone, together = begin([mixture("4e2a", 8)], 3, [5]), begin([mixture(n, 8) for n in ("2e1a", "4e2a")], 3, [4, 5])
+    alone, together = init_stack([mixture("4e2a", 8)], 3, [5]), init_stack([mixture(n, 8) for n in ("2e1a", "4e2a")],
+                                                                           3, [4, 5])
     assert (torch.equal(alone["W_up"][0], together["W_up"][1, 16:])
             and not torch.equal(together["W_up"][0], together["W_up"][1]))
 

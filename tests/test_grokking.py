@@ -160,7 +160,7 @@ def test_a_null_of_two_equal_arms_is_rejected_as_often_as_it_says():
 
 
 def test_runs_with_ends_of_their_own_are_not_ranked():
-    with pytest.raises(ValueError, match="until 900 at least, got one until 500"):
+    with pytest.raises(ValueError, match="until 900 at least; got one until 500"):
         two_arms(frame([500, 100], [False, True]), frame([900, 200], [True, True]))
     with pytest.raises(ValueError, match="cutoff that nobody grokked after"): mann_whitney([50_000.], [100.])
 

@@ -23,7 +23,7 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import Training, group_path, split_groups, pack, train, train_group, unpack
 from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
-from moe_redistribution.training.loop import evaluate, fresh, train_interval
+from moe_redistribution.training.loop import evaluate, init_members, train_interval
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
@@ -204,7 +204,7 @@ def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkey
 
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
 def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
-    members = fresh(condition(TINY), [1, 2], "authors")
+    members = init_members(condition(TINY), [1, 2], "authors")
     for _ in range(2): evaluate(members, train_interval(members, 10))
     path = group_path(Store(tmp_path), members.c, [1, 2], "authors")
     seal(path, *pack(members))
@@ -222,7 +222,7 @@ def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
 @pytest.mark.parametrize("other", [("add7/ffn-h8-gelu+d16", [1, 2], "authors"), (TINY, [1, 2], "paired"),
                                    (TINY, [3, 4], "authors"), (TINY, [1, 2, 3], "authors")])
 def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
-    members = fresh(condition(other[0]), *other[1:])
+    members = init_members(condition(other[0]), *other[1:])
     evaluate(members, train_interval(members, 10))
     path = group_path(Store(tmp_path), condition(TINY), [1, 2], "authors")
     seal(path, *pack(members))
@@ -235,7 +235,7 @@ def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
 
 
 def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_path):
-    members = fresh(condition("add7/ffn-h8-gelu+d16"), [1], "authors")
+    members = init_members(condition("add7/ffn-h8-gelu+d16"), [1], "authors")
     evaluate(members, train_interval(members, 10))
     seal(group_path(Store(tmp_path), condition(TINY), [1], "authors"), *pack(members))
     train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
@@ -246,7 +246,7 @@ def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_pa
 @pytest.mark.parametrize("stream", ["authors", "paired"])
 def test_packed_members_go_on_as_if_nothing_had_happened(stream):
     def go_on(m): return train_interval(m, 5), *evaluate(m, torch.zeros(2)).values(), m.w, m.m, m.v
-    members = fresh(condition(TINY), [1, 2], stream)
+    members = init_members(condition(TINY), [1, 2], stream)
     evaluate(members, train_interval(members, 5))
     copy = unpack(*deepcopy(pack(members)))
     assert all(map(torch.equal, go_on(members), go_on(copy)))
@@ -392,16 +392,16 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
 
 
 def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled",
+    monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
                         lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     train([TINY, TINY + "@30:reset0.25"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
     assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "@30:reset0.25")] == [10, 40]
 
 
 def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.training.loop.settled",
+    monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
                         lambda members, until: torch.ones(len(members.seeds), dtype=bool))
-    monkeypatch.setattr(groups, "settled", lambda members: torch.ones(len(members.seeds), dtype=bool))
+    monkeypatch.setattr(groups, "settled_members", lambda members: torch.ones(len(members.seeds), dtype=bool))
     for steps, end in ((20, 20), (100, 40)):
         train(TINY + "@30:reset0.25", [1], root=tmp_path, steps=steps, executor="here", quiet=True)
         run = Store(tmp_path).load(TINY + "@30:reset0.25", 1)

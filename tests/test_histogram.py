@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from moe_redistribution.instruments.ablation import ablate
-from moe_redistribution.tasks.data import sampled
+from moe_redistribution.tasks.data import histogram_sets
 from moe_redistribution.models.counters import count_by_attention, count_by_inventory
-from moe_redistribution.instruments.histogram import (STREAM_SITES, by_count, count_probes, histogram_rows, lifts,
+from moe_redistribution.instruments.histogram import (RESIDUAL_SITES, by_count, count_probes, histogram_rows, lifts,
                                                       paper_sequences, selective_shares, selectivity, token_responses)
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.tasks.task import counts, get_task
@@ -60,9 +60,9 @@ def test_probes_tell_the_counters_apart():
 
 
 def test_the_papers_probe_reads_sequences_that_seed_42_was_trained_on():
-    assert torch.equal(paper_sequences(), sampled(42)[0][1000:3000])
+    assert torch.equal(paper_sequences(), histogram_sets(42)[0][1000:3000])
     found = count_probes(count_by_inventory(), NAME, "paper", steps=5)
-    assert set(found) == set(STREAM_SITES) and set(found["embed"]) == {"accuracy"}
+    assert set(found) == set(RESIDUAL_SITES) and set(found["embed"]) == {"accuracy"}
 
 
 @pytest.mark.parametrize("c", ["hist/ffn-h8-gelu", "hist/glu-h8-gelu", "hist/moe-e2k1-h8-gelu",

@@ -7,12 +7,12 @@ from scipy import stats
 
 from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record import ledger as room
-from moe_redistribution.record.ledger import shown
+from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import by_id, coverage
 from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
-                                                  ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Answer, Registered,
-                                                  answer, decide, found_here, judge, readings_of, registered)
-from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, instead, seed_list,
+                                                  ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, VERDICTS, Decision, Registered,
+                                                  decision, decide, found_here, judge, readings_of, registered_test)
+from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, as_versus, seed_list,
                                                 statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
@@ -64,7 +64,7 @@ def said(key, protocol="paper", **other):
 
 
 def says(word, note="", test=""):
-    return Answer(.1, .05, .15, .1, 5, .06, np.nan, test, word, note)
+    return Decision(.1, .05, .15, .1, 5, .06, np.nan, test, word, note)
 
 
 # --- the rule ---------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_wher
 def test_a_tie_is_between_two_readings_and_never_with_a_constant():
     "Both at 0 says that the measure cannot part them; a share of 0 where more is claimed says that there is none."
     same = pd.concat([made(MOE, [.3] * 5), made(FFN, [.3] * 5)])
-    assert answer(same, said("4.2-01"))[7:9] == (TIE, "refuted")
-    none = answer(made(MOE, [0.] * 5), said("4.2-01", versus="value=0", margin=.05))
+    assert decision(same, said("4.2-01"))[7:9] == (TIE, "refuted")
+    none = decision(made(MOE, [0.] * 5), said("4.2-01", versus="value=0", margin=.05))
     assert (none.says, none.test) == ("refuted", "t interval")
 
 
@@ -185,14 +185,14 @@ def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_
 
 def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
     s = said("4.2-01").reading
-    assert instead(s, FROZEN).condition == FROZEN
-    c = instead(s, "site=attn_out&stratum=carry=2&position=o1,o2")
+    assert as_versus(s, FROZEN).condition == FROZEN
+    c = as_versus(s, "site=attn_out&stratum=carry=2&position=o1,o2")
     assert (c.site, c.stratum, c.position, c.condition) == ("attn_out", "carry=2", "o1 o2", s.condition)
-    assert instead(s, "value=.25") == .25 and instead(s, "null=uniform") == .1
-    assert instead(s, "null=most,frequent") == pytest.approx(.32325)
+    assert as_versus(s, "value=.25") == .25 and as_versus(s, "null=uniform") == .1
+    assert as_versus(s, "null=most,frequent") == pytest.approx(.32325)
     for word in ("colour=red", "null=luck"):
         with pytest.raises(ValueError, match="fix: "):
-            instead(s, word)
+            as_versus(s, word)
 
 
 def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
@@ -212,15 +212,16 @@ def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
 
 def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
     two = pd.concat([made(MOE, [.3, .4, .5, .6, .7]), made(FFN, [.1, .1, .2, .2, .1])])
-    full = answer(two, said("4.2-01"))
+    full = decision(two, said("4.2-01"))
     assert (full.says == "holds" and full.n == 5
             and (full.mean, full.lo) == pytest.approx(interval([.2, .3, .3, .4, .6])[:2]))
-    early = answer(two[two["seed"] != 42], said("4.2-01"))
+    early = decision(two[two["seed"] != 42], said("4.2-01"))
     assert (early.says == "pending" and early.n == 4 and "interim: 4 of the 5 seeds" in early.note
             and "core-hours" in early.note)
-    failed = answer(two.assign(value=two["value"].where(two["seed"] != 42)), said("4.2-01"))
+    failed = decision(two.assign(value=two["value"].where(two["seed"] != 42)), said("4.2-01"))
     assert failed.says == "holds" and failed.n == 4 and "failed" in failed.note
-    assert answer(two, said("abs-02")).says == "pending"                            # nothing recorded on the other task
+    # nothing recorded on the other task
+    assert decision(two, said("abs-02")).says == "pending"
 
 
 def test_a_number_is_decided_by_the_rule_of_numbers():
@@ -228,13 +229,13 @@ def test_a_number_is_decided_by_the_rule_of_numbers():
     quoted = lambda v: [dict(verdict="", margin=.05,
                              printed=pd.Series(dict(value=v, value_std=np.nan, n_seeds=5., digit=0.)))]
     rows = made(MOE, [.30, .31, .32, .33, .34])
-    assert [answer(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
-    assert answer(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
+    assert [decision(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
+    assert decision(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
 
 
 def test_quoted_numbers_decide_a_table_of_settings():
     s = said("A-01")
-    word = lambda *w: answer(None, s, [dict(verdict=x) for x in w]).says
+    word = lambda *w: decision(None, s, [dict(verdict=x) for x in w]).says
     assert [word("agrees", "agrees"), word("agrees", "differs"), word("agrees", "corrected"),
             word("agrees", "inconclusive"), word("agrees", "not attempted"),
             word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
@@ -356,7 +357,7 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
         few += test == FEW
     assert few >= 5 and (table["verdict"] == TOO_FEW).sum() >= 5
     s = said("abs-01", "audited")
-    assert registered(rows, s).family == 6 and registered(rows, said("abs-01")) is None
+    assert registered_test(rows, s).family == 6 and registered_test(rows, said("abs-01")) is None
 
 
 def test_too_few_seeds_is_said_where_no_outcome_could_have_decided():
@@ -379,7 +380,7 @@ def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
 def test_one_cell_has_one_verdict():
     "However often the paper prints a number of a cell, and with however many digits, it is compared once."
     bridge = claims().query("protocol == 'paper'")
-    fine = answers.finest(paper.paper_values(), bridge)
+    fine = answers.finest_prints(paper.paper_values(), bridge)
     files = pd.concat([pd.read_csv(p)
                        for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
     verdicts = files.set_index("id")["verdict"]
@@ -481,7 +482,7 @@ def test_coverage_counts_every_printed_number_once():
 
 
 def test_text_has_a_line_for_every_claim(table):
-    text = shown(table)
+    text = ledger_text(table)
     assert (len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted (BCa interval)")
             and (text["verdict"] != "").all())
 

@@ -10,7 +10,7 @@ from moe_redistribution.models.population import (SITES, Transformer, each_membe
                                                   member, predict, shapes, sites)
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.trace import SPLITS, parts, trace
-from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from plain import PlainTransformer, load_member
 
 ADD7 = get_task("add7")
@@ -134,10 +134,11 @@ def test_gates_keep_the_k_most_probable_experts(Ek, seed):
 
 def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
     even = torch.full((1, 2, 4, 4), .25)
-    assert ffn.balance(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
-    assert ffn.balance(even, torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
+    assert ffn.balance_loss(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
+    assert ffn.balance_loss(even,
+                            torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
     one = torch.tensor([1., 0, 0, 0]).expand(1, 2, 4, 4)
-    assert ffn.balance(one, one).item() == pytest.approx(4)
+    assert ffn.balance_loss(one, one).item() == pytest.approx(4)
 
 
 # ------------------------------------------------------------------------------------------------------ edits and parts
@@ -258,7 +259,7 @@ def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_
     these."""
     act = "silu" if task == "add7" else "gelu"
     names = [f"{task}/moe-e4k1-h16-{act}+{o}" for o in ("frozen", "tokens")]
-    frozen, told = (fresh(condition(n), [1, 2], "paired") for n in names)
+    frozen, told = (init_members(condition(n), [1, 2], "paired") for n in names)
     tokens = get_task(task).tokens[:200]
     def routes(m, edits=None):
         forward(unflatten(m.w, m.c), tokens, m.c, edits, sink=(sink := {}))
@@ -269,7 +270,8 @@ def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_
     for m in (frozen, told): train_interval(m, 3)
     assert torch.equal(routes(told), before[1]) and torch.equal(unflatten(told.w, told.c)["W_router"], table)
     assert not torch.equal(routes(frozen), before[0])
-    assert not any(torch.equal(a, b) for n, (a, b) in {n: (v, unflatten(fresh(told.c, [1, 2], "paired").w, told.c)[n])
+    assert not any(torch.equal(a, b) for n,
+                   (a, b) in {n: (v, unflatten(init_members(told.c, [1, 2], "paired").w, told.c)[n])
                                                        for n, v in unflatten(told.w, told.c).items()}.items()
                    if n != "W_router")
 
@@ -279,7 +281,8 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
     """Blind to token and position; all else begins as with a frozen router; answers do not change the route of their
     question."""
     act = "silu" if task == "add7" else "gelu"
-    frozen, drawn = (fresh(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired") for o in ("frozen", "inputs"))
+    frozen, drawn = (init_members(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired")
+                     for o in ("frozen", "inputs"))
     t = get_task(task)
     def routes(m, tokens=t.tokens):
         forward(unflatten(m.w, m.c), tokens, m.c, sink=(sink := {}))
@@ -303,7 +306,8 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
 @pytest.mark.parametrize("task", ["add7", "modadd"])
 def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_do_not_know_the_token(task):
     act = "silu" if task == "add7" else "gelu"
-    told, mixed = (fresh(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired") for o in ("tokens", "shuffled"))
+    told, mixed = (init_members(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired")
+                   for o in ("tokens", "shuffled"))
     t, E = get_task(task), 4
     def routes(m):
         forward(unflatten(m.w, m.c), t.tokens, m.c, sink=(sink := {}))
@@ -326,7 +330,7 @@ def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_
 @pytest.mark.parametrize("stream", ["paired", "authors"])
 def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_alone_and_in_company(stream):
     names = [f"add7/moe-e4k1-h16-silu+{o}" for o in ("inputs", "redrawn")]
-    drawn, anew = (fresh(condition(n), [1, 2], stream) for n in names)
+    drawn, anew = (init_members(condition(n), [1, 2], stream) for n in names)
     table = lambda m: unflatten(m.w, m.c)["W_router"].clone()
     assert torch.equal(drawn.w, anew.w)
     seen = [table(anew)]
@@ -335,7 +339,7 @@ def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_
         same = torch.stack([(a.argmax(-1) == seen[-1].argmax(-1)).double().mean() for a in seen[:-1]])
         assert (same - .25).abs().max() < .02                                  # as often as four experts meet by chance
     assert not torch.equal(seen[-1][0], seen[-1][1])                           # each seed its own
-    alone = fresh(condition(names[1]), [2], stream); train_interval(alone, 3)
+    alone = init_members(condition(names[1]), [2], stream); train_interval(alone, 3)
     assert torch.equal(table(alone)[0], seen[-1][1])
 
 

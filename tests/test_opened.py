@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
-from moe_redistribution.instruments.ablation import ablate, ablation_rows, replacing, together
+from moe_redistribution.instruments.ablation import ablate, ablation_rows, edits_for, combine_edits
 from moe_redistribution.language import layers
 from moe_redistribution.language.layers import DENSE, FAMILIES, OURS, dense_gates, layers_of, route_again, tiny_model
 from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.instruments.patterns import patterns
-from moe_redistribution.instruments.routing import coactivation, effective, loads, overlap
+from moe_redistribution.instruments.routing import coactivation, effective_experts, loads, overlap
 from moe_redistribution.language.streaming import tokenizer_of
 from moe_redistribution.instruments.trace import Kept, trace
 from tiers import first
@@ -83,7 +83,7 @@ def test_the_same_logits_are_routed_as_the_family_routes_them(family):
     torch.testing.assert_close(same[0], alone(s))
 
 
-# Routers that are no softmax of a linear map: a softcap, biases that are arguments of their forward, a sigmoid in groups
+# Routers that are no softmax of a linear map: a softcap, biases that come as arguments, a sigmoid in groups
 RULES = {"laguna": dict(num_experts=4, moe_intermediate_size=24, head_dim=8, shared_expert_intermediate_size=16,
                         mlp_layer_types=["dense", "sparse"], moe_router_logit_softcapping=5.),
          "minimax_m2": dict(num_local_experts=4, head_dim=8, rotary_dim=4),
@@ -104,7 +104,7 @@ def test_a_router_is_asked_by_its_own_forward_whatever_its_rule(family, monkeypa
     site = [x for x in s.sites if x.endswith("router_logits")][-1]
     layer, tr = site.split(".")[0], trace(s, tokens)
     torch.testing.assert_close(s.run(tokens, {site: torch.clone})[0], alone(s), rtol=1e-6, atol=1e-6)
-    around = trace(s, tokens, edits=together(s, {f"{layer}.E1": "route_around"}))
+    around = trace(s, tokens, edits=combine_edits(s, {f"{layer}.E1": "route_around"}))
     assert (around[f"{layer}.routes"] != 1).all() and (tr[f"{layer}.routes"] == 1).any()
     gates, probs = tr[f"{layer}.gates"][0], tr[f"{layer}.router_probs"][0]
     share = probs * (gates != 0)
@@ -116,16 +116,16 @@ def test_a_router_is_asked_by_its_own_forward_whatever_its_rule(family, monkeypa
 def test_edits_of_an_expert_do_what_they_say(family):
     s = opened(family)
     plain = trace(s, s.task.tokens)
-    zero = s.run(s.task.tokens, together(s, {"L1.E1": "zero"}))
+    zero = s.run(s.task.tokens, combine_edits(s, {"L1.E1": "zero"}))
     moved = dict(s.moved)
     assert moved == {"L1.E1": plain["L1.E1"].shape[1]}
     closed = s.run(s.task.tokens, {"L1.gates": lambda g: g * (torch.arange(g.shape[-1]) != 1)})
     torch.testing.assert_close(zero, closed)
     assert s.moved["L1.gates"] == moved["L1.E1"]
-    around = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "route_around"}))
+    around = trace(s, s.task.tokens, edits=combine_edits(s, {"L1.E1": "route_around"}))
     assert (around["L1.routes"] != 1).all() and around["L1.E1"].shape == (1, 0, 32)
     assert s.moved["L1.router_logits"] == moved["L1.E1"]
-    swap = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "swap:E2"}))
+    swap = trace(s, s.task.tokens, edits=combine_edits(s, {"L1.E1": "swap:E2"}))
     torch.testing.assert_close(swap["L1.gates"].sum(-1), plain["L1.gates"].sum(-1))
     assert (swap["L1.gates"][..., 1] == 0).all() and sum_of_parts(s, swap, 1) < 1e-12
 
@@ -144,7 +144,7 @@ def test_an_edit_that_writes_into_what_it_is_given_is_an_edit(site):
 def test_a_router_that_likes_an_expert_whatever_it_scores_is_kept_from_it_too():
     s = opened("deepseek_v3")
     s.layers[1].gate.e_score_correction_bias[1] = 2.
-    tr = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "route_around"}))
+    tr = trace(s, s.task.tokens, edits=combine_edits(s, {"L1.E1": "route_around"}))
     assert (tr["L1.routes"] != 1).all() and s.moved["L1.router_logits"] > 0
 
 
@@ -160,7 +160,7 @@ def test_an_expert_that_has_to_be_chosen_cannot_be_barred():
 def test_whoever_is_closed_gets_no_token_whichever_way_the_gates_are_edited(family):
     s = opened(family)
     for e in range(4):
-        tr = trace(s, s.task.tokens, edits=together(s, {f"L1.E{e}": f"swap:E{(e + 1) % 4}"}))
+        tr = trace(s, s.task.tokens, edits=combine_edits(s, {f"L1.E{e}": f"swap:E{(e + 1) % 4}"}))
         assert tr[f"L1.E{e}"].shape[1] == 0 and (tr["L1.routes"] != e).all() and sum_of_parts(s, tr, 1) < 1e-12
     with pytest.raises(ValueError, match="other expert"): ablate(s, {"L1.E1": "swap:E1"})
 
@@ -255,7 +255,7 @@ def test_instruments_take_it_as_they_take_a_population():
     right = ablate(s, {"L1.shared_out": "zero", "L0.H1": "mean", "L*.E0": "zero"})
     assert right.shape == (1, 3, 11)
     chosen = trace(s, s.task.tokens, keep=["L1.routes"])["L1.routes"]
-    assert loads(chosen, 4).sum().isclose(torch.tensor(1.).double()) and 1 <= effective(chosen, 4).item() <= 4
+    assert loads(chosen, 4).sum().isclose(torch.tensor(1.).double()) and 1 <= effective_experts(chosen, 4).item() <= 4
     assert coactivation(chosen, 4)[0].shape == (1, 4, 4) and overlap(chosen, chosen).item() == 1
 
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_opened_says_what_can():
         n_layer=1, n_embd=8, n_head=2, vocab_size=20, n_positions=8))
     with pytest.raises(ValueError, match="got gpt2; nearest valid: olmoe"): layers_of(gpt)
     with pytest.raises(ValueError, match="expected an expert to swap, got L0.H1|an expert to swap"):
-        replacing(opened("olmoe"), "L0.H1", "swap:E2")
+        edits_for(opened("olmoe"), "L0.H1", "swap:E2")
     with pytest.raises(ValueError, match="leave dtype, device_map"): open_model(tiny_model("llama"), dtype="bfloat16")
     with pytest.raises(ValueError, match="int64 windows"): open_model(tiny_model("llama"), TOKENS.float())
     with pytest.raises(ValueError, match="nearest: 'mixtral'"): tiny_model("mixtrall")
@@ -350,7 +350,7 @@ def test_compiled_modules_are_refused_because_they_call_no_hooks():
     s = opened("mixtral")
     s.layers[1].experts.compile(backend="eager")
     with pytest.raises(ValueError, match="got a compiled model.layers.1.mlp.experts"):
-        s.run(s.task.tokens, together(s, {"L1.E1": "zero"}))
+        s.run(s.task.tokens, combine_edits(s, {"L1.E1": "zero"}))
     with pytest.raises(ValueError, match="modules that call their hooks"): trace(s, s.task.tokens)
 
 
@@ -370,7 +370,7 @@ def test_a_site_that_a_pass_does_not_reach_is_listed_whether_it_is_edited_or_kep
 def test_one_window_has_no_other_to_take_a_mean_or_a_sample_from(how):
     s = opened("olmoe")
     for unit in ("L0.ffn_out", "L1.H2"):
-        edits = replacing(open_model(s.model), unit, how)
+        edits = edits_for(open_model(s.model), unit, how)
         with pytest.raises(ValueError, match="two examples or more"): s.run(s.task.tokens[:1], edits)
 
 
@@ -429,7 +429,7 @@ def test_what_padding_says_is_in_no_mean_and_no_sample(unit, how):
     s, tokens, real = padded("mixtral")
     found = []
     for noise in (0., 100.):
-        edits = replacing(s, unit, how)
+        edits = edits_for(s, unit, how)
         def shout(x): return x + noise * ~real[None, ..., None]
         first = {} if unit == "embed" else {"embed": shout}
         if unit == "embed":
@@ -447,7 +447,7 @@ def test_open_model_takes_a_pad(tmp_path):
 
 def test_what_a_swap_leaves_without_an_expert_is_not_counted_twice():
     s = opened("olmoe")
-    tr = trace(s, s.task.tokens, edits=together(s, {"L1.E1": "swap:E2"}))
+    tr = trace(s, s.task.tokens, edits=combine_edits(s, {"L1.E1": "swap:E2"}))
     routes = tr["L1.routes"]
     gates = tr["L1.gates"][0].flatten(0, 1) != 0
     share, (both, _) = loads(routes, 4)[0], coactivation(routes, 4)

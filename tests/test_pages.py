@@ -14,7 +14,7 @@ from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
-from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, standing, stored_pages
+from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, stands_on, stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), claims()
 PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
@@ -234,7 +234,7 @@ def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
 
 @pytest.mark.parametrize("page", ["9b_methods", "43_glu", "9c4_ablation", "30_setup"])
 def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page):
-    rows, text = PAGES[page].rows, standing(PAGES[page])
+    rows, text = PAGES[page].rows, stands_on(PAGES[page])
     if len(rows):
         assert text.startswith(f"This page stands on {len(rows):,} rows with hash `{page_hash(PAGES[page])}`")
     else:

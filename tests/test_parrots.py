@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from moe_redistribution.studies.parrots.theory import (all_graphs, block_parameters, expert_loads, hat_neurons,
                                                        matched_widths, memorise, memory_parameters, path_output,
-                                                       path_tokens, points_needed, recalled, sign_router, two_steps)
+                                                       path_tokens, points_needed, hat_output, sign_router, two_steps)
 from moe_redistribution.tasks.text import generator_of
 
 
@@ -78,7 +78,7 @@ def test_theorem_3_5_memorises_every_label_with_the_stated_width_and_parameters(
         X = gaussian(4096, 32, of=("memory", seed))
         y = gaussian(4096, of=("labels", seed)).sign()
         p = memorise(X, y, K)
-        assert (recalled(p, X) * y - .5).abs().max() < 1e-6
+        assert (hat_output(p, X) * y - .5).abs().max() < 1e-6
         assert memory_parameters(32, K, p["W"].shape[1]) == dict(width=width, active=active, total=total)
         held = (p["W"] != 0).sum() + (p["u"] != 0).sum() + (p["b"] != 0).sum() + p["router"].numel()
         assert held <= total and (p["W"][..., :int(log2(K))] == 0).all()
@@ -95,7 +95,7 @@ def test_the_half_that_an_expert_takes_off_is_one_number_more():
 def test_any_number_of_points_with_any_labels_is_memorised(n, m, bits, seed, share):
     X = gaussian(n, m, of=("any", n, m, seed))
     y = torch.where(torch.rand(n, generator=generator_of(seed)) < share, 1., -1.)
-    assert (recalled(memorise(X, y, 2 ** bits), X).sign() == y).all()
+    assert (hat_output(memorise(X, y, 2 ** bits), X).sign() == y).all()
 
 
 def test_equal_points_with_different_labels_are_refused():

@@ -10,13 +10,14 @@ from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models import authors
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task, excepted,
+from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task,
+                                                           excepted_inputs,
                                                            first_rows, newly_half, rule_condition, rule_nulls,
                                                            rows_by_draw, rule_rows, ruled_rows, scored_apart,
                                                            scores_apart,
                                                            with_exceptions)
 from moe_redistribution.tasks.task import TASKS, digits, exact, get_task, strata
-from moe_redistribution.training.loop import TASK_RULES, fresh, register_task, train_interval, unflatten
+from moe_redistribution.training.loop import TASK_RULES, init_members, register_task, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, run_study, study_jobs
 
@@ -33,7 +34,7 @@ def no_task_stays():
 
 
 def trained(arm, n, seeds=(1, 2)):
-    members = fresh(rule_condition(arm, draw_of(seeds[0])), list(seeds), "paired")
+    members = init_members(rule_condition(arm, draw_of(seeds[0])), list(seeds), "paired")
     train_interval(members, n)
     return members
 
@@ -42,7 +43,7 @@ def trained(arm, n, seeds=(1, 2)):
 
 @pytest.mark.parametrize("share, draw", [(.002, 0), (.05, 0), (.05, 3), (.2, 1), (1, 2)])
 def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw):
-    t, at = with_exceptions("x", share, draw), excepted(share, draw)
+    t, at = with_exceptions("x", share, draw), excepted_inputs(share, draw)
     odd = np.isin(np.arange(1000), at)
     assert len(at) == round(1000 * share) and (t.strata["exception"].to_numpy() == odd).all()
     assert torch.equal((t.targets != RULE.targets).any(1), torch.from_numpy(odd))           # none keeps its own answer
@@ -55,12 +56,12 @@ def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 @hypothesis_settings(max_examples=25, deadline=None)
 def test_the_exceptions_of_a_share_are_among_those_of_a_larger_one(a, b, draw):
-    few, many = sorted((excepted(a, draw), excepted(b, draw)), key=len)
+    few, many = sorted((excepted_inputs(a, draw), excepted_inputs(b, draw)), key=len)
     assert set(few) <= set(many) and len(set(many)) == len(many)
 
 
 def test_draws_differ_and_eight_seeds_share_one():
-    sets = [frozenset(excepted(.05, d)) for d in range(4)]
+    sets = [frozenset(excepted_inputs(.05, d)) for d in range(4)]
     assert len(set(sets)) == 4 and max(len(a & b) for a in sets for b in sets if a != b) < 15
     assert [draw_of(s) for s in range(1, 33)] == sorted(list(range(4)) * 8)
 
@@ -70,7 +71,7 @@ def test_a_share_of_nothing_is_the_papers_own_model_to_the_bit():
 
 
 def test_arms_and_shares_start_from_the_same_weights():
-    start = lambda arm: unflatten(fresh(c := rule_condition(arm, 0), [1], "paired").w, c)
+    start = lambda arm: unflatten(init_members(c := rule_condition(arm, 0), [1], "paired").w, c)
     a, b, c = start("dense/rho0"), start("dense/rho0.2"), start("mixture/rho0.2")
     assert all(torch.equal(a[n], b[n]) for n in a) and all(torch.equal(a[n], c[n]) for n in ("W_E", "W_Q", "W_O"))
 
@@ -92,7 +93,7 @@ def test_a_task_is_registered_everywhere_at_once_and_only_once():
     own = lambda: with_exceptions("add7own", .1, 0)
     register_task("add7own", own, RECIPES["add7"] | {"batch": 16}, ["first1000"])
     c = condition("add7own/ffn-h8-silu")
-    assert (c.batch, get_task(c.task).name, list(fresh(c, [1], "paired").best)) == (16, "add7own", ["first1000"])
+    assert (c.batch, get_task(c.task).name, list(init_members(c, [1], "paired").best)) == (16, "add7own", ["first1000"])
     for name in ("add7own", "add7"):
         with pytest.raises(ValueError, match=f"'{name}', which is taken.*fix: "):
             register_task(name, own, RECIPES["add7"])

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from moe_redistribution.evidence.claims import claims, each_name, seed_list, statements
-from moe_redistribution.record.recording import unrecorded
+from moe_redistribution.record.recording import unrecorded_jobs
 from moe_redistribution.studies.parrots import study
 from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.studies.parrots.layer import path_layer, path_logits, path_pools, train_paths
-from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, answered,
-                                                      exponents, kind_of, loss_at, memorised, parrot, parrot_of,
+from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, graph_answers,
+                                                      exponents, kind_of, loss_at, memorised_bits, parrot, parrot_of,
                                                       parrot_parameters, right_aligned)
 from moe_redistribution.studies.parrots.theory import block_parameters
 from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
-from moe_redistribution.language.small import greedy, heldout_losses
+from moe_redistribution.language.small import greedy_tokens, heldout_losses
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_language
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.jobs import carry_out
@@ -91,7 +91,7 @@ def test_the_loss_is_on_labels_only():
 def test_a_book_learnt_by_heart_has_all_its_bits_and_is_written_without_a_mistake():
     model = parrot("d32", 1, BOOK.d_vocab, BOOK.T)
     train_language(model, BOOK.batches(60, 1), 200, 1e-2, loss_of=loss_at(BOOK.labels()))
-    found = memorised(model, BOOK)
+    found = memorised_bits(model, BOOK)
     assert found["exact"] == 1 and found["digits"] == 1 and found["share"] > .95
 
 
@@ -126,7 +126,7 @@ def test_pseudo_values_of_a_fit_are_those_of_models_left_out():
     total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
     bits = 2 * total * np.exp(np.random.default_rng(0).normal(0, .1, 6))
     of = lambda *x: np.array(exponents(*x))
-    each = np.array([study.jackknifed(of, i, total, active, bits) for i in range(6)])
+    each = np.array([study.pseudo_value(of, i, total, active, bits) for i in range(6)])
     left = np.array([of(*(np.delete(x, i) for x in (total, active, bits))) for i in range(6)])
     assert np.allclose(each, 6 * of(total, active, bits) - 5 * left) and abs(each.mean(0)[0] - 1) < .3
 
@@ -201,9 +201,9 @@ def test_prompts_end_where_the_answer_begins(n):
 def test_prompts_of_different_length_are_answered_as_each_alone():
     g = random_graphs(6, range(6), seed=2, p=.3)
     model = parrot("d16-e4", 1, 12, 80)
-    together = greedy(model, right_aligned(g.tokens, 6), 5, fill=11)
+    together = greedy_tokens(model, right_aligned(g.tokens, 6), 5, fill=11)
     for i in range(6):
-        assert torch.equal(greedy(model, right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
+        assert torch.equal(greedy_tokens(model, right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
 
 
 def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
@@ -222,17 +222,17 @@ def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_p
         return torch.tensor([x + [-1] * (new - len(x)) for x in lines])
     def edge(model, prompts, new, **how):
         return torch.cat([g.query, torch.full((len(g.query), 1), stop), torch.full((len(g.query), new - 3), -1)], 1)
-    monkeypatch.setattr(study, "greedy", label)
-    assert all(right.all() for right in answered(None, g, n).values())
-    monkeypatch.setattr(study, "greedy", edge)
-    found, near = answered(None, g, n), g.distance == 1
+    monkeypatch.setattr(study, "greedy_tokens", label)
+    assert all(right.all() for right in graph_answers(None, g, n).values())
+    monkeypatch.setattr(study, "greedy_tokens", edge)
+    found, near = graph_answers(None, g, n), g.distance == 1
     assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
 
 
 @pytest.mark.parametrize("preset", ["small", "night", "long", "large"])
 def test_a_recorded_job_is_known_as_recorded(preset):
     jobs = study_jobs(STUDY, preset)
-    assert not unrecorded(jobs) and len(jobs) > 2
+    assert not unrecorded_jobs(jobs) and len(jobs) > 2
 
 
 @pytest.mark.audit

@@ -5,7 +5,7 @@ import torch
 from moe_redistribution.instruments import patching
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
-from moe_redistribution.instruments.patching import (broken, copies, flip_rates, flips, into, right_alone,
+from moe_redistribution.instruments.patching import (breaks, copies, flip_rates, flips, pair_strata, right_alone,
                                                      label_ceiling, pairs, patch, patch_sites, patching_rows)
 from moe_redistribution.models.planted import carry_by_ffn
 from moe_redistribution.tasks.task import get_task
@@ -123,7 +123,7 @@ def test_audited_pairs_are_all_pairs_that_arithmetic_allows():
         control = {tuple(pair) for pair in pairs(TASK, "control")[where].tolist()}
         assert all((digit[a], carry[a]) == (digit[b], carry[b]) and a != b for a, b in control)
         assert len(control) == 5000 and len({a for a, b in control}) > 950
-        masks = into(TASK, {where: got})[where]
+        masks = pair_strata(TASK, {where: got})[where]
         assert [carry[a] for a in got[:, 0].tolist()] == masks["into=+1"].tolist() == (~masks["into=+0"]).tolist()
 
 
@@ -141,7 +141,7 @@ def test_flips_stays_and_breaks_are_counted_pair_by_pair():
     c = condition("add7/moe-e4k2-h16-silu")
     chosen = random_pairs(TASK, 400)
     said = patch(loud(c), c, chosen)
-    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, broken, copies, right_alone))
+    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, breaks, copies, right_alone))
     counts = torch.zeros(4)
     for w, pq in chosen.items():
         j = TASK.positions.index(w)

@@ -6,7 +6,7 @@ import torch
 
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init
-from moe_redistribution.instruments.patterns import (by_rank, chosen, heads, look, mean_pattern,
+from moe_redistribution.instruments.patterns import (by_rank, query_mask, heads, attention_between, mean_pattern,
                                                      pattern_rows, patterns, relation, spread)
 from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
 from moe_redistribution.tasks.task import get_task
@@ -78,9 +78,9 @@ def test_mean_and_spread_of_a_stratum_are_loops_over_its_predictions(name, strat
 
 
 def test_strata_of_inputs_hold_everywhere_and_those_of_predictions_only_where_something_is_written():
-    assert chosen("add7/ffn-h8-silu", stratum="carry=3").sum(0).tolist() == [7] * 8
-    assert chosen("add7/ffn-h8-silu", stratum="operation=+7").sum(0).tolist() == [0, 0, 0, 1000, 0, 0, 0, 0]
-    count = chosen("hist/ffn-h8-gelu", stratum="count=2").sum(0)
+    assert query_mask("add7/ffn-h8-silu", stratum="carry=3").sum(0).tolist() == [7] * 8
+    assert query_mask("add7/ffn-h8-silu", stratum="operation=+7").sum(0).tolist() == [0, 0, 0, 1000, 0, 0, 0, 0]
+    count = query_mask("hist/ffn-h8-gelu", stratum="count=2").sum(0)
     assert count.tolist() == [(get_task("hist").strata[f"count_p{i}"] == 2).sum() for i in range(10)]
 
 
@@ -90,7 +90,7 @@ def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_lengt
     lengths = get_task("add7").strata["carry"].tolist()
     first = [n for n in range(1000) if lengths[n] == 1][:50]
     assert torch.equal(mean_pattern(p, c, stratum="carry=1", protocol="paper"), mean_pattern(p, c, first))
-    few = chosen(c, stratum="carry=3", protocol="paper").any(1).sum()
+    few = query_mask(c, stratum="carry=3", protocol="paper").any(1).sum()
     assert few == 7                                                       # all there are
 
 
@@ -110,10 +110,10 @@ def test_renumbering_heads_changes_no_rank():
     ranked = []
     for weights in (p, other):
         m = mean_pattern(weights, name)
-        ranked.append(by_rank(m, look(m, name, "o1", "d2")))
+        ranked.append(by_rank(m, attention_between(m, name, "o1", "d2")))
     torch.testing.assert_close(ranked[0][0], ranked[1][0], rtol=0, atol=1e-12)
     assert torch.equal(ranked[0][1], 3 - ranked[1][1])
-    assert (look(ranked[0][0], name, "o1", "d2").diff(dim=1) <= 0).all()
+    assert (attention_between(ranked[0][0], name, "o1", "d2").diff(dim=1) <= 0).all()
 
 
 def test_heads_of_all_layers_stand_in_one_axis():
@@ -196,7 +196,7 @@ def test_rows_are_the_means_with_their_labels_and_few(name):
     (lambda p, c: mean_pattern(p, c, [0], "carry=3"), "expected some with carry=3; got none"),
     (lambda p, c: mean_pattern(p, c, protocol="papers"), "nearest: 'paper'"),
     (lambda p, c: mean_pattern({}, "hist/ffn-h8-gelu", protocol="paper"), "of which no paper drew examples"),
-    (lambda p, c: look(mean_pattern(p, c), c, "o1", "d3"), "place: expected one of d0, d1"),
+    (lambda p, c: attention_between(mean_pattern(p, c), c, "o1", "d3"), "place: expected one of d0, d1"),
     (lambda p, c: by_rank(mean_pattern(p, c), torch.zeros(1, 3)), "one number a seed and head")])
 def test_wrong_questions_are_refused_in_one_message(call, says):
     with pytest.raises(ValueError, match=says): call(carry_by_ffn(), "add7/ffn-h32-relu")

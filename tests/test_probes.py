@@ -6,7 +6,8 @@ from sklearn.linear_model import LogisticRegression
 
 from moe_redistribution.models.population import init
 from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.instruments.probes import (SETTINGS, answer_rows, converge, features, lookup, part, probe,
+from moe_redistribution.instruments.probes import (SETTINGS, answer_rows, fit_converged, features, lookup_accuracy,
+                                                   group_split, probe,
                                                    probe_rows, shuffle, tokens_alone)
 from moe_redistribution.tasks.task import get_task
 
@@ -29,7 +30,7 @@ def by_sklearn(x, y, fit):
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_accuracies_are_those_of_scikit_learn_on_the_same_split(classes):
     x, y = noisy(classes=classes)
-    found, fit = probe(x, y), part(torch.arange(len(y)))
+    found, fit = probe(x, y), group_split(torch.arange(len(y)))
     for i in range(len(x)): assert abs(found["accuracy"][i] - by_sklearn(x[i], y, fit)[0]) <= .01
 
 
@@ -37,21 +38,21 @@ def test_converged_weights_are_scikit_learns():
     x, y = (v[0] if v.ndim == 3 else v for v in noisy(400, 5, population=1))
     x = (x - x.mean(0)) / x.std(0)
     hot = torch.nn.functional.one_hot(y)[None].double()
-    w = converge(torch.cat([x, torch.ones(len(x), 1)], 1)[None].double(), hot, steps=200, tol=1e-9)[0, :, 0]
+    w = fit_converged(torch.cat([x, torch.ones(len(x), 1)], 1)[None].double(), hot, steps=200, tol=1e-9)[0, :, 0]
     model = LogisticRegression(max_iter=5000, tol=1e-10).fit(x.numpy(), y)
     assert torch.allclose(w[:-1] - w[:-1].mean(1, keepdim=True), torch.from_numpy(model.coef_.T).double(), atol=2e-3)
 
 
 def test_no_group_lies_in_both_parts_and_another_seed_is_another_split():
     groups = torch.arange(50).repeat_interleave(4)
-    a, b = part(groups), part(groups, 1)
+    a, b = group_split(groups), group_split(groups, 1)
     assert a.view(50, 4).all(1).logical_or(~a.view(50, 4).any(1)).all() and a.sum() == 140 and (a != b).any()
-    assert (part(groups) == a).all()
+    assert (group_split(groups) == a).all()
 
 
 def test_test_accuracy_does_not_see_the_labels_of_the_test_part():
     x, y = noisy()
-    fit = part(torch.arange(len(y)))
+    fit = group_split(torch.arange(len(y)))
     spoilt = torch.where(fit, y, (y + 1) % 3)
     agree = probe(x, y)["accuracy"] + probe(x, spoilt)["accuracy"]
     assert (agree <= 1).all() and torch.equal(probe(x, y)["fitted"], probe(x, spoilt)["fitted"])
@@ -80,7 +81,7 @@ def test_balanced_and_each_class_have_their_controls():
     x, y = noisy(classes=3, population=1)
     y = torch.where(y == 2, y,
                     torch.minimum(y, torch.randint(0, 9, y.shape, generator=torch.Generator().manual_seed(1))))
-    found, fit = probe(x, y, by_class=True), part(torch.arange(len(y)))
+    found, fit = probe(x, y, by_class=True), group_split(torch.arange(len(y)))
     for name, labels in (("", y), ("_control", shuffle(y[None], torch.zeros(len(y)))[0])):
         model = by_sklearn(x[0], labels, fit)[1]
         said = torch.from_numpy(model.predict(
@@ -98,7 +99,7 @@ def test_lookup_is_a_dictionary():
     for k, v in zip(keys[fit].tolist(), y[0, fit].tolist()): seen.setdefault(k, []).append(v)
     usual = np.bincount(y[0, fit]).argmax()
     said = [np.bincount(seen[k]).argmax() if k in seen else usual for k in keys[~fit].tolist()]
-    assert lookup(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
+    assert lookup_accuracy(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
 
 
 def test_code_reports_what_is_learnt_by_heart():

@@ -13,7 +13,7 @@ import torch
 from moe_redistribution.record import recording, runs
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.groups import train
-from moe_redistribution.tasks.data import unseen
+from moe_redistribution.tasks.data import unseen_examples
 from moe_redistribution.models.population import init, predict
 from moe_redistribution.instruments.instrument import Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import not_in, record_runs
@@ -21,7 +21,7 @@ from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.table_files import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
 from moe_redistribution.instruments.ablation import ablation_of
-from moe_redistribution.instruments.measuring import has, rules_for
+from moe_redistribution.instruments.measuring import has_weights, rules_for
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
@@ -208,8 +208,8 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     train(name, [1], root=store.root, steps=200, executor="here", quiet=True)
     (store.path(name, 1).parent / "backup.safetensors").write_bytes(b"not a run")
     [run] = stored_runs(store, name)
-    assert (run.step == 200 and "final" in run.weights and not has(run, "final")
-            and any(has(run, r) for r in run.weights))
+    assert (run.step == 200 and "final" in run.weights and not has_weights(run, "final")
+            and any(has_weights(run, r) for r in run.weights))
     record_runs(store, tmp_path, STUDY, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
@@ -314,8 +314,8 @@ def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study)
     study.another(42)
     run = study.other.load(NAME, 42)
     study.other.save(replace(run, weights={"first256": run.weights["first256"]}))
-    assert runs.behind(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
-    assert runs.behind(study.store.load(NAME, 42), study.root) == []
+    assert runs.shortfall(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
+    assert runs.shortfall(study.store.load(NAME, 42), study.root) == []
 
 
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
@@ -366,9 +366,10 @@ def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, the
     rows = ablation_of(params, name, [1], "authors", ("zero",), rule="best")
     own = rows[rows["split"] == "test"]
     t = get_task(name.split("/")[0])
-    assert len(own) == (3 if there else 0) and (own["n_examples"] == (int(unseen(t, 1).sum()) if there else 0)).all()
+    assert len(own) == (3 if there else 0) and (own["n_examples"]
+                                                == (int(unseen_examples(t, 1).sum()) if there else 0)).all()
     if there:
-        hit = (predict(params, name) == t.targets)[0, unseen(t, 1)].double().mean().item()
+        hit = (predict(params, name) == t.targets)[0, unseen_examples(t, 1)].double().mean().item()
         assert own.query("site == 'none'")["value"].item() == pytest.approx(hit)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES,
-                                                       definition_hash, definitions, registrations, unregistered, when)
+                                                       definition_hash, definitions, registrations, unregistered_lines,
+                                                       registered_on)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.training import store
@@ -79,37 +80,37 @@ def test_the_checked_tables_have_the_hashes_of_the_files():
 
 def test_a_line_that_is_registered_as_it_stands_is_left_alone(tmp_path):
     write(tmp_path, [SAID | WORDS])
-    assert unregistered(register(tmp_path, *OWN), tmp_path / "data").empty
+    assert unregistered_lines(register(tmp_path, *OWN), tmp_path / "data").empty
 
 
 @pytest.mark.parametrize("column, to",
                          [("margin", "0.02"), ("expects", "0"), ("seeds", "1-9"), ("edit", "zero"), ("versus", "")])
 def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
     write(tmp_path, [SAID | {column: to}])
-    left = unregistered(register(tmp_path, *OWN), tmp_path / "data")
+    left = unregistered_lines(register(tmp_path, *OWN), tmp_path / "data")
     assert left[["table", "key", "registered"]].values.tolist() == [["statements", "4.1-01", definition_hash(SAID)]]
     amended = register(tmp_path, *OWN, ("statements", "4.1-01", "audited", definition_hash(SAID | {column: to})))
-    assert unregistered(amended, tmp_path / "data").empty
-    assert when("statements", amended).loc[("4.1-01", "audited"), "date"].endswith(":02+00:00")
+    assert unregistered_lines(amended, tmp_path / "data").empty
+    assert registered_on("statements", amended).loc[("4.1-01", "audited"), "date"].endswith(":02+00:00")
     assert registrations(amended).set_index("key")["amended"].to_dict() == {"contrast.a": 0, "4.1-01": 1}
 
 
 def test_a_line_that_went_back_to_an_older_definition_needs_an_amendment_too(tmp_path):
     write(tmp_path)
     path = register(tmp_path, *OWN, ("statements", "4.1-01", "audited", definition_hash(SAID | {"margin": "0.1"})))
-    assert unregistered(path, tmp_path / "data")["key"].tolist() == ["4.1-01"]
+    assert unregistered_lines(path, tmp_path / "data")["key"].tolist() == ["4.1-01"]
 
 
 def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration(tmp_path):
     write(tmp_path, bridge=[BRIDGE | {"id": "contrast.b"}])
-    assert unregistered(register(tmp_path, *OWN),
-                        tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
+    assert unregistered_lines(register(tmp_path, *OWN),
+                              tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
     assert "contrast.a" in set(registrations(tmp_path / "registrations.csv")["key"])
 
 
 def test_without_a_register_nothing_is_registered(tmp_path):
     write(tmp_path)
-    assert len(unregistered(tmp_path / "none.csv", tmp_path / "data")) == 2
+    assert len(unregistered_lines(tmp_path / "none.csv", tmp_path / "data")) == 2
 
 
 @pytest.mark.parametrize("spoil", [lambda f: f.iloc[::-1], lambda f: f.assign(access="not looked"),
@@ -123,7 +124,7 @@ def test_a_register_that_somebody_wrote_by_hand_is_refused(tmp_path, spoil):
 # --- the committed register -------------------------------------------------------------------------
 
 def test_every_line_of_data_is_registered_as_it_stands():
-    left = unregistered()
+    left = unregistered_lines()
     assert left.empty, f"make registrations, then commit it: {left[['table', 'key', 'protocol']].values.tolist()[:10]}"
 
 
@@ -313,13 +314,13 @@ def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_ame
     words = registrations(tmp_path / FILE).set_index(["table", "key", "protocol"])["access"]
     assert words["sentences", "4.1-01", "paper"] == words["statements", "4.1-01", "paper"] == "nothing run"
     write(tmp_path, [SAID | {"protocol": p, "statement": "A little more is left."} for p in ("paper", "audited")])
-    assert unregistered(tmp_path / FILE, tmp_path / "data")["table"].tolist() == ["sentences"]
+    assert unregistered_lines(tmp_path / FILE, tmp_path / "data")["table"].tolist() == ["sentences"]
     tool.main([])
     assert registrations(tmp_path / FILE).query("table == 'sentences'")["amended"].tolist() == [1]
 
 
 def test_what_pilots_had_seen_is_read_over_older_words(tmp_path):
-    assert set(when("claims").query("key.str.startswith('contrast.absorption.')")["access"]) <= {
+    assert set(registered_on("claims").query("key.str.startswith('contrast.absorption.')")["access"]) <= {
         "pilot seen", "in part", "results seen"}
-    assert (when("claims").loc[when("claims").index.get_level_values(0).str.startswith("contrast.moe"), "access"]
-            == "nothing run").any()
+    dates = registered_on("claims")
+    assert (dates.loc[dates.index.get_level_values(0).str.startswith("contrast.moe"), "access"] == "nothing run").any()

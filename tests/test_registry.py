@@ -99,11 +99,11 @@ def test_no_item_names_a_variant_or_activation_that_its_experiment_lacks():
             names = [condition(n) for n in EXPERIMENTS[head].names] if head in EXPERIMENTS else []
             have = {c.ffn for c in names} | {c.activation for c in names}
             assert set(filter(None, words.split(","))) <= have, token
-            assert R.resolve(token), token
+            assert R.line_pairs(token), token
 
 
 def test_every_run_of_the_paper_serves_an_item():
-    used = {p for i in ITEMS for p in R.served(i)}
+    used = {p for i in ITEMS for p in R.item_pairs(i)}
     assert not [(k, n) for k, e in EXPERIMENTS.items() for n in e.names if (k, n) not in used]
 
 

@@ -142,7 +142,7 @@ def test_company_and_process_change_nothing_and_other_products_change_the_mixtur
 
 @pytest.mark.parametrize("name, most", [(CONDITIONS[0], .01), (CONDITIONS[2], .06)])
 def test_a_cell_of_equal_numbers_is_the_paired_seed_up_to_arithmetic(rows, name, most):
-    paired = pick(selection.recorded(name), stream="paired", rule="first1000", site="ffn_out",
+    paired = pick(selection.recorded_rows(name), stream="paired", rule="first1000", site="ffn_out",
                   edit="mean").set_index("seed")["value"]
     crossed = pick(rows, condition=name, site="ffn_out", edit="mean").set_index("seed")["value"]
     gap = lambda i, j: np.sqrt(np.mean([(crossed[100 * i(k) + j(k)] - paired[k])**2 for k in range(1, 9)]))

@@ -38,7 +38,7 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import predict
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
-from moe_redistribution.training.store import Damaged, Store, listed, of_clone
+from moe_redistribution.training.store import Damaged, Store, listed_hashes, of_clone
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
@@ -107,7 +107,8 @@ READERS = {                        # paths under a root: what reads such a file;
 
 
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
-    luck, names = random.Random(0), [n for n in listed(copied / "SHA256SUMS") if not n.startswith("checkpoints/")]
+    luck, names = random.Random(0), [n for n in listed_hashes(copied / "SHA256SUMS")
+                                     if not n.startswith("checkpoints/")]
     known, _ = claims_room.claims(), findings.claim("4.1-01")        # what is kept from before answers for nothing
     for name in names:
         read = next(r for part, r in READERS.items() if fnmatch(name, part))
@@ -125,7 +126,7 @@ def test_definitions_that_changed_without_a_word_are_refused_where_they_are_coun
     for name in ("claims", "statements"):
         good = (path := copied / f"data/parrots/{name}.csv").read_bytes()
         path.write_bytes(good.replace(b"mean", b"zero", 1))
-        for read in (registrations.definitions, registrations.unregistered, design.check_design):
+        for read in (registrations.definitions, registrations.unregistered_lines, design.check_design):
             with pytest.raises(Damaged, match=f"data/parrots/{name}.csv: expected"): read()
         path.write_bytes(good)
 
@@ -192,7 +193,8 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
     assert (again["right"].to_numpy() - said["right"].to_numpy()).__abs__().max() <= 2
     for site, edit in [("none", "none"), ("ffn_out", "zero")][:1 if "no_ffn" in name else 2]:
         got = digits(ablate(params, name, {} if site == "none" else {site: edit}), t).double().numpy()
-        rows = pick(selection.recorded(name), condition=name, rule=rule, site=site, edit=edit, position=whole_answer(t),
+        rows = pick(selection.recorded_rows(name), condition=name, rule=rule, site=site, edit=edit,
+                    position=whole_answer(t),
                     split="all")
         row = rows.set_index("seed")["value"].loc[seeds].to_numpy()
         assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7"
@@ -263,7 +265,7 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     for store in (long, short): recording.record_runs(store, tmp_path, paper, name)
     runs = table_files.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
-    rows = selection.recorded(name, root=tmp_path)
+    rows = selection.recorded_rows(name, root=tmp_path)
     assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
 
 

@@ -10,13 +10,15 @@ from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import expected_mutual_information
 
 from moe_redistribution.instruments import rerouting, routing
-from moe_redistribution.instruments.ablation import replacing, shuffled
+from moe_redistribution.instruments.ablation import edits_for, derangement
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.instruments.rerouting import (rerouted_answers, as_in, cells, drops, gradient_norms, permuted,
-                                                      routes_held, swapped, tabled, uniform)
-from moe_redistribution.instruments.routing import (crosstab, explained, information, nmi, redrawn, routed, routes,
+from moe_redistribution.instruments.rerouting import (rerouted_answers, as_in, cells, drops, gradient_norms,
+                                                      permuted_experts,
+                                                      routes_held, swapped_gates, tabled_gates, uniform_gates)
+from moe_redistribution.instruments.routing import (crosstab, explained_share, mutual_information, nmi, redrawn_tables,
+                                                    check_routed, routes,
                                                     saturation, tables)
 from moe_redistribution.tasks.task import get_task, labels
 from moe_redistribution.instruments.rows import ROW_COLUMNS
@@ -48,7 +50,7 @@ def test_nmi_is_scikit_learns(a, b):
     n = min(len(a), len(b))
     a, b = a[:n], b[:n]
     got = table_of(a, b)
-    assert math.isclose(information(got).item(), mutual_info_score(a, b) / math.log(2), abs_tol=1e-12)
+    assert math.isclose(mutual_information(got).item(), mutual_info_score(a, b) / math.log(2), abs_tol=1e-12)
     for norm in routing.NORMS:
         want = normalized_mutual_info_score(a, b, average_method=norm)
         if len(set(a)) == 1 or len(set(b)) == 1: want = 0                    # scikit-learn has a convention of its own
@@ -67,30 +69,30 @@ def test_names_of_experts_and_operations_do_not_matter(a, b, new_a, new_b):
 @given(codes(5), codes(4), st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_what_a_table_explains_is_a_share_and_all_of_what_it_decides(a, b, table):
     n = min(len(a), len(b))
-    share = explained(table_of(a[:n], b[:n])).item()
+    share = explained_share(table_of(a[:n], b[:n])).item()
     assert math.isnan(share) if len(set(b[:n])) == 1 else 0 <= share <= 1
     decided = [table[x] for x in a]
-    if len(set(decided)) > 1: assert explained(table_of(a, decided)).item() == 1
+    if len(set(decided)) > 1: assert explained_share(table_of(a, decided)).item() == 1
 
 
 def test_information_given_a_third_is_the_mean_over_its_cells():
     g, a, b = torch.randint(0, 4, (3, 500), generator=torch.Generator().manual_seed(0))
     three = crosstab(g * 4 + a, b[None], 16, 4).unflatten(1, (4, 4))
     want = sum((g == v).double().mean() * mutual_info_score(a[g == v], b[g == v]) / math.log(2) for v in range(4))
-    assert math.isclose(routing.given(three).item(), want, abs_tol=1e-12)
+    assert math.isclose(routing.conditional_information(three).item(), want, abs_tol=1e-12)
 
 
 def test_the_floor_is_the_expected_information_of_shuffled_labels():
     "scikit-learn knows the mean of this null in closed form; margins stay, and the same call gives the same tables."
     a, b = torch.randint(0, 4, (2, 300), generator=torch.Generator().manual_seed(1))
     table = crosstab(a, b[None], 4, 4)
-    drawn = redrawn(table, 2000)
+    drawn = redrawn_tables(table, 2000)
     assert torch.equal(drawn.sum(-1)[7], table.sum(-1)) and torch.equal(drawn.sum(-2)[7], table.sum(-2))
-    assert torch.equal(drawn, redrawn(table, 2000))
-    values = information(drawn)[:, 0]
+    assert torch.equal(drawn, redrawn_tables(table, 2000))
+    values = mutual_information(drawn)[:, 0]
     want = expected_mutual_information(table[0].numpy().astype(np.int64), 300) / math.log(2)
     assert abs(values.mean() - want) < 4 * values.std() / 2000**.5
-    shuffles = [information(crosstab(a[torch.randperm(300)], b[None], 4, 4)).item() for _ in range(300)]
+    shuffles = [mutual_information(crosstab(a[torch.randperm(300)], b[None], 4, 4)).item() for _ in range(300)]
     assert abs(values.mean() - np.mean(shuffles)) < 5 * np.std(shuffles) / 300**.5
 
 
@@ -114,7 +116,7 @@ def test_independent_routing_reproduces_the_papers_null():
 @pytest.mark.parametrize("name", ["add7", "modadd", "hist"])
 def test_known_is_what_one_would_write_down_token_by_token(name):
     t = get_task(name)
-    facts, what = routing.known(t), labels(t, t.by[-1])
+    facts, what = routing.label_codes(t), labels(t, t.by[-1])
     some = [(n, j) for n, j in itertools.product(range(0, len(t), 37), range(len(t.read))) if what[n, j]]
     seen = [(j, int(t.tokens[n, t.read[j]]), what[n, j]) for n, j in some]
     at = {(n, j): i for i, (n, j) in enumerate(facts["at"].nonzero().tolist())}
@@ -152,7 +154,7 @@ def test_loads_and_pairs_are_counts():
             want = np.mean([i in x for x in places]) * np.mean([j in x for x in places])
             assert math.isclose(chance[s, i, j].item(), want, abs_tol=1e-12)
         assert np.allclose(load[s], [np.mean([e in x for x in places]) / 2 for e in range(4)])
-    assert torch.allclose(routing.effective(chosen, 4), torch.exp(-(load * load.log()).sum(1)))
+    assert torch.allclose(routing.effective_experts(chosen, 4), torch.exp(-(load * load.log()).sum(1)))
 
 
 @each_variant
@@ -171,8 +173,9 @@ def test_routes_are_saturated_against_themselves(name):
 @each_variant
 def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     params = population(name)
-    ways = [{}, permuted([2, 0, 3, 1]), swapped(shuffled(1000)), uniform(), tabled(cells(ADD7), condition(name).top_k)]
-    ways += [replacing(name, "E0", "zero"), replacing(name, "E3", "mean")]
+    ways = [{}, permuted_experts([2, 0, 3, 1]), swapped_gates(derangement(1000)), uniform_gates(),
+            tabled_gates(cells(ADD7), condition(name).top_k)]
+    ways += [edits_for(name, "E0", "zero"), edits_for(name, "E3", "mean")]
     got = rerouted_answers(params, name, ways)
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
     assert all(not torch.equal(got[0], x) for x in got[1:5])                              # and each changes something
@@ -191,16 +194,16 @@ def test_drops_are_counted_example_by_example():
 def test_rerouting_by_identity_changes_nothing(name):
     params = population(name)
     plain = forward(params, ADD7.tokens, name)
-    for edits in (permuted([0, 1, 2, 3]), swapped(torch.arange(1000))):
+    for edits in (permuted_experts([0, 1, 2, 3]), swapped_gates(torch.arange(1000))):
         assert torch.equal(forward(params, ADD7.tokens, name, edits), plain)
     assert torch.equal(forward(as_in(params, params), ADD7.tokens, name), plain)
-    one_to_a_cell = tabled(torch.arange(5000).view(1000, 5), condition(name).top_k)
+    one_to_a_cell = tabled_gates(torch.arange(5000).view(1000, 5), condition(name).top_k)
     torch.testing.assert_close(forward(params, ADD7.tokens, name, one_to_a_cell, read_only=True),
                                forward(params, ADD7.tokens, name, read_only=True))
 
 def test_a_router_that_is_a_table_is_its_table():
     plain = forward(PLANTED, ADD7.tokens, BY_EXPERTS, read_only=True)
-    assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7)), read_only=True), plain)
+    assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(cells(ADD7)), read_only=True), plain)
 
 
 @each_variant
@@ -208,7 +211,7 @@ def test_exchanged_gates_are_exchanged_experts(name):
     params, perm = population(name), [2, 0, 3, 1]
     back = [perm[e] for e in range(4)]                                         # expert e now is what perm[e] was
     moved = {n: v[:, :, back] if n in ("W_gate", "W_up", "b_up", "W_down", "b_down") else v for n, v in params.items()}
-    got, want = forward(params, ADD7.tokens[:50], name, permuted(perm)), forward(moved, ADD7.tokens[:50], name)
+    got, want = forward(params, ADD7.tokens[:50], name, permuted_experts(perm)), forward(moved, ADD7.tokens[:50], name)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -338,7 +341,7 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
 def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     "Its edit looks at the gates that each token has kept, whatever attention would have sent it to."
     name = VARIANTS["moe"]
-    params, out = population(name, 1), replacing(name, "E1", how)
+    params, out = population(name, 1), edits_for(name, "E1", how)
     assert torch.equal(routes_held(params, name, {"E1": how}), predict(params, name, out))
     held = trace(params, ADD7.tokens, name)["gates"][:, :, list(ADD7.read)]
     look = out.get("gates", lambda g: g)                              # zero needs no look at the gates
@@ -353,20 +356,21 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: gradient_norms(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router"),
     (lambda: routing.routing_rows(carry_by_ffn(), "add7/ffn-h32-relu", [0]), "expected a model with a router"),
     (lambda: routes(PLANTED, BY_EXPERTS, layer=1), "L1.router_probs"),
-    (lambda: routed(PLANTED, BY_EXPERTS + "+L2"), "expected one layer; got 2"),
+    (lambda: check_routed(PLANTED, BY_EXPERTS + "+L2"), "expected one layer; got 2"),
     (lambda: routes(PLANTED, "add7/moe-e2k1-h64-relu"), r"expected W_router \(1, 64, 2\).* got \(1, 64, 4\)"),
     (lambda: routes(carry_by_ffn(), BY_EXPERTS), "expected W_router .* got None"),
     (lambda: nmi(torch.ones(1, 2, 2), "maximum"), "normalisation: expected one of .*nearest: 'max'"),
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice; got 1 and 2"),
-    (lambda: permuted([1, 2, 3]), "each expert once"),
+    (lambda: permuted_experts([1, 2, 3]), "each expert once"),
     (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors; got 0"),
     (lambda: rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
     (lambda: rerouted_answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]),
      "expected one of gates, expert_out.*`predict`"),
-    (lambda: routes_held(PLANTED, BY_EXPERTS, permuted([1, 0, 2, 3])), "leave the gates alone"),
+    (lambda: routes_held(PLANTED, BY_EXPERTS, permuted_experts([1, 0, 2, 3])), "leave the gates alone"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
      "leave the gates alone; got one of router_probs"),
     (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\); got \(2, 1, 64, 2"),
-    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled(cells(ADD7))), r"gates at \(1000, 5\).*got \(1000, 8\)")])
+    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(cells(ADD7))),
+     r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):
     with pytest.raises(ValueError, match=says): call()

@@ -3,7 +3,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.instruments.ablation import replacing
+from moe_redistribution.instruments.ablation import edits_for
 from moe_redistribution.language.layers import FAMILIES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, measures, routing_scores,
@@ -126,7 +126,7 @@ def test_other_names_for_experts_change_no_measure():
 def test_an_expert_that_nobody_chose_tells_a_router_nothing():
     s = opened("mixtral")
     with torch.no_grad(): s.layers[0].gate.weight[2] = 0                       # no score above those of all others
-    edits = replacing(s, "L0.E2", "route_around")
+    edits = edits_for(s, "L0.E2", "route_around")
     tr = trace(s, TOKENS, edits=edits)
     assert tr["L0.E2"].shape[1] == 0
     terms = dict((n, u) for n, _, u in s.stream_terms(tr, "expert"))
@@ -246,7 +246,7 @@ def test_another_norm_or_scale_is_found_by_the_model_s_own_logits(change):
 
 
 def test_places_that_nobody_works_on_move_no_rank():
-    s, edits = opened("olmoe"), replacing(opened("olmoe"), "L0.E1", "swap:E2")
+    s, edits = opened("olmoe"), edits_for(opened("olmoe"), "L0.E1", "swap:E2")
     routers = s.receivers(trace(s, TOKENS, edits=edits))
     assert (routers[0].routes == -1).any() and (routers[0].ranks[routers[0].routes == -1] == 0).all()
     assert measures(routers[0], torch.zeros_like(routers[0].logits))[4].max() == 0

@@ -5,10 +5,10 @@ import torch
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import train_group
 from moe_redistribution.models.population import init
-from moe_redistribution.instruments.speed import advance, components, speed, speed_rows, speeds
+from moe_redistribution.instruments.speed import train_to, components, speed, speed_rows, speeds
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
-from moe_redistribution.training.loop import fresh, train_interval, unflatten
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from plain import load_member
 
 VARIANTS = {"ffn": "add7/ffn-h24-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h24-silu",
@@ -161,9 +161,9 @@ def test_the_runs_measured_are_the_runs_stored(stream, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 12)
     name, seeds = "add7/ffn-h8-silu", [42, 3]
     train_group(name, seeds, stream, "full", tmp_path, steps=36)
-    members = fresh(condition(name), seeds, stream)
-    for k in (7, 12, 13): advance(members, k)
-    got = advance(members, 36)
+    members = init_members(condition(name), seeds, stream)
+    for k in (7, 12, 13): train_to(members, k)
+    got = train_to(members, 36)
     for i, s in enumerate(seeds):
         stored = Store(tmp_path).load(name, s, stream).weights["final"]
         for n, v in stored.items():
@@ -179,7 +179,7 @@ def test_which_steps_are_measured_changes_none_of_them():
 
 def test_gaps_and_starts_are_the_differences_they_say():
     c = condition("add7/glu-h8-silu")
-    members, seen = fresh(c, [5], "paired"), {0: None}
+    members, seen = init_members(c, [5], "paired"), {0: None}
     for k in range(9):
         seen[k] = {n: v.clone() for n, v in unflatten(members.w, c).items()}
         train_interval(members, 1)

@@ -26,7 +26,7 @@ from moe_redistribution.training.bench import keep
 from moe_redistribution.training.groups import group_path, pack, train, train_group
 from moe_redistribution.training import store as store_room
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal, write_picture
-from moe_redistribution.training.loop import fresh
+from moe_redistribution.training.loop import init_members
 from tiers import first
 
 TINY = "add7/ffn-h8-silu+d16"
@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
     "A store with one short run and, as after a kill, the state of a group. Copy it before doing harm."
     store = Store(tmp_path_factory.mktemp("trained"))
     train_group(TINY, [1], root=store.root, steps=200)
-    seal(group_path(store, condition(TINY), [1, 2], "authors"), *pack(fresh(condition(TINY), [1, 2], "authors")))
+    seal(group_path(store, condition(TINY), [1, 2], "authors"), *pack(init_members(condition(TINY), [1, 2], "authors")))
     return store
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, s
 
 def test_a_group_s_state_that_was_written_under_an_old_name_goes_on(tmp_path):
     c = condition(TINY + "@150:reset1")
-    tensors, info = pack(fresh(c, [1, 2], "authors"))
+    tensors, info = pack(init_members(c, [1, 2], "authors"))
     assert groups.unpack(tensors, info | dict(condition=TINY.replace("+d16", "+reset150+part1+d16"))).c == c
 
 
@@ -282,7 +282,7 @@ def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(there, path)
         for read in (checkpoints.checkpoint, checkpoints.checkpoint_seeds):
-            with pytest.raises(Damaged, match="expected the checkpoint .*, got .*, another one; fix: git checkout"):
+            with pytest.raises(Damaged, match="expected the checkpoint .*; got .*, another one; fix: git checkout"):
                 read(name, rule, tmp_path)
 
 
@@ -417,13 +417,13 @@ def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
 
 def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch):
     "A kill before, between and after leaves a file that is read; afterwards the sums are those of `make sums`."
-    path, real, kills = clone / "results/runs/hist.parquet", store_room.replaced, [1, 2, 3]
+    path, real, kills = clone / "results/runs/hist.parquet", store_room.replace_file, [1, 2, 3]
     frame = pd.read_parquet(path)[:5]
     def replaced(*args):
         calls.append(args[0].name)
         if len(calls) == kill: raise KeyboardInterrupt
         return real(*args)
-    monkeypatch.setattr(store_room, "replaced", replaced)
+    monkeypatch.setattr(store_room, "replace_file", replaced)
     for kill in kills:
         calls = []
         with pytest.raises(KeyboardInterrupt): table_files.write_table(frame[:kill], "runs", "hist", clone)
@@ -436,14 +436,14 @@ def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch
 CODE = [*sorted(Path(table_files.__file__).parents[1].rglob("*.py")),
         *sorted((table_files.ROOT / "tools").glob("*.py"))]
 LIBRARIES = {"torch", "np", "numpy", "plt", "pickle"}
-WRITES = {"store.py replaced": "the one way: a temporary file, fsync, rename",
+WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
           "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
          "findings.py _ledger": "`claim` has looked",
-         "printed.py read": "callers of `checked_table` have: `of_clone`, `sealed`, `study_tables`",
+         "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",
          "coverage.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "registrations.py defined": "a version in git",

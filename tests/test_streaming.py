@@ -11,7 +11,7 @@ from moe_redistribution.language.layers import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.gates_study import gates_study, split_text
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
-                                                   stream_ablation, stream_scores, text_loss, text_windows,
+                                                   text_ablation, text_scores, text_loss, text_windows,
                                                    tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks.text import read_text
@@ -45,47 +45,47 @@ def after(n):
 
 def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)                # keeps after every batch
-    straight, part = stream_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
-    with pytest.raises(Stop): stream_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=after(3))
+    straight, part = text_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
+    with pytest.raises(Stop): text_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=after(3))
     assert part.exists()
     seen = []
-    again = stream_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=seen.append)
+    again = text_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=seen.append)
     assert again.equals(straight) and len(seen) == 26 - 3
     said = []                                                         # kept until the rows are written: nothing is lost
-    assert stream_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=said.append).equals(straight)
+    assert text_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=said.append).equals(straight)
     assert part.exists() and not said
 
 
 def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
-    straight, part = stream_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
-    with pytest.raises(Stop): stream_scores(s, text, byte_tokens, context=16, batch=2, part=part, say=after(5))
-    again = stream_scores(s, text, byte_tokens, context=16, batch=4, part=part)
+    straight, part = text_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
+    with pytest.raises(Stop): text_scores(s, text, byte_tokens, context=16, batch=2, part=part, say=after(5))
+    again = text_scores(s, text, byte_tokens, context=16, batch=4, part=part)
     assert again.equals(straight)
 
 
 def test_a_model_in_half_precision_takes_the_means_of_its_own_activations(text):
     half = open_model(tiny_model("olmoe", vocab_size=256, dtype=torch.bfloat16))
-    rows = stream_ablation(half, text, byte_tokens, context=16, tokens=64, units=("L0.ffn_out", "L1.E1", "L0.H1"),
-                           edits=("mean",))
+    rows = text_ablation(half, text, byte_tokens, context=16, tokens=64, units=("L0.ffn_out", "L1.E1", "L0.H1"),
+                         edits=("mean",))
     assert rows["value"].notna().all() and (rows.query("site != 'none' and metric == 'moved'")["value"] > 0).all()
 
 
 def test_what_is_kept_of_another_question_is_left_alone(s, text, tmp_path):
     part = tmp_path / "a.part"
     with pytest.raises(Stop):
-        stream_ablation(s, text, byte_tokens, context=16, tokens=64, edits=("zero",), part=part, say=after(3))
+        text_ablation(s, text, byte_tokens, context=16, tokens=64, edits=("zero",), part=part, say=after(3))
     assert kept_so_far(part, "another") is None
-    full = stream_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",), part=part)
-    assert full.equals(stream_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",)))
+    full = text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",), part=part)
+    assert full.equals(text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",)))
 
 
 def test_an_ablation_that_was_stopped_asks_only_for_the_rest(s, text, tmp_path):
     ask = dict(context=16, tokens=128, units=("L1.E0", "L0.H1", "sites"), edits=("mean", "zero"))
-    straight, part = stream_ablation(s, text, byte_tokens, **ask), tmp_path / "a.part"
-    with pytest.raises(Stop): stream_ablation(s, text, byte_tokens, **ask, part=part, say=after(5))
+    straight, part = text_ablation(s, text, byte_tokens, **ask), tmp_path / "a.part"
+    with pytest.raises(Stop): text_ablation(s, text, byte_tokens, **ask, part=part, say=after(5))
     rest = []
-    assert stream_ablation(s, text, byte_tokens, **ask, part=part, say=rest.append).equals(straight)
+    assert text_ablation(s, text, byte_tokens, **ask, part=part, say=rest.append).equals(straight)
     assert len(rest) == 1 + 6 * 2 - 5
 
 
@@ -130,7 +130,7 @@ def test_units_are_named_in_groups_or_one_by_one(s):
 def upper(text): return byte_tokens(text.upper())
 
 
-@pytest.mark.parametrize("of", [stream_scores, stream_ablation])
+@pytest.mark.parametrize("of", [text_scores, text_ablation])
 @pytest.mark.parametrize("change", ["weight", "tokenizer", "text"])
 def test_what_was_stopped_is_not_finished_with_another_model_or_tokenizer_or_text(s, text, tmp_path, change, of,
                                                                                 monkeypatch):
@@ -167,9 +167,9 @@ def test_gates_of_another_model_or_text_are_another_question(change):
 
 def test_an_ablation_that_goes_on_does_not_ask_for_its_means_again(s, text, tmp_path, monkeypatch):
     ask, part = dict(context=16, tokens=128, edits=("mean",)), tmp_path / "a.part"
-    with pytest.raises(Stop): stream_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
+    with pytest.raises(Stop): text_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
     monkeypatch.setattr("moe_redistribution.language.streaming.site_means", lambda *_: 1 / 0)
-    stream_ablation(s, text, byte_tokens, **ask, part=part)
+    text_ablation(s, text, byte_tokens, **ask, part=part)
 
 
 def test_a_mean_pattern_is_each_head_s_own(s, text):
@@ -182,7 +182,7 @@ def test_a_mean_pattern_is_each_head_s_own(s, text):
 # ------------------------------------------------------------------------------------------------------------- windows
 
 def test_windows_beyond_the_model_s_positions_and_tokens_beyond_its_embedding_are_refused_first(s, text):
-    for of in (stream_scores, stream_ablation):
+    for of in (text_scores, text_ablation):
         with pytest.raises(ValueError, match="context: expected up to 64 .*; got 65; nearest valid: 64"):
             of(s, text, byte_tokens, context=65, part="nothing/a.part")
         with pytest.raises(ValueError, match="rows of the embedding"):
@@ -227,7 +227,7 @@ def test_no_window_is_left_alone_in_a_batch():
 def test_units_that_a_dense_model_has_not_got_are_refused(text):
     dense = open_model(tiny_model("llama", vocab_size=256))
     with pytest.raises(ValueError, match="unit: expected one of sites"):
-        stream_ablation(dense, text, byte_tokens, context=16, units=("experts",))
+        text_ablation(dense, text, byte_tokens, context=16, units=("experts",))
 
 
 def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
@@ -235,7 +235,7 @@ def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
     many = torch.randint(256, (30, 40), generator=torch.Generator().manual_seed(2))
     assert sent_elsewhere(s, many) == 0 and sent_elsewhere(open_model(tiny_model("llama")), many % 50) == 0
     assert 0 <= sent_elsewhere(half, many) < .2
-    for rows in (stream_scores(half, text, byte_tokens, 16), stream_ablation(half, text, byte_tokens, 16, tokens=99)):
+    for rows in (text_scores(half, text, byte_tokens, 16), text_ablation(half, text, byte_tokens, 16, tokens=99)):
         got = rows[rows["metric"] == "elsewhere"]
         assert len(got) == 1 and 0 <= got["value"].item() < .2 and got["n_examples"].item() in (16 * 8, 16 * 7)
 
@@ -243,7 +243,7 @@ def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
 def test_bytes_of_another_kind_are_no_text(s, tmp_path):
     (tmp_path / "a.txt").write_bytes("And God said, Let there be light. ".encode("utf-16") * 20)
     file = tmp_path / "a.txt"
-    for ask in (lambda: stream_scores(s, file, byte_tokens, 16), lambda: read_text(file, 3)):
+    for ask in (lambda: text_scores(s, file, byte_tokens, 16), lambda: read_text(file, 3)):
         with pytest.raises(ValueError, match="a.txt: expected a text in UTF-8; got bytes of another kind"): ask()
 
 
@@ -266,9 +266,9 @@ def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkey
                              ("L0.E9", "zero", "nearest: 'L0.E"),
                              ("L0.H1", "route_around", "an expert to route_around")):
         with pytest.raises(ValueError, match=says):
-            stream_ablation(s, text, byte_tokens, context=16, units=(unit,), edits=(edit,))
+            text_ablation(s, text, byte_tokens, context=16, units=(unit,), edits=(edit,))
     with pytest.raises(ValueError, match="two windows or more in a batch"):
-        stream_ablation(s, text, byte_tokens, context=16, batch=1, edits=("resample",))
+        text_ablation(s, text, byte_tokens, context=16, batch=1, edits=("resample",))
 
 
 def test_a_tokenizer_that_cannot_read_a_text_is_one_message(text, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_curve, ablation_rows, decode,
-                                                     main_sites, replacing, together)
+                                                     main_sites, edits_for, combine_edits)
 from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.copying import copying_rows
 from moe_redistribution.instruments.patching import patching_rows
@@ -76,7 +76,7 @@ def test_decoding_with_tensors_is_decoding_with_each_seed_s_own_constant():
 def test_a_unit_takes_a_tensor_with_a_seed_axis_too(unit, site, at):
     params = population(MOE)
     own = trace(params, T.tokens, MOE, [site])[site].select(3, at).mean(1, keepdim=True)
-    wanted = answer(forward(params, T.tokens, MOE, together(MOE, {unit: own})))
+    wanted = answer(forward(params, T.tokens, MOE, combine_edits(MOE, {unit: own})))
     assert torch.equal(ablate(params, MOE, {unit: own}), wanted == T.targets)
     assert torch.equal(ablate_each(params, MOE, [{unit: own}])[0], wanted == T.targets)
     assert torch.equal(ablate(params, MOE, {unit: lambda x, own, v=own: own(v).expand_as(x)}), wanted == T.targets)
@@ -199,7 +199,7 @@ def test_a_function_is_tried_where_some_members_run_apart_and_not_where_all_run_
 
 def test_what_the_replacements_bring_of_an_earlier_pass_is_no_tensor_of_the_members():
     params = population(MOE)
-    made = together(MOE, {"E1": "mean", "H0": "resample", "gates": lambda g: g.flip(3)})
+    made = combine_edits(MOE, {"E1": "mean", "H0": "resample", "gates": lambda g: g.flip(3)})
     assert torch.equal(answer(forward(params, T.tokens, MOE, made)), predict(params, MOE, made))
     assert torch.equal(answer(forward(params, T.tokens, MOE, made)), predict(params, MOE, made))
 
@@ -314,7 +314,7 @@ def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_
     toy = Wrapped("toy", T, ["thought"], run)
     assert torch.equal(trace(toy, T.tokens[:7])["L0.thought"], trace(one, T.tokens[:7], MOE)["resid_mid"]) and called
     for how in ("zero", "mean", torch.zeros(1, 1, 1, 64)):
-        wanted = answer(forward(one, T.tokens, MOE, together(MOE, {"resid_mid": how}))) == T.targets
+        wanted = answer(forward(one, T.tokens, MOE, combine_edits(MOE, {"resid_mid": how}))) == T.targets
         assert torch.equal(ablate(toy, {"thought": how}), wanted)
     got = ablation_rows(toy, [7], ("zero", "resample"), ["thought"], fine=True)
     assert {*got["condition"]} == {"toy"} and {*got["site"]} == {"none", "thought"} and {*got["seed"]} == {7}
@@ -328,7 +328,7 @@ def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_
 def test_watching_a_population_counts_its_members():
     at = watcher(condition(MOE), {"ffn_out": torch.ones(2, 1, 1, 64)}, of=2)
     assert (at("ffn_out", torch.zeros(2, 3, 8, 64)) == 1).all()
-    assert replacing(MOE, "L0.H0", "zero").keys() == {"z"}
+    assert edits_for(MOE, "L0.H0", "zero").keys() == {"z"}
 
 
 # ------------------------------------------------------------------------------------------- no number without a word
@@ -375,4 +375,4 @@ def test_one_example_has_no_mean_and_no_sample():
     params = population(MOE)
     for how in ("mean", "resample"):
         with pytest.raises(ValueError, match="two examples or more"):
-            forward(params, T.tokens[:1], MOE, together(MOE, {"ffn_out": how}))
+            forward(params, T.tokens[:1], MOE, combine_edits(MOE, {"ffn_out": how}))

@@ -15,7 +15,7 @@ from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
 from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.figures import RATES, at_rate, rate_lines
-from moe_redistribution.instruments.ablation import together
+from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.copying import without_copy
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
@@ -72,7 +72,7 @@ def committed(key):
 def sink(params, key, edit):
     "All activations of a committed seed on all numbers under an edit of the page."
     seen, edits = {}, {} if edit == "on" else {"ffn_out": edit}
-    forward(params, TASK.tokens, condition(toy.MODELS[key]), together(toy.MODELS[key], edits), seen)
+    forward(params, TASK.tokens, condition(toy.MODELS[key]), combine_edits(toy.MODELS[key], edits), seen)
     return {n: v[0] for n, v in seen.items()}
 
 

@@ -18,7 +18,8 @@ from moe_redistribution.tasks.data import draw, generators, training_pool
 from moe_redistribution.training.groups import merge_members, train_group
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import EOS, digits, exact, get_task
-from moe_redistribution.training.loop import (evaluate, fresh, settled, train_interval, unflatten, update_rules,
+from moe_redistribution.training.loop import (evaluate, init_members, settled_members, train_interval, unflatten,
+                                              update_rules,
                                               without_subnormals)
 from plain import examples, load_member, optimiser, plain_train
 
@@ -28,7 +29,7 @@ PACKAGE = Path(moe_redistribution.__file__).parents[1]
 
 
 def train(name, seeds, n, stream="authors"):
-    members = fresh(condition(name), seeds, stream)
+    members = init_members(condition(name), seeds, stream)
     train_interval(members, n)
     return members
 
@@ -39,11 +40,11 @@ ELSEWHERE = """
 import sys, torch
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.events import ATTENTION, EXPERTS
-from moe_redistribution.training.loop import fresh, train_interval
+from moe_redistribution.training.loop import init_members, train_interval
 path, *work = sys.argv[1:]
 rows = {}
 for name, n in zip(work[::2], work[1::2]):
-    members = fresh(condition(name), [9, 3], "authors")
+    members = init_members(condition(name), [9, 3], "authors")
     train_interval(members, int(n))
     rows[name, int(n)] = members.w[1]
 torch.save(rows, path)
@@ -65,7 +66,7 @@ def another_process(tmp_path_factory):
 def test_seed_in_population_is_seed_alone(name, n, another_process):
     "In another group, in another place of it, and in another process. Later a flipped route may part them."
     alone = train(name, [3], n).w[0]
-    assert (alone - fresh(condition(name), [3], "authors").w[0]).abs().max() > 5e-4 # it has moved
+    assert (alone - init_members(condition(name), [3], "authors").w[0]).abs().max() > 5e-4 # it has moved
     for w in (train(name, [3, 1], n).w[0], train(name, [2, 5, 7, 3], n).w[3], another_process[name, n]):
         torch.testing.assert_close(w, alone, rtol=0, atol=CASES[name, n])
 
@@ -88,12 +89,12 @@ def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
     precision."""
     c = condition(name)
     balance = 0 if c.freeze == "ffn" else c.balance                    # protocol: none where the FFN is frozen
-    members = fresh(c, [1, 2], "authors")
+    members = init_members(c, [1, 2], "authors")
     members.w, members.m, members.v = members.w.double(), members.m.double(), members.v.double()
     plain = [load_member(unflatten(members.w, c), i, c) for i in range(2)]
     train_interval(members, 20)
     for i, seed in enumerate([1, 2]):
-        g = fresh(c, [seed], "authors").gens[0]["batches"]
+        g = init_members(c, [seed], "authors").gens[0]["batches"]
         opt, params = optimiser(plain[i]), [p for p in plain[i].parameters() if p.requires_grad]
         for at in draw(training_pool(ADD7, c.hold), g, 20, c.batch):
             loss, aux = plain[i].loss(ADD7.tokens[at], ADD7.targets[at])
@@ -113,7 +114,7 @@ def test_full_batch_epochs_are_those_of_a_plain_module_on_the_whole_set(name, mo
     "In chunks here, at once there, in double precision; the third epoch shows what the second did to Adam's moments."
     monkeypatch.setitem(engine.CHUNK, "dense", 15_000), monkeypatch.setitem(engine.CHUNK, "routed", 15_000)
     c = condition(name + "+d32")
-    members = fresh(c, [5], "authors")
+    members = init_members(c, [5], "authors")
     members.w, members.m, members.v = members.w.double(), members.m.double(), members.v.double()
     plain = load_member(unflatten(members.w, c), 0, c)
     losses, opt = [], optimiser(plain)
@@ -133,7 +134,7 @@ def test_full_batch_epochs_are_those_of_a_plain_module_on_the_whole_set(name, mo
     ("+frozen+freeze_attn+norm", ["W_router", *ATTENTION])])
 def test_what_is_frozen_keeps_every_bit_and_all_else_moves(options, frozen):
     c = condition(MOE + options)
-    before, after = unflatten(fresh(c, [3], "authors").w, c), unflatten(train(c, [3], 3).w, c)
+    before, after = unflatten(init_members(c, [3], "authors").w, c), unflatten(train(c, [3], 3).w, c)
     assert [n for n in before if torch.equal(before[n], after[n])] == [n for n in before if n in frozen]
 
 
@@ -141,7 +142,7 @@ def test_what_is_frozen_keeps_every_bit_and_all_else_moves(options, frozen):
 
 def test_the_authors_stream_lands_where_the_authors_code_lands():
     "Their code, seed 42, SiLU FFN: all 256 sampled strings right first at step 400; 7.2 % of digits without the FFN."
-    members = fresh(condition("add7/ffn-h256-silu"), [42], "authors")
+    members = init_members(condition("add7/ffn-h256-silu"), [42], "authors")
     for _ in range(2): update_rules(members, evaluate(members, train_interval(members, 200)))
     first = members.best["first256"]
     assert first["value"].item() == 1 and first["step"].item() == 400
@@ -159,14 +160,14 @@ def test_a_seed_of_the_authors_stream_is_manual_seed_and_then_weights_and_batche
 
 def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
     names = [DENSE, MOE, "add7/glu-h42-silu", "add7/moe_glu-e4k2-h44-silu", "add7/no_ffn", "add7/ffn-h256-silu+ffnlr4"]
-    arms = [fresh(condition(n), [3], "paired") for n in names]
+    arms = [init_members(condition(n), [3], "paired") for n in names]
     shared = [unflatten(m.w, m.c) for m in arms]
     for p in shared[1:]:
         assert all(torch.equal(p[n], shared[0][n]) for n in ("W_E", "W_pos", *ATTENTION))
     three_batches = lambda m: draw(training_pool(ADD7), m.gens[0]["batches"], 3, 128)
     batches = [three_batches(m) for m in arms]
     assert all(torch.equal(b, batches[0]) for b in batches)
-    mixed = [three_batches(fresh(condition(n), [3], "authors")) for n in names[:2]]
+    mixed = [three_batches(init_members(condition(n), [3], "authors")) for n in names[:2]]
     assert not torch.equal(*mixed)                      # in the authors' stream the size of the FFN changes the batches
 
 
@@ -178,7 +179,7 @@ def test_no_two_streams_of_any_seed_start_alike():
 
 @pytest.mark.parametrize("stream, independent", [("paired", True), ("authors", False)])
 def test_weights_depend_on_how_often_one_looks_only_in_the_authors_stream(stream, independent):
-    often, once = (fresh(condition(DENSE), [3], stream) for _ in range(2))
+    often, once = (init_members(condition(DENSE), [3], stream) for _ in range(2))
     for _ in range(4): evaluate(often, train_interval(often, 5))
     evaluate(once, train_interval(once, 20))
     assert torch.equal(often.w, once.w) == independent
@@ -191,7 +192,7 @@ METRIC = {"first256": "exact256", "first1000": "exact", "first99": "test"}
 
 @given(st.lists(st.tuples(*[st.sampled_from([0., .5, .99, .995, 1.])] * 2), min_size=1, max_size=8))
 def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(curve):
-    members = fresh(condition("add7/ffn-h1-silu+d16"), [1], "authors")
+    members = init_members(condition("add7/ffn-h1-silu+d16"), [1], "authors")
     members.best["first99"] = {n: v.clone() for n, v in members.best["first256"].items()}      # another task's rule
     expected = dict.fromkeys(METRIC, (0., 0))
     enough = lambda rule, value: value > .99 if rule == "first99" else value == 1
@@ -205,7 +206,7 @@ def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(c
         b = members.best[rule]
         assert (round(b["value"].item(), 6), b["step"].item()) == (value, step)
         assert step == 0 or (b["w"] == step).all()
-    assert settled(members).item() == all(enough(rule, value) for rule, (value, _) in expected.items())
+    assert settled_members(members).item() == all(enough(rule, value) for rule, (value, _) in expected.items())
 
 
 def decode(params, c):
@@ -222,7 +223,7 @@ def decode(params, c):
 @pytest.mark.parametrize("name, n", [(DENSE, 0), (DENSE, 150), (DENSE, 300), (MOE, 300)])
 def test_greedy_decoding_is_right_exactly_where_teacher_forcing_is(name, n):
     "Hence exact match never needs a loop: an answer that is right so far is the prompt that the teacher gives."
-    members = fresh(condition(name), [3], "authors")
+    members = init_members(condition(name), [3], "authors")
     if n: train_interval(members, n)
     params = unflatten(members.w, members.c)
     forced = forward(params, ADD7.tokens, members.c)[:, :, list(ADD7.read)].argmax(-1) == ADD7.targets
@@ -264,7 +265,7 @@ def test_training_with_numbers_too_small_to_matter_ends_with_the_weights_it_woul
     """Half of a dense FFN has been idle so long that Adam's squares are subnormal: they become 0, the weights stay what
     they would be."""
     def aged():
-        members = fresh(condition("add7/ffn-h16-silu"), [1], "authors")
+        members = init_members(condition("add7/ffn-h16-silu"), [1], "authors")
         train_interval(members, 3)
         for name, scale in (("w", 1e-12), ("m", 1e-20), ("v", 1e-36)):
             unflatten(getattr(members, name), members.c)["W_up"][..., :8].mul_(scale)
@@ -294,7 +295,7 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     """Up to that step it is the same run to the bit; the optimiser keeps its memory; members at other steps are left
     alone."""
     c = condition(f"{name}@3:reset{part}")
-    plain, kicked = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
+    plain, kicked = (init_members(m, [5, 6], "paired") for m in (condition(name), c))
     began = unflatten(kicked.w.clone(), c)
     for m in (plain, kicked): train_interval(m, 2)
     assert torch.equal(plain.w, kicked.w)
@@ -316,7 +317,7 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
                                               ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
 def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
     c = condition(f"{name}@2:reset0.25,{also}")
-    only, both = (fresh(m, [5, 6], "paired") for m in (condition(f"{name}@2:reset0.25"), c))
+    only, both = (init_members(m, [5, 6], "paired") for m in (condition(f"{name}@2:reset0.25"), c))
     began = unflatten(both.w.clone(), c)
     for m in (only, both): train_interval(m, 2)
     without, now = unflatten(only.w, c), unflatten(both.w, c)
@@ -329,7 +330,7 @@ def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
     reset; one that is not fresh does not."""
     name = "add7/ffn-h8-silu+wd0+clip0@30:reset0.25"
     c = condition(name + ",fresh")
-    remembers, forgets = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
+    remembers, forgets = (init_members(m, [5, 6], "paired") for m in (condition(name), c))
     for m in (remembers, forgets): train_interval(m, 30)
     assert (torch.equal(remembers.w, forgets.w) and not forgets.m.any() and not forgets.v.any() and remembers.v.any()
             and forgets.step.tolist() == [30, 30])
@@ -347,7 +348,7 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     multiple, and no others."""
     name = "add7/ffn-h8-silu+ffnlr2@3:reset0.25"
     c = condition(name + ",ffnlr0.5")
-    as_before, later = (fresh(m, [5, 6], "paired") for m in (condition(name), c))
+    as_before, later = (init_members(m, [5, 6], "paired") for m in (condition(name), c))
     for m in (as_before, later): train_interval(m, 3)
     assert torch.equal(as_before.w, later.w)
     start = later.w.clone()
@@ -370,7 +371,7 @@ def test_events_happen_one_after_the_other_each_at_its_own_step():
     for m in (members, other): train_interval(m, 1)
     assert not torch.equal(members.w, other.w) and torch.equal(members.v, other.v)
     train_interval(members, 1)
-    began = unflatten(fresh(c, [5, 6], "paired").w, c)
+    began = unflatten(init_members(c, [5, 6], "paired").w, c)
     assert {n for n, v in unflatten(members.w, c).items() if torch.equal(v, began[n])} == set(ATTENTION)
     assert [e.step for e in c.events] == [2, 3, 5, 5] and c.last_event == 5
 
@@ -414,14 +415,15 @@ def test_an_exchanged_router_is_the_initial_one_of_another_draw(stream):
     names = [f"add7/moe-e2k2-h8-silu@2:{word}" for word in ("router1", "router2", "fresh")]
     one, two, own = (unflatten(train(n, [5, 15], 2, stream).w, condition(n)) for n in names)
     assert all(torch.equal(one[n], own[n]) for n in own if n != "W_router")
-    began = unflatten(fresh(condition(names[0]), [5, 15], stream).w, condition(names[0]))
+    began = unflatten(init_members(condition(names[0]), [5, 15], stream).w, condition(names[0]))
     routers = torch.cat([x["W_router"] for x in (one, two, began)])
     assert not any(torch.equal(a, b) for i, a in enumerate(routers) for b in routers[:i])
     members = train(names[0], [5], 2, stream)
     assert not any(unflatten(x, members.c)["W_router"].any() for x in (members.m, members.v))
     assert unflatten(members.m, members.c)["W_up"].any()
     if stream == "authors":
-        assert torch.equal(one["W_router"][:1], unflatten(fresh(members.c, [6], stream).w, members.c)["W_router"])
+        assert torch.equal(one["W_router"][:1],
+                           unflatten(init_members(members.c, [6], stream).w, members.c)["W_router"])
 
 
 @pytest.mark.parametrize("name", ["add7/ffn-h8-silu@40:reset0.25", "add7/ffn-h8-silu@40:reset0.25,ffnlr4,fresh",

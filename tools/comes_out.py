@@ -26,7 +26,7 @@ from moe_redistribution.instruments.measuring import rules_for
 from moe_redistribution.studies.sparsity_moves.reading import measured_with
 from moe_redistribution.evidence.table_files import ROOT, table_path, write_table
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
-from moe_redistribution.evidence.selection import recorded
+from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import as_committed, unseal
@@ -89,7 +89,7 @@ def differences(name, rule, instrument, root=None, found=None):
 
     `found`: rows that were measured already, of some of what is recorded; the rest is then not missed."""
     seeds, tensors = checkpoint_seeds(name, rule, root), unseal(checkpoint_path(name, rule, root))[0]
-    was, partly = recorded(name, instrument, root), found is not None
+    was, partly = recorded_rows(name, instrument, root), found is not None
     if not partly: found = measured(name, rule, instrument, root)
     was = was[(was["stream"] == "authors") & (was["rule"] == rule) & was["seed"].isin(seeds)
               & ~((was["edit"] == "paper") & (instrument == "histogram"))]

@@ -39,7 +39,7 @@ import yaml
 
 from moe_redistribution.evidence.overviews import page_of
 from moe_redistribution.record.counts import judged_here, recorded_claims
-from moe_redistribution.record.ways import placed, write_claim_rows
+from moe_redistribution.record.ways import place_claims, write_claim_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
@@ -125,7 +125,7 @@ def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out, foot = [], []
     judged = [c for c in recorded_claims().itertuples(index=False) if page_of(c) == page]
-    cells, shown = placed(notebook["cells"], judged)
+    cells, shown = place_claims(notebook["cells"], judged)
     for cell in cells:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "code":

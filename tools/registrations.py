@@ -19,15 +19,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
-from moe_redistribution.models.events import formerly
+from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import REST, Claim, each_name, seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       SENTENCES, definitions, piloted, registrations, sentence_hash,
-                                                       unregistered)
+                                                       SENTENCES, definitions, have_pilots, registrations,
+                                                       sentence_hash,
+                                                       unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
-from moe_redistribution.training.store import as_committed, listed, relist, write_whole
+from moe_redistribution.training.store import as_committed, listed_hashes, relist, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ["results/rows", "results/runs"]
@@ -113,7 +114,7 @@ class Rows:
         if (ROOT / path).exists(): yield self.now, lambda: as_committed(ROOT / path)
 
     def _cells(self, path, instrument, name, date, content):
-        own = [("condition", "in", [name, formerly(name)])]
+        own = [("condition", "in", [name, in_old_names(name)])]
         if instrument == "runs": got = run_rows(pd.read_parquet(content(), filters=own))
         else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"], filters=own)
         return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
@@ -122,7 +123,7 @@ class Rows:
         "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
         if (instrument, name) not in self.known:
             folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
-            paths = [f"{folder}/{n}.parquet" for n in dict.fromkeys([name.partition("/")[0], name, formerly(name)])]
+            paths = [f"{folder}/{n}.parquet" for n in dict.fromkeys([name.partition("/")[0], name, in_old_names(name)])]
             paths += [p.format(name) for p in BEFORE if instrument == "ablation"]
             found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)
@@ -164,11 +165,11 @@ def take_as_meant():
     if not (listing := ROOT / "SHA256SUMS").exists(): return
     for path in [p for t in (*REGISTERED_TABLES, "pilots") for p in (ROOT / "data").glob(f"*/{t}.csv")]:
         name = path.relative_to(ROOT).as_posix()
-        now, was = hashlib.sha256(path.read_bytes()).hexdigest(), listed(listing).get(name, set())
+        now, was = hashlib.sha256(path.read_bytes()).hexdigest(), listed_hashes(listing).get(name, set())
         if was != {now}: relist(listing, name, add={now}, drop=was - {now})
 
 
-def left(): return unregistered(ROOT / FILE, ROOT / "data")
+def left(): return unregistered_lines(ROOT / FILE, ROOT / "data")
 
 
 def present(table): return study_lines(table, ROOT / "data")
@@ -196,13 +197,13 @@ def new_lines(now):
             kept = before == own                              # HEAD holds it as it stands
             date = history.date[sha] if kept and not begun else now
             commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
-            at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(piloted([key[0]]).any())
+            at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(have_pilots([key[0]]).any())
             out.append((table, *key, own, date, commit, access(at, date, pilot)))
     answered = answers()
     for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
         word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
-                else "pilot seen" if piloted([line.key]).any() else "nothing run")
+                else "pilot seen" if have_pilots([line.key]).any() else "nothing run")
         out.append((SENTENCES, line.key, line.protocol, sentence_hash(line._asdict()), now,
                     history.short[history.head] + "+", word))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))

@@ -19,7 +19,7 @@ import pandas as pd
 from safetensors.torch import load_file
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.events import renamed
+from moe_redistribution.models.events import in_new_names
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("results", "checkpoints", "data")
@@ -36,7 +36,7 @@ def folder(state, at):
 
 def names(column):
     "A condition's name as it is written today; what is no condition (a null of a task) keeps its name."
-    return column.map({n: condition(renamed(n)).name if "/" in n else n for n in column.unique()})
+    return column.map({n: condition(in_new_names(n)).name if "/" in n else n for n in column.unique()})
 
 
 def frames(root):
@@ -51,7 +51,7 @@ def frames(root):
         yield key, whole.astype(dict.fromkeys(texts, str)).assign(condition=lambda f: names(f["condition"].astype(str)))
     for path in sorted((root / "results").rglob("*.csv")):
         if path.name == "manifest.csv": continue                     # hashes of the rows above, by the names of the day
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False).apply(lambda f: f.map(renamed))
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False).apply(lambda f: f.map(in_new_names))
         yield (path.relative_to(root).as_posix(),), frame.drop(columns=[c for c in LINKS
                                                                         if c in frame and "verdict" in frame])
 

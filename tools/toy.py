@@ -19,7 +19,7 @@ from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.figures import HUES, RATES, at_rate, colour, label, pick, without_ffn
 from moe_redistribution.evidence.statistics import interval
 from moe_redistribution.instruments.copying import copying_nulls, without_copy
-from moe_redistribution.instruments.ablation import together
+from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, TABLE1
@@ -76,7 +76,7 @@ def wrong_hundreds(name):
     that say one more than the digit of the question."""
     t, c, at = get_task("add7"), condition(name), list(get_task("add7").read)[2]
     params, seen = {n: v.double() for n, v in checkpoint(name).items()}, {}
-    forward(params, t.tokens, c, together(name, {"ffn_out": "mean"}), seen)
+    forward(params, t.tokens, c, combine_edits(name, {"ffn_out": "mean"}), seen)
     digit, reads, says = t.tokens[:, 2], t.tokens[:, at], seen["logits"][:, :, at].argmax(-1)
     ruled, asked = without_copy(params, name, {"ffn_out": "mean"})
     still = asked[:, 2] & (t.targets[:, 2] == digit) & (ruled[:, :, 2] != t.targets[:, 2])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import SEEDS
 from ..models.condition import condition
@@ -47,8 +47,8 @@ def _its_own(c, rule, root):
     tensors, info = unseal(path := checkpoint_path(c, rule, root))
     expected, got = (condition(c).name, rule), (info.get("condition"), info.get("rule"))
     if got == expected: return tensors, info
-    raise Damaged(f"{path}: expected the checkpoint {expected}, got {got}, another one; fix: git checkout "
-                  f"checkpoints/{'.'.join(expected)}.safetensors")
+    refuse(path, f"the checkpoint {expected}", f"{got}, another one",
+           fix=f"git checkout checkpoints/{'.'.join(expected)}.safetensors", error=Damaged)
 
 @torch.no_grad()
 def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
            'WHAT_N_COUNTS', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'seed_list', 'each_name',
-           'trained', 'baselines', 'cells_of', 'null_score', 'instead', 'stand_in', 'Measured', 'by_seed', 'Claim',
-           'claims', 'paper_items', 'contrasts_asked', 'statements']
+           'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in', 'Measured', 'by_seed',
+           'Claim', 'claims', 'paper_items', 'contrasts_asked', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections import namedtuple
@@ -44,7 +44,7 @@ def each_name(names) -> list:
     "The conditions of a claim's cell; in a word of `versus` a bar stands between those that are averaged."
     return names.replace("|", " ").split()
 
-def trained(name) -> bool:
+def is_condition(name) -> bool:
     "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
     return name.partition("/")[0] in TASK_RULES
 
@@ -66,7 +66,7 @@ def null_score(reading, null) -> float:
     return known[choose("null", null, list(known))]
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #de8986fb
-def instead(reading, word):
+def as_versus(reading, word):
     "A reading as a word of `versus` changes it; a float where the word is a constant."
     if "=" not in word: return reading._replace(condition=word)
     said = dict(part.split("=", 1) for part in word.split("&"))
@@ -79,7 +79,7 @@ def instead(reading, word):
 def stand_in(reading):
     """The same rows at the task's first rule, for one that reads the epoch of best accuracy: a run may have stopped
     before it. None for others."""
-    first = TASK_RULES[reading.condition.partition("/")[0]][0] if trained(reading.condition) else "best"
+    first = TASK_RULES[reading.condition.partition("/")[0]][0] if is_condition(reading.condition) else "best"
     return reading._replace(rule=first) if reading.rule == "best" != first else None
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #f5ec4499
@@ -109,7 +109,7 @@ def _absent(r, name, seeds, there) -> list:
     unmeasured, untrained = [s for s in seeds if s in there], [s for s in seeds if s not in there]
     study, _, preset = name.partition("/")[0].partition(".")
     price = f", made by moe-redistribution study {study} --preset {preset}"
-    if trained(name):
+    if is_condition(name):
         steps = len(untrained) * expected_steps(name, "full" if r.rule == "final" else "selected")
         price = f", about {expected_seconds(name, steps) / 3600:.2g} core-hours"
     parts = [f"missing run: {name}, seeds {_who(untrained)}{price}"] * bool(untrained)
@@ -217,7 +217,7 @@ class Claim(_Line):
     @property
     def others(self) -> list:
         "Its other sides, a reading or a constant for each word of `versus`."
-        return [instead(self.reading, word) for word in self.versus.split()]
+        return [as_versus(self.reading, word) for word in self.versus.split()]
 
     @property
     def readings(self) -> list:

@@ -7,7 +7,7 @@ __all__ = ['DESIGN_RULES', 'check_design', 'at_a_guess']
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #0a90b302
 import pandas as pd
-from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, trained
+from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, is_condition
 from .printed import study_lines
 from .statistics import flips_needed
 
@@ -56,7 +56,7 @@ def _no_unit(said, bridge):
 
 def _no_guess(said, bridge):
     # of a task's own conditions the nulls are known
-    known = bridge["condition"].map(lambda c: all(map(trained, each_name(c)))).astype(bool)
+    known = bridge["condition"].map(lambda c: all(map(is_condition, each_name(c)))).astype(bool)
     yield from ((r, "null is empty", "a number, or 'none' for what cannot be guessed, such as a loss")
                 for r in bridge[~known & (bridge["null"] == "")].itertuples())
 
@@ -89,7 +89,7 @@ def at_a_guess(contrasts, data=None) -> pd.DataFrame:
     _, bridge = _lines(data)
     def guess(r):
         if r.null: return pd.to_numeric(r.null, errors="coerce")
-        own = trained(r.condition) and r.metric == "digits"
+        own = is_condition(r.condition) and r.metric == "digits"
         return baselines(r.condition.split("/")[0])["uniform"] if own else float("nan")
     known = {r.key: guess(r) for r in bridge.itertuples()}
     out = contrasts.rename(columns={"id": "key"}).assign(guess=lambda f: f["key"].map(known))

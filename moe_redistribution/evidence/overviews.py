@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['ANCHORS', 'paper_of', 'claims_of', 'verdict_link', 'word_link', 'still_open', 'page_of', 'shown_link', 'main_claims',
-           'waiting']
+           'open_claims']
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #b8f1c038
 import re
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from .findings import claim
-from .prose import read_as, uncounted
+from .prose import read_as, margin_text
 from .printed import DATA, papers
 from ..training.store import of_clone
-from .tables import piped
+from .tables import md_table
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #dbad9808
 def paper_of(key) -> str:
@@ -62,12 +62,12 @@ def shown_link(c, word, root="../../") -> str:
 def main_claims(lines, caption, scale=1, places=2, root="../../") -> str:
     "A table of claims: `lines` are (key, what it says, which reading, a word for its page); numbers times `scale`."
     def verdict(c): return "; ".join(filter(None, [verdict_link(c, root), still_open(c)]))
-    return piped([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, scale, places),
-                   "does not count": uncounted(c, scale), "page": shown_link(c, word, root)}
-                  for k, says, how, word in lines for c in [claim(k)]], caption)
+    return md_table([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, scale, places),
+                      "does not count": margin_text(c, scale), "page": shown_link(c, word, root)}
+                     for k, says, how, word in lines for c in [claim(k)]], caption)
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #ae85a364
-def waiting(keys, root="../../") -> str:
+def open_claims(keys, root="../../") -> str:
     "A table of open claims: what they say, seeds so far under their two readings, seeds that would decide."
     found = [claim(k) for k in keys]
     for c in found:
@@ -76,7 +76,7 @@ def waiting(keys, root="../../") -> str:
     def seeds(c): return " and ".join(dict.fromkeys(f"{n:.0f}" for n in (c.paper_n, c.audited_n) if n > 0))
     def needed(c): return f"{float(c.n_decides):,.0f}" if c.n_decides else "not known"
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
-    return piped([{"open claim": said(c), "verdict": verdict_link(c, root),
-                   "n so far": seeds(c), "n that decides": needed(c)} for c in found],
-                 "Open claims. n so far: in the paper's reading, and in ours. n that decides: of the reading that is "
-                 "open, if mean and spread stay.")
+    return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
+                      "n so far": seeds(c), "n that decides": needed(c)} for c in found],
+                    "Open claims. n so far: in the paper's reading, and in ours. n that decides: of the reading that "
+                    "is open, if mean and spread stay.")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'MARGIN_COLUMNS', 'checked_table', 'study_tables', 'papers',
-           'study_lines', 'sealed', 'paper_values', 'printed_items', 'quantity', 'margins']
+           'study_lines', 'check_sum', 'paper_values', 'printed_items', 'quantity', 'margins']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from functools import lru_cache
@@ -71,7 +71,7 @@ def study_lines(name, data=None) -> pd.DataFrame:
                      ignore_index=True)
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #39274bea
-def sealed(path) -> Path:
+def check_sum(path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
     want = dict(line.split()[::-1]
                 for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
@@ -96,7 +96,7 @@ def paper_values(path=None) -> pd.DataFrame:
     printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0. Raises ValueError if a file
     is not, byte for byte, the one in `SHA256SUMS`."""
     paths = [Path(path)] if path else study_tables("values")
-    return _printed(*((p, sealed(p).stat().st_mtime_ns) for p in paths)).copy()
+    return _printed(*((p, check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #b1f44b39
 def printed_items(item) -> list:
@@ -124,7 +124,7 @@ def margins(bridge) -> pd.DataFrame:
 
     On a linear scale a margin is in our unit: `share` of the printed value or `digits` last digits, whichever is more;
     not below `least`, not above `most`. On a `log10` scale it is a power of ten: .3 is a factor of two, up or down."""
-    rules = checked_table([sealed(DATA / "margins.csv")], MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[2:6])
+    rules = checked_table([check_sum(DATA / "margins.csv")], MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[2:6])
     rules = rules.set_index("quantity")
     printed = paper_values().set_index("id").reindex(bridge["id"])
     named = map(quantity, printed["unit"].fillna(""), *(bridge[c] for c in ("stream", "aggregate", "metric")))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REGISTERED_TABLES', 'SENTENCES', 'DEFINES', 'ACCESS', 'FILE', 'COLUMNS', 'PILOTS', 'definition_hash', 'sentence_hash',
-           'definitions', 'pilots', 'piloted', 'registrations', 'unregistered', 'when']
+           'definitions', 'pilots', 'have_pilots', 'registrations', 'unregistered_lines', 'registered_on']
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #e71099eb
 import hashlib
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from ..models.events import formerly
+from ..models.events import in_old_names
 from .printed import DATA, checked_table, study_lines, study_tables
 from .claims import ASKS
 from ..training.store import as_committed
@@ -34,7 +34,7 @@ def definition_hash(row) -> str:
     said = {c: row[c] for c in DEFINES if c in row and not pd.isna(row[c]) and row[c] != ""}
     if "seeds" not in said:
         refuse("definition", "a row with seeds", sorted(said), "a line of a claims.csv", "name its seeds")
-    said |= {c: formerly(said[c]) for c in ("condition", "versus") if c in said}
+    said |= {c: in_old_names(said[c]) for c in ("condition", "versus") if c in said}
     if "margin" in said: said["margin"] = float(said["margin"])
     if said.get("over") in ("seeds", "none"): del said["over"]    # what n counted before the column
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
@@ -71,7 +71,7 @@ def pilots(data=None) -> pd.DataFrame:
     paths = study_tables("pilots", data, needed=False)
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 
-def piloted(keys, data=None) -> pd.Series:
+def have_pilots(keys, data=None) -> pd.Series:
     "For each of `keys`, whether a pilot of its question is on file."
     begins = tuple(" ".join(pilots(data)["begins"]).split())
     return pd.Series(keys, dtype=str).str.startswith(begins) if begins else pd.Series(False, index=range(len(keys)))
@@ -91,12 +91,12 @@ def registrations(path=None) -> pd.DataFrame:
                f"{len(lines)} other lines of {list(lines)}", "the committed file",
                f"git checkout -- {FILE}, then make registrations")
     key = ["table", "key", "protocol"]
-    seen = piloted(lines["key"]).to_numpy(bool) & (lines["access"] == "nothing run")
+    seen = have_pilots(lines["key"]).to_numpy(bool) & (lines["access"] == "nothing run")
     lines = lines.assign(amended=lines.groupby(key).cumcount(), access=lines["access"].mask(seen, "pilot seen"))
     return lines.drop_duplicates(key, keep="last").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #cef5f6ef
-def unregistered(path=None, data=None) -> pd.DataFrame:
+def unregistered_lines(path=None, data=None) -> pd.DataFrame:
     """Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its
     hash, or empty)."""
     last = registrations(path).rename(columns={"hash": "registered"})[["table", "key", "protocol", "registered"]]
@@ -104,7 +104,7 @@ def unregistered(path=None, data=None) -> pd.DataFrame:
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d1a11bb6
-def when(table, path=None) -> pd.DataFrame:
+def registered_on(table, path=None) -> pd.DataFrame:
     """Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol).
 
     ValueError names the nearest table."""

@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #81cfde7b
 RUN = ["condition", "stream", "seed"]
@@ -25,8 +25,8 @@ def time_to(history, metric="test", level=0.99) -> pd.DataFrame:
     choose("metric", metric, [n for n in history.columns if n not in (*RUN, "step")], "use a column of the history")
     def one(run):
         seen = run.dropna(subset=metric).sort_values("step")
-        if seen.empty: raise ValueError(f"time_to: expected evaluations of {metric!r} in every run, got none for "
-                                        f"{run[RUN].iloc[0].to_dict()}; fix: drop that run, and say so")
+        if seen.empty: refuse("time_to", f"evaluations of {metric!r} in every run",
+                              f"none for {run[RUN].iloc[0].to_dict()}", fix="drop that run, and say so")
         over = np.flatnonzero(seen[metric] > level)
         at = over[0] if len(over) else len(seen) - 1
         return dict(time=int(seen["step"].iloc[at]), reached=len(over) > 0,
@@ -51,8 +51,8 @@ def kaplan_meier(time, reached):
     from scipy.stats import CensoredData, ecdf
     time, reached = np.asarray(time, float), np.asarray(reached, bool)
     if time.shape != reached.shape or time.ndim != 1 or not len(time):
-        raise ValueError("kaplan_meier: expected a time and a flag for each run, got shapes "
-                         f"{time.shape} and {reached.shape}; fix: use the columns of `time_to`")
+        refuse("kaplan_meier", "a time and a flag for each run", f"shapes {time.shape} and {reached.shape}",
+               fix="use the columns of `time_to`")
     return ecdf(CensoredData(uncensored=time[reached], right=time[~reached])).sf
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #d4393f01
@@ -65,8 +65,8 @@ def survival(time, reached, until=None, level=0.95) -> dict:
     sf, time = kaplan_meier(time, reached), np.asarray(time, float)
     t, s, until = sf.quantiles, sf.probabilities, time.max() if until is None else until
     if s[-1] > 0 and until > t[-1]:
-        raise ValueError(f"survival: expected until ≤ {t[-1]:g}, the last time watched; got {until:g}; "
-                         "fix: restrict the mean to what was seen")
+        refuse("survival", f"until ≤ {t[-1]:g}, the last time watched", f"{until:g}",
+               fix="restrict the mean to what was seen")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                                    # the band is undefined where S is 0 or 1
         band = sf.confidence_interval(level, method="log-log")
@@ -84,11 +84,10 @@ def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     from scipy.stats import mannwhitneyu
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
     if not len(slow) or not len(fast):
-        raise ValueError(f"mann_whitney: expected runs on both sides, got {len(slow)} and {len(fast)}; fix: "
-                         "train the other side")
+        refuse("mann_whitney", "runs on both sides", f"{len(slow)} and {len(fast)}", fix="train the other side")
     late = np.nanmax(np.r_[slow, fast, 0])
-    if late > cutoff: raise ValueError(f"mann_whitney: expected a cutoff that nobody grokked after, got {cutoff} and a "
-                                       f"run at {late:g}; fix: cutoff={late:g} or later")
+    if late > cutoff: refuse("mann_whitney", "a cutoff that nobody grokked after", f"{cutoff} and a run at {late:g}",
+                             fix=f"cutoff={late:g} or later")
     slow, fast = (np.where(np.isnan(x), cutoff, x) for x in (slow, fast))
     got = mannwhitneyu(slow, fast, alternative="greater", method="asymptotic")
     return dict(U=float(got.statistic), p=float(got.pvalue))
@@ -103,8 +102,8 @@ def two_arms(slow, fast, cutoff=None) -> dict:
     both = pd.concat([slow, fast])
     left, last = both["time"][~both["reached"]], both["time"][both["reached"]].max()
     if (left < last).any():
-        raise ValueError(f"two_arms: expected runs that have not grokked to be watched until {last} at least, got one "
-                         f"until {left.min()}; fix: train it on, or use scipy's logrank alone")
+        refuse("two_arms", f"runs that have not grokked to be watched until {last} at least", f"one until {left.min()}",
+               fix="train it on, or use scipy's logrank alone")
     p = logrank(*censored).pvalue if both["reached"].any() else 1.0
     printed = mann_whitney(*(x["time"].where(x["reached"]) for x in (slow, fast)), cutoff or both["time"].max())
     return dict(logrank_p=float(p), mann_whitney_U=printed["U"], mann_whitney_p=printed["p"])

@@ -12,7 +12,7 @@ from ..tasks.errors import refuse
 from ..tasks.task import nulls
 from .rows import rows, tidy
 from .instrument import instrument
-from .ablation import main_sites, together
+from .ablation import main_sites, combine_edits
 from .subject import opens, subject
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #a0c111c4
@@ -34,7 +34,7 @@ def without_copy(params, c, edits=None):
     s = subject(params, c)
     current, asked = (x.to(s.device) for x in _asked(s.task))
     def one(m, made): return m.read_out(made).scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf)
-    return torch.cat([one(*m).argmax(-1) for m in s.each(together(s, edits or {}))]), asked
+    return torch.cat([one(*m).argmax(-1) for m in s.each(combine_edits(s, edits or {}))]), asked
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
 def copying_nulls(t) -> pd.DataFrame:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FLOOR', 'THRESHOLDS', 'KEPT', 'group_mean', 'spectrum', 'concentration', 'dead_share', 'neurons', 'contribution',
-           'weighted', 'live', 'all_pairs', 'wave_share', 'frequency_share', 'key_frequencies', 'kept_accuracy',
-           'enough', 'principal', 'random_neurons', 'fourier_rows']
+           'weighted_mean', 'live_mean', 'all_pairs', 'wave_share', 'frequency_share', 'key_frequencies',
+           'kept_accuracy', 'neurons_needed', 'principal_components', 'random_neurons', 'fourier_rows']
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #c15c9d26
 import math
@@ -16,7 +16,7 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..models.condition import condition
-from ..models.population import checked, ffn_half, forward, layer, member, unembed
+from ..models.population import check_population, ffn_half, forward, layer, member, unembed
 from .rows import rows, tidy
 from .instrument import at_best, instrument
 from .subject import reads_weights
@@ -93,12 +93,12 @@ def contribution(means, reach):
     "Power of each neuron times the squared norm of its row of W_down: (s, n)."
     return spectrum(means).sum(1) * reach          # (s, n): power × ‖W_down row‖²
 
-def weighted(values, weight):
+def weighted_mean(values, weight):
     "Mean of values (s, n) by weight (s, n), without weights of 0 and values of NaN; NaN if there are no others → (s,)."
     on = (weight > 0) & ~values.isnan()
     return torch.where(on, values * weight, 0.).sum(-1) / torch.where(on, weight, 0.).sum(-1)
 
-def live(values, weight, threshold):
+def live_mean(values, weight, threshold):
     """Of the neurons whose weight (s, n) is above `threshold` times the seed's largest, the plain mean of the values
     (s, n) that are not NaN, and the share of all neurons: (s,)."""
     on = weight > threshold * weight.amax(-1, keepdim=True)
@@ -147,7 +147,7 @@ def kept_accuracy(params, c, n, weight, ms):
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 
-def enough(params, c, n, weight, goal=.99) -> float:
+def neurons_needed(params, c, n, weight, goal=.99) -> float:
     """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
 
     Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
@@ -178,7 +178,7 @@ def _keeping(params, c, n, weight):
     return lambda m: (said(m) == right).double().mean(1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #21a558b2
-def principal(h, groups, k=10):
+def principal_components(h, groups, k=10):
     "Group means (s, groups, k) of the first k principal components of h (s, inputs, n); shares of variance (s, k)."
     h = h - h.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh((h.mT @ h).double())
@@ -211,13 +211,13 @@ def _units(n, j, groups, whole):
         means = group_mean(n[site][:, :, j], groups)
         share = concentration(means)
         yield "concentration_paper", site, "", concentration(means, "paper").mean(1)
-        yield "concentration_weighted", site, "", weighted(share, weight)
+        yield "concentration_weighted", site, "", weighted_mean(share, weight)
         yield "dead_share_paper", site, "", dead_share(means)
         if whole:
             wave, variance = wave_share(n[site][:, :, j])
-            yield "wave_share", site, "", weighted(wave, variance * n["reach"] if site == "hidden" else weight)
+            yield "wave_share", site, "", weighted_mean(wave, variance * n["reach"] if site == "hidden" else weight)
         for t in THRESHOLDS:
-            for metric, v in zip(("concentration_live", "live_share"), live(share, weight, t)):
+            for metric, v in zip(("concentration_live", "live_share"), live_mean(share, weight, t)):
                 yield metric, site, f"t{t:.0e}".replace("e-0", "e-"), v
 
 def _routed(n, j, groups):
@@ -226,7 +226,7 @@ def _routed(n, j, groups):
     means = group_mean(h, groups, own)
     weight = contribution(means, n["reach"]) * own.mean(1)
     yield "concentration_routed_paper", "hidden", "", concentration(means, "paper").mean(1)
-    yield "concentration_weighted_routed", "hidden", "", weighted(concentration(means), weight)
+    yield "concentration_weighted_routed", "hidden", "", weighted_mean(concentration(means), weight)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #840b59c1
 def _model(params, c, n, groups):
@@ -236,7 +236,7 @@ def _model(params, c, n, groups):
     weight = contribution(means, n["reach"])
     ms = [m for m in KEPT if m < weight.shape[1]] or [1]
     for m, v in zip(ms, kept_accuracy(params, c, n, weight, ms).T): yield "kept_accuracy", "hidden", f"m{m}", v
-    yield "neurons_for_99", "hidden", "", [enough(params, c, n, weight)]
+    yield "neurons_for_99", "hidden", "", [neurons_needed(params, c, n, weight)]
     for site in ("hidden", "ffn_out"): yield from _directions(n[site][:, :, 0], site, groups)
     spectra = {"embed": frequency_share(params["W_E"][:, :means.shape[1]]),
                "hidden": frequency_share(means, n["reach"]),
@@ -248,7 +248,7 @@ def _model(params, c, n, groups):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #33d99784
 def _directions(h, site, groups):
     "The same for the principal components of one site."
-    pcs, variance = principal(h, groups)
+    pcs, variance = principal_components(h, groups)
     yield "pc_variance_10", site, "", variance.sum(1)
     for end, protocol in (("_paper", "paper"), ("", "audited")):
         share = concentration(pcs, protocol)
@@ -269,7 +269,7 @@ def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
 
     Edit random_neurons: all of it but `*_routed` for `random_neurons` on the same inputs. Raises ValueError for
     histogram models, no FFN, several layers."""
-    c, out = checked(params, _check(c), seeds), []
+    c, out = check_population(params, _check(c), seeds), []
     t, labels, whole = c.get_task(), dict(condition=c.name) | labels, bool(c.get_task().modulus)
     for i, seed in enumerate(seeds):
         one = member(params, i)

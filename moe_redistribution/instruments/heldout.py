@@ -12,10 +12,10 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import exact, spans, strata
 from ..tasks.data import training_pool
 from ..models.condition import condition
-from ..models.population import predict, checked
+from ..models.population import predict, check_population
 from .rows import rows, tidy
 from .instrument import instrument
-from .ablation import together
+from .ablation import combine_edits
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #3cfa6166
@@ -47,7 +47,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
 
     ValueError without a rule. `edits` as for `ablation.ablate`."""
     c, t = _with_rule(c)
-    right = predict(params, c, together(c, edits or {}), finite=True).cpu() == t.targets
+    right = predict(params, c, combine_edits(c, edits or {}), finite=True).cpu() == t.targets
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #f4f0c6a7
@@ -55,7 +55,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
 @reads_weights
 def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
-    c, t = _with_rule(checked(params, c, seeds))
+    c, t = _with_rule(check_population(params, c, seeds))
     out, labels = [], dict(condition=c.name) | labels
     right = predict(params, c, finite=True).cpu() == t.targets
     for split, mask in parts_of(t, c.hold).items():

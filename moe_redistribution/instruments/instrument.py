@@ -14,7 +14,7 @@ import pkgutil
 
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.data import unseen
+from ..tasks.data import unseen_examples
 from ..models.condition import condition
 from ..training.loop import rules
 
@@ -94,7 +94,7 @@ def own_part(c, seeds, stream) -> dict:
     """`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every
     seed trains on all."""
     t = condition(c).get_task()
-    return {} if t.source == "drawn" else {"test": torch.stack([unseen(t, s, stream) for s in seeds])}
+    return {} if t.source == "drawn" else {"test": torch.stack([unseen_examples(t, s, stream) for s in seeds])}
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #172ad455
 def instruments() -> dict:

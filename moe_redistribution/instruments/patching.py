@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PATCHING_PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', 'patch_sites', 'after_attention', 'patch', 'flips',
-           'broken', 'copies', 'right_alone', 'into', 'flip_rates', 'patching_rows']
+           'breaks', 'copies', 'right_alone', 'pair_strata', 'flip_rates', 'patching_rows']
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9dcb53b2
 import pandas as pd
@@ -12,8 +12,9 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import labels
 from ..models.condition import condition
-from ..models.edits import named
-from ..models.population import checked, ffn_half, forward, layer, member, rms_norm, sites, unembed
+from ..models.edits import resolve_name
+from ..models.population import (check_population, ffn_half, forward, layer, member, rms_norm, sites,
+                                                  unembed)
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
 from .rows import rows, tidy
@@ -130,7 +131,7 @@ def _patch_by_running(params, c, t, chosen, wanted):
             layer, inner = name[:name.rfind(".") + 1], _inner(name)
             where = (slice(None), slice(None), at, *([int(inner[1:])] if inner[0] == "H" else []))
             if name == "resid_post": layer = f"L{c.n_layers - 1}."
-            full = named(layer + ("z" if inner[0] == "H" else inner), own)
+            full = resolve_name(layer + ("z" if inner[0] == "H" else inner), own)
             before, value = edits.get(full, lambda x: x), tr[full][:, b]
             def edit(x, before=before, value=value, where=where):
                 x = before(x).clone()
@@ -166,7 +167,7 @@ def patch(params, c, chosen, sites=None) -> dict:
     c = condition(c)
     t, sites = c.get_task(), list(patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
-    checked(params, c)
+    check_population(params, c)
     way = _patch_one if c.n_layers == 1 else _patch_by_running
     one = lambda i: way(member(params, i), c, t, chosen, sites)
     members = [one(i) for i in range(len(params["W_E"]))]         # one at a time: only the memory differs
@@ -215,7 +216,7 @@ def flips(said, task, chosen) -> dict:
         return (x == answer) & (said[where]["none"] != answer)
     return {where: {site: one(where, x) for site, x in got.items()} for where, got in said.items()}
 
-def broken(said, task, chosen) -> dict:
+def breaks(said, task, chosen) -> dict:
     "Position → site → whether the prediction moved, but not to the source's answer, (s, n_pairs) bool."
     flip = flips(said, task, chosen)
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
@@ -224,7 +225,7 @@ def broken(said, task, chosen) -> dict:
 # %% ../../nbs/4_instruments/06_patching.ipynb #d1356ee6
 def copies(said, task, chosen) -> dict:
     "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
-    lost = broken(said, task, chosen)
+    lost = breaks(said, task, chosen)
     now = {where: task.tokens[p[:, 0], task.read[task.positions.index(where)]] for where, p in chosen.items()}
     def one(where, got): return {site: x & (said[where][site] == now[where]) for site, x in got.items()}
     return {where: one(where, got) for where, got in lost.items()}
@@ -240,7 +241,7 @@ def right_alone(said, task, chosen) -> dict:
     return {where: one(where, got) for where, got in said.items()}
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #c9ea4089
-def into(task, chosen) -> dict:
+def pair_strata(task, chosen) -> dict:
     "Position → stratum → mask over pairs (n_pairs,): all, and by the operation that the target asks for, `into=+1`."
     ops = labels(task, "operation")
     asked = {where: ops[p[:, 0], task.positions.index(where)] for where, p in chosen.items()}
@@ -253,7 +254,7 @@ def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
     task = condition(c).get_task()
     chosen = pairs(task, protocol)
-    flip, masks = flips(patch(params, c, chosen, sites), task, chosen), into(task, chosen)
+    flip, masks = flips(patch(params, c, chosen, sites), task, chosen), pair_strata(task, chosen)
     rate = lambda got, mask: {site: x[:, mask].double().mean().item() for site, x in got.items() if site != "none"}
     return pd.DataFrame({(where, name): rate(flip[where], mask)
                          for where in chosen for name, mask in masks[where].items() if mask.any()})
@@ -272,7 +273,7 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     Modules also get broken, copied (broken into the current token) and flip_known (flips among pairs both right when
     left alone). label_ceiling belongs to the pairs; a model's own ceiling is the flip rate of resid_post, always
     measured. `sites` as in `patch`. With several layers it runs for each pair, at most `SLICE` evenly spaced ones."""
-    c = checked(params, c, seeds)
+    c = check_population(params, c, seeds)
     t, labels = c.get_task(), dict(condition=c.name) | labels
     wanted = [*dict.fromkeys([*(patch_sites(c) if sites is None else sites), "resid_post"])]
     out = []
@@ -292,8 +293,8 @@ def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
 def _position_rows(t, chosen, said, seeds, at):
     "Rows of one position under one protocol."
     (where, got), = said.items()
-    flip, lost, copied = (f(said, t, chosen)[where] for f in (flips, broken, copies))
-    masks, sure, out = into(t, chosen)[where], right_alone(said, t, chosen)[where], []
+    flip, lost, copied = (f(said, t, chosen)[where] for f in (flips, breaks, copies))
+    masks, sure, out = pair_strata(t, chosen)[where], right_alone(said, t, chosen)[where], []
     everything = {"all": masks["all"]}
     for site in set(got) - {"none"}:
         module = _inner(site) in MODULES

@@ -17,8 +17,8 @@ from .rows import rows, tidy
 from .instrument import instrument
 from .subject import Population, Subject, subject
 from .trace import parts, trace
-from .ablation import replacing
-from .routing import routed
+from .ablation import edits_for
+from .routing import check_routed
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #d4ff69cd
 SENDERS = ("component", "head", "expert", "all")
@@ -59,7 +59,7 @@ def stream_terms(self:Population, tr, by="component"):
 # %% ../../nbs/4_instruments/17_scores.ipynb #ada740bf
 @patch
 def receivers(self:Population, tr) -> list:
-    c, out = routed(self.params, self.condition, layers=self.n_layers), []
+    c, out = check_routed(self.params, self.condition, layers=self.n_layers), []
     for l in range(self.n_layers):
         mid, rows = tr[f"L{l}.resid_mid"], self.params["W_router"][:, l].mT
         if not c.routing.reads_stream: c.routing.logits(self.params["W_router"], mid, c)                # says why not
@@ -176,7 +176,7 @@ def total_aarv(s:Subject, tokens, sender) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
     and the model runs again: the total effect. Padding does not count."""
     keep, real = s.score_sites(), s.real(tokens)
-    plain, edited = (trace(s, tokens, keep=keep, edits=e) for e in (None, replacing(s, sender, "zero")))
+    plain, edited = (trace(s, tokens, keep=keep, edits=e) for e in (None, edits_for(s, sender, "zero")))
     after = {r.site: r for r in s.receivers(edited)}
     return {r.site: (chosen_ranks(after[r.site].logits, r.routes) - r.ranks)[0, real].abs().float().mean().item()
             for r in s.receivers(plain)}

@@ -14,8 +14,8 @@ import torch
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens
 from ..models.condition import by_name, condition
-from ..models.edits import named, of_members, watching
-from ..models.population import check_finite, checked, each_member, forward, predict, sites
+from ..models.edits import resolve_name, of_members, site_watcher
+from ..models.population import check_finite, check_population, each_member, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
 class Subject:
@@ -48,10 +48,10 @@ class Subject:
 # %% ../../nbs/4_instruments/01b_subject.ipynb #6b893a4e
 @patch
 def watch(self:Subject, edits=None, sink=None):
-    "The function `at(site, value)` of `edits.watching`, which remembers the edited and kept sites that are `left`."
-    inner = watching(self.sites, edits, sink, self.n_seeds)
+    "The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are `left`."
+    inner = site_watcher(self.sites, edits, sink, self.n_seeds)
     kept = () if sink is None else getattr(sink, "keep", self.sites)
-    asked = {named(n, self.sites) for n in edits or {}} | {*kept}
+    asked = {resolve_name(n, self.sites) for n in edits or {}} | {*kept}
     self.left = dict.fromkeys(n for n in self.sites if n in asked)
     def at(site, value):
         self.left.pop(site, None)
@@ -119,7 +119,7 @@ class Population(Subject):
         return predict(self.params, self.condition, edits, tokens, self.finite)
     def members(self):
         return [Population(one, self.condition) for one in each_member(self.params)]
-    def check(self, seeds=None): checked(self.params, self.condition, seeds)
+    def check(self, seeds=None): check_population(self.params, self.condition, seeds)
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7285977c
 def subject(params, c=None) -> Subject:

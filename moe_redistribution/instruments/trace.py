@@ -12,7 +12,7 @@ import torch
 from einops import einsum
 from ..tasks.errors import choose, refuse
 from ..models.population import layer
-from ..models.edits import each_layer, named
+from ..models.edits import each_layer, resolve_name
 from .subject import Subject, Population, subject
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #be244c7b
@@ -24,7 +24,7 @@ class Trace:
     activations: dict = field(repr=False)
 
     def __getitem__(self, site):
-        site = named(site, self.subject.sites)
+        site = resolve_name(site, self.subject.sites)
         return self.activations[choose("site", site, list(self.activations), "ask `trace` for it or use one of these")]
 
 class Kept(dict):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GATE_FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept_entries', 'gated_attention',
            'listening_to_attention', 'register_gated', 'attention_layers', 'new_gates', 'attach', 'detach', 'is_gated',
-           'attached', 'deployed', 'PositionGate', 'last_keys', 'usual_keys', 'with_mean_attention', 'Student',
+           'gating_of', 'deployed', 'PositionGate', 'last_keys', 'usual_keys', 'with_mean_attention', 'Student',
            'Distillation', 'distil']
 
 # %% ../../nbs/4b_language/03_gated.ipynb #a8886183
@@ -207,7 +207,7 @@ def is_gated(module) -> bool:
     "Does this attention have a gate?"
     return hasattr(module, "gate_hook")
 
-def attached(model):
+def gating_of(model):
     "(gates, how, scales) that `attach` put on; None if there is nothing."
     layers = list(filter(is_gated, model.modules()))
     if not layers: return None
@@ -217,7 +217,7 @@ def attached(model):
 @contextmanager
 def deployed(model, gates=None, how=None, scales=None):
     "Within it the model attends under this gating, dense without one; on leaving as it did before."
-    before = attached(model)
+    before = gating_of(model)
     attach(model, gates, how, scales)
     try: yield model
     finally: attach(model, *before) if before else detach(model)
@@ -238,7 +238,7 @@ def last_keys(model, T:int) -> nn.ModuleList:
 @torch.no_grad()
 def usual_keys(model, tokens) -> nn.ModuleList:
     "Gates, one a layer, with attention's mean weights over texts `tokens` (n, T), under the gating that it has."
-    found, here = [], attached(model) or (None, None, None)
+    found, here = [], gating_of(model) or (None, None, None)
     with deployed(model, *here), listening_to_attention(lambda m, seen: found.append(seen.A.softmax(-1).mean(0))):
         model.eval()(input_ids=tokens, use_cache=False)
     return nn.ModuleList(map(PositionGate, found))
@@ -300,7 +300,7 @@ def distil(model, students, batches, steps:int, lr:float=1e-2, desk=None, **choi
     """Trains the gates of `students` on a model's attention, which does not move (003 §3.3, §4.2); history as
     `train_language`, the loss summed over students. Students do not touch each other: no clipping, no decay."""
     if not students: refuse("students", "one or more", "none", fix="[Student(new_gates(model, 32, 0))]")
-    here = attached(model) or (None, None, None)
+    here = gating_of(model) or (None, None, None)
     how = dict(weight_decay=0., clip=0., frozen=("^model",)) | choices
     with deployed(model, *here):
         return train_language(Distillation(model, list(students)), batches, steps, lr, desk=desk,

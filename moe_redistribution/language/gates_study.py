@@ -16,7 +16,7 @@ from .gated import DISTILLED, Gating, Student, attention_layers, deployed, disti
 from .small import heldout_losses
 from .training import all_but, train_language
 from ..instruments.rows import rows, tidy
-from .masks import attention_means, efficiency, finds
+from .masks import attention_means, efficiency, gate_measures
 from .weights import check_tokens_of, weights_digest
 from .streaming import text_windows, windows_digest
 
@@ -52,7 +52,7 @@ def distilled_job(model, name, held, batches, x, desk):
     with deployed(model):
         looks = min(x["steps"], 20)
         if distil(model, students.values(), batches, x["steps"], x["lr"], desk=desk, looks=looks) is None: return
-        f1 = {(l, k): attention_means(model, held[:, :-1], finds(s.gates, k), x["batch"])["f1"].mean().item()
+        f1 = {(l, k): attention_means(model, held[:, :-1], gate_measures(s.gates, k), x["batch"])["f1"].mean().item()
               for l, s in students.items() for k in x["ks"]}
     found = []
     def put(metric, value, **at):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OURS', 'FAMILIES', 'DENSE', 'LINEAR', 'READ_ONLY', 'one_expert', 'experts_in_use', 'attention_watched',
            'transformers_here', 'Layer', 'layers_of', 'tiny_model', 'RouterPass', 'without_biases', 'route_again',
-           'of_experts', 'close', 'probabilities', 'dense_gates', 'chosen_gates', 'layer_sites', 'Listener',
+           'of_experts', 'nearly_equal', 'probabilities', 'dense_gates', 'chosen_gates', 'layer_sites', 'Listener',
            'listening']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
@@ -143,7 +143,7 @@ LINEAR = (torch.nn.functional.linear, torch._C._nn.linear)
 
 class RouterPass(TorchFunctionMode):
     """Within it a router runs as its family wrote it. `scores`: what the last linear map with a row an expert gave
-    (tokens, E, or some more), or the `other` scores that it went on with; `made`: what it made of them, of that shape."""
+    (tokens, E, or some more), or the `other` scores that it went on with; `made`: what it made of them, so shaped."""
     def __init__(self, E, other=None, at=None):
         super().__init__()
         self.E, self.other, self.at, self.times, self.scores, self.made = E, other, at, 0, None, []
@@ -156,6 +156,7 @@ class RouterPass(TorchFunctionMode):
         elif self.times and isinstance(out, torch.Tensor) and out.shape == self.scores.shape: self.made.append(out)
         return out
 
+# %% ../../nbs/4b_language/05_layers.ipynb #r0u7e004
 @contextmanager
 def without_biases(gate, barred):
     "Within it a router's own biases (E) leave experts that are `barred` (E) of any choice."
@@ -192,7 +193,7 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
 def of_experts(x, E): return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() == E
 
 # %% ../../nbs/4b_language/05_layers.ipynb #c105e001
-def close(a, b):
+def nearly_equal(a, b):
     """Are two tensors (…, d) the same up to the rounding of their type? Entry by entry, so that one large entry hides
     nothing: within 1e-4 in single precision and 2e-2 in half, of the entry and of its token's mean size."""
     slack = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 2e-2)
@@ -206,7 +207,8 @@ def probabilities(own:RouterPass):
     _, weights, index = own.out
     share = lambda x: (x / x.sum(1, keepdim=True)).to(min(torch.float32, weights.dtype, key=lambda t: t.itemsize))
     for P in (*own.made, own.scores.softmax(-1)):
-        if P.is_floating_point() and (P >= 0).all() and close(share(P.gather(1, index)), share(weights)): return P
+        if P.is_floating_point() and (P >= 0).all() and nearly_equal(share(P.gather(1, index)),
+                                                                     share(weights)): return P
 
 def dense_gates(weights, index, E):
     "Weights (tokens, E) of all experts, 0 for those that are not chosen."
@@ -243,10 +245,10 @@ class Listener:
         return value if new is seeded else new[0]
     def fits(self, whole, parts, what):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
-        if close(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
-        raise RuntimeError(f"{self.prefix}{what}: expected its parts to sum to its output, got another by up to "
-                           f"{(parts - whole).abs().max():.2g}; {type(self.x.whole).__name__} adds what is not opened; "
-                           f"fix: open one of {', '.join(FAMILIES)}")
+        if nearly_equal(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
+        refuse(f"{self.prefix}{what}", "its parts to sum to its output",
+               f"another by up to {(parts - whole).abs().max():.2g}; {type(self.x.whole).__name__} adds what is not "
+               "opened", fix=f"open one of {', '.join(FAMILIES)}", error=RuntimeError)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #2b3bb59f
 @patch
@@ -300,6 +302,7 @@ def after_gate(self:Listener, module, args, kwargs, out):
     self.at("routes", index.masked_fill(weights == 0, -1).view(*shape, -1))
     return logits, weights, index
 
+# %% ../../nbs/4b_language/05_layers.ipynb #r0u7e005
 @patch
 def at_probs(self:Listener, own, shape):
     if self.prefix + "router_probs" not in self.wanted: return

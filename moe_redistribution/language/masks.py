@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WAYS', 'mass_in_top', 'entropy_ratio', 'f1_of', 'source_kept', 'openness', 'open_under_gate', 'efficiency',
-           'attention_means', 'hidden_out', 'finds', 'attention_rows', 'sparsity_curve']
+           'attention_means', 'hidden_out', 'gate_measures', 'attention_rows', 'sparsity_curve']
 
 # %% ../../nbs/4b_language/09_masks.ipynb #420d594d
 from contextlib import nullcontext
@@ -12,7 +12,8 @@ from contextlib import nullcontext
 import pandas as pd
 import torch
 from ..tasks.errors import refuse
-from .gated import attached, attention_layers, deployed, kept_entries, listening_to_attention
+from .gated import (gating_of, attention_layers, deployed, kept_entries,
+                                               listening_to_attention)
 from ..instruments.rows import rows, tidy
 
 # %% ../../nbs/4b_language/09_masks.ipynb #a87e4f24
@@ -71,7 +72,7 @@ def attention_means(model, tokens, measures, batch:int=64) -> dict:
             x = x.movedim(-2, 0).flatten(1).double()
             old = found.setdefault(name, {}).setdefault(layers.index(module), [0, 0])
             found[name][layers.index(module)] = [old[0] + x.sum(1), old[1] + x.shape[1]]
-    with nullcontext() if attached(model) else deployed(model):
+    with nullcontext() if gating_of(model) else deployed(model):
         with listening_to_attention(hear):
             for i in range(0, len(tokens), batch):
                 at[0] = slice(i, min(i + batch, len(tokens)))
@@ -84,7 +85,7 @@ def hidden_out(x, seen):
     "Scores with −∞ wherever a query cannot see the key."
     return x.masked_fill(seen.hidden, -torch.inf)
 
-def finds(gates, k, source=None) -> dict:
+def gate_measures(gates, k, source=None) -> dict:
     "The measures that compare gates, one a layer, with attention's own top k and with the language's `source`."
     def scores(seen, l): return hidden_out(gates[l](seen.x), seen)
     out = {"f1": lambda seen, l, at: f1_of(scores(seen, l), hidden_out(seen.A, seen), k)}
@@ -100,7 +101,7 @@ def attention_rows(model, tokens, ks, seeds, source=None, **labels) -> pd.DataFr
         own[f"mass k={k}"] = lambda seen, l, at, k=k: mass_in_top(seen.pattern, k)
         if source is not None:
             own[f"source_kept k={k}"] = lambda seen, l, at, k=k: source_kept(hidden_out(seen.A, seen), source[at], k)
-    if (here := attached(model)) and here[1] and here[1].form == "post":
+    if (here := gating_of(model)) and here[1] and here[1].form == "post":
         own["openness"] = open_under_gate
     out = []
     for name, values in attention_means(model, tokens, own).items():

@@ -18,9 +18,9 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task
-from ..models.edits import named
+from ..models.edits import resolve_name
 from ..models.population import Finite, check_finite
-from ..instruments.ablation import among
+from ..instruments.ablation import replace_among
 from .weights import check_hooks, check_tokens_of, read_model
 from .layers import (READ_ONLY, layer_sites, layers_of, listening,
                                                 transformers_here)
@@ -74,7 +74,7 @@ def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False):
     for tokens that the model has no place for, a site that the pass does not reach, and what is not finite."""
     tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
     check_tokens_of(self.model, tokens), check_hooks(self.model)
-    edited, self.moved, self.here = {named(site, self.sites) for site in edits or {}}, {}, self.real(tokens)
+    edited, self.moved, self.here = {resolve_name(site, self.sites) for site in edits or {}}, {}, self.real(tokens)
     wanted = edited | ({*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set())
     inner = self.watch(edits, sink)
     for site in edited: check_decides(site)
@@ -116,7 +116,7 @@ def changed_tokens(site, before, after, real) -> int:
 @patch
 def replacement(self:LanguageModel, site, how):
     if self.pad is None or how == "zero" or of_expert(site): return None
-    return partial(among, lambda x: counted_at(site, self.here.to(x.device), x), how)
+    return partial(replace_among, lambda x: counted_at(site, self.here.to(x.device), x), how)
 
 # %% ../../nbs/4b_language/07_opened.ipynb #1030e9a8
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SIZE_NAMES', 'TOY', 'with_transformers', 'small_config', 'small_model', 'token_losses', 'next_token_loss',
-           'heldout_losses', 'perplexity', 'greedy']
+           'heldout_losses', 'perplexity', 'greedy_tokens']
 
 # %% ../../nbs/4b_language/01_small.ipynb #1b8029e7
 import math
@@ -16,12 +16,12 @@ from ..tasks.errors import choose, refuse
 # %% ../../nbs/4b_language/01_small.ipynb #73d16ad4
 def with_transformers():
     "The transformers package. ImportError (expected, got, fix) if it is absent or older than 5.13."
-    fix = "fix: pip install 'moe_redistribution[hf]'"
+    def old(got, cause=None):
+        fix = "pip install 'moe_redistribution[hf]'"
+        refuse("transformers", "5.13 or later", got, fix=fix, error=ImportError, cause=cause)
     try: import transformers
-    except ImportError as e:
-        raise ImportError(f"transformers: expected 5.13 or later, got none; {fix}") from e
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 13):
-        raise ImportError(f"transformers: expected 5.13 or later, got {transformers.__version__}; {fix}")
+    except ImportError as e: old("none", cause=e)
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 13): old(transformers.__version__)
     return transformers
 
 # %% ../../nbs/4b_language/01_small.ipynb #2051f2dc
@@ -93,7 +93,7 @@ def perplexity(losses) -> float:
 
 # %% ../../nbs/4b_language/01_small.ipynb #c0ffee04
 @torch.no_grad()
-def greedy(model, prompts, new:int, stop:int=None, fill:int=None, batch:int=512) -> torch.Tensor:
+def greedy_tokens(model, prompts, new:int, stop:int=None, fill:int=None, batch:int=512) -> torch.Tensor:
     """The `new` most probable tokens (n, new) after prompts (n, T), one by one, until the token `stop`; then -1.
 
     `fill`: the token that fills prompts up at the left; it is not attended to. The model keeps its mode. ValueError for

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_pieces', 'text_windows', 'in_groups', 'model_key',
-           'windows_digest', 'kept_so_far', 'sent_elsewhere', 'stream_scores', 'site_means', 'mean_edits', 'text_loss',
-           'units_of', 'stream_ablation', 'score_map', 'ablation_map']
+           'windows_digest', 'kept_so_far', 'sent_elsewhere', 'text_scores', 'site_means', 'mean_edits', 'text_loss',
+           'units_of', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #09f16a0a
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.text import no_binary
 from ..training.store import Damaged, seal, unseal
 from ..instruments.rows import rows, tidy
-from ..instruments.ablation import together
+from ..instruments.ablation import combine_edits
 from ..instruments.trace import trace
 from .weights import check_tokens_of, file_digest, weights_digest
 from .layers import transformers_here
@@ -147,8 +147,8 @@ def _asked(s, text, tokenize, context, batch, tokens):
     return windows
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #aa19a3f3
-def stream_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, by="component", part=None,
-                  say=None) -> pd.DataFrame:
+def text_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, by="component", part=None,
+                say=None) -> pd.DataFrame:
     """Rows of `scores.MEASURES` of every (router, sender) over a text file; `part`: a file for what is done so far.
 
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
@@ -221,12 +221,12 @@ def units_of(s:LanguageModel, kinds=("sites",)) -> list:
     return list(dict.fromkeys(u for k in kinds for u in every.get(choose("unit", k, names), [k])))
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #d5cb5b33
-def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
-                    edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
+def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
+                  edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,
     route_around, swap:E2). `part`: a file for what is done so far; one unit under one edit is lost at most."""
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
-    for u, e in todo[1:]: together(s, {u: "zero" if e == "mean" else e})                    # refuses before any work
+    for u, e in todo[1:]: combine_edits(s, {u: "zero" if e == "mean" else e})
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = _asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
@@ -238,7 +238,7 @@ def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, token
     needed = {u.rpartition(".")[0] + ".z" if u in s.units and ".H" in u else u for u, e in left if e == "mean"}
     if needed := sorted(needed - {*means}): means |= site_means(s, groups(), needed); keep()
     for i, (u, e) in enumerate(left):
-        how = {} if u == "none" else together(s, {u: mean_edits(s, means, u) if e == "mean" else e})
+        how = {} if u == "none" else combine_edits(s, {u: mean_edits(s, means, u) if e == "mean" else e})
         have[f"{u} {e}"] = text_loss(s, groups(), how)
         keep()
         if say: say(f"{i + 1} of {len(left)}: {u} {e}")
@@ -249,7 +249,7 @@ def stream_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, token
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #7ed656b4
 def score_map(rows, metric="influence", ax=None):
-    "A heat map of a measure, senders (rows) by routers (columns), from rows of `stream_scores`."
+    "A heat map of a measure, senders (rows) by routers (columns), from rows of `text_scores`."
     import matplotlib.pyplot as plt
     own = rows[(rows["metric"] == choose("measure", metric, MEASURES)) & ~rows["unit"].isin(["whole", "remainder"])]
     wide = own.pivot(index="unit", columns="site", values="value")
@@ -263,7 +263,7 @@ def score_map(rows, metric="influence", ax=None):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #785004e2
 def ablation_map(rows, edit="mean", ax=None):
-    "Bars: by how much the loss rises without each unit, from rows of `stream_ablation`."
+    "Bars: by how much the loss rises without each unit, from rows of `text_ablation`."
     import matplotlib.pyplot as plt
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     known = sorted({e for _, e in loss.index} - {"none"})

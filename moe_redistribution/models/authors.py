@@ -13,7 +13,7 @@ from einops import rearrange
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, TASKS
 from .condition import condition, RECIPES, ACTIVATIONS
-from .population import shapes, checked
+from .population import shapes, check_population
 
 # %% ../../nbs/2_models/08_authors.ipynb #a3ac9aff
 def _unwrapped(state):
@@ -107,7 +107,7 @@ def to_authors(params, c, seed=0) -> dict:
     """State dictionary in the authors' names of member `seed` (its place on the axis) of a population.
 
     ValueError for parameters of another condition, and for what their classes cannot hold."""
-    c = checked(params, c)
+    c = check_population(params, c)
     if c.n_layers > 1 or c.ffn == "no_ffn" or (c.routed and not c.routing.reads_stream):
         refuse("to_authors", "one layer with an FFN, its routes from a router if it has any", c.name,
                fix="keep it in our form")

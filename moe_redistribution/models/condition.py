@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RECIPE_VERSION', 'RECIPES', 'VARIANTS', 'ACTIVATIONS', 'OPTIONS', 'ROUTED_ONLY', 'LIMITS', 'ALIKE', 'Choices',
-           'Condition', 'router_options', 'defaults', 'format_name', 'n_params', 'plainest', 'multipliers', 'condition',
-           'by_name']
+           'Condition', 'router_options', 'defaults', 'format_name', 'n_params', 'plainest_name', 'multipliers',
+           'condition', 'by_name']
 
 # %% ../../nbs/2_models/03_condition.ipynb #32cb216b
 from dataclasses import dataclass, fields, replace
@@ -15,8 +15,9 @@ import hashlib, inspect, json, math, re
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.task import TASKS, Task, get_task
 from .routers import ROUTERS, Router
-from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events, renamed,
-                                              spelled, write_events)
+from .events import (ATTENTION, EMBEDDINGS, EXPERTS, NUMBER, fields_of, read_events,
+                                              in_new_names,
+                                              short_number, write_events)
 
 # %% ../../nbs/2_models/03_condition.ipynb #65b66d7b
 RECIPE_VERSION = 1         # bump by hand when training changes in a way that the fields below do not show
@@ -126,7 +127,7 @@ def _option(field, value):
     pattern, read, example = OPTIONS[field]
     if read is bool or pattern[0] == "(": return "+" + value if isinstance(value, str) else example
     stem = re.match(r"\+[A-Za-z]+_?", example)[0]
-    return stem + spelled(value)
+    return stem + short_number(value)
 
 def format_name(c:Condition) -> str:
     "The name of a condition: what it is, each departure from the recipe in the grammar's order, then its events."
@@ -261,7 +262,7 @@ ALIKE = (                       # (what is the same, where, and what the valid n
      lambda c: dict(router="frozen")))
 
 # %% ../../nbs/2_models/03_condition.ipynb #012c35ba
-def plainest(c:Condition):
+def plainest_name(c:Condition):
     "(the condition by whose name a training is called, why if that is another one)."
     whys = []
     steps = lambda c: ((why, n) for why, where, what in ALIKE if where(c) and (n := replace(c, **what(c))) != c)
@@ -297,7 +298,8 @@ def condition(name) -> Condition:
     name that means the same training as a plainer one."""
     if isinstance(name, Condition): return _as_named(name)
     if len(text := str(name)) > 300: _bad(text[:40] + "…", "a name of at most 300 characters", len(text), "shorten it")
-    if (today := renamed(text)) != text: _bad(text, "events after an @", "the spelling of before", f"write {today}")
+    if (today := in_new_names(text)) != text: _bad(text, "events after an @", "the spelling of before",
+                                                   f"write {today}")
     said, *events = text.split("@")
     head, *options = said.split("+")
     task, slash, body = head.partition("/")
@@ -310,7 +312,7 @@ def condition(name) -> Condition:
     n_heads, events = rest["d_model"] // rest.pop("d_head"), read_events(events, lambda *what: _bad(name, *what))
     c = Condition(task=task, **got, **rest, n_heads=n_heads, events=events)
     _check_size(c), _check_events(name, c)
-    same, why = plainest(c)
+    same, why = plainest_name(c)
     if why: _bad(name, f"one name for one training ({why})", "another one", f"write {same.name}")
     return c
 

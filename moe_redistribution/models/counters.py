@@ -9,6 +9,7 @@ __all__ = ['D', 'STRONG', 'count_by_attention', 'count_by_inventory']
 import math
 
 import torch
+from ..tasks.errors import refuse
 from ..tasks.task import ALPHABET, LENGTH
 from .condition import condition
 from .population import shapes
@@ -43,8 +44,9 @@ def _blank(c, width):
     c = condition(c)
     plain = c.get_task().counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
     if not plain or c.d_model != 128 or c.d_mlp < width:
-        raise ValueError("counter: expected a dense one-layer hist condition with relu, without norm, "
-                         f"of d_model 128 and width {width} or more, got {c.name}; fix: use hist/ffn-h40-relu")
+        refuse("counter",
+               f"a dense one-layer hist condition with relu, without norm, of d_model 128 and width {width} or more",
+               c.name, fix="use hist/ffn-h40-relu")
     p = {n: torch.zeros(1, *s) for n, s in shapes(c).items()}
     for i in range(ALPHABET): p["W_E"][0, i, D["T"] + i] = 1
     for i in range(LENGTH): p["W_pos"][0, i, D["P"] + i] = p["W_U"][0, D["SAYS"] + i, i] = 1

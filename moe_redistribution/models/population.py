@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SITES', 'SIDE_BY_SIDE', 'shapes', 'init_one', 'init', 'member', 'each_member', 'Trained', 'of_one_training', 'sites',
            'rms_norm', 'attention', 'watcher', 'block', 'ffn_half', 'layer', 'unembed', 'forward', 'Finite',
-           'check_finite', 'predict', 'loss', 'dropout', 'checked', 'modular', 'Transformer']
+           'check_finite', 'predict', 'loss', 'dropout', 'check_population', 'check_modular', 'Transformer']
 
 # %% ../../nbs/2_models/05_population.ipynb #19309cbb
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, read_at
 from .condition import Condition, by_name, condition
-from .edits import of_members, watching
+from .edits import of_members, site_watcher
 from .ffn import ffn, ffn_shapes, init_ffn
 
 # %% ../../nbs/2_models/05_population.ipynb #562d00e8
@@ -108,11 +108,11 @@ def attention(p, x, at, causal):
 
 # %% ../../nbs/2_models/05_population.ipynb #81d623da
 def watcher(c:Condition, edits=None, sink=None, of=1, read_only=False):
-    "`edits.watching` of a population of `of`; with `read_only` the last sites have only the read-out positions."
+    "`edits.site_watcher` of a population of `of`; with `read_only` the last sites have only the read-out positions."
     t, last = c.get_task(), "" if c.n_layers == 1 else f"L{c.n_layers - 1}."
     late = {"logits", *(last + s for s in SITES[SITES.index("resid_mid") + 1:])} if read_only else ()
     def keep(site, v): return v[:, :, list(t.read)] if site in late and v.ndim > 3 and v.shape[2] == t.n_ctx else v
-    return watching(sites(c), edits, sink, of, keep)
+    return site_watcher(sites(c), edits, sink, of, keep)
 
 def block(p, x, c, at, causal, keep=slice(None)):
     "One layer, x (s b t d) → (s b t d), and its balance loss (s,). `keep`: positions kept after attention."
@@ -228,7 +228,7 @@ def dropout(c:Condition, generators) -> dict:
 
 # %% ../../nbs/2_models/05_population.ipynb #3eefe30e
 @by_name
-def checked(params, c, seeds=None):
+def check_population(params, c, seeds=None):
     """The condition, if `params` have its names and shapes, as many members each, one for each of `seeds`, and are not
     `Trained` in another one; else ValueError."""
     wanted, given = shapes(c), {n: tuple(v.shape[1:]) for n, v in params.items()}
@@ -245,7 +245,7 @@ def checked(params, c, seeds=None):
     return c
 
 @by_name
-def modular(c, what):
+def check_modular(c, what):
     "The condition if its task is modular addition, else ValueError."
     if c.get_task().modulus: return c
     refuse(what, "modular addition", f"{c.name}: only there is the answer a function of a sum on a circle",

@@ -34,17 +34,17 @@ from ..instruments.scores import SENDERS
 from ..language.weights import read_model
 from ..language.gates_study import gates_study, split_text
 from ..language.masks import sparsity_curve
-from ..language.streaming import (ablation_map, score_map, stream_ablation, stream_scores, model_key,
+from ..language.streaming import (ablation_map, score_map, text_ablation, text_scores, model_key,
                                                    text_file, tokenizer_of, units_of)
 from ..evidence.table_files import fingerprint
 from .coverage import by_id, coverage
-from .ledger import ledger, shown
-from ..instruments.rows import table_file, tidy, writable, write_frame
+from .ledger import ledger, ledger_text
+from ..instruments.rows import table_file, tidy, writable_path, write_frame
 from ..instruments.instrument import instruments_for, misfits
 from ..instruments.measuring import measure, measure_runs, rules_for, track
-from .recording import record, unrecorded
+from .recording import record, unrecorded_jobs
 from .entry import INTERRUPTED, interruptible
-from .costs import costs, headlines, within
+from .costs import costs, headlines, limit_lines
 
 # %% ../../nbs/7_record/05_cli.ipynb #80a059c0
 def reproduce(study, full=False, out="out", seeds=SEEDS, root=None, quiet=None):
@@ -194,7 +194,7 @@ def read_seeds(text:str) -> list:
         if (n := sum(b - a + 1 for a, b in ends)) > MOST_SEEDS:
             refuse("seeds", f"up to {MOST_SEEDS:,} at once", f"{n:,}", f"1-{MOST_SEEDS}", "several commands")
         return [s for a, b in ends for s in range(a, b + 1)]
-    raise ValueError(f"seeds: expected numbers and ranges such as 42,137 or 1-128; got {text!r}; fix: --seeds 42,137")
+    refuse("seeds", "numbers and ranges such as 42,137 or 1-128", repr(text), fix="--seeds 42,137")
 
 # %% ../../nbs/7_record/05_cli.ipynb #9bab1f51
 STACKED = {"drawn": 128, "split": 20, "sampled": 5}       # seeds in one group on a GPU, by where batches come from
@@ -210,7 +210,7 @@ def study_of_item(item) -> TrainingStudy:
 def read_trainings(args) -> list:
     "The trainings of parsed `train` arguments: those of items, then one for each named condition."
     if not args.item and not args.conditions:
-        raise ValueError("train: expected conditions or --item; got neither; fix: moe-redistribution train --item tab1")
+        refuse("train", "conditions or --item", "neither", fix="moe-redistribution train --item tab1")
     choose("device", args.device, ("cpu", "cuda"))
     own = dict(seeds=None if args.seeds is None else tuple(read_seeds(args.seeds)), stream=args.stream,
                until=args.until, group_size=args.group_size)
@@ -246,7 +246,7 @@ def check_arguments(args):
     if (device := getattr(args, "device", "cpu")) != "cpu": check_means(device, args.budget)
     if device[:4] == "cuda" and not args.dry_run and not torch.cuda.is_available():
         refuse("device", "a GPU that torch can use for cuda", "none", "cpu", "--device cpu")
-    if args.command == "reproduce": writable(Path(args.out) / "rows.parquet")
+    if args.command == "reproduce": writable_path(Path(args.out) / "rows.parquet")
     elif getattr(args, "out", None): table_file(args.out)
     if getattr(args, "record", None): table_file(args.record)
 
@@ -278,7 +278,7 @@ def run_bench(args):
         table = known[choose("study with a bench", args.study, list(known))](seconds=args.seconds)
         print(table.round(2).to_string())
     elif args.instruments:
-        print((table := costs(headlines(args.task))).round(2).to_string(), *within(table), sep="\n")
+        print((table := costs(headlines(args.task))).round(2).to_string(), *limit_lines(table), sep="\n")
     else:
         from moe_redistribution.training.bench import bench
         bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
@@ -288,7 +288,7 @@ def run_ledger(item=None):
     """Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's
     coverage."""
     table, wide = ledger(item), dict(max_colwidth=96, justify="left")
-    print(shown(table).to_string(**wide) if len(table) else f"No claim quotes a number of {item}.")
+    print(ledger_text(table).to_string(**wide) if len(table) else f"No claim quotes a number of {item}.")
     print(f"\n{len(table)} claims: " + ", ".join(f"{n} {v}" for v, n in table["verdict"].value_counts().items()))
     numbers = by_id(item).drop(columns=["item", "reason"]) if item else coverage().reset_index()
     print("\n" + numbers.to_string(index=False, **wide))
@@ -312,8 +312,8 @@ def run_measure(args):
     for name in dict.fromkeys(check_work(n, seeds, stream, "selected").name for n in args.conditions):
         wanted = instruments_asked(name, args.instrument)
         runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
-        if not runs: raise ValueError(f"measure: expected stored runs of {name} in stream {stream}, got none of seeds "
-                                      f"{', '.join(map(str, seeds))}; fix: moe-redistribution train {name}")
+        if not runs: refuse("measure", f"stored runs of {name} in stream {stream}",
+                            f"none of seeds {', '.join(map(str, seeds))}", fix=f"moe-redistribution train {name}")
         if absent := sorted(set(seeds) - {r.seed for r in runs}):
             print(f"{name}: no stored run of seeds {', '.join(map(str, absent))}", file=sys.stderr)
         todo += [(name, i, x.rows, runs) for i, x in wanted.items()]
@@ -322,8 +322,8 @@ def run_measure(args):
     out.parent.mkdir(parents=True, exist_ok=True)
     found = [measure(runs, name, rules_for(name, stream, i), stream, of) for name, i, of, runs in todo]
     if not sum(map(len, found)):
-        raise ValueError("measure: expected runs at a checkpoint, got none that reached one or the end; fix: "
-                         f"moe-redistribution train {todo[0][0]} --until full")
+        refuse("measure", "runs at a checkpoint", "none that reached one or the end",
+               fix=f"moe-redistribution train {todo[0][0]} --until full")
     write_frame(tidy(found), out)
     print(f"{sum(map(len, found)):,} rows in {out}")
 
@@ -350,11 +350,11 @@ def run_text_command(args):
     of = dict(context=args.context, batch=args.batch, tokens=args.tokens, part=out.with_suffix(".part"),
               say=lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True))
     if args.command == "scores":
-        rows = stream_scores(s, args.text, tokenize, by=args.by, **of)
+        rows = text_scores(s, args.text, tokenize, by=args.by, **of)
         picture = score_map(rows)
     else:
         edits = args.edit or ("zero", "mean")
-        rows = stream_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
+        rows = text_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
         picture = ablation_map(rows, edits[-1])
     write_frame(rows, out)
     of["part"].unlink(missing_ok=True)                                # not before the rows are there
@@ -403,7 +403,7 @@ def carry_all(jobs, args):
 def run_train(args):
     "Trains what is missing."
     todo = read_trainings(args)
-    carry_all(split_groups(unrecorded(todo) if args.unrecorded else todo), args)
+    carry_all(split_groups(unrecorded_jobs(todo) if args.unrecorded else todo), args)
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de022
 def imported_study(path) -> Study:
@@ -416,7 +416,7 @@ def study_line(study) -> pd.DataFrame:
     "A study's `study_state`, and how many jobs of each preset are recorded."
     state = study_state(study)
     jobs = [[] if p.note else study_jobs(study, n) for n, p in study.presets.items()]
-    state.insert(4, "recorded", [len(own) - len(unrecorded(own)) for own in jobs])
+    state.insert(4, "recorded", [len(own) - len(unrecorded_jobs(own)) for own in jobs])
     return state.assign(hours=state["hours"].round(2))
 
 # %% ../../nbs/7_record/05_cli.ipynb #5b1de023
@@ -426,12 +426,12 @@ def run_study_command(args):
     if args.list: return print(pd.concat(map(study_line, known.values())).to_string(index=False))
     name = args.study or (own.name if args.module else None)
     if name is None:
-        raise ValueError("study: expected a name or --list; got neither; fix: moe-redistribution study --list")
+        refuse("study", "a name or --list", "neither", fix="moe-redistribution study --list")
     study = known[choose("study", name, list(known))]
     of = dict(preset=args.preset, arms=args.arm, seeds=None if args.seeds is None else read_seeds(args.seeds))
     out = table_file(args.out or f"out/{study.name}.{args.preset}.parquet")
     jobs = study_jobs(study, **of)
-    carry_all(unrecorded(jobs) if args.unrecorded else jobs, args)
+    carry_all(unrecorded_jobs(jobs) if args.unrecorded else jobs, args)
     if args.dry_run or (rows := study.rows(args.preset, jobs)).empty: return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_frame(tidy([rows]), out)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OUR_OWN', 'recorded_claims', 'recorded_numbers', 'count_claims', 'counted_by_verdict', 'reading_text', 'control_text',
-           'cut', 'claim_link', 'claim_row', 'claims_table', 'judged_here']
+           'cut', 'claim_link', 'claim_html', 'claims_table', 'judged_here']
 
 # %% ../../nbs/7_record/06_counts.ipynb #4c9a335b
 from html import escape
@@ -14,12 +14,12 @@ import re
 import pandas as pd
 from ..evidence.table_files import ROOT
 from ..evidence.figures import label
-from ..evidence.prose import read_as, uncounted
+from ..evidence.prose import read_as, margin_text
 from ..evidence.overviews import page_of, paper_of, still_open, word_link
 from ..evidence.printed import papers
 from ..training.store import of_clone
-from ..evidence.tables import as_minus, piped
-from .ways import deciding, ways_out
+from ..evidence.tables import as_minus, md_table
+from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
 from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
@@ -58,7 +58,7 @@ def counted_by_verdict(paper) -> str:
     heads = {"of the paper": theirs} | ({"asked here": ours} if ours.any() else {})
     table = [{"verdict": word_link(w)} | {h: int(n[w]) or "–" for h, n in heads.items()} for w in count.index]
     more = {0: "", 1: ", and one question of our own"}.get(ours.sum(), f", and {ours.sum()} questions of our own")
-    return piped(table, f"{theirs.sum()} claims of this paper{more}, by verdict.")
+    return md_table(table, f"{theirs.sum()} claims of this paper{more}, by verdict.")
 
 # %% ../../nbs/7_record/06_counts.ipynb #1e280c55
 _SHARE = """digits digits_no_copy exact attn_share attn_share_centred 1_-_attn_share 1_-_attn_share_centred rank1_share
@@ -131,7 +131,7 @@ def _folded(c, s, up):
     "Everything that a row of the table leaves out, as HTML."
     lines = [escape(c.statement)] if cut(c.statement) != c.statement else []
     unit = _UNITS.get(s["audited"].metric, "")
-    margin = uncounted(c, 100 if unit == "points" else 1, unit)
+    margin = margin_text(c, 100 if unit == "points" else 1, unit)
     lines.append(f"It {_ASKS[c.expects.rstrip('~')]}" + f"; {margin} does not count" * (c.margin > 0) + ".")
     for k in (k for k in PROTOCOLS if k in s):
         says, test = getattr(c, f"{k}_says"), getattr(c, f"{k}_test")
@@ -143,7 +143,7 @@ def _folded(c, s, up):
     return "".join(f"<p>{x}</p>" for x in [*lines, ways_out(c.key, up)])
 
 # %% ../../nbs/7_record/06_counts.ipynb #7f55c0be
-def claim_row(c, s, up="") -> str:
+def claim_html(c, s, up="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
     best = next((k for k in ("uncopied", "audited", "paper") if getattr(c, f"{k}_n") > 0), "paper")
     short = c.statement.removeprefix(ASKED_HERE)
@@ -165,7 +165,7 @@ def claims_table(book=None, up="") -> str:
     "All claims as one table of HTML, the verdict second; nbs/claims.js makes it sort and filter."
     book = recorded_claims() if book is None else book
     all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}
-    rows = "\n".join(claim_row(c, all_said[c.key], up) for c in book.itertuples(index=False))
+    rows = "\n".join(claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
     heads = "".join(f'<th scope="col">{h}</th>' for h in ("Claim", "Verdict", "Paper, section", "Ours, with its 95% "
                                                           "interval and seeds", "Control", "Judged on"))
     caption = f"{len(book)} claims: those of all five papers, and questions of our own."
@@ -180,7 +180,7 @@ def judged_here(claims, found=(), up="") -> str:
     def line(c):
         here = "" if c.key in found else f' id="{c.key}"'
         key = claim_link(c.key, up) + f'<br><a href="#{c.key}">shown above</a>' * (c.key in found)
-        read = (deciding(c) or ["paper"])[0]
+        read = (deciding_readings(c) or ["paper"])[0]
         cells = [key, escape(c.verdict), escape(c.statement), reading_text(c, read, all_said[c.key][read]),
                  ways_out(c.key, up)]
         return f"<tr{here}>" + "".join(f"<td>{x}</td>" for x in cells) + "</tr>"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STREAMS', 'PARTS', 'SEEDS', 'TRAIN_SHARE', 'REFRESH', 'N_TRAIN', 'N_TEST', 'part_seed', 'generators', 'training_pool',
-           'draw', 'split', 'sampled', 'era', 'unseen', 'full_batch', 'batches', 'held_back']
+           'draw', 'split', 'histogram_sets', 'set_epoch', 'unseen_examples', 'full_batch', 'batches', 'held_back']
 
 # %% ../../nbs/1_tasks/03_data.ipynb #eaecb190
 from functools import lru_cache
@@ -64,12 +64,12 @@ REFRESH, N_TRAIN, N_TEST = 50, 10_000, 3_000
 def _draws(seed, stream, epoch): return np.random.RandomState(part_seed(seed, stream, "batches", epoch) % 2**32)
 
 @lru_cache(maxsize=8)
-def sampled(seed:int, stream:str="authors", epoch:int=0):
+def histogram_sets(seed:int, stream:str="authors", epoch:int=0):
     "(train, test) token sets (n, 10) of a histogram run for the 50 epochs after `epoch`, a multiple of 50."
     rs = _draws(seed, stream, epoch)
     return sample_sequences(N_TRAIN, rs), sample_sequences(N_TEST, rs)
 
-def era(step:int) -> int:
+def set_epoch(step:int) -> int:
     "The epoch after which the set was made that step number `step` (counted from 1) trains on. ValueError below 1."
     if step < 1:
         refuse("step", "1 or more, for steps are counted from 1", step, fix="1 for the first set")
@@ -77,7 +77,7 @@ def era(step:int) -> int:
 
 # %% ../../nbs/1_tasks/03_data.ipynb #0d0fd0ac
 @lru_cache(maxsize=256)
-def unseen(task:Task, seed:int, stream:str="authors", steps:int=1_000):
+def unseen_examples(task:Task, seed:int, stream:str="authors", steps:int=1_000):
     """Mask (n,) of a task's examples that a seed has not trained on after `steps`, if not said the whole schedule of
     histogram; None for a task of which every seed trains on all. A sampled task's sets are drawn again, once a process:
     seconds a seed."""
@@ -116,9 +116,9 @@ def _sampled_batches(seeds, stream, steps, n, device):
     "The whole sampled set of every seed; made anew only when one of them enters another era."
     now = None
     for i in range(1, n + 1):
-        eras = [era(s + i) for s in steps]
+        eras = [set_epoch(s + i) for s in steps]
         if eras != now:
-            now, tokens = eras, torch.stack([sampled(s, stream, e)[0] for s, e in zip(seeds, eras)]).to(device)
+            now, tokens = eras, torch.stack([histogram_sets(s, stream, e)[0] for s, e in zip(seeds, eras)]).to(device)
             whole = tokens, counts(tokens) - 1
         yield whole
 
@@ -129,5 +129,5 @@ def held_back(task:Task, seed:int, stream:str="authors", step:int=1):
     if task.source == "split":
         at = split(task, seed, stream)[1]
         return task.tokens[at], task.targets[at]
-    tokens = sampled(seed, stream, era(step))[1]
+    tokens = histogram_sets(seed, stream, set_epoch(step))[1]
     return tokens, counts(tokens) - 1

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEADLINE', 'TARGETS', 'FLOORS', 'BENCH_SEEDS', 'MEMBERS', 'MEMORY_LIMIT', 'QUIET', 'PACE', 'ROWS', 'target',
-           'floor_limit', 'cpu_share', 'Busy', 'quiet_or_refuse', 'train_for', 'serve', 'worker_processes', 'received',
-           'threads', 'plain_program', 'plain_for', 'share_of', 'one_round', 'alternate', 'bmm_seconds', 'floor_for',
+           'floor_limit', 'cpu_share', 'Busy', 'quiet_or_refuse', 'train_for', 'serve', 'worker_processes', 'receive',
+           'threads', 'plain_program', 'plain_for', 'share_of', 'one_round', 'timed_rounds', 'bmm_seconds', 'floor_for',
            'peak', 'peak_memory', 'as_row', 'sentence', 'keep', 'bench']
 
 # %% ../../nbs/3_training/07_bench.ipynb #be0f76de
@@ -19,8 +19,8 @@ import moe_redistribution
 from ..tasks.errors import choose, refuse
 from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
-from .loop import fresh, train_interval
-from .executors import deaf, n_cores, worker
+from .loop import init_members, train_interval
+from .executors import ignoring_interrupts, n_cores, worker
 from .store import as_committed, write_whole
 
 # %% ../../nbs/3_training/07_bench.ipynb #0ab35df5
@@ -69,7 +69,7 @@ def train_for(name:str, seeds:int, seconds:float) -> dict:
 
     Members are kept for the next call."""
     first, n = (name, seeds) not in _members, PACE[condition(name).task]
-    if first: _members[name, seeds] = fresh(condition(name), list(range(1, seeds + 1)), "paired")
+    if first: _members[name, seeds] = init_members(condition(name), list(range(1, seeds + 1)), "paired")
     members, done = _members[name, seeds], 0
     if first: train_interval(members, min(n, 5))
     wall, cpu = time.perf_counter(), time.process_time()
@@ -92,11 +92,11 @@ def worker_processes(cores:int):
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(cores)]
     workers = [context.Process(target=serve, args=(there,), daemon=True) for _, there in pairs]
-    with threads(1), deaf():
+    with threads(1), ignoring_interrupts():
         for p in workers: p.start()
     def together(f, *args):
         for here, _ in pairs: here.send((f, args))
-        return [received(here, p) for (here, _), p in zip(pairs, workers)]
+        return [receive(here, p) for (here, _), p in zip(pairs, workers)]
     try: yield together
     except BaseException: [p.terminate() for p in workers]; raise              # nobody waits for what they do
     finally:
@@ -106,7 +106,7 @@ def worker_processes(cores:int):
             p.terminate()
 
 # %% ../../nbs/3_training/07_bench.ipynb #b2a5922b
-def received(pipe, process):
+def receive(pipe, process):
     "What a worker sends; RuntimeError if it ends instead."
     while not pipe.poll(0.2):
         if not process.is_alive() and not pipe.poll():
@@ -168,7 +168,7 @@ def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
     return {k: sum(g["steps"] / g["wall"] for g in v)
             for k, v in got.items()} | {"share": min(map(share_of, got.values()))}
 
-def alternate(together, name, seeds, seconds, cores, rounds, force) -> list:
+def timed_rounds(together, name, seeds, seconds, cores, rounds, force) -> list:
     """`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them.
 
     With `force`, the first ones."""
@@ -216,7 +216,7 @@ def peak(name:str, seeds:int, pipe):
     """Body of a process: trains `seeds` members for two steps and sends the largest memory it ever held, in GB (NaN on
     Windows)."""
     worker(nice=0)
-    train_interval(fresh(condition(name), list(range(1, seeds + 1)), "paired"), 2)
+    train_interval(init_members(condition(name), list(range(1, seeds + 1)), "paired"), 2)
     try: import resource
     except ImportError: return pipe.send(float("nan"))
     unit = 1e9 if sys.platform == "darwin" else 1e6                              # bytes there, kilobytes here
@@ -227,8 +227,9 @@ def peak_memory(name:str, seeds:int=None) -> float:
     seeds = seeds or MEMBERS[condition(name).task]
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    with threads(1), deaf(): (process := context.Process(target=peak, args=(name, seeds, there), daemon=True)).start()
-    try: return received(here, process)
+    with threads(1), ignoring_interrupts(): (process := context.Process(target=peak, args=(name, seeds, there),
+                                                                        daemon=True)).start()
+    try: return receive(here, process)
     finally: process.join(5); process.terminate()
 
 # %% ../../nbs/3_training/07_bench.ipynb #8487c374
@@ -288,7 +289,7 @@ def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force
     with worker_processes(cores) as together:
         for c in chosen:
             n = seeds or BENCH_SEEDS[c.task]
-            got = alternate(together, c.name, n, seconds / rounds, cores, rounds, force)
+            got = timed_rounds(together, c.name, n, seconds / rounds, cores, rounds, force)
             floors = together(floor_for, c.name, n, seconds / 2)
             if not force: quiet_or_refuse([share_of(floors)], 1, f"the floor of {c.name}")
             row = as_row(c, got, floors, n, cores) | dict(memory_gb=peak_memory(c.name), memory_seeds=MEMBERS[c.task])

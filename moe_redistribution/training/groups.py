@@ -16,16 +16,17 @@ from fastcore.basics import patch
 from filelock import Timeout
 import pandas as pd
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
 from .store import (Damaged, Run, Store, machine, seal, set_aside as aside, sources, unseal,
                                                unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
-from .loop import (Members, fresh, unflatten, rules, reached, settled, leaving, UNTIL,
+from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
+                                              done_members, UNTIL,
                                               train_interval, evaluate, update_rules)
-from ..models.events import renamed
+from ..models.events import in_new_names
 from ..models.population import shapes
 
 # %% ../../nbs/3_training/06_groups.ipynb #1492e2d1
@@ -34,13 +35,13 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
     complete."""
     c, row = members.c, lambda flat: {n: v[0].clone() for n, v in unflatten(flat[i:i + 1], members.c).items()}
     at, bad = int(members.step[i]), int(members.failed[i])
-    chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(reached(r, b["value"][i])))
+    chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(is_reached(r, b["value"][i])))
               for r, b in members.best.items()}
     weights = {r: row(members.best[r]["w"])
                for r, x in chosen.items() if x["step"] and (x["reached"] or bad or at >= steps)}
     if at >= steps and not bad: weights["final"] = row(members.w)
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
-                    step=at, settled=bool(settled(members)[i]), failed=bad or None, rules=chosen, group=group,
+                    step=at, settled=bool(settled_members(members)[i]), failed=bad or None, rules=chosen, group=group,
                     cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device), source=sources(c))
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
@@ -55,10 +56,10 @@ def pack(members:Members):
 
 def unpack(tensors, info, device="cpu") -> Members:
     "The members that `pack` packed."
-    c, best, gens = condition(renamed(info["condition"])), {}, []
+    c, best, gens = condition(in_new_names(info["condition"])), {}, []
     if info["key"] != c.key:
-        raise Damaged(f"state of {c.name}: expected the key {c.key}, got {info['key']}, of another recipe; fix: "
-                      "delete it")
+        refuse(f"state of {c.name}", f"the key {c.key}", f"{info['key']}, of another recipe", fix="delete it",
+               error=Damaged)
     for i, s in enumerate(info["seeds"]):
         gens.append(generators(s, info["stream"]))
         for n, g in gens[-1].items(): g.set_state(tensors[f"gen/{i}/{n}"])
@@ -128,7 +129,7 @@ def _begun(store, c, s, stream, device, measures):
         run = (own := stems(store, stem[1], measures)).find(stem[0], s, stream)
         if run is not None and run.step == stem[1] and (left := own.resume(stem[0], s, stream)):
             return unpack(left[0], left[1] | dict(condition=c.name, key=c.key), device)
-    return fresh(c, [s], stream, device)
+    return init_members(c, [s], stream, device)
 
 # %% ../../nbs/3_training/06_groups.ipynb #895ea563
 def gather_members(store, c, seeds, stream, until, steps, device, measures=()):
@@ -165,10 +166,10 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
         in_time = Watch(deadline, expected_seconds(c, every * len(seeds)), save_every)          # waiting is no interval
         members = gather_members(store, c, seeds, stream, until, steps, device, measures)
         while members is not None and members.seeds and in_time():
-            done, timely = leaving(members, until, steps), True
+            done, timely = done_members(members, until, steps), True
             if not done.any():
                 train_and_score(members, every, measures)
-                done, timely = leaving(members, until, steps), in_time.next()
+                done, timely = done_members(members, until, steps), in_time.next()
             if done.any() or in_time.due() or not timely:
                 seal(path, *pack(members))              # before anyone leaves: company may matter to the last bit
                 finish(store, members, done, steps, list(seeds))
@@ -218,12 +219,12 @@ def check_steps(c, steps) -> int:
 
     ValueError if that is not a positive whole number."""
     if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
-    raise ValueError(f"steps: expected a whole number from 1 on, got {steps!r}; fix: leave it out for all")
+    refuse("steps", "a whole number from 1 on", repr(steps), fix="leave it out for all")
 
 def check_size(size) -> int:
     "How many seeds are trained together. ValueError if that is not a positive whole number."
     if isinstance(size, int) and size > 0: return size
-    raise ValueError(f"group size: expected a whole number from 1 on, got {size!r}; fix: 5")
+    refuse("group size", "a whole number from 1 on", repr(size), fix="5")
 
 # %% ../../nbs/3_training/06_groups.ipynb #7da5c30b
 @dataclass(frozen=True)

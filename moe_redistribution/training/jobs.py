@@ -11,7 +11,7 @@ from collections import Counter
 import numbers
 import time
 
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from .executors import Tell, hand_out, processes
 from .store import Store
 
@@ -93,15 +93,15 @@ def whole_seeds(seeds) -> list:
     if fine and len({*got}) == len(got): return [int(s) for s in got]
     if fine:
         again = sorted({int(s) for s in got if got.count(s) > 1})
-        raise ValueError(f"seeds: expected each once, got {again} more than once; fix: drop the repetitions")
-    raise ValueError(f"seeds: expected one or more whole numbers from 0 to {2**32 - 1}, "
-                     f"got {seeds if got is None else got!r}; fix: for example [42, 137]")
+        refuse("seeds", "each once", f"{again} more than once", fix="drop the repetitions")
+    refuse("seeds", f"one or more whole numbers from 0 to {2 ** 32 - 1}", repr(seeds if got is None else got),
+           fix="for example [42, 137]")
 
 def check_means(device, budget):
     "Refuses a device that torch has no name for, or a budget that is no number of seconds."
     choose("device", str(device).partition(":")[0], ("cpu", "cuda"))
     if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
-        raise ValueError(f"budget: expected seconds above 0, got {budget!r}; fix: leave it out to train to the end")
+        refuse("budget", "seconds above 0", repr(budget), fix="leave it out to train to the end")
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #32713216
 def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:

@@ -14,12 +14,13 @@ from fastcore.basics import patch
 import torch
 from ...tasks.text import KJV_SHA256, Planted, text_of
 from ...training.study import OutOfTime, Preset, Study
-from ...language.gated import (Gating, Student, attach, attached, attention_layers, deployed, distil,
+from ...language.gated import (Gating, Student, attach, gating_of, attention_layers, deployed, distil,
                                                last_keys, new_gates, usual_keys, with_mean_attention)
 from ...language.small import heldout_losses, next_token_loss, small_model
 from ...language.training import all_but, train_part
 from ...instruments.rows import rows, tidy
-from ...language.masks import attention_means, attention_rows, efficiency, finds, open_under_gate
+from ...language.masks import (attention_means, attention_rows, efficiency, gate_measures,
+                                               open_under_gate)
 
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #a62a4c46
 GATED_ARMS = tuple(f"{form}_{how}" for form in ("post", "logbias", "hard") for how in ("learned", "random"))
@@ -134,7 +135,7 @@ def under_students(self:Trial, model, arm, own, students, masks):
     for (loss, own_k, d_gate), gates in students.items():
         for k in [own_k] if loss == "bce" else self.settings["ks"]:
             at = dict(condition=arm, edit=loss, stratum=f"k={k}", unit=f"d_gate={d_gate}")
-            for metric, x in attention_means(model, tokens, finds(gates, k, self.source)).items():
+            for metric, x in attention_means(model, tokens, gate_measures(gates, k, self.source)).items():
                 self.put(metric, x.max() if metric == "source_kept" else x.mean(), tokens.numel(), **at)
             with deployed(model, gates, Gating("hard", k)): lost = self.evaluate(model, **at)
             self.put("damage", lost - own, **at)
@@ -149,7 +150,7 @@ def with_amplitude(self:Trial, model, arm, own, gates):
     Returns the latter."""
     hard, at = Gating("hard", self.k), dict(condition=arm, edit="bce", stratum=f"k={self.k}")
     scales = torch.ones(len(gates), self.settings["sizes"]["heads"])
-    if (here := attached(model)) and here[1].form == "post":
+    if (here := gating_of(model)) and here[1].form == "post":
         scales = attention_means(model, self.batches("amplitude")(0)[:, :-1], dict(o=open_under_gate))["o"].float()
         self.put("openness", scales.mean(), condition=arm)
         with deployed(model, gates, hard, scales): loss = self.evaluate(model, **at | dict(edit="bce, scaled"))
@@ -186,7 +187,7 @@ def under_nulls(self:Trial, model, arm, own, masks):
     for edit, gates in dict(last=last_keys(model, T), usual=usual_keys(model, texts)).items():
         for k in self.settings["ks"]:
             at = dict(condition=arm, edit=edit, stratum=f"k={k}")
-            for metric, x in attention_means(model, tokens, finds(gates, k, self.source)).items():
+            for metric, x in attention_means(model, tokens, gate_measures(gates, k, self.source)).items():
                 self.put(metric, x.max() if metric == "source_kept" else x.mean(), tokens.numel(), **at)
             with deployed(model, gates, Gating("hard", k)): lost = self.evaluate(model, **at)
             self.put("damage", lost - own, **at)
@@ -208,7 +209,7 @@ def unfrozen(self:Trial, model, n, form="post"):
             found = attention_means(twin, self.held[:, :-1], dict(o=open_under_gate))["o"]
             self.put("openness", found.mean(), **at)
         if n == 0:
-            self.put("f1", attention_means(twin, self.held[:, :-1], finds(gates, self.k))["f1"].mean(), **at)
+            self.put("f1", attention_means(twin, self.held[:, :-1], gate_measures(gates, self.k))["f1"].mean(), **at)
             with deployed(twin, gates, Gating("hard", self.k)): self.evaluate(twin, **at | dict(edit=f"{how}, hard"))
     self.put("gap", lost["random"] - lost["learned"], condition=condition)
     self.put("gap_ppl", math.exp(lost["learned"]) - math.exp(lost["random"]), condition=condition)
@@ -234,8 +235,8 @@ def of_dense(self:Trial, model, arm, own):
 # %% ../../../nbs/6_studies/absorption/02_study.ipynb #5fb6768f
 @patch
 def of_soft(self:Trial, model, arm, own):
-    (gates, how, _), masks = attached(model), self.under_masks(model, arm, own)
-    self.put("f1", attention_means(model, self.held[:, :-1], finds(gates, self.k))["f1"].mean(), condition=arm,
+    (gates, how, _), masks = gating_of(model), self.under_masks(model, arm, own)
+    self.put("f1", attention_means(model, self.held[:, :-1], gate_measures(gates, self.k))["f1"].mean(), condition=arm,
              edit="own gate")
     students = self.taught("students", model, [(loss, self.k, self.settings["d_gate"]) for loss in ("kl", "bce")])
     self.under_students(model, arm, own, students, masks)

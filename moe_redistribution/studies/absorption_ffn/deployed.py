@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CachedExperts', 'answer_scores', 'best_factor', 'whitening', 'fit_linear', 'with_one', 'affine_logits', 'oracle',
-           'alone', 'imitated', 'as_copies', 'as_slices', 'router_of', 'random_routes', 'ways']
+           'alone_gates', 'imitation', 'as_copies', 'as_slices', 'router_of', 'random_routes', 'ways']
 
 # %% ../../../nbs/6_studies/absorption_ffn/01_deployed.ipynb #f0300841
 import torch
@@ -15,7 +15,7 @@ from ...tasks.errors import refuse
 from ...tasks.data import generators
 from ...tasks.task import digits, exact, get_task
 from ...models.condition import condition
-from ...models.population import checked, forward, init_one, unembed
+from ...models.population import check_population, forward, init_one, unembed
 
 # %% ../../../nbs/6_studies/absorption_ffn/01_deployed.ipynb #154060be
 class CachedExperts:
@@ -24,7 +24,7 @@ class CachedExperts:
     `mid` (s b t d): the stream before the FFN; `out` (s b t e d); `gates` (s b t e): the model's own. A dense FFN is
     one expert. ValueError for several layers, and for a norm: behind it no output is a sum."""
     def __init__(self, params, c):
-        self.c, self.params = checked(params, c), params
+        self.c, self.params = check_population(params, c), params
         self.t = get_task(self.c.task)
         if self.c.norm or self.c.n_layers > 1 or self.c.ffn == "no_ffn":
             refuse("cached experts", "one layer with an FFN and without norm", self.c.name, fix="drop +norm and +L2")
@@ -104,11 +104,11 @@ def oracle(cached):
     odds = logits.masked_fill(~right, 0).sum(-1) - logits.masked_fill(right, -torch.inf).logsumexp(-1)
     return odds.argmax(-1)
 
-def alone(chosen, n_experts):
+def alone_gates(chosen, n_experts):
     "Gates (s b t e) that give the chosen expert (s b t) weight 1."
     return F.one_hot(chosen, n_experts).float()
 
-def imitated(cached, chosen, steps=300):
+def imitation(cached, chosen, steps=300):
     "What the best linear router (s d e) of the stream, without bias, chooses (s b t) if it is taught `chosen`."
     W = fit_linear(cached.flat(cached.mid), cached.flat(chosen), cached.out.shape[3], steps=steps)
     return torch.einsum("s b t d, s d e -> s b t e", cached.mid, W).argmax(-1)
@@ -148,7 +148,7 @@ def random_routes(shape, seeds, stream):
 def ways(cached, seeds, B, stream="paired", steps=300) -> dict:
     "Way → gates (s b t e); `B` (s l d e): the untrained router."
     E, best = cached.out.shape[3], oracle(cached)
-    chosen = dict(oracle=best, distilled=imitated(cached, best, steps),
+    chosen = dict(oracle=best, distilled=imitation(cached, best, steps),
                   linear=einsum(cached.mid, B[:, 0], "s b t d, s d e -> s b t e").argmax(-1),
                   random=random_routes(cached.gates.shape, seeds, stream).to(best.device))
-    return {n: alone(x, E) for n, x in chosen.items()} | {"uniform": torch.full_like(cached.gates, 1 / E)}
+    return {n: alone_gates(x, E) for n, x in chosen.items()} | {"uniform": torch.full_like(cached.gates, 1 / E)}

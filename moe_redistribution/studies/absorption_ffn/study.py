@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['ABSORBING', 'SWAPPED', 'DEPLOYED', 'NOISED', 'UNSWAPPED', 'REPAIRS', 'GROWING', 'UNFROZEN', 'AFTER_NOISE',
-           'ABSORBING_COST', 'STUDY', 'fork_name', 'forked', 'loss_of', 'with_noise', 'score_frame', 'model_scores',
-           'amplified', 'opened_at_fork', 'router_gradients', 'damages', 'looks', 'trained_after', 'deployed_rows',
-           'in_names', 'by_edit', 'measures_of', 'absorbed_rows', 'repaired', 'absorbing_seconds', 'absorbing_preset']
+           'ABSORBING_COST', 'STUDY', 'fork_name', 'fork_of', 'loss_of', 'with_noise', 'score_frame', 'model_scores',
+           'scaled_scores', 'opened_at_fork', 'router_gradients', 'damages', 'looks', 'trained_after', 'deployed_rows',
+           'in_names', 'by_edit', 'measures_of', 'absorbed_rows', 'repaired_share', 'absorbing_seconds',
+           'absorbing_preset']
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #4fc826b9
 import pandas as pd
@@ -18,11 +19,12 @@ from ...tasks.task import digits, exact, get_task
 from ...models.condition import RECIPES, condition
 from ...models.events import MODEL_PARTS
 from ...training.groups import pack, unpack
-from ...training.loop import fresh, happen_, train_interval, unflatten
+from ...training.loop import init_members, happen_, train_interval, unflatten
 from ...training.study import Preset, Study
 from ...instruments.rerouting import gradient_norms
 from ...instruments.rows import rows, tidy
-from .deployed import (CachedExperts, affine_logits, alone, answer_scores,
+from .deployed import (CachedExperts, affine_logits, alone_gates,
+                                                                answer_scores,
                                                                 as_copies, as_slices, best_factor, oracle, router_of,
                                                                 ways)
 
@@ -48,7 +50,7 @@ def fork_name(arm, step, edit) -> str:
     return f"{base}@{step}:{','.join(said)}" if said else base
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #845e9046
-def forked(base, edit, arm):
+def fork_of(base, edit, arm):
     "A copy of members at the fork, to which the edit has happened. They end as if trained from scratch under its name."
     tensors, info = pack(base)
     out = unpack({n: x.clone() for n, x in tensors.items()}, info, base.w.device)
@@ -65,7 +67,7 @@ def loss_of(flat, c):
 
 def with_noise(base, arm, most=16., halvings=12):
     "Rows (s, p) of `base` with noise on its experts, drawn by seed, that costs as much loss as a swap of its router."
-    target, direction = loss_of((s := forked(base, "swap", arm)).w, s.c), torch.zeros_like(base.w)
+    target, direction = loss_of((s := fork_of(base, "swap", arm)).w, s.c), torch.zeros_like(base.w)
     parts = unflatten(direction, base.c)
     for i, seed in enumerate(base.seeds):
         g = generators(seed, base.stream, 1)["weights"]
@@ -91,7 +93,7 @@ def model_scores(cached, ffn) -> dict:
     without = dict(no_ffn=digits(right, cached.t), no_ffn_exact=exact(right))
     return answer_scores(cached.logits(ffn), cached.t) | without
 
-def amplified(cached, ffn) -> dict:
+def scaled_scores(cached, ffn) -> dict:
     "Scores with the best factor of the FFN's output, and the factor."
     a = best_factor(cached, ffn)
     return answer_scores(cached.logits(a[:, None, None, None] * ffn), cached.t) | {"factor": a}
@@ -104,7 +106,7 @@ def opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
     also without FFN: `zero+constant` and `zero+stream`, the best constant and affine map of the stream before it."""
     cached = CachedExperts(unflatten(members.w, members.c), members.c)
     ffn, steps, t = cached.added(cached.gates), settings["fit"], cached.t
-    said = {edit: model_scores(cached, ffn) | router_gradients(cached), f"{edit}+factor": amplified(cached, ffn),
+    said = {edit: model_scores(cached, ffn) | router_gradients(cached), f"{edit}+factor": scaled_scores(cached, ffn),
             f"{edit}+affine": answer_scores(affine_logits(cached, ffn, ffn, steps), t)}
     if edit == "none":
         said |= {"zero": answer_scores(cached.logits(), t),
@@ -136,7 +138,7 @@ def looks(arm, settings) -> dict:
 
 def trained_after(base, arm, settings, edit) -> pd.DataFrame:
     "Rows of a fork that is trained under an edit."
-    members, out = forked(base, edit, arm), []
+    members, out = fork_of(base, edit, arm), []
     began = unflatten(members.w, members.c)["W_router"].clone()
     for step in looks(arm, settings)[edit]:
         train_interval(members, step + int(base.step[0]) - int(members.step[0]))
@@ -157,11 +159,11 @@ def deployed_rows(base, arm, settings) -> pd.DataFrame:
 
 def _deployed(cached, name, base, settings):
     plain = condition(ABSORBING["frozen"])
-    B, best = router_of(plain, base.seeds, base.stream, 1, cached.mid), alone(oracle(cached), cached.out.shape[3])
+    B, best = router_of(plain, base.seeds, base.stream, 1, cached.mid), alone_gates(oracle(cached), cached.out.shape[3])
     for way, gates in ways(cached, base.seeds, B, base.stream, settings["fit"]).items():
         ffn, agree = cached.added(gates), {} if way == "uniform" else {"agreement": (gates * best).sum(-1).mean((1, 2))}
         yield score_frame(answer_scores(cached.logits(ffn), cached.t) | agree, name, base.seeds, way, 0)
-        yield score_frame(amplified(cached, ffn), name, base.seeds, f"{way}+factor", 0)
+        yield score_frame(scaled_scores(cached, ffn), name, base.seeds, f"{way}+factor", 0)
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #1nna0002
 def in_names(frame) -> pd.DataFrame:
@@ -179,14 +181,14 @@ def measures_of(arm, settings) -> dict:
     "Name → function from the base members to rows, in order."
     out = {"none": lambda base: opened_at_fork(base, arm, settings, "none")}
     if arm in DEPLOYED: out["deployed"] = lambda base: deployed_rows(base, arm, settings)
-    out |= {e: (lambda base, e=e: opened_at_fork(forked(base, e, arm), arm, settings, e)) for e in damages(arm)}
+    out |= {e: (lambda base, e=e: opened_at_fork(fork_of(base, e, arm), arm, settings, e)) for e in damages(arm)}
     return out | {e: (lambda base, e=e: trained_after(base, arm, settings, e)) for e in looks(arm, settings)}
 
 def absorbed_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
     left, measures = desk.left(), measures_of(arm, settings)
     base = (unpack(left[0], left[1]["members"], desk.device) if left
-            else fresh(condition(ABSORBING[arm]), seeds, "paired", desk.device))
+            else init_members(condition(ABSORBING[arm]), seeds, "paired", desk.device))
     done = left[1]["done"] if left else {}
     def state():
         tensors, info = pack(base)
@@ -203,7 +205,7 @@ def absorbed_rows(arm, seeds, settings, desk):
     return tidy([in_names(pd.DataFrame(x)) for x in done.values()])
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #c54e3812
-def repaired(frame, metric="loss", least=.01) -> pd.DataFrame:
+def repaired_share(frame, metric="loss", least=.01) -> pd.DataFrame:
     """(after − swapped) / (before − swapped) of a metric, by condition, edit, step and seed, in the column `value`.
 
     Seeds whose swap changed the metric by less than `least` are left out: nothing was to be repaired."""

@@ -16,7 +16,7 @@ from ...tasks.errors import choose, refuse
 from ...tasks.recall import BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, graph_vocab, random_graphs
 from ...instruments.rows import rows, tidy
 from .theory import (all_graphs, block_parameters, expert_loads, memorise,
-                                                       path_output, path_tokens, recalled, two_steps)
+                                                       path_output, path_tokens, hat_output, two_steps)
 
 # %% ../../../nbs/6_studies/parrots/04_facts.ipynb #06156b02
 PARROTS_PAPER = dict(
@@ -139,7 +139,7 @@ def executed_theory(name) -> dict:
     g, K = torch.Generator().manual_seed(0), int(number)
     X = torch.randn(4096, 32, generator=g, dtype=torch.double)
     y = torch.randint(0, 2, (4096,), generator=g) * 2. - 1
-    return dict(recalled=recalled(memorise(X, y, K), X).sign().eq(y).double().mean().item(),
+    return dict(recalled=hat_output(memorise(X, y, K), X).sign().eq(y).double().mean().item(),
                 load=expert_loads(X, K).max().item() / (2 * len(X) / K))
 
 # %% ../../../nbs/6_studies/parrots/04_facts.ipynb #ca11ab05

@@ -5,27 +5,26 @@
 # %% auto #0
 __all__ = ['ABOVE', 'PATHS', 'OF_OTHERS', 'BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_SETTINGS', 'SIZES_TRIED', 'MIXED_SETTINGS',
            'EQUAL_SETTINGS', 'FIT_SETTINGS', 'SEVEN', 'GRAPH_SETTINGS', 'PARROT_PRESETS', 'STUDY', 'parrot_of',
-           'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised', 'models_of', 'exponents', 'size_explains',
-           'over_models', 'jackknifed', 'trained_before', 'largest', 'path_rows', 'MixedStream', 'on_common_losses',
-           'at_equal_loss', 'above_a_guess', 'guesses', 'answer_labels', 'right_aligned', 'graphs_at', 'answered',
-           'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds', 'parrot_settings']
+           'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised_bits', 'models_of', 'exponents',
+           'size_explains', 'over_models', 'pseudo_value', 'trained_before', 'largest_passing', 'path_rows',
+           'MixedStream', 'on_common_losses', 'at_equal_loss', 'above_a_guess', 'guesses', 'answer_labels',
+           'right_aligned', 'graphs_at', 'graph_answers', 'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds',
+           'parrot_settings']
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #75df1b20
 from itertools import permutations, product
 import math, re
 
 from fastcore.basics import patch
-import numpy as np
-import pandas as pd
+import numpy as np, pandas as pd
 from scipy import stats
-import torch
-import torch.nn.functional as F
+import torch, torch.nn.functional as F
 from ...tasks.errors import refuse
 from ...tasks.recall import (BOOK_SIGNS, PhoneBook, exact_match, length2_path,
                                              random_graphs, valid_shortest)
 from ...tasks.text import Planted, generator_of
 from ...training.study import Preset, Study, study_rows
-from ...language.small import greedy, heldout_losses, small_model
+from ...language.small import greedy_tokens, heldout_losses, small_model
 from ...language.training import train_part
 from ...instruments.rows import rows, tidy
 from ...evidence.selection import rows_of
@@ -82,13 +81,13 @@ def loss_at(labels):
     return of
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #c89d81a6
-def memorised(model, book, queries=1000) -> dict:
+def memorised_bits(model, book, queries=1000) -> dict:
     """`bits` that a model saves on all numbers of a book, `share` of all bits there are, `digits` right when the digits
     before are given, and `exact`: numbers generated without a mistake, of `queries` names of the book."""
     tokens, labels = book.entries(np.arange(book.n)), book.labels()[1:]
     losses, whole = heldout_losses(model, tokens, 512)[:, labels], book.n * book.digits * math.log2(10)
     bits, asked = whole - losses.double().sum().item() / math.log(2), book.queries(min(queries, book.n), "asked")
-    said = greedy(model, asked[:, :book.name_letters + 2], book.digits)
+    said = greedy_tokens(model, asked[:, :book.name_letters + 2], book.digits)
     with torch.no_grad(): guess = torch.cat([model(input_ids=x[:, :-1]).logits.argmax(-1) for x in tokens.split(512)])
     return dict(bits=bits, share=bits / whole, digits=(guess == tokens[:, 1:])[:, labels].double().mean().item(),
                 exact=exact_match(said, asked).double().mean().item())
@@ -102,7 +101,7 @@ def on_book(self:Learner, name, n, labels="digits", share=0., suffix=""):
     model = parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
     self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed), loss_at(book.labels(labels)),
                share, looks=5)
-    return memorised(model, book) | parrot_parameters(model)
+    return memorised_bits(model, book) | parrot_parameters(model)
 
 def models_of(arm, settings): return [arm.partition("/")[2]] if "/" in arm else settings["models"]
 @patch
@@ -145,7 +144,7 @@ def over_models(total, active, bits, shuffles=5000) -> dict:
     return out
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #688a0ae1
-def jackknifed(of, i, *arrays):
+def pseudo_value(of, i, *arrays):
     "The i-th pseudo-value of `of(*arrays)`: n times it, less n - 1 times what it is without the i-th of n entries."
     n = len(arrays[0])
     return n * of(*arrays) - (n - 1) * of(*(np.delete(x, i) for x in arrays))
@@ -172,11 +171,11 @@ def of_fit(self:Learner):
     each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
     def of(t, a, b):
         return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
-    for metric, x in zip(("total", "active", "difference", "explained_ahead"), jackknifed(of, self.seed - 1, *each)):
+    for metric, x in zip(("total", "active", "difference", "explained_ahead"), pseudo_value(of, self.seed - 1, *each)):
         self.put("fit/exponents", metric, x, len(models))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #baac0fab
-def largest(sizes, passes):
+def largest_passing(sizes, passes):
     "The largest of ascending `sizes` that passes, 0 if none does, where every size below one that passes does, too."
     low, high = -1, len(sizes)
     while high - low > 1:
@@ -195,7 +194,7 @@ def of_capacity(self:Learner):
             sizes.update(total=found["total"], active=found["active"])
             return found["exact"] >= .9
         sizes = {}
-        most = largest(S["sizes"], passes)
+        most = largest_passing(S["sizes"], passes)
         for metric, x in dict(capacity=most, **sizes).items(): self.put(f"capacity/{name}", metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #6a4a55fc
@@ -377,11 +376,11 @@ def graphs_at(graphs, index):
     "The examples of these places among graph queries."
     return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
 
-def answered(model, graphs, n) -> dict:
+def graph_answers(model, graphs, n) -> dict:
     """Whether a model that writes an answer to each graph on n vertices writes the label (`exact`), and whether it
     writes any shortest path (`valid`): bool (m,) each."""
     longest = int(graphs.labels.sum(1).max())
-    said = greedy(model, right_aligned(graphs.tokens, n), longest, stop=n + 4, fill=n + 5)
+    said = greedy_tokens(model, right_aligned(graphs.tokens, n), longest, stop=n + 4, fill=n + 5)
     start = 1 + (graphs.tokens == n + 3).int().argmax(1)
     truth = F.pad(graphs.tokens, (0, longest), value=n + 5).gather(1, start[:, None] + torch.arange(longest))
     return dict(exact=((said == truth) | (truth == n + 5)).all(1), valid=valid_shortest(said, graphs))
@@ -398,13 +397,13 @@ def of_graphs(self:Learner):
         x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
         return x[:, :int((x != n + 5).sum(1).max())]
     def loss(logits, tokens): return loss_at(answer_labels(tokens, n))(logits, tokens)
-    def valid(model): return answered(model, unseen, n)["valid"].double().mean()
+    def valid(model): return graph_answers(model, unseen, n)["valid"].double().mean()
     for name in S["models"]:
         model, at = parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
         h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
         for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
         for split, own in dict(unseen=unseen, seen=graphs_at(data, slice(S["test"]))).items():
-            for metric, right in answered(model, own, n).items():
+            for metric, right in graph_answers(model, own, n).items():
                 self.put(at, metric, right.double().mean(), S["test"], split=split)
                 for far in own.distance.unique().tolist():
                     here = own.distance == far

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['all_graphs', 'path_tokens', 'path_output', 'two_steps', 'sign_router', 'expert_loads', 'points_needed', 'hat_neurons',
-           'memorise', 'recalled', 'memory_parameters', 'printed_width', 'matched_widths', 'block_parameters']
+           'memorise', 'hat_output', 'memory_parameters', 'printed_width', 'matched_widths', 'block_parameters']
 
 # %% ../../../nbs/6_studies/parrots/03_theory.ipynb #267e2911
 from itertools import combinations
@@ -109,7 +109,7 @@ def memorise(X, y, K:int) -> dict:
     return p
 
 # %% ../../../nbs/6_studies/parrots/03_theory.ipynb #f858f80d
-def recalled(p, X) -> torch.Tensor:
+def hat_output(p, X) -> torch.Tensor:
     "Output (n,) of the layer of `memorise` at points X (n, m), in the precision of X: its sign is the label."
     at = (X @ p["router"].to(X).T).argmax(1)
     W, b, u = (p[n].to(X)[at] for n in ("W", "b", "u"))

@@ -18,7 +18,7 @@ from ...tasks.text import KJV_SHA256, text_of
 from ...training.study import Preset, Study
 from ...language.small import heldout_losses, small_model
 from ...language.training import train_language
-from ...instruments.ablation import together
+from ...instruments.ablation import combine_edits
 from ...instruments.rows import rows, tidy
 from ...language.opened import LanguageModel
 from ...instruments.scores import Receiver, tally
@@ -93,7 +93,7 @@ def expert_values(by_expert) -> dict:
 # %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #93a87603
 def later_influence(s, tokens, without=None) -> float:
     "Sum of the influence of all senders at routers after the first, with an expert's output at zero or as it is."
-    edits = None if without is None else together(s, {without: "zero"})
+    edits = None if without is None else combine_edits(s, {without: "zero"})
     return map_of(tally(s, tokens, edits=edits).rows([0], condition=""), "influence").iloc[:, 1:].sum().sum()
 
 def measured_rows(s, tokens, seed, **labels) -> pd.DataFrame:

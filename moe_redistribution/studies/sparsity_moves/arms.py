@@ -6,7 +6,7 @@
 __all__ = ['PAPER_TASKS', 'TABLE1', 'FIGURE1', 'ARMS', 'GELU', 'HEADLINE4', 'LABELS', 'SHAPES7', 'MODADD4', 'HIST4']
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #2ea8c50d
-from ...evidence.figures import labelled
+from ...evidence.figures import set_labels
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #9831a7a1
 PAPER_TASKS = ("add7", "modadd", "hist")            # a task that is registered from outside is none of the paper's
@@ -18,7 +18,7 @@ ARMS = {"FFN, lr × ¼": "add7/ffn-h256-silu+ffnlr0.25", "MoE, lr × 4": "add7/m
 GELU = {"Narrow FFN, GELU": "add7/ffn-h64-gelu", "MoE, frozen router, GELU": "add7/moe-e4k1-h256-gelu+frozen",
         "MoE, top-2, GELU": "add7/moe-e4k2-h256-gelu"}
 HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])
-LABELS = labelled({name: label for label, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()})
+LABELS = set_labels({name: label for label, name in (TABLE1 | FIGURE1 | ARMS | GELU).items()})
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #a59b4030
 SHAPES7 = tuple(f"add7/{s}-silu" for s in ("ffn-h256", "glu-h128", "glu-h170", "moe-e4k1-h256", "moe_glu-e4k1-h256",

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
            'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'SWEPT', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS',
-           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'row', 'resolve', 'served', 'conditions_for', 'Order',
-           'orders', 'items_of', 'registry', 'by_experiment']
+           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'grid', 'line_pairs', 'item_pairs', 'conditions_for',
+           'Order', 'orders', 'items_of', 'registry', 'by_experiment']
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #8c5c1958
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Experiment:
     @property
     def n_runs(self): return len(self.names) * len(self.seeds)
 
-def row(key, shapes, activations, options="", seeds=SEEDS, task=None) -> Experiment:
+def grid(key, shapes, activations, options="", seeds=SEEDS, task=None) -> Experiment:
     "Shapes × activations × options, each a list in one string; the key begins with the task unless `task` is given."
     names = (f"{task or key.partition('-')[0]}/{s}-{a}{o}" for a in activations.split()
              for o in options.split() or [""] for s in shapes.split())
@@ -42,45 +42,45 @@ def row(key, shapes, activations, options="", seeds=SEEDS, task=None) -> Experim
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #bd19d260
 MAIN7, ROUTED7 = "ffn-h256 glu-h128 moe-e4k1-h256 moe_glu-e4k1-h256", "moe-e4k1-h256 moe_glu-e4k1-h256"
 ADD7 = (
-    row("add7-silu", MAIN7, "silu"),                                       # the default widths, no norm
-    row("add7-gelu", MAIN7, "gelu"),
-    row("add7-matched", "glu-h170 moe_glu-e4k1-h168", "silu gelu"),        # as many parameters as the dense FFN
-    row("add7-narrow", "ffn-h64", "silu"),                                 # as wide as one expert
-    row("add7-random", ROUTED7, "silu", "+frozen"),                        # the router stays as it was drawn
-    row("add7-top2", ROUTED7.replace("k1", "k2"), "silu"),
-    row("add7-peractive", "moe_glu-e4k1-h680", "silu gelu"),
-    row("add7-norm", MAIN7, "silu", "+norm"),                              # run before activations could be chosen
-    row("add7-freeze", MAIN7, "gelu", "+freeze_attn +freeze_ffn"),         # run after, when GELU was the default,
-    row("add7-heldout", MAIN7, "gelu", "+hold_carry2 +hold_ones3 +hold_tens9"),         # and so were these
-    row("add7-half", "ffn-h128", "silu"))                                  # Table 6, as printed
+    grid("add7-silu", MAIN7, "silu"),                                       # the default widths, no norm
+    grid("add7-gelu", MAIN7, "gelu"),
+    grid("add7-matched", "glu-h170 moe_glu-e4k1-h168", "silu gelu"),        # as many parameters as the dense FFN
+    grid("add7-narrow", "ffn-h64", "silu"),                                 # as wide as one expert
+    grid("add7-random", ROUTED7, "silu", "+frozen"),                        # the router stays as it was drawn
+    grid("add7-top2", ROUTED7.replace("k1", "k2"), "silu"),
+    grid("add7-peractive", "moe_glu-e4k1-h680", "silu gelu"),
+    grid("add7-norm", MAIN7, "silu", "+norm"),                              # run before activations could be chosen
+    grid("add7-freeze", MAIN7, "gelu", "+freeze_attn +freeze_ffn"),         # run after, when GELU was the default,
+    grid("add7-heldout", MAIN7, "gelu", "+hold_carry2 +hold_ones3 +hold_tens9"),         # and so were these
+    grid("add7-half", "ffn-h128", "silu"))                                  # Table 6, as printed
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #af229d4d
 MAIN512, ROUTED512 = "ffn-h512 glu-h512 moe-e4k1-h512 moe_glu-e4k1-h512", "moe-e4k1-h512 moe_glu-e4k1-h512"
 MATCHED512 = "glu-h340 moe_glu-e4k1-h340"
 MODADD = (
-    row("modadd-gelu", MAIN512, "gelu"),
-    row("modadd-silu", MAIN512, "silu"),
-    row("modadd-matched", MATCHED512, "gelu silu"),
-    row("modadd-seeds", "ffn-h512 moe-e4k1-h512", "gelu", seeds=range(1, 16)),        # n = 20 with the five (App. D.1)
-    row("modadd-regularised", "ffn-h512", "gelu", "+drop0.1 +drop0.3 +wd2"),
-    row("modadd-experts", "moe-e1k1-h512 moe-e2k1-h512 moe-e8k1-h512 moe-e16k1-h512", "gelu"),
+    grid("modadd-gelu", MAIN512, "gelu"),
+    grid("modadd-silu", MAIN512, "silu"),
+    grid("modadd-matched", MATCHED512, "gelu silu"),
+    grid("modadd-seeds", "ffn-h512 moe-e4k1-h512", "gelu", seeds=range(1, 16)),        # n = 20 with the five (App. D.1)
+    grid("modadd-regularised", "ffn-h512", "gelu", "+drop0.1 +drop0.3 +wd2"),
+    grid("modadd-experts", "moe-e1k1-h512 moe-e2k1-h512 moe-e8k1-h512 moe-e16k1-h512", "gelu"),
     Experiment("modadd-width", tuple(f"modadd/{v}-h{4 * d}-gelu+d{d}" for d in (64, 256) for v in ("ffn", "moe-e4k1"))),
-    row("modadd-top2", ROUTED512.replace("k1", "k2"), "gelu"),
-    row("modadd-norm", MAIN512, "gelu", "+norm"),
-    row("modadd-random", ROUTED512, "gelu", "+frozen"),
-    row("modadd-narrow", "ffn-h128", "gelu"),
-    row("modadd-lambda", "moe-e4k1-h512", "gelu", "+lambda0 +lambda0.001 +lambda0.1 +lambda1"),
-    row("modadd-peractive", "moe_glu-e4k1-h1360", "gelu silu"),
-    row("modadd-freeze", MAIN512, "gelu", "+freeze_attn +freeze_ffn"))
+    grid("modadd-top2", ROUTED512.replace("k1", "k2"), "gelu"),
+    grid("modadd-norm", MAIN512, "gelu", "+norm"),
+    grid("modadd-random", ROUTED512, "gelu", "+frozen"),
+    grid("modadd-narrow", "ffn-h128", "gelu"),
+    grid("modadd-lambda", "moe-e4k1-h512", "gelu", "+lambda0 +lambda0.001 +lambda0.1 +lambda1"),
+    grid("modadd-peractive", "moe_glu-e4k1-h1360", "gelu silu"),
+    grid("modadd-freeze", MAIN512, "gelu", "+freeze_attn +freeze_ffn"))
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #529fd7bf
 HIST = (
-    row("hist-main", MAIN512, "gelu silu"),
-    row("hist-matched", MATCHED512, "gelu silu"),
-    row("hist-random", ROUTED512, "gelu", "+frozen"),
-    row("hist-narrow", "ffn-h128", "gelu"),
-    row("hist-peractive", "moe_glu-e4k1-h1360", "gelu silu"),
-    row("hist-freeze", MAIN512, "gelu", "+clip1+freeze_attn +clip1+freeze_ffn"))
+    grid("hist-main", MAIN512, "gelu silu"),
+    grid("hist-matched", MATCHED512, "gelu silu"),
+    grid("hist-random", ROUTED512, "gelu", "+frozen"),
+    grid("hist-narrow", "ffn-h128", "gelu"),
+    grid("hist-peractive", "moe_glu-e4k1-h1360", "gelu silu"),
+    grid("hist-freeze", MAIN512, "gelu", "+clip1+freeze_attn +clip1+freeze_ffn"))
 EXPERIMENTS = {e.key: e for e in (*ADD7, *MODADD, *HIST)}
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #5cf2c6d4
@@ -92,12 +92,13 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-rates", tuple(dict.fromkeys([*ARMS.values(), *_sweep])), tuple(range(1, 129))),
     Experiment("audit-switch", tuple(f"add7/{n}-silu{o}" for n, os in (("moe-e4k1-h256", ("+switch", "+frozen+switch")),
         ("moe_glu-e4k1-h168", ("", "+frozen", "+switch", "+frozen+switch"))) for o in os), tuple(range(1, 129))),
-    row("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
-    row("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs +shuffled +redrawn", (*range(1, 65), *range(129, 193)),
-        "add7"),
-    row("audit-fixed-rates", "moe-e4k1-h256", "silu",
-        " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)),
-        (*range(1, 65), *range(129, 161)), "add7"),
+    grid("audit-lambda0", "moe-e4k1-h256", "silu", "+lambda0 +frozen+lambda0", range(1, 129), "add7"),
+    grid("audit-fixed", "moe-e4k1-h256", "silu", "+tokens +inputs +shuffled +redrawn",
+         (*range(1, 65), *range(129, 193)),
+         "add7"),
+    grid("audit-fixed-rates", "moe-e4k1-h256", "silu",
+         " ".join(f"+{o}+ffnlr{m:g}" for o in ("tokens", "inputs", "shuffled", "redrawn") for m in (.25, .5, 4)),
+         (*range(1, 65), *range(129, 161)), "add7"),
     *(Experiment(f"audit-no_ffn-{t}".removesuffix("-add7"), (f"{t}/no_ffn",), tuple(range(1, 129)) if t == "add7"
                  else SEEDS) for t in PAPER_TASKS), Experiment("audit-rate-hist", ("hist/ffn-h512-gelu+ffnlr0.25",)),
     Experiment("audit-top2", ("modadd/moe-e4k2-h512-gelu+frozen",)),
@@ -169,12 +170,12 @@ SECTIONS = {"sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
 ITEMS = TABLES | FIGURES | SECTIONS
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #f7ef6ffb
-def resolve(text:str) -> list:
+def line_pairs(text:str) -> list:
     "(experiment key, condition name) pairs that a line of `ITEMS` stands for, in its order, each once."
     found = []
     for token in text.split():
         head, _, words = token.partition(":")
-        if head in ITEMS: found += resolve(ITEMS[head])
+        if head in ITEMS: found += line_pairs(ITEMS[head])
         else: found += [(head, n) for n in EXPERIMENTS[head].names if _has(condition(n), words.split(","))]
     return list(dict.fromkeys(found))
 
@@ -186,7 +187,7 @@ def _has(c, words):
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #f3c89446
 @lru_cache(maxsize=None)
-def served(item:str) -> tuple:
+def item_pairs(item:str) -> tuple:
     """(experiment key, condition name) pairs behind an item, an experiment, `arms`, `gelu`, `audit` or `all`.
 
     Raises ValueError with the nearest valid item."""
@@ -201,12 +202,12 @@ def served(item:str) -> tuple:
     if item == "all": return tuple(everything)
     if item in words: return tuple(p for p in audits if p[1] in words[item])
     if item in OWN: return tuple(p for p in everything if p[0] == item)
-    found = resolve(ITEMS[item])
+    found = line_pairs(ITEMS[item])
     return tuple(found + [p for p in audits if p[1] in {n for _, n in found}])
 
 def conditions_for(item:str) -> list:
     "Names of the conditions behind an item, in the item's own order. Raises ValueError with the nearest valid item."
-    return list(dict.fromkeys(n for _, n in served(item)))
+    return list(dict.fromkeys(n for _, n in item_pairs(item)))
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #ef934c24
 DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch",
@@ -257,7 +258,7 @@ def _all_orders() -> tuple:
 
 def orders(item="all") -> list:
     "What to train for an item, most decisive first. Raises ValueError for an unknown item."
-    return [o for o in _all_orders() if (o.experiment, o.condition) in served(item)]
+    return [o for o in _all_orders() if (o.experiment, o.condition) in item_pairs(item)]
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #40335295
 def items_of(name:str) -> list:

@@ -8,7 +8,7 @@ __all__ = ['COMPUTED', 'data_facts', 'model_facts', 'fact_rows']
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #126562b7
 import pandas as pd
 from ...tasks.task import get_task, labels, OPERATIONS, P
-from ...tasks.data import split, sampled, REFRESH, SEEDS
+from ...tasks.data import split, histogram_sets, REFRESH, SEEDS
 from ...models.condition import condition, RECIPES
 from ...tasks.data import full_batch
 from ...models.ffn import ffn_shapes, count
@@ -26,7 +26,7 @@ def data_facts(task) -> dict:
         train, test = split(t, SEEDS[0])
         return dict(p=P, vocab_size=t.d_vocab, train_pct=100 * len(train) / len(t), train_size=len(train),
                     test_size=len(test))
-    train, test = sampled(SEEDS[0])
+    train, test = histogram_sets(SEEDS[0])
     return dict(L=train.shape[1], T=t.d_vocab, refresh_every_epochs=REFRESH, train_size=len(train), test_size=len(test))
 
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #8aafe1e8

@@ -14,7 +14,7 @@ from ...evidence.answers import compare, comparison
 from ...evidence.claims import baselines
 from ...instruments.rows import write_frame
 from ...training.store import write_picture
-from ...evidence.figures import dots, label, null_lines, pick, printed, table_text, tidy_axes
+from ...evidence.figures import dots, label, null_lines, pick, draw_printed, table_text, tidy_axes
 
 # %% ../../../nbs/6_studies/sparsity_moves/05_table1.ipynb #531b44a0
 def table1_text(rows, rule="first256") -> pd.DataFrame:
@@ -44,7 +44,7 @@ def figure1(rows, fig1, rule="first256", stream="authors", ax=None):
     for x, name in enumerate(ORDER1):
         got = pick(rows, condition=name, rule=rule, stream=stream, site="ffn_out", edit="zero")["value"]
         if len(got): dots(ax, x, got, name)
-        printed(ax, x + .34, said.loc[name, "paper_mean"], said.loc[name, "paper_std"])
+        draw_printed(ax, x + .34, said.loc[name, "paper_mean"], said.loc[name, "paper_std"])
     null_lines(ax); tidy_axes(ax, "digits right without FFN", .8)
     ax.set_xticks(range(len(ORDER1)), [label(n).replace(", ", ",\n") for n in ORDER1], fontsize=8.5)
     ax.plot([], [], "D", mfc="white", mec="#a11", label="paper, mean ± std")
