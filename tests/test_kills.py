@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import moe_redistribution
-from moe_redistribution.training import groups
+from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import group_path
 from moe_redistribution.training.store import Store, unseal
@@ -156,7 +156,7 @@ def test_a_kill_loses_no_more_than_the_time_between_saves(tmp_path, monkeypatch,
     monkeypatch.setitem(RECIPES["add7"], "eval_every", EVERY)
     clock = SimpleNamespace(now=0)
     fake = SimpleNamespace(monotonic=lambda: clock.now, process_time=time.process_time, time=time.time)
-    monkeypatch.setattr(groups, "time", fake)
+    for room in (groups, jobs): monkeypatch.setattr(room, "time", fake)
     def second(params, c): clock.now += 1; return {}
     def kill(members, *_):
         if clock.now == evaluations: raise Killed
