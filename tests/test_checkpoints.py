@@ -99,7 +99,8 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
     name, rule = "add7/ffn-h64-silu", "first256"
     was = comes_out.recorded_rows(name, "copying")
     there = (was["rule"] == rule) & (was["stream"] == "authors") & (was["seed"] == 42) & (was["edit"] == "zero")
-    monkeypatch.setattr(comes_out, "recorded_rows", lambda *a: pd.concat([was[~there], was[there].assign(site="attic")]))
+    moved = pd.concat([was[~there], was[there].assign(site="attic")])
+    monkeypatch.setattr(comes_out, "recorded_rows", lambda *a: moved)
     d = comes_out.differences(name, rule, "copying")
     assert (d["there"] == "since").sum() == (d["there"] == "lost").sum() == there.sum() > 0
     assert len(comes_out.outside(d)) == there.sum() and (comes_out.outside(d)["site"] == "attic").all()

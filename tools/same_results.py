@@ -35,7 +35,7 @@ def folder(state, at):
 
 
 def names(column):
-    "A condition's name as it is written today; what is no condition (a null of a task, an arm of a study) keeps its own."
+    "A condition's name as it is written today; what is none (a null of a task, an arm of a study) keeps its own."
     own = lambda n: "/" in n and "." not in n.partition("/")[0]
     return column.map({n: condition(in_new_names(n)).name if own(n) else n for n in column.unique()})
 

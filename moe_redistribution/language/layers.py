@@ -153,14 +153,16 @@ class RouterPass(TorchFunctionMode):
             self.times += 1
             if self.times == self.at: out = self.other.to(out.dtype)
             self.scores, self.made = out, []
-        elif self.times and isinstance(out, torch.Tensor) and out.shape == self.scores.shape: self.made.append(out)
+        elif self.times and getattr(out, "shape", None) == self.scores.shape and out.is_floating_point():
+            if not out.float().equal(self.scores.float()): self.made.append(out)      # not the scores in another type
         return out
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e004
 @contextmanager
 def without_biases(gate, barred):
     "Within it a router's own biases (E) leave experts that are `barred` (E) of any choice."
-    own = [p for n, p in [*gate.named_parameters(), *gate.named_buffers()] if "bias" in n and p.numel() == len(barred)]
+    named = [*gate.named_parameters(), *gate.named_buffers()] if barred.any() else []
+    own = [p for n, p in named if "bias" in n and p.numel() == len(barred)]
     before = [p.data for p in own]
     try:
         for p in own: p.data = p.data.masked_fill(barred.view_as(p), -1e4)
@@ -182,6 +184,8 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     barred = scores == -torch.inf
     if not (scores.isfinite() | barred).all(): refuse("router logits", "numbers, or -inf to bar", "nan or inf", "-inf")
     never = barred.all(0)
+    if never.any() and any(p.is_meta for p in gate.parameters()):
+        refuse("router logits", "a router whose weights are here", "an offloaded one", fix="close experts in the gates")
     args = [x.masked_fill(never.view_as(x), -1e4) if of_experts(x, E) else x for x in args]
     kwargs = {n: x.masked_fill(never.view_as(x), -1e4) if of_experts(x, E) else x for n, x in kwargs.items()}
     with without_biases(gate, never), RouterPass(E, scores.masked_fill(barred, -1e4), own.times) as new:
@@ -203,12 +207,13 @@ def nearly_equal(a, b):
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e003
 def probabilities(own:RouterPass):
     """What a router's weights are made of, (tokens, E): the first of what it made of its scores that is nowhere
-    negative and to which each token's weights are proportional, or the softmax of its scores; None if there is none."""
+    negative and to which each token's weights are proportional, or the softmax of its scores; None if there is none.
+    What lies in [0, 1] comes first, since to a single expert's weight everything is proportional."""
     _, weights, index = own.out
     share = lambda x: (x / x.sum(1, keepdim=True)).to(min(torch.float32, weights.dtype, key=lambda t: t.itemsize))
-    for P in (*own.made, own.scores.softmax(-1)):
-        if P.is_floating_point() and (P >= 0).all() and nearly_equal(share(P.gather(1, index)),
-                                                                     share(weights)): return P
+    made = [P for P in (*own.made, own.scores.softmax(-1)) if (P >= 0).all()]
+    for P in sorted(made, key=lambda P: bool(P.max() > 1 + 1e-3)):                                   # sorting is stable
+        if nearly_equal(share(P.gather(1, index)), share(weights)): return P
 
 def dense_gates(weights, index, E):
     "Weights (tokens, E) of all experts, 0 for those that are not chosen."

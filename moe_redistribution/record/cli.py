@@ -121,7 +121,8 @@ def add_study(p):
     p.add_argument("--again", action="store_true",
                    help="carry out stored jobs once more; what is there is kept as .before")
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
-    p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet)")
+    p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet, or of "
+                   "trainings none)")
     p.add_argument("--import", dest="module", metavar="FILE.py", help="a file of yours that defines STUDY")
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
@@ -432,7 +433,8 @@ def run_study_command(args):
     out = table_file(args.out or f"out/{study.name}.{args.preset}.parquet")
     jobs = study_jobs(study, **of)
     carry_all(unrecorded_jobs(jobs) if args.unrecorded else jobs, args)
-    if args.dry_run or (rows := study.rows(args.preset, jobs)).empty: return
+    if args.dry_run or isinstance(study, TrainingStudy) and not args.out: return        # to open all runs takes a while
+    if (rows := study.rows(args.preset, jobs)).empty: return
     out.parent.mkdir(parents=True, exist_ok=True)
     write_frame(tidy([rows]), out)
     print(f"{len(rows):,} rows in {out}")

@@ -21,8 +21,9 @@ from ..training.executors import open_executor, watch
 from ..training.groups import Training
 from ..training.study import TrainingStudy, canonical, known_studies, study_rows
 from ..evidence.claims import paper_items
-from ..instruments.rows import tidy, write_frame
-from ..evidence.table_files import KEYS, manifest_of, read_table, table_path, write_table, write_sums
+from ..instruments.rows import select, tidy, write_frame
+from ..evidence.table_files import (KEYS, kinds, manifest_of, read_table, table_path, write_table,
+                                                     write_sums)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
@@ -131,11 +132,15 @@ def unrecorded_jobs(jobs, root=None, runs=None) -> list:
     """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs
     of studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
     trained = [j for j in jobs if isinstance(j, Training)]
-    went = far_enough(recorded_runs(root) if runs is None else runs) if trained else {}
+    if runs is None: runs = recorded_runs(root) if trained and kinds(root) else pd.DataFrame()
+    went = far_enough(runs) if len(runs) else {}
     rows = _with_rows([j for j in jobs if not isinstance(j, Training)], root)
     def left(job):
         if not isinstance(job, Training): return None if all((job.condition, s) in rows for s in job.seeds) else job
-        gone = went[job.until].get((job.condition, job.stream), ())
+        gone = went.get(job.until, {}).get((job.condition, job.stream), set())
+        if len(runs) and job.steps < condition(job.condition).steps:                     # it asks for less than all
+            own = select(runs, condition=job.condition, stream=job.stream)
+            gone = gone | {*own.loc[own["step"] >= job.steps, "seed"]}
         seeds = tuple(s for s in job.seeds if s not in gone)
         return replace(job, seeds=seeds) if seeds else None
     return [found for job in jobs if (found := left(job)) is not None]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DIED', 'FORMS', 'worker', 'as_worker', 'ignoring_interrupts', 'LocalExecutor', 'n_cores', 'local_executor', 'watch',
-           'Tell', 'Bars', 'read_spec', 'processes', 'open_executor', 'hand_out', 'respects_lock', 'try_workers',
-           'dask_client', 'JobPool']
+           'Tell', 'Bars', 'read_spec', 'processes', 'open_executor', 'watch_waves', 'hand_out', 'respects_lock',
+           'try_workers', 'dask_client', 'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
 from concurrent.futures import (BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor,
@@ -195,6 +195,15 @@ def open_executor(spec=None, folder=None, timeout=8):
             except BaseException: pool.stop(); raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #5b1de002
+def watch_waves(pool, f, waves, show) -> list:
+    "`watch` of one list of jobs after the other; an error is raised after the last of them."
+    out, wrong = [], None
+    for jobs in waves:
+        try: out += watch(pool, f, jobs, show)
+        except Exception as e: wrong = wrong or e
+    if wrong: raise wrong
+    return out
+
 def hand_out(f, waves, tells, folder=None, executor=None, quiet=None) -> list:
     """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
     spec names, with bars for what they tell; results in the order of jobs.
@@ -202,8 +211,7 @@ def hand_out(f, waves, tells, folder=None, executor=None, quiet=None) -> list:
     What was told is removed at the end. Errors as `open_executor` and `watch` raise them."""
     bars = Bars(tells, quiet, processes(executor) or 4)
     try:
-        with open_executor(executor, folder) as pool:
-            return [x for jobs in waves for x in watch(pool, f, jobs, bars.show)]
+        with open_executor(executor, folder) as pool: return watch_waves(pool, f, waves, bars.show)
     finally:
         bars.show()
         bars.close()

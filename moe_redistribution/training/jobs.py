@@ -27,6 +27,9 @@ class Job:
     def key(self) -> str:
         "A hash of all that its result depends on, of what it needs, too: no other job has it."
         raise NotImplementedError
+    def groups(self) -> list:
+        "What is carried out of it at a time: itself, or parts of it."
+        return [self]
     def is_done(self, store) -> bool:
         "Is what it would give in the store?"
         raise NotImplementedError
@@ -39,19 +42,24 @@ class Job:
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #87ca4c34
 def in_waves(jobs, root=None) -> list:
-    """Those of some jobs that are not done, and what they need of others, as waves: lists of which each needs no jobs
-    but those of lists before it. What is `optional` comes along if two jobs need it."""
-    store = Store(root)
-    asked = {j.key: j for j in jobs if not j.is_done(store)}
-    times = Counter(n.key for j in asked.values() for n in j.needs)
-    wave, found = {}, {}
+    """Those of some jobs that are not done, in their groups, and what they need of others, as waves: lists of which
+    each needs no jobs but those of lists before it. What is `optional` comes along if two jobs need it."""
+    store, needs, found, wave = Store(root), {}, {}, {}
+    def look(job):
+        if job.key in found or job.is_done(store): return
+        found[job.key], needs[job.key] = job, [g for n in job.needs for g in n.groups() if not g.is_done(store)]
+        for n in needs[job.key]:
+            if not n.optional: look(n)
+    for group in (g for j in jobs for g in j.groups()): look(group)
+    times = Counter(n.key for before in needs.values() for n in before)
     def place(job):
         if job.key not in wave:
-            before = [n for n in job.needs if not n.is_done(store) and (times[n.key] > 1 or not n.optional)]
-            wave[job.key], found[job.key] = 1 + max(map(place, before), default=-1), job
+            found[job.key] = job
+            before = [n for n in needs.get(job.key, ()) if times[n.key] > 1 or not n.optional]
+            wave[job.key] = 1 + max(map(place, before), default=-1)
         return wave[job.key]
-    for job in asked.values(): place(job)
-    return [[found[k] for k in found if wave[k] == i] for i in range(1 + max(wave.values(), default=-1))]
+    for job in list(found.values()): place(job)
+    return [[found[k] for k in wave if wave[k] == i] for i in range(1 + max(wave.values(), default=-1))]
 
 def missing_jobs(jobs, root=None) -> list:
     "All of `in_waves` in one list."
@@ -108,9 +116,9 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
     """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for
     two at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
     store = Store(root)
-    for n in job.needs:
-        if not n.optional and not n.is_done(store) and not carry_out(n, root, deadline, None, save_every, device):
-            return False
+    if job.is_done(store): return True
+    for group in (g for n in job.needs for g in n.groups() if not g.optional):
+        if not carry_out(group, root, deadline, None, save_every, device): return False
     return job.carry_out(store, deadline, tell, save_every, device)
 
 def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None, say=None, save_every=5.0):

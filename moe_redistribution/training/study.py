@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Preset', 'all_settings', 'needs_nothing', 'Study', 'StudyJob', 'study_jobs', 'own_file', 'find_rows', 'Desk',
-           'OutOfTime', 'check_rows', 'torch_threads', 'study_rows', 'run_study', 'study_state', 'TrainingStudy',
-           'of_studies', 'known_studies', 'training_studies', 'canonical', 'study_of']
+           'OutOfTime', 'check_rows', 'torch_threads', 'study_rows', 'run_study', 'study_state', 'study_of',
+           'module_of', 'OfFile', 'portable_function', 'TrainingStudy', 'of_studies', 'known_studies',
+           'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from contextlib import contextmanager
@@ -123,10 +124,13 @@ class StudyJob(Job):
 
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b2
 def _no_circle(study, p, arm, trail=()):
-    if arm in trail:
-        refuse(f"needs of {study.name}", "arms that need others", " → ".join([*trail, arm]), fix="drop one of these")
+    of = f"needs of {study.name}"
+    if arm in trail: refuse(of, "arms that need others", " → ".join([*trail, arm]), fix="drop one of these")
     for n in study.needs(arm, tuple(p.arms[arm]), p.settings):
-        if isinstance(n, str): _no_circle(study, p, n, (*trail, arm))
+        if not isinstance(n, str): continue
+        if lost := sorted({*p.arms[arm]} - {*p.arms[choose(of, n, list(p.arms))]}):
+            refuse(of, f"{n} with the seeds of {arm}", f"none of {lost}", fix=f"give {n} these seeds")
+        _no_circle(study, p, n, (*trail, arm))
 
 def _of_seeds(job, arm):
     "The jobs of another arm that have seeds of a job."
@@ -302,7 +306,8 @@ def set_aside(self:StudyJob, store):
     with FileLock(path.with_suffix(".lock")):
         for p in [*path.parent.glob(f"{path.stem}.*")]:
             if p.suffix in (".safetensors", ".state", ".part"): moved += bool(aside(p, "before"))
-    return moved
+    after = [j for j in study_jobs(self.study, self.preset) if any(n.key == self.key for n in j.needs)]
+    return moved + sum(j.set_aside(store) for j in after)
 
 # %% ../../nbs/3_training/08_study.ipynb #54d1127f
 def study_rows(study:Study, preset="small", arms=None, seeds=None, root=None) -> pd.DataFrame:
@@ -313,8 +318,8 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
               say=None, device="cpu") -> pd.DataFrame:
     """Carries out what is missing of a preset and returns all its stored rows; safe to interrupt and to repeat.
 
-    `executor` to `device` as in `fulfil`. A study that was defined in a notebook runs "here". ValueError before any
-    work for bad input, OSError for a bad disk."""
+    `executor` to `device` as in `fulfil`; a study that was defined in a notebook needs the executor "here". ValueError
+    before any work for bad input, OSError for a bad disk."""
     jobs = study_jobs(study, preset, arms, seeds)
     fulfil(jobs, root, executor, quiet, device, budget, say)
     return study.rows(preset, jobs, root)
@@ -331,6 +336,48 @@ def study_state(study:Study, root=None) -> pd.DataFrame:
             line |= dict(jobs=len(jobs), stored=len(jobs) - len(left), hours=sum(j.seconds for j in left) / 3600)
         lines.append(line)
     return pd.DataFrame(lines)
+
+# %% ../../nbs/3_training/08_study.ipynb #42df5d6d
+def study_of(file, digest=None) -> Study:
+    "The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, and as `module_of`."
+    module = module_of(file, digest)
+    if isinstance(found := getattr(module, "STUDY", None), Study): return found
+    refuse(f"import {Path(file).name}", "a Study called STUDY", type(found).__name__, fix="define it")
+
+def module_of(file, digest=None):
+    "The module of a Python file. ValueError if it cannot be imported, or is not the one with this SHA-256."
+    path = Path(file).resolve()
+    if path.suffix != ".py" or not path.is_file():
+        refuse("import", "a Python file", path, fix="--import my_study.py")
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest not in (None, now):
+        refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
+    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{where}_{now[:8]}"
+    if (module := sys.modules.get(name)) is None:
+        spec = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        module.own_file, module.own_hash = str(path), now
+        if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
+        try: spec.loader.exec_module(module)
+        except Exception as e:
+            del sys.modules[name]
+            refuse(f"import {path.name}", "a file that Python can import", f"{type(e).__name__}: {e}", fix="mend it")
+    return module
+
+# %% ../../nbs/3_training/08_study.ipynb #0ff11e01
+@dataclass(frozen=True)
+class OfFile:
+    "A function of a Python file, which a worker finds by the file and its hash."
+    file: str
+    digest: str
+    __qualname__: str
+    def __call__(self, *args): return getattr(module_of(self.file, self.digest), self.__qualname__)(*args)
+
+def portable_function(f):
+    "A function as a worker can be sent it: as it is, or as one `OfFile`."
+    module = sys.modules.get(getattr(f, "__module__", ""))
+    return OfFile(module.own_file, module.own_hash, f.__qualname__) if hasattr(module, "own_file") else f
 
 # %% ../../nbs/3_training/08_study.ipynb #badb8f7b
 @dataclass(frozen=True)
@@ -352,12 +399,15 @@ class TrainingStudy(Study):
     about_items: callable = None
     headlines: dict = field(default_factory=dict)
     report: callable = None
+    def __post_init__(self):
+        super().__post_init__()
+        if not callable(self.read): refuse(f"study {self.name}", "read(name, runs), which gives rows", self.read)
 
 # %% ../../nbs/3_training/08_study.ipynb #7ra1n5b2
 @patch
 def job(self:TrainingStudy, preset, arm, seeds):
-    settings = self.presets[preset].settings
-    return Training(arm, tuple(seeds), group_size=len(seeds), measures=self.measures, **settings)
+    settings, measures = self.presets[preset].settings, tuple(map(portable_function, self.measures))
+    return Training(arm, tuple(seeds), group_size=len(seeds), measures=measures, **settings)
 
 @patch
 def rows(self:TrainingStudy, preset, jobs, root=None):
@@ -386,27 +436,3 @@ def training_studies() -> list:
 def canonical() -> list:
     "(condition, rule) of every checkpoint that a study commits."
     return [at for s in training_studies() for at in s.canonical]
-
-# %% ../../nbs/3_training/08_study.ipynb #42df5d6d
-def study_of(file, digest=None) -> Study:
-    """The `STUDY` of a Python file. ValueError (expected, got, fix) if there is none, if the file cannot be imported,
-    or if it is not the one with this SHA-256."""
-    path = Path(file).resolve()
-    if path.suffix != ".py" or not path.is_file():
-        refuse("import", "a Python file", path, fix="--import my_study.py")
-    now = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest not in (None, now):
-        refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
-    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{where}_{now[:8]}"
-    if (module := sys.modules.get(name)) is None:
-        spec = spec_from_file_location(name, path)
-        module = sys.modules[name] = module_from_spec(spec)
-        module.own_file, module.own_hash = str(path), now
-        if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
-        try: spec.loader.exec_module(module)
-        except Exception as e:
-            del sys.modules[name]
-            refuse(f"import {path.name}", "a file that Python can import", f"{type(e).__name__}: {e}", fix="mend it")
-    if isinstance(found := getattr(module, "STUDY", None), Study): return found
-    refuse(f"import {path.name}", "a Study called STUDY", type(found).__name__, fix="define it")
