@@ -10,10 +10,9 @@ from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record.recording import unrecorded_jobs
 from moe_redistribution.tasks.task import TASKS, _made, get_task
-from moe_redistribution.training import groups
 from moe_redistribution.training.groups import Stem, Training, stem_of, stems
 from moe_redistribution.training.jobs import begin_again, carry_out, fulfil, in_waves
-from moe_redistribution.training.loop import register_task
+from moe_redistribution.training.loop import TASK_RULES, register_task
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, TrainingStudy, run_study, study_jobs
 
@@ -33,21 +32,20 @@ def same(a, b, training):
         assert all(torch.equal(v, two.weights[r][n]) for r, own in one.weights.items() for n, v in own.items())
 
 
-def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path, monkeypatch):
+def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
     t = get_task("add7")
-    for table in (TASKS, RECIPES, groups.RECIPES): monkeypatch.setitem(table, "stemmed", None), table.pop("stemmed")
     register_task("stemmed", lambda: t, RECIPES["add7"], ("first1000",))
     try:
         name = "stemmed/ffn-h8-silu"
         fulfil(forks(name), tmp_path / "a", **HERE)
         shuffled = replace(t, targets=t.targets[torch.randperm(len(t), generator=torch.Generator().manual_seed(1))])
-        monkeypatch.setitem(_made, "stemmed", shuffled)
+        _made["stemmed"] = shuffled
         assert begin_again(forks(name), tmp_path / "a") >= 6
         assert not list((tmp_path / "a" / "stems").rglob("*.safetensors"))
         fulfil(forks(name), tmp_path / "a", **HERE), fulfil(forks(name), tmp_path / "b", **HERE)
         for f in forks(name): same(tmp_path / "a", tmp_path / "b", f)
     finally:
-        for table in (TASKS, RECIPES): table.pop("stemmed", None)
+        for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
 
 
 def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_stem_is_moved_aside(tmp_path, capsys):
@@ -140,7 +138,7 @@ def test_a_study_of_trainings_in_a_file_reaches_its_workers(tmp_path):
     assert found["value"].tolist() == [1.]
 
 
-def test_recorded_runs_answer_a_shorter_request(monkeypatch):
+def test_recorded_runs_answer_a_shorter_request():
     job = Training("add7/ffn-h256-silu", (42,), until="full", steps=200)
     assert not unrecorded_jobs([job]) and unrecorded_jobs([replace(job, seeds=(42, 9))])[0].seeds == (9,)
 

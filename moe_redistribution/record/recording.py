@@ -33,8 +33,7 @@ from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, item_rows, recorded_runs, weightless_runs
 from ..evidence.answers import comparison, contrast_table
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
-                                            run_frame,
-                                            stored_runs)
+                                            run_frame, stored_runs)
 from .ledger import ledger
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
