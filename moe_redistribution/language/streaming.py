@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_pieces', 'text_windows', 'in_groups', 'model_key',
-           'windows_digest', 'kept_so_far', 'sent_elsewhere', 'text_scores', 'site_means', 'mean_edits', 'text_loss',
-           'units_of', 'text_ablation', 'score_map', 'ablation_map']
+           'windows_digest', 'kept_so_far', 'sent_elsewhere', 'windows_asked', 'text_scores', 'site_means',
+           'mean_edits', 'text_loss', 'units_of', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #09f16a0a
 from pathlib import Path
@@ -54,6 +54,7 @@ def _beginning(own, special):
         try: return own(text, **dict(add_special_tokens=False) | more)["input_ids"]
         except Exception as e: said = str(e).strip().partition(chr(10))[0]                  # of its own kind, from Rust
         refuse("tokenizer", "one that can read any text", said, "--bytes", "another tokenizer, or --bytes")
+    tokenize.specials = {*own.all_special_ids}
     if not special: return tokenize
     said, bare = tokenize("a", add_special_tokens=True), tokenize("a")
     tokenize.begin = said[:said.index(bare[0])] if bare and bare[0] in said else []
@@ -138,7 +139,7 @@ def sent_elsewhere(s:LanguageModel, tokens) -> float:
     return (plain != watched).any(-1).double().mean().item()
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a13bf5c8
-def _asked(s, text, tokenize, context, batch, tokens):
+def windows_asked(s, text, tokenize, context, batch, tokens):
     "A function that gives the windows of a text; all that is wrong with what was asked is said first."
     for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
         if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
@@ -153,7 +154,7 @@ def text_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=No
 
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
     choose("senders", by, SENDERS)
-    windows = _asked(s, text, tokenize, context, batch, tokens)
+    windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, by=by)
     total, done, last = Tally(), 0, time.monotonic()
     if part and (left := kept_so_far(part, key)):
@@ -228,7 +229,7 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
     for u, e in todo[1:]: combine_edits(s, {u: "zero" if e == "mean" else e})
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
-    windows = _asked(s, text, tokenize, context, batch, tokens)
+    windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
     means, have = kept_so_far(part, key) or ({}, {"done": {}}) if part else ({}, {"done": {}})
     have, groups = have["done"], lambda: in_groups(windows(), batch)
