@@ -74,7 +74,7 @@ def test_the_dense_model_stays_as_it_was_and_the_experts_are_copies():
     (lambda: tiny_model("mixtral"), "expected one of llama, mistral, qwen3"),
     (lambda: tiny_model("llama", attention_bias=True), "expected weights that mixtral has, too; got .*bias"),
     (lambda: tiny_model("llama", mlp_bias=True), "expected weights that mixtral has, too; got .*bias"),
-    (lambda: tiny_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0), "one kind of attention")])
+    (lambda: tiny_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0), "one kind of atten")])
 def test_what_no_mixture_can_say_is_refused(make, why):
     with pytest.raises(ValueError, match=why): upcycled(make())
 

@@ -11,7 +11,7 @@ from ..tasks.errors import choose, refuse
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/04b_upcycled.ipynb #aeed0865
-MIXTURE_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}      # their layers differ in the FFN alone
+MIXTURE_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}     # another FFN, else one layer
 
 def mixture_config(model, E, k):
     """The configuration of a mixture with `E` experts, `k` of them a token, each as wide as the FFN of a dense model.
