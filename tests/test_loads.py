@@ -1,0 +1,145 @@
+"""Loads and two checkpoints: each count is a plain loop's, chance stands beside it, and a stop changes nothing."""
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from moe_redistribution.instruments.trace import trace
+from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.loads import (compare_routes, comparison_table, load_map, loads_table, stretch_of,
+                                               text_loads)
+from moe_redistribution.language.opened import LanguageModel, open_model
+from moe_redistribution.language.streaming import byte_tokens, text_windows
+
+logging.disable_progress_bar()
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("And God said, Let there be light: and there was light. " * 30)
+    return path
+
+
+@pytest.fixture(scope="module")
+def s(): return open_model(tiny_model("mixtral", vocab_size=256))
+
+
+def value(rows, **where):
+    for k, v in where.items(): rows = rows[rows[k] == v]
+    return rows["value"].item()
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
+def test_loads_and_margins_are_those_of_a_plain_loop(family, text):
+    s = open_model(tiny_model(family, vocab_size=256))
+    found, l = text_loads(s, text, byte_tokens, context=16, batch=8), s.n_layers - 1
+    whole = torch.stack(list(text_windows(text, byte_tokens, 16)))[:, :-1]
+    tr = trace(s, whole, keep=[f"L{l}.{n}" for n in ("routes", "gates", "router_logits")])
+    n, here = whole.numel(), dict(site=f"L{l}.routes", rule="final")
+    routes, gates, z = (tr[f"L{l}.{n}"][0].flatten(0, 1) for n in ("routes", "gates", "router_logits"))
+    for e in range(gates.shape[1]):
+        assert value(found, metric="load", unit=f"E{e}", **here) == pytest.approx((routes == e).sum().item() / n)
+        assert value(found, metric="gate_mass", unit=f"E{e}", **here) == pytest.approx(gates[:, e].mean().item(), 1e-4)
+    margins = sorted(min(x[r].min().item() - max(v for e, v in enumerate(x.tolist()) if e not in r), 1e9)
+                     for x, r in zip(z, routes))
+    got = value(found, metric="margin", unit="", stratum="q0.50", **here)
+    assert got == pytest.approx(max(margins[len(margins) // 2], 0), rel=.1, abs=1e-6)
+
+
+def test_pads_and_special_tokens_do_not_count(s, text):
+    padded = LanguageModel(s.model, pad=0)
+    def spaced(told): return [t for c in byte_tokens(told) for t in ([c, 0] if c == 32 else [c])]
+    pads, bare = text_loads(padded, text, spaced, context=16), text_loads(s, text, byte_tokens, context=16)
+    def apart(told): return byte_tokens(told)
+    apart.specials = {32}
+    some = text_loads(s, text, apart, context=16)
+    words = len(text.read_text().replace(" ", ""))
+    assert abs(bare["n_examples"].max() - 1650) < 17 and abs(some["n_examples"].max() - words) < 17
+    assert abs(pads["n_examples"].max() - 1650) < 17
+    for rows in (pads, some):                                 # each token still goes to two
+        own = rows.query("site == 'L1.routes' and metric == 'load' and rule == 'final'")
+        assert own["value"].sum() == pytest.approx(2)
+
+
+def test_a_router_of_equal_rows_is_all_near_ties_and_idle_experts_are_counted(text):
+    model = tiny_model("mixtral", vocab_size=256)
+    model.model.layers[0].mlp.gate.weight.data[:] = model.model.layers[0].mlp.gate.weight.data[:1]
+    found = text_loads(open_model(model), text, byte_tokens, context=16)
+    assert value(found, site="L0.routes", metric="near_ties") == 1
+    assert value(found, site="L0.routes", metric="margin", unit="", stratum="q0.95") == 0
+    table = loads_table(found)
+    assert table.loc["L0", "idle"] == 2 and table.loc["L0", "entropy"] == pytest.approx(1)
+    assert load_map(found).get_xlabel() == "expert"
+
+
+class Stop(Exception): pass
+
+
+def after(n):
+    said = []
+    def say(text):
+        said.append(text)
+        if len(said) == n: raise Stop
+    return say
+
+
+def test_loads_and_a_comparison_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
+    other = open_model(tiny_model("mixtral", seed=1, vocab_size=256))
+    for ask in (text_loads, lambda a, *rest, **of: compare_routes(a, other, *rest, **of)):
+        straight, part, rest = ask(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part", []
+        with pytest.raises(Stop): ask(s, text, byte_tokens, context=16, batch=4, part=part, say=after(4))
+        again = ask(s, text, byte_tokens, context=16, batch=4, part=part, say=rest.append)
+        assert again.equals(straight) and len(rest) == 25 - 3
+
+
+def test_what_a_run_holds_does_not_grow_with_the_text(s, text, tmp_path):
+    long, sizes = tmp_path / "long.txt", []
+    long.write_text(text.read_text() * 5)
+    for path in (text, long):
+        text_loads(s, path, byte_tokens, context=16, part=tmp_path / "b.part")
+        sizes.append((tmp_path / "b.part").stat().st_size)
+    assert abs(sizes[1] - sizes[0]) < 64                                          # the names of numbers, no more
+    assert stretch_of(3, 7) == 3 and stretch_of(9_999, 10_000) == 199
+
+
+def test_unrelated_routers_agree_as_much_as_shuffled_tokens_and_a_noisy_copy_more(s, text):
+    def compared(model): return compare_routes(s, open_model(model), text, byte_tokens, context=16)
+    noisy = deepcopy(s.model)
+    for w in noisy.parameters(): w.data += .02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
+    near, far = compared(noisy), compared(tiny_model("mixtral", seed=5, vocab_size=256))
+    for rows, more in ((near, .2), (far, None)):
+        for l in range(2):
+            here = dict(site=f"L{l}.routes", metric="overlap")
+            gain = value(rows, unit="", **here) - value(rows, unit="permuted", **here)
+            assert gain > more if more else abs(gain) < .2
+    assert value(near.query("seed == 0"), metric="divergence") < value(far.query("seed == 0"), metric="divergence")
+    lost = near.query("metric == 'loss'").groupby("unit")["value"].mean()
+    assert near.query("metric == 'loss_difference'")["value"].mean() == pytest.approx(lost["B"] - lost["A"])
+    assert list(comparison_table(near).index) == ["L0", "L1"]
+
+
+def test_permuted_experts_are_found_again(s, text):
+    other, order = deepcopy(s.model), torch.tensor([3, 1, 0, 2])
+    for layer in other.model.layers:
+        for w in (layer.mlp.gate.weight, layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            w.data = w.data[order]
+    found = compare_routes(s, open_model(other), text, byte_tokens, context=16)
+    for l in range(2):
+        assert value(found, site=f"L{l}.routes", metric="matched_overlap", unit="") == pytest.approx(1)
+        assert [order[int(value(found, site=f"L{l}.routes", metric="match", unit=f"E{e}"))] for e in range(4)] \
+            == [0, 1, 2, 3]
+        assert value(found, site=f"L{l}.routes", metric="matched_overlap", unit="permuted") < .9
+    assert abs(found.query("metric == 'divergence'")["value"]).max() < 1e-4
+
+
+def test_models_that_do_not_read_the_same_are_refused(s, text):
+    for other, says in ((tiny_model("mixtral", vocab_size=300), "two vocabularies of 256"),
+                        (tiny_model("mixtral", vocab_size=256, num_local_experts=6), "routers over"),
+                        (tiny_model("llama", vocab_size=256), "which is dense")):
+        with pytest.raises(ValueError, match=says):
+            compare_routes(s, open_model(other), text, byte_tokens, context=16)
+    with pytest.raises(ValueError, match="other tokens by the second tokenizer"):
+        compare_routes(s, s, text, byte_tokens, lambda told: byte_tokens(told.swapcase()), context=16)
