@@ -7,6 +7,7 @@ __all__ = ['SPLITS', 'Trace', 'Kept', 'trace', 'parts']
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #8a9acec1
 from dataclasses import dataclass, field
+from inspect import signature
 
 import torch
 from einops import einsum
@@ -33,14 +34,16 @@ class Kept(dict):
     def __setitem__(self, site, value):
         if site in self.keep: super().__setitem__(site, value)
 
-@torch.no_grad()
-def trace(params, tokens, c=None, keep=None, edits=None) -> Trace:
+def trace(params, tokens, c=None, keep=None, edits=None, grad=False) -> Trace:
     """Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered.
 
-    Of parameters and their condition, or `trace(subject, tokens)`."""
+    Of parameters and their condition, or `trace(subject, tokens)`. With `grad`, for a subject whose `run` has it, what
+    is kept has a graph."""
     s = subject(params, c)
     sink = Kept(s.sites if keep is None else [name for site in keep for name in each_layer(site, s.sites)])
-    s.run(tokens, edits, sink)
+    if grad and "grad" not in signature(s.run).parameters:
+        refuse("grad", "a subject whose run takes it, such as a transformers model", s.name, fix="leave it out")
+    with torch.set_grad_enabled(grad): s.run(tokens, edits, sink, **dict(grad=True) if grad else {})
     s.reached()
     return Trace(s, tokens, dict(sink))
 

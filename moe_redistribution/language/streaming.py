@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_pieces', 'text_windows', 'in_groups', 'model_key',
            'windows_digest', 'kept_so_far', 'sent_elsewhere', 'windows_asked', 'text_scores', 'site_means',
-           'mean_edits', 'text_loss', 'units_of', 'text_ablation', 'score_map', 'ablation_map']
+           'mean_edits', 'text_loss', 'units_of', 'text_edits', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #09f16a0a
 from pathlib import Path
-import hashlib, json, time
+import hashlib, json, re, time
 
 import pandas as pd
 import torch
@@ -17,10 +17,11 @@ from ..tasks.errors import choose, refuse
 from ..tasks.text import no_binary
 from ..training.store import Damaged, seal, unseal
 from ..instruments.rows import rows, tidy
-from ..instruments.ablation import combine_edits
+from ..instruments.ablation import combine_edits, each_part
 from ..instruments.trace import trace
 from .weights import check_tokens_of, file_digest, weights_digest
-from .layers import transformers_here
+from .watched import transformers_here
+from .verbs import At, limit_of
 from .opened import LanguageModel, counted_at
 from ..instruments.scores import MEASURES, SENDERS, Tally, tally
 
@@ -129,8 +130,10 @@ def kept_so_far(path, key):
 def sent_elsewhere(s:LanguageModel, tokens) -> float:
     "Share of (token, router) at which a watched pass of `tokens` (b, t) chooses other experts than a plain one."
     heard, real = [], s.real(tokens).flatten()
-    def hear(module, args, out): heard.append(out[2].sort(-1)[0].cpu())
-    handles = [x.gate.register_forward_hook(hear) for x in s.layers if x.gate is not None]
+    def hear(module, args, kwargs):
+        index = (*args, *kwargs.values())[-2]
+        heard.append(index.reshape(-1, index.shape[-1]).sort(-1)[0].cpu())
+    handles = [x.experts.register_forward_pre_hook(hear, with_kwargs=True) for x in s.layers if x.experts is not None]
     mask = None if s.pad is None else s.real(tokens).long().to(s.device)
     if not handles: return 0.
     try: s.model(input_ids=tokens.to(s.device), attention_mask=mask, use_cache=False), s.run(tokens)
@@ -215,19 +218,30 @@ def text_loss(s:LanguageModel, groups, edits=None) -> dict:
 UNITS = ("sites", "heads", "experts")
 
 def units_of(s:LanguageModel, kinds=("sites",)) -> list:
-    "Attention and FFN outputs of every layer, heads, experts, or names as they are."
+    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets and `L*.` are one unit each."
     every = {"sites": [n for n in s.sites if n.endswith(("attn_out", "ffn_out", "shared_out"))],
              "heads": [u for u in s.units if ".H" in u], "experts": [u for u in s.units if ".E" in u]}
     names = [*(k for k, v in every.items() if v), *s.sites, *s.units]
-    return list(dict.fromkeys(u for k in kinds for u in every.get(choose("unit", k, names), [k])))
+    for k in kinds:
+        if re.match(r"L\*\.|.*\d\+", k): each_part(s, k)
+        else: choose("unit", k, names)
+    return list(dict.fromkeys(u for k in kinds for u in every.get(k, [k])))
+
+def text_edits(s:LanguageModel, unit, how, means) -> dict:
+    "The edits of an ablation of a unit, of which a mean is that of `means`, at some tokens too."
+    limit = limit_of(how)
+    if (limit.how if limit else how) != "mean": return combine_edits(s, {unit: how})
+    each = {name: mean_edits(s, means, name) for name in each_part(s, unit)}
+    return combine_edits(s, {name: At(v, limit.where) if limit else v for name, v in each.items()})
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #d5cb5b33
 def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
                   edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,
-    route_around, swap:E2). `part`: a file for what is done so far; one unit under one edit is lost at most."""
+    route_around, swap:E2; of routes never:E3, only:E2, k=1; each at some tokens, as zero@4:). `part`: a file for what
+    is done so far; one unit under one edit is lost at most."""
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
-    for u, e in todo[1:]: combine_edits(s, {u: "zero" if e == "mean" else e})
+    for u, e in todo[1:]: combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
@@ -236,10 +250,11 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     def keep(): part and seal(part, means, dict(key=key, done=have))
     if "elsewhere" not in have: have["elsewhere"] = sent_elsewhere(s, next(groups())[:, :-1])
     left = [(u, e) for u, e in todo if f"{u} {e}" not in have]
-    needed = {u.rpartition(".")[0] + ".z" if u in s.units and ".H" in u else u for u, e in left if e == "mean"}
+    of_means = {n for u, e in left if e.partition("@")[0] == "mean" for n in each_part(s, u)}
+    needed = {n.rpartition(".")[0] + ".z" if ".H" in n else n for n in of_means}
     if needed := sorted(needed - {*means}): means |= site_means(s, groups(), needed); keep()
     for i, (u, e) in enumerate(left):
-        how = {} if u == "none" else combine_edits(s, {u: mean_edits(s, means, u) if e == "mean" else e})
+        how = {} if u == "none" else text_edits(s, u, e, means)
         have[f"{u} {e}"] = text_loss(s, groups(), how)
         keep()
         if say: say(f"{i + 1} of {len(left)}: {u} {e}")

@@ -150,8 +150,10 @@ def add_text_command(p, name):
     elif name == "scores":
         p.add_argument("--by", default="component", help=f"one of {', '.join(SENDERS)} (default: component)")
     else:
-        p.add_argument("--unit", action="append", help="sites (default), heads, experts, or L3.E7; may be repeated")
-        p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; repeatable")
+        p.add_argument("--unit", action="append", help="sites (default), heads, experts, or L3.E7, "
+                       "L3.E1+E4, L*.ffn_out, L3.routes; may be repeated")
+        p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; of "
+                       "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
     p.add_argument("--bytes", action="store_true", help="the model reads bytes: no tokenizer is needed")
     p.add_argument("--special", action="store_true", help="begin every window with the tokenizer's own special tokens; "
                    "without, windows begin in mid-sentence and have none")
