@@ -4,7 +4,7 @@ import torch
 
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.upcycled import MIXTURE_OF, upcycled
 

