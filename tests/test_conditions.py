@@ -53,7 +53,7 @@ def happens(draw, c):
 @st.composite
 def conditions(draw):
     "Any condition that the grammar can say, as the plainest of its names says it."
-    task, ffn = draw(st.sampled_from(list(RECIPES))), draw(st.sampled_from(VARIANTS))
+    task, ffn = draw(st.sampled_from(list(RECIPES))), draw(st.sampled_from(list(VARIANTS)))
     recipe, routed = RECIPES[task], ffn in ("moe", "moe_glu")
     values = VALUES | {"hold": st.sampled_from(list(get_task(task).rules) or [""])}
     assert set(values) == set(OPTIONS)                                              # a new option needs a strategy here

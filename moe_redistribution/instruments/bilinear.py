@@ -172,7 +172,8 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
     return out
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #8e188ed6
-@instrument("bilinear", "sums of all pairs", "a gated FFN", "one layer", "no norm", rules=at_best)
+@instrument("bilinear", "sums of all pairs", "a gated FFN", "one layer", "no norm", "units that are products of two",
+            rules=at_best)
 @reads_weights
 def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
     """Rows of a gated population of modular addition (s = len(seeds)), metrics as in `scores`; site: `READERS`.

@@ -10,12 +10,15 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-import pkgutil
+import pkgutil, sys
 
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.data import unseen_examples
+from ..tasks.kinds import Kind, origin_of, register
+from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import condition
+from ..models.ffn import own_rules
+from ..models.variants import Gated
 from ..training.loop import rules
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #0063806b
@@ -24,6 +27,8 @@ NEEDS = {
     "a router": lambda c, t: c.routed,
     "a gated FFN": lambda c, t: c.gated,
     "an FFN that depends on the stream alone": lambda c, t: c.routing.reads_stream or not c.routed,
+    "a router that follows the usual rules": lambda c, t: not own_rules(c),
+    "units that are products of two": lambda c, t: type(c.variant).hidden is Gated.hidden,
     "one layer": lambda c, t: c.n_layers == 1,
     "no norm": lambda c, t: not c.norm,
     "a held-out rule": lambda c, t: bool(c.hold),
@@ -63,6 +68,8 @@ class Instrument:
     streams: tuple = ("authors",)
     live: bool = False
 
+    @property
+    def about(self): return self.rows.__doc__
     def lacks(self, c) -> list:
         "Those of its needs that a condition and its task have not got, in words."
         c = condition(c)
@@ -73,17 +80,21 @@ class Instrument:
         return self.rules(rules(c), stream, condition(c).get_task())
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #06e027a6
-DECLARED = {}
-
-def instrument(name, *needs, rules=at_ends, streams=("authors",), live=False):
-    "Declares the decorated function as the instrument `name`. ValueError for an unknown need, and for a taken name."
+def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=False):
+    "An instrument as it is kept: a function to rows with what it needs, in words of `NEEDS`."
+    if not callable(rows): refuse(f"instrument {name}", "a function that gives rows", repr(rows)[:80], fix="def it")
     for n in needs: choose("need", n, list(NEEDS))
-    def declare(rows):
-        if name in DECLARED and DECLARED[name].rows.__qualname__ != rows.__qualname__:      # a cell may be run again
-            refuse("name of an instrument", "a new one", f"{name!r}, which is {DECLARED[name].rows.__qualname__}")
-        DECLARED[name] = Instrument(rows, needs, rules, streams, live)
-        return rows
-    return declare
+    for s in streams: choose("stream", s, STREAMS)
+    return Instrument(rows, tuple(needs), rules, tuple(streams), live)
+
+DECLARED = Kind("instrument", "What is measured of trained models.", (), _instrument, every=lambda: instruments())
+
+def instrument(name, *needs, **how):
+    """Declares the decorated function as the instrument `name`, by `register`; `how`: `rules`, `streams` and `live`.
+
+    ValueError for an unknown need, and for a taken name."""
+    for n in needs: choose("need", n, list(NEEDS))
+    return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #16ebd6ba
 def is_first(c, rule):

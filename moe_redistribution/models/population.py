@@ -32,7 +32,7 @@ def shapes(c:Condition) -> dict:
 # %% ../../nbs/2_models/05_population.ipynb #b208f8d5
 def init_one(c:Condition, g:torch.Generator) -> dict:
     "Initial weights of one model, without the seed axis, drawn from `g` in the authors' order (App. A)."
-    t, L, d, k, w = c.get_task(), c.n_layers, c.d_model, c.d_head, c.d_expert
+    t, L, d, k = c.get_task(), c.n_layers, c.d_model, c.d_head
     normal = lambda *s: torch.empty(s).normal_(generator=g)
     linear = lambda n_in, *s: torch.empty(s).uniform_(-n_in**-.5, n_in**-.5, generator=g)      # nn.Linear's default
     heads = lambda: rearrange(linear(d, d, d), "(h k) d -> h d k", k=k)
@@ -42,7 +42,7 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     for _ in range(L):
         layer = {n: heads() for n in ("W_Q", "W_K", "W_V")}
         layer |= {"W_O": rearrange(linear(d, d, d), "d (h k) -> h k d", k=k), "b_O": linear(d, d)}
-        layer |= init_ffn(c, linear, d, w)
+        layer |= init_ffn(c, linear, d)
         layers.append(layer | ({"w_ln1": torch.ones(d), "w_ln2": torch.ones(d)} if c.norm else {}))
     p |= {n: torch.stack([layer[n] for layer in layers]) for n in layers[0]}
     if not t.tied and t.d_vocab_out != t.d_vocab: p["W_U"] = linear(d, t.d_vocab_out, d).T     # their second one

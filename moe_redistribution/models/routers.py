@@ -11,6 +11,7 @@ import torch
 from einops import einsum
 
 from ..tasks.errors import refuse
+from ..tasks.kinds import Kind
 
 # %% ../../nbs/2_models/01_routers.ipynb #b4e53f22
 @dataclass(frozen=True)
@@ -89,6 +90,22 @@ class Absent(Router):
     "No router: a dense FFN, or none."
     reads_stream = False
 
-ROUTERS = {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False),
+def _router(name, r):
+    "A router as it is kept, of one or of a class of them."
+    r = r(name) if isinstance(r, type) and issubclass(r, Router) else r
+    if not isinstance(r, Router): refuse(f"router {name}", "a Router, or a class of them", repr(r)[:80])
+    if r.word != name: refuse(f"router {name}", f"the word {name!r}", repr(r.word), name, "register it under its word")
+    if r.redraws and not hasattr(r, "drawn"):
+        refuse(f"router {name}", "drawn(shape, seed, step), for it redraws", "none", fix="def drawn, or redraws = False")
+    return r
+
+ROUTERS = Kind("router", "How tokens find experts.", (), _router)
+ROUTERS |= {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False),
                                Tokens("tokens", False), Inputs("inputs", False), Shuffled("shuffled", False),
                                Redrawn("redrawn", False))}
+
+# %% ../../nbs/2_models/01_routers.ipynb #97246921
+Router.probs = None         # (logits (s b t e), held, c) → what stands for their probabilities
+Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it does not work; by seed and position alone
+Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
+Router.after = None         # (params, tokens, c): changes in place what the router holds, after every step

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from .errors import choose, refuse
+from .kinds import Kind
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
@@ -171,13 +172,21 @@ def hist_task():
                 source="sampled", by=("count",), counting=True)
 
 # %% ../../nbs/1_tasks/02_task.ipynb #b603c6a4
-TASKS = {"add7": add7_task, "modadd": modadd_task, "hist": hist_task}
 _made = {}
+def _maker(name, make):
+    if callable(make): return make
+    refuse(f"task {name}", "a function that makes the Task", f"{type(make).__name__} {make!r}"[:80], fix="lambda: it")
+
+TASKS = Kind("task", "What the models are asked to do.", {"add7": add7_task, "modadd": modadd_task, "hist": hist_task},
+             _maker, changed=lambda name: _made.pop(name, None), along=("recipe", "rules"))
 
 def get_task(name:str) -> Task:
     "The task called `name`, made once per process. Raises ValueError with the nearest valid name."
     choose("task", name, list(TASKS))
-    if name not in _made: _made[name] = TASKS[name]()
+    if name not in _made:
+        if not isinstance(made := TASKS[name](), Task):
+            refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
+        _made[name] = made
     return _made[name]
 
 # %% ../../nbs/1_tasks/02_task.ipynb #7646a1d6

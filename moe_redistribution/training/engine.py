@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'DistinctInputs', 'attend', 'Mix', 'heads_out', 'Narrow', 'router_logits', 'choose_experts', 'gate_weights',
-           'first_half', 'routed_ffn', 'fast_loss', 'short_way', 'squeeze', 'whole_shares', 'gradients', 'products',
-           'flops']
+           'first_half', 'routed_ffn', 'fast_loss', 'short_way', 'long_way', 'squeeze', 'whole_shares', 'gradients',
+           'products', 'flops']
 
 # %% ../../nbs/3_training/01_engine.ipynb #fc7e9d2a
 import torch
 import torch.nn.functional as F
 from ..tasks.data import full_batch
 from ..models.condition import Condition, by_name
-from ..models.ffn import dispatch, expert_layer
+from ..models.ffn import dispatch, expert_layer, own_rules
 from ..models.population import rms_norm, loss, dropout
 
 # %% ../../nbs/3_training/01_engine.ipynb #f33005c3
@@ -159,8 +159,14 @@ def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     return F.cross_entropy(logits, targets.reshape(len(tokens), -1), reduction="none").mean(1), aux
 
 def short_way(c, t):
-    "Can the short way be taken: one layer, whose answers are read at the last positions?"
-    return c.n_layers == 1 and list(t.read) == list(range(t.n_ctx))[-len(t.read):]
+    "Can the short way be taken: one layer, whose answers are read at the last positions, routed by the usual rules?"
+    return not long_way(c, t)
+
+def long_way(c, t) -> str:
+    "Why the short way cannot be taken, in words; empty where it can."
+    whys = {"several layers": c.n_layers > 1, "a router with rules of its own": own_rules(c),
+            "answers read elsewhere than at the last positions": list(t.read) != [*range(t.n_ctx)][-len(t.read):]}
+    return ", ".join(why for why, so in whys.items() if so)
 
 def squeeze(params):
     "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."

@@ -25,7 +25,7 @@ from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL,
-                                              train_interval, evaluate, update_rules)
+                                              train_interval, evaluate, rehearse, update_rules)
 from ..models.events import in_new_names
 from ..models.population import shapes
 
@@ -224,6 +224,7 @@ def check_work(c, seeds, stream, until) -> Condition:
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
+    rehearse(c)
     return c
 
 # %% ../../nbs/3_training/06_groups.ipynb #2cae3212
@@ -263,6 +264,7 @@ class Training(Job):
     each = property(lambda self: min(self.steps, expected_steps(self.condition, self.until)))
     seed_steps = property(lambda self: self.each * len(self.seeds))
     seconds = property(lambda self: expected_seconds(self.condition, self.seed_steps))
+    files = property(lambda self: condition(self.condition).files)
 
 # %% ../../nbs/3_training/06_groups.ipynb #6e7d169b
 @patch(as_prop=True)

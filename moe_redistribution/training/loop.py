@@ -6,23 +6,23 @@
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_members_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'init_members', 'rules', 'update_rules', 'is_reached', 'without_subnormals',
            'happen_', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_', 'redraw_',
-           'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members', 'register_task']
+           'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members', 'rehearse', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-import re
+import sys
 
 import numpy as np
 import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
-from ..tasks.task import TASKS, digits, exact
+from ..tasks.kinds import Kind, cached, origin_of, register
+from ..tasks.task import check_tokens, digits, exact
 from ..tasks.data import generators, batches, held_back, split
 from ..models.condition import RECIPES, Condition, condition, multipliers
-from ..models.population import check_population, init_one, shapes, predict
-from .engine import gradients
+from ..models.population import check_population, forward, init_one, loss, shapes, predict
+from .engine import fast_loss, gradients
 
 # %% ../../nbs/3_training/03_loop.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -75,7 +75,7 @@ def rates(c:Condition, era:int=0) -> dict:
     own = multipliers(c, era)
     return {n: c.lr * own.get(n, 1.0) for n in shapes(c)}
 
-@lru_cache(maxsize=None)
+@cached
 def pieces(c, era:int=0) -> tuple:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
     out, at = [], 0
@@ -126,11 +126,18 @@ def init_members(c, seeds, stream, device="cpu") -> Members:
 
 # %% ../../nbs/3_training/03_loop.ipynb #4357a732
 RULES = {"first256": ("exact256", 1.0), "first1000": ("exact", 1.0), "first99": ("test", 0.99), "best": ("test", 1.0)}
-TASK_RULES = {"add7": ("first256", "first1000"), "modadd": ("first99", "best"), "hist": ("best",)}
+def _rules(name, rules):
+    "Checkpoint rules as they are kept."
+    for r in rules: choose("checkpoint rule", r, list(RULES))
+    return tuple(rules)
+
+TASK_RULES = Kind("rules", "Which checkpoints of a task's runs are kept.", {
+    "add7": ("first256", "first1000"), "modadd": ("first99", "best"), "hist": ("best",)}, _rules)
 
 def rules(c) -> tuple:
     "Early-stopping rules kept for a condition's task; `final` (the last weights) comes on top."
-    return TASK_RULES[condition(c).task]
+    if (task := condition(c).task) in TASK_RULES: return TASK_RULES[task]
+    refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
 
 def update_rules(members:Members, scores:dict):
     """First strict maximum until the rule's threshold is reached, nothing after it or of broken weights.
@@ -180,7 +187,7 @@ def optimiser_steps(members:Members):
     return count
 
 # %% ../../nbs/3_training/03_loop.ipynb #41f46863
-@lru_cache(maxsize=None)
+@cached
 def eras(c) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."
     own = tuple(pieces(c, i) for i in range(len(c.events) + 1))
@@ -201,7 +208,7 @@ def learning_names(c, steps) -> list:
     "Names of what some member learns after so many `steps`; a gradient is computed for these."
     return _learning(c, frozenset(events_past(c, steps)) if len(eras(c)) > 1 else frozenset([0]))
 
-@lru_cache(maxsize=None)
+@cached
 def _learning(c, stages): return [n for n in shapes(c) if any(rates(c, i)[n] > 0 for i in stages)]
 
 def zero_held_(grad, c, steps):
@@ -239,6 +246,7 @@ def train_interval(members:Members, n:int):
         count = optimiser_steps(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
+        if c.routing.after: c.routing.after(weights, tokens, c)
         members.step += 1
         if not due.isdisjoint(now): happen_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
@@ -287,6 +295,50 @@ def done_members(members:Members, until:str, steps:int):
     done = (members.failed > 0) | (members.step >= steps)
     return done if until == "full" else done | settled_members(members, until) & (members.step > members.c.last_event)
 
+# %% ../../nbs/3_training/03_loop.ipynb #18f310af
+def _check_examples(t, name):
+    "ValueError unless a task's examples fit what it says of them."
+    check_tokens(t.tokens, t)
+    fits = (t.targets.shape == (len(t), len(t.read)) and not t.targets.is_floating_point()
+            and 0 <= t.targets.min() and t.targets.max() < t.d_vocab_out and max(t.read) < t.n_ctx)
+    if not fits:
+        refuse(f"task {name}", f"targets of shape {(len(t), len(t.read))} below {t.d_vocab_out}, read at places below "
+               f"{t.n_ctx}", f"{tuple(t.targets.shape)} up to {t.targets.max()}, read at {t.read}", fix="mend the task")
+
+def _check_shapes(params, tokens, c):
+    "ValueError unless probabilities, gates and hidden units have the experts' axes. A single one would be repeated."
+    forward(params, tokens, c, sink=(sink := {}))
+    ends = dict(router_probs=(c.n_experts,), gates=(c.n_experts,), hidden=(c.n_experts, c.d_expert))
+    for site, x in sink.items():
+        if (end := ends.get(inner := site.split(".")[-1])) and x.shape != (1, *tokens.shape[-2:], *end):
+            refuse(f"{inner} of {c.name}", f"shape {(1, *tokens.shape[-2:], *end)}", tuple(x.shape), fix="mend " + str(c.own[-1]))
+
+def _rehearsed(c, t):
+    members = init_members(c, [1], "paired")
+    params, at = unflatten(members.w, c), (t.tokens[None, :8], t.targets[None, :8])
+    _check_shapes(params, at[0], c)
+    fast, plain = (torch.stack(f(params, *at, c)) for f in (fast_loss, loss))
+    if not (plain.isfinite().all() and torch.allclose(fast, plain, rtol=1e-3, atol=1e-4)):
+        refuse(c.name, "a finite loss, the same the short and the plain way", f"{fast.flatten().tolist()} and "
+               f"{plain.flatten().tolist()}", fix="mend what is registered")
+    gradients(params, *at, c, learning_names(c, [0]), [g["batches"] for g in members.gens])
+    if c.routing.after: c.routing.after(params, at[0], c)
+    for e in c.events:
+        members.step.fill_(e.step)
+        happen_(members)
+
+@cached
+def rehearse(c):
+    "Tries what a condition has of a user's own on a few examples. ValueError (expected, got, fix) if it cannot train."
+    if not c.own: return
+    t = c.get_task()
+    rules(c), _check_examples(t, c.task)
+    try: _rehearsed(c, t)
+    except Exception as e:
+        if isinstance(e, ValueError) and "; fix: " in str(e): raise
+        refuse(c.name, "what can be trained", f"{type(e).__name__}: {e}", fix="mend " + " or ".join(
+            dict.fromkeys(map(str, c.own))), cause=e)
+
 # %% ../../nbs/3_training/03_loop.ipynb #c3636139
 def register_task(name, make, recipe, rules=()):
     """Lets conditions be called `name/…`. `make()`: the `Task`; `recipe`: the fields of a line of `RECIPES`; `rules`:
@@ -294,11 +346,4 @@ def register_task(name, make, recipe, rules=()):
 
     ValueError for a name that is taken or that a condition's name cannot begin with, a recipe that lacks a field, and
     an unknown rule."""
-    if not re.fullmatch(r"[a-z]\w*", name): refuse("name of a task", "a word in small letters", repr(name), "add7low")
-    if name in (taken := {*TASKS, *RECIPES}):
-        refuse("name of a task", "a new one", f"{name!r}, which is taken", f"{name}_own", f"none of {sorted(taken)}")
-    every = list(next(iter(RECIPES.values())))
-    if lacks := [f for f in every if f not in recipe]:
-        refuse(f"recipe of {name}", f"the fields {every}", f"none for {lacks}", fix="start from RECIPES['add7']")
-    for r in rules: choose("checkpoint rule", r, list(RULES))
-    TASKS[name], RECIPES[name], TASK_RULES[name] = make, dict(recipe), tuple(rules)
+    register("task", name, make, origin_of(sys._getframe(1).f_globals), recipe=recipe, rules=rules)

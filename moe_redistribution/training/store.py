@@ -20,9 +20,11 @@ import safetensors.torch
 import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose, refuse
+from ..tasks.kinds import Kind
 from ..tasks.data import STREAMS
 from ..tasks.task import TASKS
-from ..models.events import in_old_names
+from ..models.events import EVENTS, in_old_names
+from ..models.variants import VARIANTS
 from ..models.condition import Condition, by_name
 from ..models.population import Trained
 
@@ -234,6 +236,7 @@ class Store:
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
             refuse("seed", "a whole number", repr(seed), fix="for example 42")
         folder = c.name.replace(":", "-")                 # a colon may not stand in a file's name everywhere
+        if c.files: folder += f" {c.key[:8]}"             # with files of one's own: what other ones trained stays there
         return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
 # %% ../../nbs/3_training/02_store.ipynb #73183bc9
@@ -387,6 +390,7 @@ def source_hash(*objects) -> str:
             values = {n: x.__globals__[n] for n in names(x.__code__) if n in x.__globals__}
             for n, cell in cells.items():
                 with contextlib.suppress(ValueError): values[n] = cell.cell_contents           # not set yet
+            values = {n: v.built_in() if isinstance(v, Kind) else v for n, v in values.items()}
             said |= {f"{n} = {v!r}" for n, v in values.items() if _plain(n, v)}
             used = values.values()
         todo += [getattr(v, "__wrapped__", v) for v in used if _own(getattr(v, "__wrapped__", v), x)]
@@ -419,9 +423,11 @@ def _reading_hash(t):
 @by_name
 def sources(c) -> dict:
     """What a run depends on beside its condition's name: hashes of its task's examples, of where they are read,
-    scored and held out, and of the router's class."""
+    scored and held out, of the router's class, and of a variant's and of events' that are not the library's."""
     task = dict(task=_task_hash(t := c.get_task()), reading=_reading_hash(t)) if c.task in TASKS else {}
-    return task | dict(router=code_of(type(c.routing)))
+    own = {f"event {e.word}": code_of(type(e)) for e in c.events if type(e) in EVENTS.added()}
+    if c.variant in VARIANTS.added(): own["variant"] = code_of(type(c.variant))
+    return task | dict(router=code_of(type(c.routing))) | own
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
 def _processor():

@@ -1,0 +1,338 @@
+"""What a user registers in a file trains, resumes and is measured as the library's own things are, here and by workers."""
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_redistribution.instruments.instrument import instruments_for, misfits
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import init, loss
+from moe_redistribution.tasks import kinds
+from moe_redistribution.tasks.kinds import TABLES, file_digest, import_file, register, table_of
+from moe_redistribution.training.engine import fast_loss, long_way
+from moe_redistribution.training.groups import Training, train
+from moe_redistribution.training.store import Store
+from moe_redistribution.training.study import run_study, study_of
+
+MINE = '''
+import pandas as pd, torch
+from moe_redistribution.instruments.rows import rows
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.events import Event
+from moe_redistribution.models.population import forward
+from moe_redistribution.models.routers import Router
+from moe_redistribution.models.variants import Gated
+from moe_redistribution.tasks.kinds import register
+from moe_redistribution.tasks.task import Task
+from moe_redistribution.training.study import Preset, Study
+
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=200, eval_every=50)
+
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "Are there two or more ones among four bits?"
+    bits = torch.arange(16)[:, None] >> torch.arange(4) & 1
+    tokens = torch.cat([bits, torch.full((16, 1), 2)], 1)
+    return Task("bits", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(4,), scored=(0,), positions=("answer",),
+                vocab=("0", "1", "?"), tokens=tokens, targets=(bits.sum(1) > 1).long()[:, None],
+                strata=pd.DataFrame({"ones": bits.sum(1)}), by=("ones",))
+
+@register("router", "biased")
+class Biased(Router):
+    "A sigmoid and a bias that follows the load, as DeepSeek-V3's: no loss balances it."
+    def shape(self, c, t): return c.d_model + 1, c.n_experts
+    def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
+    def logits(self, held, x, c): return super().logits(held[:, :-1], x, c)
+    def probs(self, logits, held, c): return logits.sigmoid()
+    def gates(self, probs, held, c):
+        chosen = (probs + held[:, -1, None, None]).topk(c.top_k, -1).indices
+        kept = torch.zeros_like(probs).scatter(-1, chosen, probs.gather(-1, chosen))
+        return kept / kept.sum(-1, keepdim=True)
+    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
+    def after(self, params, tokens, c):
+        with torch.no_grad():
+            forward(params, tokens, c, sink=(sink := {}))
+            load = (sink["gates"] > 0).float().mean((1, 2))
+            params["W_router"][:, 0, -1] += 0.01 * (load.mean(-1, keepdim=True) - load).sign()
+
+@register("router", "expert_choice")
+class ExpertChoice(Router):
+    "Each expert takes its share of the inputs, at each position."
+    def gates(self, probs, held, c):
+        n = max(1, probs.shape[1] * c.top_k // c.n_experts)
+        taken = torch.zeros_like(probs).scatter(1, probs.topk(min(n, probs.shape[1]), 1).indices, 1)
+        return probs * taken
+
+@register("variant", "tanh_glu")
+class TanhGlu(Gated):
+    "A gated FFN whose other product goes through a tangent."
+    def hidden(self, product, act, at):
+        gate = act(at("gate", product("W_gate")))
+        return at("hidden", gate * at("up", product("W_up")).tanh())
+
+@register("event", "halve")
+class Halve(Event):
+    "What the FFN adds is half as much, once."
+    def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
+
+@register("instrument", "norms", needs=("an FFN",))
+def norm_rows(params, c, seeds, **labels):
+    "The norm of W_down."
+    return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)
+
+def run(arm, seeds, settings, desk): return rows([3.] * len(seeds), seeds, condition=arm, metric="letters")
+register("study", "words", Study("words", "How long?", {"small": Preset("", {"a": [1, 2]})}, run, lambda *a: 1.))
+'''
+OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+biased", "bits/moe-e2k1-h8-silu+expert_choice",
+       "bits/tanh_glu-h8-silu", "add7/tanh_glu-h8-silu+d16", "bits/ffn-h8-silu@100:halve"]
+TRAIN = dict(stream="paired", until="full", quiet=True)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    "A user's file, which no later test knows."
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own").mkdir()
+    (path := tmp_path / "own" / "mine.py").write_text(MINE)
+    yield path
+    for file in list(kinds.FILES):
+        if Path(file).parent == path.parent: kinds._forget(file), kinds.FILES.pop(file)
+
+
+def same_runs(a, b, name, seeds):
+    for s in seeds:
+        one, two = (Store(root).load(name, s, "paired") for root in (a, b))
+        assert one.history.equals(two.history) and one.weights.keys() == two.weights.keys()
+        assert all(torch.equal(v, two.weights[r][n]) for r, w in one.weights.items() for n, v in w.items())
+
+
+# -------------------------------------------------------------------------------------------------- registered, listed
+
+def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(mine):
+    import_file(mine)
+    listed = {(x["kind"], x["name"]): x for x in kinds.registered()}
+    own = {k for k, x in listed.items() if x["origin"] == "mine.py"}
+    assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "biased"), ("event", "halve"),
+                   ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words")}
+    assert {k for k, _ in listed} == set(TABLES) and all(x["about"] for x in listed.values())
+    assert listed["task", "bits"]["about"] == "Are there two or more ones among four bits?"
+
+
+TAKEN = [("task", "add7", lambda: None), ("router", "frozen", None), ("router", "norm", None), ("variant", "moe", None),
+         ("event", "reset", None), ("instrument", "ablation", print), ("recipe", "hist", {}),
+         ("study", "granularity", None)]
+
+
+@pytest.mark.parametrize("kind, name, thing", TAKEN, ids=[f"{k} {n}" for k, n, _ in TAKEN])
+def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name, thing):
+    before = dict(table_of(kind))
+    make = dict(task="lambda: 0", router="Router", variant="Gated", event="Event", instrument="print", recipe="SMALL")
+    with pytest.raises(ValueError, match="expected a new one|no study of ours|a new one.*which is a norm") as e:
+        exec(f"from moe_redistribution.models.routers import *\nfrom moe_redistribution.models.variants import *\n"
+             f"from moe_redistribution.models.events import *\nfrom moe_redistribution.models.condition import RECIPES\n"
+             f"from moe_redistribution.training.study import Study\nfrom moe_redistribution.tasks.kinds import register\n"
+             f"SMALL = RECIPES['add7']\nregister({kind!r}, {name!r}, "
+             + make.get(kind, "Study('granularity', '', {}, print, print)") + ")", {"__name__": "__main__"})
+    assert "fix: " in str(e.value) and dict(table_of(kind)) == before
+
+
+LACKING = {
+    "a recipe without fields": ('register("task", "t", lambda: 0, recipe=dict(lr=1))', "the fields"),
+    "a recipe with a field that there is not":
+        ('register("recipe", "t", dict(RECIPES["add7"], stepz=3))', "nearest: 'steps'"),
+    "an unknown rule": ('register("rules", "t", ("first98",))', "nearest: 'first99'"),
+    "a router that is none": ('register("router", "t", lambda x: x)', "a Router"),
+    "a variant that is none": ('register("variant", "t", 3)', "a Variant"),
+    "a variant with a number": ('register("variant", "glu2", Gated)', "small letters"),
+    "an event that is none": ('register("event", "t", Router)', "a class of Event"),
+    "an event with another's words":
+        ('@register("event", "again")\nclass Again(Event): pattern, example = "fre.*", "fresher"', "words of its own"),
+    "an instrument with an unknown need": ('register("instrument", "t", print, needs=("a ruoter",))', "'a router'"),
+    "a kind that there is not": ('register("ruoter", "t", 1)', "nearest: 'router'"),
+    "a task that makes none": ('register("task", "t", 3)', "a function that makes the Task")}
+
+
+@pytest.mark.parametrize("text, says", LACKING.values(), ids=LACKING)
+def test_what_a_registered_thing_lacks_is_said_at_once_and_nothing_of_its_file_stays(mine, text, says):
+    mine.write_text(MINE + "\n" + text)
+    with pytest.raises(ValueError, match=says) as e: import_file(mine)
+    assert "import mine.py: " in str(e.value) and str(e.value).count("; fix: ") == 1
+    assert not [x for x in kinds.registered() if x["origin"] == "mine.py"]
+
+
+UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
+WRONG = {
+    "a router of another shape": ("super().logits(held[:, :-1], x, c)", "super().logits(held, x, c)", OWN[1], "mine.py"),
+    "gates of another shape": ("return probs * taken", "return (probs * taken)[..., :1]", OWN[2],
+                              "gates of .* expected shape"),
+    "a variant of another width": (UNITS, 'return at("hidden", gate[..., :1])', OWN[3], "hidden of .* expected shape"),
+    "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of shape"),
+    "an event that fails": ('now["W_down"].mul_(.5)', 'now["W_dwon"].mul_(.5)', OWN[5], "KeyError"),
+    "a task that is none": ("return Task(", "return dict(name=", OWN[0], "a function that gives a Task"),
+    "no rules": (', rules=("first1000",)', "", OWN[0], 'register."rules", "bits"'),
+    "no recipe": ("recipe=SMALL, ", "", OWN[0], 'register."recipe", "bits"')}
+
+
+@pytest.mark.parametrize("old, new, name, says", WRONG.values(), ids=WRONG)
+def test_what_cannot_train_is_refused_before_any_work(mine, tmp_path, old, new, name, says):
+    assert old in MINE
+    mine.write_text(MINE.replace(old, new, 1))
+    import_file(mine)
+    with pytest.raises(ValueError, match=says) as e: train(name, [1], root=tmp_path / "store", executor="here", **TRAIN)
+    assert "fix: " in str(e.value) and not (tmp_path / "store").exists()
+
+
+# --------------------------------------------------------------------------------------------------- trained, measured
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_registered_trains_resumes_and_is_measured_by_what_the_doors_let_in(mine, tmp_path, name):
+    import_file(mine)
+    if name.startswith("add7"): return
+    train(name, [1, 2], root=tmp_path / "whole", executor="here", **TRAIN)
+    train(name, [1, 2], root=tmp_path / "parts", executor="here", steps=100, **TRAIN)
+    train(name, [1, 2], root=tmp_path / "parts", executor="here", **TRAIN)
+    same_runs(tmp_path / "whole", tmp_path / "parts", name, (1, 2))
+    fitting = instruments_for(name)
+    assert {"ablation", "attribution", "norms"} <= {*fitting}
+    assert {*fitting} | {*misfits(name)} == {*table_of("instrument").every()}
+    params = Store(tmp_path / "whole").population(name, [1, 2], "final", "paired")
+    for i, x in fitting.items():
+        if i in ("probes", "speed"): continue
+        got = x.rows(dict(params), name, [1, 2], stream="paired", rule="final")
+        assert len(got) and got["value"].notna().any(), i
+
+
+def test_a_router_with_rules_of_its_own_is_measured_only_where_no_instrument_takes_the_rules_for_known(mine):
+    import_file(mine)
+    for name in OWN[1:3]:
+        lacks = misfits(name)
+        for i in ("routing", "scores", "rerouting"): assert "a router that follows the usual rules" in lacks[i], name
+        assert "own" in long_way(condition(name), condition(name).get_task())
+    assert not long_way(condition(OWN[3]), condition(OWN[3]).get_task())            # another variant takes the short way
+
+
+@pytest.mark.parametrize("name", [OWN[0], OWN[3], "bits/tanh_glu-h8-silu+L2"])
+def test_the_short_way_is_the_plain_pass_for_what_is_registered_too(mine, name):
+    import_file(mine)
+    params = {n: v.double() for n, v in init(name, [torch.Generator().manual_seed(s) for s in (1, 2)]).items()}
+    t = condition(name).get_task()
+    at = torch.randint(0, len(t), (2, 9), generator=torch.Generator().manual_seed(3))
+    for a, b in zip(*(f(params, t.tokens[at], t.targets[at], condition(name)) for f in (fast_loss, loss))):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_bias_of_a_router_follows_the_load(mine, tmp_path):
+    import_file(mine)
+    train(OWN[1], [1], root=tmp_path / "s", executor="here", **TRAIN)
+    bias = Store(tmp_path / "s").load(OWN[1], 1, "paired").weights["final"]["W_router"][0, -1]
+    assert bias.abs().max() > .02                                              # which no gradient reaches
+
+
+# -------------------------------------------------------------------------------------------------------- keys, files
+
+def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, tmp_path):
+    def trained():
+        import_file(mine)
+        train(OWN[3], [1], root=tmp_path / "s", executor="here", **TRAIN)
+        return condition(OWN[3]).key, Store(tmp_path / "s").load(OWN[3], 1, "paired").weights["final"]["W_down"]
+    (first, a), _ = trained(), mine.write_text(MINE.replace(".tanh()", ".sin()"))
+    (second, b), _ = trained(), mine.write_text(MINE)
+    third, c = trained()
+    assert first == third != second and torch.equal(a, c) and not torch.equal(a, b)
+    assert len(list((tmp_path / "s" / "v1").rglob("*.safetensors"))) == 2
+
+
+def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
+    alone = file_digest(mine)
+    mine.write_text(MINE + "\nfrom beside_it import X")
+    (other := mine.with_name("beside_it.py")).write_text("X = 1")
+    first = file_digest(mine)
+    other.write_text("X = 2")
+    mine.with_name("pandas.py").write_text("")
+    assert len({alone, first, file_digest(mine)}) == 3
+
+
+def test_the_librarys_own_conditions_have_no_file_in_their_key(mine):
+    before = condition("add7/moe-e4k1-h256-silu").key
+    import_file(mine)
+    assert condition("add7/moe-e4k1-h256-silu").key == before == "58e3cee59d9e0ee9"
+    assert condition("add7/ffn-h8-silu").files == {} and [*condition(OWN[0]).files] == [str(mine)]
+
+
+# -------------------------------------------------------------------------------------------------------------- workers
+
+def test_workers_in_other_processes_know_what_is_registered_and_give_the_same_bits(mine, tmp_path):
+    import_file(mine)
+    train(OWN[:4], [1, 2], root=tmp_path / "here", executor="here", **TRAIN)
+    train(OWN[:4], [1, 2], root=tmp_path / "there", executor="local:2", **TRAIN)
+    for name in OWN[:4]: same_runs(tmp_path / "here", tmp_path / "there", name, (1, 2))
+    found = run_study(study_of(mine), root=tmp_path / "s", executor="local:1", quiet=True)
+    assert found["value"].tolist() == [3., 3.]
+
+
+SCRIPT = MINE + '''
+if __name__ == "__main__":
+    import sys
+    from moe_redistribution.training.groups import train
+    table = train("bits/moe-e4k2-h16-silu+biased", [1, 2], root=sys.argv[1], executor=sys.argv[2], stream="paired",
+                  until="full", quiet=True, group_size=1)
+    print(len(table))
+'''
+
+
+@pytest.mark.parametrize("executor", ["here", "local:2"])
+def test_a_script_that_registers_and_trains_needs_no_import_and_shares_its_runs_with_the_command_line(tmp_path, executor):
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script, tmp_path / "s", executor], capture_output=True, text=True)
+    assert done.stdout.strip() == "2", done.stderr[-2000:]
+    ask = ("import sys; from moe_redistribution.tasks.kinds import import_file; import_file(sys.argv[1]); "
+           "from moe_redistribution.training.groups import Training; from moe_redistribution.training.store import Store;"
+           f"print(Training({OWN[1]!r}, (1, 2), 'paired', 'full').is_done(Store(sys.argv[2])))")
+    done = subprocess.run([sys.executable, "-c", ask, script, tmp_path / "s"], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was_meant(mine, tmp_path):
+    import_file(mine)
+    job = Training(OWN[0], (1,), "paired", "full")
+    ask = ("import sys, json; from moe_redistribution.training.jobs import carry_with; from moe_redistribution.training."
+           "groups import Training; files = json.loads(sys.argv[1]); carry_with(files, None, sys.argv[2])")
+    files = json.dumps(job.files)
+    mine.write_text(MINE + "\n")
+    done = subprocess.run([sys.executable, "-c", ask, files, tmp_path / "s"], capture_output=True, text=True)
+    assert "expected the file as it was; got another" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------- notebook, session
+
+def test_a_cell_that_is_run_again_takes_its_own_place_and_another_of_its_name_is_refused():
+    cell = ("from moe_redistribution.models.routers import Router\nfrom moe_redistribution.tasks.kinds import register\n"
+            "@register('router', 'third')\nclass Third(Router):\n    def logits(self, held, x, c):\n"
+            "        return super().logits(held, x, c) / {}")
+    session = {"__name__": "__main__"}
+    try:
+        for n in (3, 4): exec(cell.format(n), session)
+        assert "this session" in {x["origin"] for x in kinds.registered("router")}
+        assert condition("add7/moe-e2k1-h8-silu+third").files == {}
+        with pytest.raises(ValueError, match="'third', which is taken"):
+            exec(cell.replace("class Third", "class Fourth").format(4), session)
+    finally: table_of("router").put("third", None, None)
+
+
+def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mine, tmp_path):
+    "A session has no file to hash: what it trained says of which code it is."
+    import_file(mine)
+    train(OWN[5], [1], root=tmp_path / "s", executor="here", **TRAIN)
+    then = Store(tmp_path / "s").load(OWN[5], 1, "paired").manifest["source"]
+    assert {"task", "reading", "router", "event halve"} == {*then}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Store(tmp_path / "s").load(OWN[5], 1, "paired")
+
+
+def test_a_thing_of_this_session_is_registered_without_a_file():
+    with pytest.raises(ValueError, match="which is taken"): register("task", "add7", lambda: None)
