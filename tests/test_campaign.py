@@ -23,7 +23,7 @@ import torch
 
 from moe_redistribution.evidence import table_files, selection
 from moe_redistribution.language import gates_study, streaming
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record import cli, recording
@@ -136,10 +136,11 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 
 
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
-WORK = {"train": (groups, "train_interval"), "reproduce": (cli, "train"), "measure": (cli, "measure"),
+WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "measure": (measuring, "measure"),
         "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (experiments, "items_of"),
-        "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes")}
+        "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
+        "kinds": (commands, "registered"), "rows": (coverage, "by_id")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -154,7 +155,9 @@ PROMISE = [
     ("gates", *TEXT, "--k", "999"), ("gates", *TEXT, "--k", ""), ("gates", *TEXT, "--tokens", "999999"),
     ("conditions", "--item", ""), ("conditions", "--item", "tab99"), ("ledger", "--item", ""),
     ("ledger", "--item", "tab99"), ("bench", "--task", ""), ("bench", "--task", "add8"), ("bench", "--study", "x"),
-    ("bench", "--record", "{folder}"), ("bench", "--seconds", "0")]
+    ("bench", "--record", "{folder}"), ("bench", "--seconds", "0"), ("kinds", "--import", "{file}"),
+    ("rows", "tab99"), ("rows", ""), ("train", TINY, "--import", "{folder}"), ("measure", TINY, "--import", "{text}"),
+    ("study", "granularity", "--import", "nothing.py")]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import ablate
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
 from moe_redistribution.language.terms import answer_terms

@@ -24,7 +24,7 @@ from moe_redistribution.language import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.measuring import rules_for
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES

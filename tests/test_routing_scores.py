@@ -8,7 +8,7 @@ import torch
 
 from moe_redistribution.evidence.printed import DATA, paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace

@@ -18,6 +18,7 @@ from ..training.store import seal
 from ..instruments.rows import rows, tidy
 from ..instruments.routing import entropy
 from ..instruments.trace import trace
+from .watched import n_experts
 from .opened import LanguageModel
 from .streaming import (in_groups, kept_so_far, model_key, windows_asked,
                                                    windows_digest)
@@ -227,7 +228,7 @@ def check_same_text(a, b, windows_a, windows_b):
         refuse("compare", f"two vocabularies of {a.d_vocab}", b.d_vocab, a.d_vocab, "checkpoints of one model")
     if windows_digest(windows_a()) != windows_digest(windows_b()):
         refuse("compare", "one text as the same tokens", "other tokens by the second tokenizer", fix="one tokenizer")
-    experts = [{l: s.layers[l].experts.num_experts for l in routers_of(s)} for s in (a, b)]
+    experts = [{l: n_experts(s.layers[l].experts) for l in routers_of(s)} for s in (a, b)]
     if experts[0] != experts[1]:
         refuse("compare", f"routers over {[*experts[0].values()]} experts", [*experts[1].values()],
                fix="checkpoints of one model")

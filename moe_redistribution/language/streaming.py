@@ -32,6 +32,8 @@ def byte_tokens(text) -> list:
     "A text as numbers of its bytes."
     return list(text.encode())
 
+byte_tokens.decode = lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace")
+
 def tokenizer_of(model, d_vocab, special=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
 
@@ -55,7 +57,7 @@ def _beginning(own, special):
         try: return own(text, **dict(add_special_tokens=False) | more)["input_ids"]
         except Exception as e: said = str(e).strip().partition(chr(10))[0]                  # of its own kind, from Rust
         refuse("tokenizer", "one that can read any text", said, "--bytes", "another tokenizer, or --bytes")
-    tokenize.specials = {*own.all_special_ids}
+    tokenize.specials, tokenize.decode = {*own.all_special_ids}, own.decode
     if not special: return tokenize
     said, bare = tokenize("a", add_special_tokens=True), tokenize("a")
     tokenize.begin = said[:said.index(bare[0])] if bare and bare[0] in said else []
