@@ -78,6 +78,14 @@ def test_a_page_is_run_and_its_stale_cells_named_and_nothing_is_changed(tmp_path
 
 
 @pytest.mark.audit
+def test_a_page_that_asks_for_what_is_out_of_reach_is_not_compared_and_keeps_what_it_shows(tmp_path, capfd):
+    path = page(tmp_path, cell("raise ConnectionError('no network')"), cell("1 + 1", text("2")))
+    before = path.read_text(encoding="utf-8")
+    assert outputs.main(["--check", path]) == 0 and "not compared, ConnectionError: no network" in capfd.readouterr().out
+    assert outputs.main([path]) == 1 and path.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.audit
 def test_a_page_that_somebody_changes_while_it_runs_stays_as_they_left_it(tmp_path, capfd):
     path = page(tmp_path, cell("from pathlib import Path\nPath('page.ipynb').write_text('theirs')"))
     assert outputs.main([path]) == 1 and path.read_text() == "theirs"
