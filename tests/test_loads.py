@@ -6,7 +6,7 @@ import torch
 from transformers.utils import logging
 
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.layers import tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.loads import (compare_routes, comparison_table, load_map, loads_table, stretch_of,
                                                text_loads)
 from moe_redistribution.language.opened import LanguageModel, open_model
