@@ -3,11 +3,15 @@ import pytest
 import torch
 
 from moe_redistribution.instruments.ablation import ablate, combine_edits, edits_for
+from moe_redistribution.instruments.rows import rows, tidy
+from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import FAMILIES, tiny_model
 from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.streaming import text_ablation, byte_tokens, units_of
+from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
+                                                   units_of)
 from moe_redistribution.language.verbs import At, replay, steer
+from moe_redistribution.models.population import init
 from tiers import first
 
 MIXED = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "minimax_m2",
@@ -194,7 +198,6 @@ def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(tmp_path):
     rows = text_ablation(s, text, byte_tokens, 16, 4, units=names, edits=("zero", "mean"))
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert len(loss) == 9 and loss.nunique() == 9
-    from moe_redistribution.language.streaming import in_groups, text_loss, text_windows
     groups = [*in_groups(text_windows(text, byte_tokens, 16), 4)]
     assert loss["L1.E1+E3", "zero"] == text_loss(s, groups, combine_edits(s, {"L1.E1": "zero", "L1.E3": "zero"}))["loss"]
 
@@ -242,3 +245,33 @@ def test_steering_adds_a_vector_where_it_is_told():
     assert s.moved == {} and not moved[:, :, :5].any()
     torch.testing.assert_close(moved[:, :, 5:], (3. * v).double().expand_as(moved[:, :, 5:]))
     with pytest.raises(ValueError, match="32 numbers"): s.run(W, {"embed": steer(torch.ones(5))})
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+
+def test_rows_of_layers_stand_as_numbers_and_others_as_they_did():
+    names = [f"L{l}.{n}" for l in (10, 2, 0, 11, 1) for n in ("ffn_out", "attn_out")] + ["none", "L*.ffn_out", "embed"]
+    whole = tidy([rows([0.], [0], condition="c", metric="loss", site=n) for n in names])
+    assert whole["site"].tolist() == ["L*.ffn_out"] + [f"L{l}.{n}" for l in (0, 1, 2, 10, 11) for n in (
+        "attn_out", "ffn_out")] + ["embed", "none"]
+    units = tidy([rows([0.], [0], condition="c", metric="x", unit=f"L{l}.H1") for l in (10, 9, 100)])["unit"].tolist()
+    assert units == ["L9.H1", "L10.H1", "L100.H1"]
+    few = [n for n in names if "L1" not in n] + ["L1.z"]
+    assert tidy([rows([0.], [0], condition="c", metric="x", site=n) for n in few])["site"].tolist() == sorted(few)
+
+
+def test_an_ablation_of_twelve_layers_gives_them_in_order(tmp_path):
+    (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
+    s = open_model(tiny_model("llama", vocab_size=256, num_hidden_layers=12))
+    found = text_ablation(s, text, byte_tokens, 16, 4, units=("L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12))), edits=("zero",))
+    shown = found[found["metric"] == "loss"]["site"].tolist()
+    assert shown == ["L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12)), "none"]
+
+
+def test_all_layers_are_named_at_once_in_every_subject():
+    name = "add7/moe-e2k1-h8-silu+L2"
+    pop = Population(init(name, [torch.Generator().manual_seed(0)]), name)
+    tokens, names = pop.task.tokens[:3], ["L0.attn_out", "L1.attn_out"]
+    zero = {"L*.attn_out": torch.zeros_like}
+    assert trace(pop, tokens, edits=zero)["logits"].equal(trace(pop, tokens, edits={n: torch.zeros_like for n in names})["logits"])
+    with pytest.raises(ValueError, match="each site once"): pop.run(tokens, zero | {names[0]: torch.zeros_like})

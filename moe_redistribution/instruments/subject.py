@@ -14,7 +14,7 @@ import torch
 from ..tasks.errors import refuse
 from ..tasks.task import check_tokens
 from ..models.condition import by_name, condition
-from ..models.edits import resolve_name, of_members, site_watcher
+from ..models.edits import each_layer, of_members, site_watcher
 from ..models.population import check_finite, check_population, each_member, forward, predict, sites
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7e8acb60
@@ -51,7 +51,7 @@ def watch(self:Subject, edits=None, sink=None):
     "The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are `left`."
     inner = site_watcher(self.sites, edits, sink, self.n_seeds)
     kept = () if sink is None else getattr(sink, "keep", self.sites)
-    asked = {resolve_name(n, self.sites) for n in edits or {}} | {*kept}
+    asked = {site for n in edits or {} for site in each_layer(n, self.sites)} | {*kept}
     self.left = dict.fromkeys(n for n in self.sites if n in asked)
     def at(site, value):
         self.left.pop(site, None)

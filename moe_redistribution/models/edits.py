@@ -138,9 +138,9 @@ def site_watcher(own, edits=None, sink=None, of=1, keep=lambda site, v: v):
 
     `of`: members of the population that runs; `keep(site, v)`: a v with all positions as the site has it."""
     made = {}
-    for name, how in (edits or {}).items():
-        if (site := resolve_name(name, own, hint="; a model without FFN or router lacks some")) in made:
-            refuse("edits", "each site once", f"{site!r} twice", fix="drop one of them")
+    hint = "; a model without FFN or router lacks some"
+    for site, how in [(site, how) for name, how in (edits or {}).items() for site in each_layer(name, own, hint=hint)]:
+        if site in made: refuse("edits", "each site once", f"{site!r} twice", fix="drop one of them")
         made[site] = how if isinstance(how, Edit) else Edit(how, slice(None), of)
     def at(site, value):
         new = made[site](value, site, lambda v: keep(site, v)) if site in made else value
