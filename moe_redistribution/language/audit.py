@@ -25,6 +25,7 @@ from ..instruments.trace import trace
 from .weights import check_tokens_of
 from .watched import WATCHED, n_experts
 from .router_pass import chosen_gates, dense_gates
+from .verbs import RouteEdit, RouteStep
 from .opened import LanguageModel
 from .streaming import (in_groups, mean_edits, model_key, site_means, windows_asked,
                                                    windows_digest)
@@ -94,7 +95,7 @@ def gates_of(self:RecordedBatch, l) -> torch.Tensor:
     return gates_given(self.s.layers[l].experts, *self.said["experts", l][0], self.s.real(self.tokens))
 
 # %% ../../nbs/4b_language/08c_audit.ipynb #bd718864
-IN_FFN = re.compile(r"router_logits|gates|shared_out|ffn_out|E\d+")
+IN_FFN = re.compile(r"router_logits|routes|gates|shared_out|ffn_out|E\d+")
 
 def start_of(s:LanguageModel, edits):
     "(layer, does it lie within the FFN?) at which a pass under `edits` first differs from a plain one."
@@ -228,7 +229,7 @@ def pair_edits(l, how, pairs, gates, means) -> dict:
     `gates`."""
     p, on = f"L{l}.", pairs[None]
     if how == "zero": return {p + "gates": lambda g: g.masked_fill(on.to(g.device), 0)}
-    if how == "route_around": return {p + "router_logits": lambda z: z.masked_fill(on.to(z.device), -torch.inf)}
+    if how == "route_around": return {p + "routes": RouteEdit((RouteStep(pairs=pairs),))}
     if how.startswith("swap:"): return {p + "gates": partial(_pairs_moved, int(how.removeprefix("swap:E")), on)}
     return {f"{p}E{e}": partial(_pairs_meant, means[f"{p}E{e}"], pairs[..., e], gates[..., e] != 0, pairs.any(-1))
             for e in range(pairs.shape[-1]) if pairs[..., e].any()}
