@@ -1,5 +1,5 @@
-"""What is done with an open model: text under edits is that of whole passes, gradients are those of small changes, tokens
-and effects are those of the activations, and files give back what a pass gave."""
+"""What is done with an open model: text under edits is that of whole passes, gradients are those of small changes,
+tokens and effects are those of the activations, and files give back what a pass gave."""
 import json
 
 import pandas as pd
@@ -88,7 +88,8 @@ def test_a_text_ends_where_it_is_told_and_nowhere_else():
 @pytest.mark.parametrize("edits, says", [
     ({"L1.attn_out": "mean"}, "an edit that looks at one token at a time"), ({"L1.E1": "resample"}, "over examples"),
     ({"L1.attn_out": At("mean", 3)}, "over examples"), ({"L0.pattern": lambda x: x}, "holds all earlier tokens"),
-    ({"L*.v": torch.zeros_like}, "holds all earlier tokens"), ({"L1.attn_out": torch.zeros(1, 3, 7, 32)}, "axis of one"),
+    ({"L*.v": torch.zeros_like}, "holds all earlier tokens"),
+    ({"L1.attn_out": torch.zeros(1, 3, 7, 32)}, "axis of one"),
     ({"L1.routes": torch.zeros(3, 7, 2, dtype=torch.int64)}, "new tokens are not known yet")])
 def test_edits_that_mean_something_else_step_by_step_are_refused(edits, says):
     with pytest.raises(ValueError, match=says): opened().generate(W, 2, edits)
@@ -117,7 +118,7 @@ def test_a_gradient_of_gates_is_the_difference_that_small_changes_make(family, f
         x = tr[site].detach()
         way = torch.randn(x.shape, generator=g).to(x) * (x != 0)
         a, b, c, d = (loss(s.run(W, {site: x + h * way})).item() for h in (-.02, -.01, .01, .02))
-        exact = (by[site] * way).sum().item()                         # norms and routers work in single: no smaller steps
+        exact = (by[site] * way).sum().item()                     # norms and routers work in single: no smaller steps
         assert abs((8 * (c - b) - (d - a)) / .12 - exact) < 1e-3 * abs(exact) + 1e-5, site
     assert (by["L1.gates"] != 0).any() and not (by["L1.gates"] != 0)[tr["L1.gates"] == 0].any()
 
@@ -136,7 +137,7 @@ def test_a_leaf_that_an_edit_puts_in_gets_its_gradient():
     assert v.grad.abs().sum() > 0
 
 
-# ------------------------------------------------------------------------------------------- whose tokens, what it writes
+# ----------------------------------------------------------------------------------------- whose tokens, what it writes
 
 def test_tokens_of_an_expert_are_its_rows_with_their_text():
     s = open_model(tiny_model("olmoe", vocab_size=256), pad=0)
@@ -168,7 +169,7 @@ def test_a_text_file_s_windows_are_read_batch_by_batch(tmp_path):
 @pytest.mark.parametrize("unit", ["L1.E2", "L1.H1", "L0.E2"])
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "granitemoe"])
 def test_what_a_unit_writes_is_what_the_logits_lose_without_it_the_norm_held(family, unit):
-    if family == "deepseek_v3" and unit == "L0.E2": return                                       # its first layer is dense
+    if family == "deepseek_v3" and unit == "L0.E2": return                                  # its first layer is dense
     s = opened(family, double=True)
     tr = trace(s, W, keep=["L1.resid_post", "logits", unit.split(".")[0] + ".gates"])
     norm = s.model.model.norm
@@ -180,13 +181,14 @@ def test_what_a_unit_writes_is_what_the_logits_lose_without_it_the_norm_held(fam
         lost = times * ((post - without) / scale * norm.weight) @ s.model.lm_head.weight.T
         whole = times * (post / scale * norm.weight) @ s.model.lm_head.weight.T
     torch.testing.assert_close(whole, tr["logits"][0][at[:, 0], at[:, 1]], rtol=1e-5, atol=1e-5)
-    after = unit[:3] + ("resid_mid" if "H" in unit else "resid_post")       # there the stream loses it, and nothing else
+    after = unit[:3] + ("resid_mid" if "H" in unit else "resid_post")      # there the stream loses it, and no more
     gone = trace(s, W, keep=[after])[after] - trace(s, W, keep=[after], edits={unit: "zero"})[after]
     torch.testing.assert_close(post - without, gone[0][at[:, 0], at[:, 1]], rtol=1e-5, atol=1e-5)
     mean, each = lost.mean(0), s.writes(unit, W, top=3, each=True)
     best = (mean - mean.mean()).topk(5)
     got = s.writes(unit, [W[:2], W[2:]], top=5)
-    assert got["token"].tolist() == best.indices.tolist() and got["effect"].tolist() == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert got["token"].tolist() == best.indices.tolist()
+    assert got["effect"].tolist() == pytest.approx(best.values.tolist(), rel=1e-4)
     assert len(each) == 3 * len(at) and each["rank"].max() == 3
     one = each[(each["window"] == int(at[-1, 0])) & (each["position"] == int(at[-1, 1]))]
     assert one["token"].tolist() == (lost[-1] - lost[-1].mean()).topk(3).indices.tolist()
@@ -204,15 +206,19 @@ def test_a_head_of_padded_prompts_writes_at_its_tokens_and_a_unit_without_tokens
 
 # ------------------------------------------------------------------------------------------------------------ files
 
-def kept(s, folder, sites=("L*.resid_post", "L1.E3", "L1.pattern"), tokens=W.repeat(4, 1), **more):
+MANY, SITES = W.repeat(4, 1), ("L*.resid_post", "L1.E3", "L1.pattern")
+
+
+def kept(s, folder, sites=SITES, tokens=MANY, **more):
     return s.save(list(sites), folder, tokens, **dict(most=16_000) | more)
 
 
 def test_files_give_back_what_a_pass_gave(tmp_path):
     s = opened("deepseek_v3", batch=3)
-    index, tokens = kept(s, tmp_path / "a"), W.repeat(4, 1)
+    index, tokens = kept(s, tmp_path / "a"), MANY
     tr = trace(s, tokens)
-    assert len(index["shards"]) > 2 and index["done"] and index["windows"] == 12 and index["sites"]["L1.E3"]["shape"] == ["rows", 32]
+    assert len(index["shards"]) > 2 and index["done"] and index["windows"] == 12
+    assert index["sites"]["L1.E3"]["shape"] == ["rows", 32]
     assert all(f.stat().st_size < 20_000 for f in (tmp_path / "a").glob("*.safetensors"))
     for site in ("L0.resid_post", "L1.resid_post", "L1.E3", "L1.pattern"):
         torch.testing.assert_close(read_saved(tmp_path / "a", site), tr[site][0])
@@ -228,14 +234,16 @@ def test_files_give_back_what_a_pass_gave(tmp_path):
 def test_what_was_stopped_goes_on_with_what_is_left(tmp_path, monkeypatch):
     s, whole, ran = opened("olmoe", batch=3), tmp_path / "whole", []
     kept(s, whole)
-    def stop(text, seen=[]):
-        seen.append(text)
-        if len(seen) == 3: raise KeyboardInterrupt
+    said = []
+    def stop(text):
+        said.append(text)
+        if len(said) == 3: raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt): kept(s, tmp_path / "a", say=stop)
     done = json.loads((tmp_path / "a/index.json").read_text())
     assert 0 < done["windows"] < 12 and not done["done"]
     run = type(s).run
-    monkeypatch.setattr(type(s), "run", lambda self, tokens, *a, **k: ran.append(len(tokens)) or run(self, tokens, *a, **k))
+    def counted(self, tokens, *a, **k): return ran.append(len(tokens)) or run(self, tokens, *a, **k)
+    monkeypatch.setattr(type(s), "run", counted)
     kept(s, tmp_path / "a")
     assert sum(ran) == 12 - done["windows"]
     for site in ("L0.resid_post", "L1.E3", "L1.E3.at", "tokens"):
@@ -264,5 +272,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="a new folder, or one whose index.json"): kept(s, b)
     with pytest.raises(ValueError, match="saved activations"): read_saved(tmp_path / "none", "embed")
     with pytest.raises(ValueError, match="nearest: 'L0.resid_post'"): read_saved(a, "L0.resid_mid")
-    with pytest.raises(ValueError, match="words, which an index can name"): kept(s, tmp_path / "c", edits={"embed": torch.zeros_like})
+    with pytest.raises(ValueError, match="words, which an index can name"):
+        kept(s, tmp_path / "c", edits={"embed": torch.zeros_like})
     with pytest.raises(ValueError, match="windows of up to 100 bytes"): kept(s, tmp_path / "c", most=100)

@@ -1,4 +1,4 @@
-"""What a router is told in a word: who works on a token changes as the word says, and the weights stay the router's own."""
+"""What a router is told in a word: who works on a token changes as the word says, and weights stay the router's own."""
 import pytest
 import torch
 
@@ -6,7 +6,7 @@ from moe_redistribution.instruments.ablation import ablate, combine_edits, edits
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import FAMILIES, tiny_model
+from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
                                                    units_of)
@@ -28,7 +28,8 @@ def opened(family="olmoe", tokens=W, **more):
 
 
 def gates(s, how=None, site="L1.gates"):
-    return trace(s, s.task.tokens, keep=[site], edits=how if isinstance(how, dict) else how and {"L1.routes": how})[site]
+    edits = how if isinstance(how, dict) else how and {"L1.routes": how}
+    return trace(s, s.task.tokens, keep=[site], edits=edits)[site]
 
 
 def same(a, b): torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)                  # some routers work in single
@@ -115,7 +116,8 @@ def test_an_expert_outside_the_chosen_groups_has_the_weight_that_it_had_before_t
     (lambda r: r[..., :1], r"\(2, 9, 2\): windows, tokens, k; got torch.int64 \(2, 9, 1\)"),
     (lambda r: r[:, :5], r"got torch.int64 \(2, 5, 2\)"),
     (lambda r: r[..., :1].expand(2, 9, 2), "rows of zeros|an expert twice in a token"),
-    (lambda r: torch.where(r == 3, 9, r), "experts above 3"), (lambda r: torch.where(r == 3, -1, r), "-1, a token with"),
+    (lambda r: torch.where(r == 3, 9, r), "experts above 3"),
+    (lambda r: torch.where(r == 3, -1, r), "-1, a token without an expert"),
     (lambda r: r.double(), "torch.float64")])
 def test_routes_that_no_router_can_have_made_are_refused(bad, says):
     s = opened()
@@ -186,7 +188,8 @@ def test_a_set_of_experts_is_one_unit():
         assert s.run(W, edits_for(s, "L1.E1+E3", how)).equal(s.run(W, each))
     assert trace(s, W, edits={"L*.E1+E3": "route_around"})["L0.E3"].shape[1] == 0
     assert s.run(W, {"L0.H1+H2": "zero"}).equal(s.run(W, {"L0.H1": "zero", "L0.H2": "zero"}))
-    with pytest.raises(ValueError, match="each site and unit once"): combine_edits(s, {"L1.E1+E3": "zero", "L1.E3": "mean"})
+    with pytest.raises(ValueError, match="each site and unit once"):
+        combine_edits(s, {"L1.E1+E3": "zero", "L1.E3": "mean"})
     with pytest.raises(ValueError, match="L1.E9"): combine_edits(s, {"L1.E1+E9": "zero"})
 
 
@@ -199,7 +202,8 @@ def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(tmp_path):
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert len(loss) == 9 and loss.nunique() == 9
     groups = [*in_groups(text_windows(text, byte_tokens, 16), 4)]
-    assert loss["L1.E1+E3", "zero"] == text_loss(s, groups, combine_edits(s, {"L1.E1": "zero", "L1.E3": "zero"}))["loss"]
+    both = combine_edits(s, {"L1.E1": "zero", "L1.E3": "zero"})
+    assert loss["L1.E1+E3", "zero"] == text_loss(s, groups, both)["loss"]
 
 
 @pytest.mark.parametrize("site", ["L0.attn_out", "L0.pattern", "L1.H2", "L1.E1", "embed", "logits", "L1.router_logits"])
@@ -209,9 +213,11 @@ def test_a_limited_edit_changes_these_tokens_and_no_other(site, where, positions
     prefix, _, unit = site.partition(".")
     seen = {"H2": f"{prefix}.z", "E1": f"{prefix}.ffn_out"}.get(unit, site)
     move = (lambda x: x.flip(-1)) if unit in ("router_logits", "pattern") else "zero"
-    plain, limited, whole = (trace(s, W, keep=[seen], edits=e)[seen] for e in (None, {site: At(move, where)}, {site: move}))
+    each = (None, {site: At(move, where)}, {site: move})
+    plain, limited, whole = (trace(s, W, keep=[seen], edits=e)[seen] for e in each)
     if unit == "pattern": plain, limited, whole = (x.transpose(2, 3) for x in (plain, limited, whole))
-    assert limited[:, :, other].equal(plain[:, :, other]) and limited[:, :, [*positions]].equal(whole[:, :, [*positions]])
+    assert limited[:, :, other].equal(plain[:, :, other])
+    assert limited[:, :, [*positions]].equal(whole[:, :, [*positions]])
     assert not limited.equal(plain)
 
 
@@ -222,7 +228,8 @@ def test_a_mask_says_which_tokens_of_which_window():
     assert s.moved == {"L0.ffn_out": 2}
     s.run(W, {"L1.routes": At("only:E2", mask)})
     assert s.moved["L1.routes"] <= 2
-    with pytest.raises(ValueError, match="one row for each of 2 windows"): s.run(W, {"L0.ffn_out": At("zero", mask[:1])})
+    with pytest.raises(ValueError, match="one row for each of 2 windows"):
+        s.run(W, {"L0.ffn_out": At("zero", mask[:1])})
     with pytest.raises(ValueError, match="count positions"): At("zero", -1)
 
 
@@ -263,9 +270,9 @@ def test_rows_of_layers_stand_as_numbers_and_others_as_they_did():
 def test_an_ablation_of_twelve_layers_gives_them_in_order(tmp_path):
     (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
     s = open_model(tiny_model("llama", vocab_size=256, num_hidden_layers=12))
-    found = text_ablation(s, text, byte_tokens, 16, 4, units=("L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12))), edits=("zero",))
-    shown = found[found["metric"] == "loss"]["site"].tolist()
-    assert shown == ["L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12)), "none"]
+    every = ["L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12))]
+    found = text_ablation(s, text, byte_tokens, 16, 4, units=every, edits=("zero",))
+    assert found[found["metric"] == "loss"]["site"].tolist() == [*every, "none"]
 
 
 def test_all_layers_are_named_at_once_in_every_subject():
@@ -273,5 +280,6 @@ def test_all_layers_are_named_at_once_in_every_subject():
     pop = Population(init(name, [torch.Generator().manual_seed(0)]), name)
     tokens, names = pop.task.tokens[:3], ["L0.attn_out", "L1.attn_out"]
     zero = {"L*.attn_out": torch.zeros_like}
-    assert trace(pop, tokens, edits=zero)["logits"].equal(trace(pop, tokens, edits={n: torch.zeros_like for n in names})["logits"])
+    each = dict.fromkeys(names, torch.zeros_like)
+    assert trace(pop, tokens, edits=zero)["logits"].equal(trace(pop, tokens, edits=each)["logits"])
     with pytest.raises(ValueError, match="each site once"): pop.run(tokens, zero | {names[0]: torch.zeros_like})

@@ -7,7 +7,7 @@ __all__ = ['CLASSES', 'WORDS', 'At', 'limit_of', 'steer', 'token_mask', 'places_
            'weights_of', 'choose_again', 'check_routes', 'RouteStep', 'RouteEdit', 'route_edit', 'replay', 'take_step',
            'tell_router', 'routers_told', 'routes_apart']
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #2de8112f
+# %% ../../nbs/4b_language/06b_verbs.ipynb #6920a483
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from ..models.edits import PerMember, apply_edit
 from .watched import n_experts
 from .router_pass import RouterPass, chosen_gates, dense_gates
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #cb0d3c00
+# %% ../../nbs/4b_language/06b_verbs.ipynb #05d3aa88
 class At:
     """An edit `how` (a word, tensor or function) at some tokens: `where` is a position, a slice or list of positions,
     or a mask (b, t) of bool; tokens after a mask's last column are left alone. ValueError for anything else."""
@@ -47,7 +47,7 @@ class At:
         if len(own) != len(places): refuse("mask", f"one row for each of {len(places)} windows", len(own), len(places))
         return own.gather(1, places.clamp(0, own.shape[1] - 1)) & (places < own.shape[1]) & (places >= 0)
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #93fe515b
+# %% ../../nbs/4b_language/06b_verbs.ipynb #9061ac43
 def limit_of(how):
     "An `At` as it is, or the one that a word such as `zero@4:` stands for; None for an edit without a limit."
     if isinstance(how, At) or not isinstance(how, str) or "@" not in how: return how if isinstance(how, At) else None
@@ -56,7 +56,7 @@ def limit_of(how):
     if re.fullmatch(r"\d+(,\d+)*", where): return At(word, [int(n) for n in where.split(",")])
     refuse(f"edit {how!r}", "positions such as 3, 0,5 or 4: behind the @", repr(where), f"{word}@4:")
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #392014d3
+# %% ../../nbs/4b_language/06b_verbs.ipynb #0ee82783
 def steer(vector, scale=1.):
     "An edit of a site (1, b, t, d) that adds `scale` times a `vector` (d,) to every token. ValueError for no vector."
     if not isinstance(vector, torch.Tensor) or vector.ndim != 1 or not vector.isfinite().all():
@@ -66,7 +66,7 @@ def steer(vector, scale=1.):
         refuse("steering vector", f"{x.shape[-1]} numbers, as the site has", len(vector), x.shape[-1])
     return add
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #b69ff7fa
+# %% ../../nbs/4b_language/06b_verbs.ipynb #b0b16347
 def token_mask(on, site, x):
     "A mask `on` (b, t) of tokens shaped to an activation x (1, b, t, …); of a pattern, to its queries."
     if site.endswith(".pattern"): return on[None, :, None, :, None]
@@ -85,7 +85,7 @@ def limit_edits(s, made, limit:At) -> dict:
         else: out[site] = _tokens_of(s, site, how, limit)
     return out
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #4c692214
+# %% ../../nbs/4b_language/06b_verbs.ipynb #36f25865
 def _tokens_of(s, site, how, limit):
     return PerMember(lambda x, own: torch.where(token_mask(limit.mask(s.places).to(x.device), site, x),
                                                 apply_edit(how, x, own), x))
@@ -104,7 +104,7 @@ def _rows_of(s, site, gates, e, how, limit):
                fix="an edit of its gates before")
     return {gates: look, site: put}
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #5b608c51
+# %% ../../nbs/4b_language/06b_verbs.ipynb #da4b6e42
 CLASSES = 4                                                # places for no expert that a router may have, such as a skip
 
 class ChoicePass(RouterPass):
@@ -128,7 +128,7 @@ class ChoicePass(RouterPass):
         if adds and out.shape == self.scores.shape: return out.masked_fill(as_wide(self.barred, out), -1e4)  # a bias
         return out
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #3bc2b73e
+# %% ../../nbs/4b_language/06b_verbs.ipynb #4df520ab
 def as_wide(barred, x):
     "`barred` (tokens, E) in the shape of scores x, which may have places for no expert."
     return torch.nn.functional.pad(barred, (0, x.shape[-1] - barred.shape[-1])).view_as(x)
@@ -145,7 +145,7 @@ def choose(self:ChoicePass, x):
     form = (*x.shape[:-1], index.shape[-1])
     return torch.return_types.topk((whole.gather(-1, index).view(form), index.view(form)))
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #4a7c1af0
+# %% ../../nbs/4b_language/06b_verbs.ipynb #48e19e6a
 def weights_of(out):
     "(place of weights, place of indices) in what a router returns; None for one that returns no choice."
     parts = out if isinstance(out, tuple) else ()
@@ -170,7 +170,7 @@ def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=No
     if not said[i].flatten(0, -2).equal(new.answer): refuse(site, asked, type(gate).__name__, fix=fix)
     return dense_gates(said[w].flatten(0, -2), said[i].flatten(0, -2), E + CLASSES), new.forced
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #a6bf0034
+# %% ../../nbs/4b_language/06b_verbs.ipynb #acce3c8e
 def check_routes(routes, own, E, real, site):
     """Routes (b, t, k) or (1, b, t, k) as (tokens, k), at padding the router's `own` (b, t, k). ValueError for what no
     router can have made: other tokens, another k, no such experts, one twice in a token."""
@@ -190,15 +190,17 @@ def check_routes(routes, own, E, real, site):
                fix="record them again, with the prompt's tokens")
     return routes.flatten(0, -2)
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #23cbb846
+# %% ../../nbs/4b_language/06b_verbs.ipynb #ce7ea96e
 @dataclass(frozen=True)
 class RouteStep:
-    "Experts that are `barred`, or of which `only` these may work; how many (`k`); or the routes `given`; `limit`: at."
+    """Experts that are `barred` (with `only`, all but some), how many (`k`), or the routes `given`; `limit`: where.
+    `pairs`: (token, expert) that are barred, as booleans (b, t, E)."""
     barred: tuple = ()
     only: bool = False
     k: int = None
     given: object = None
     limit: At = None
+    pairs: object = None
 
 @dataclass(frozen=True)
 class RouteEdit:
@@ -207,7 +209,7 @@ class RouteEdit:
     def at(self, limit): return RouteEdit(tuple(replace(step, limit=limit) for step in self.steps))
     def then(self, other): return RouteEdit(self.steps + other.steps)
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #0e5d0ccc
+# %% ../../nbs/4b_language/06b_verbs.ipynb #d9b8ff52
 WORDS = ("never:E3", "only:E2,E5", "k=3")
 
 def route_edit(site, how, E) -> RouteEdit:
@@ -231,7 +233,7 @@ def replay(routes) -> dict:
     "Edits for recorded routes: layer → (b, t, k). Weights are what the routers give to these experts now."
     return {f"L{l}.routes": r for l, r in routes.items()}
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #5c2104e3
+# %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
 def take_step(step, s, site, ask, own, index, barred):
     """Gates after a `RouteStep`, and what is `barred` (tokens, E) by then. `own`: gates as they are, `index`
     (tokens, k); `ask(barred, given, k)` asks the router once more."""
@@ -244,7 +246,8 @@ def take_step(step, s, site, ask, own, index, barred):
         return torch.where(on[:, None], ask(None, check_routes(routes, seen, E, s.here, site), None)[0], own), barred
     closed = torch.zeros(E, dtype=torch.bool, device=own.device)
     closed[list(step.barred)] = True
-    barred = barred | closed & on[:, None]
+    if step.pairs is None: barred = barred | closed & on[:, None]
+    else: barred, on = barred | (pairs := step.pairs.flatten(0, 1).to(own.device)), pairs.any(1)
     k, left = step.k or index.shape[-1], int((~barred[on]).sum(1).min()) if on.any() else E
     if not left or left < k and not step.only:
         refuse(site, f"{k} experts that are not barred", left, fix="bar fewer, or only: for fewer than k")
@@ -255,7 +258,7 @@ def take_step(step, s, site, ask, own, index, barred):
     if left < k: new = new * (own.sum(1) / new.sum(1).clamp(min=tiny))[:, None]    # in sum what the token had
     return torch.where(on[:, None], new, own), barred
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #031396c3
+# %% ../../nbs/4b_language/06b_verbs.ipynb #08fd1bb5
 def tell_router(s, site, edit, E, gate, args, kwargs, out):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
     if (at := weights_of(out)) is None:
@@ -272,7 +275,7 @@ def tell_router(s, site, edit, E, gate, args, kwargs, out):
     form = out[at[0]].shape[:-1]
     return tuple(chosen[i].view(*form, -1) if i in chosen else x for i, x in enumerate(out))
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #dbf80fd5
+# %% ../../nbs/4b_language/06b_verbs.ipynb #82fa3865
 @contextmanager
 def routers_told(s, edits):
     """Within it the routers of a subject with `layers` choose as `edits` (site → `RouteEdit`) say, and all that listens
