@@ -24,11 +24,13 @@ import torch
 from moe_redistribution.evidence import table_files, selection
 from moe_redistribution.language import gates_study, streaming
 from moe_redistribution.language.families import tiny_model
+from moe_redistribution.instruments import measuring
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record import cli, recording
+from moe_redistribution.record import cli, coverage, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
+from moe_redistribution.tasks import commands as commands_room
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import group_path, pack, train_group
 from moe_redistribution.training.loop import init_members
@@ -140,7 +142,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (experiments, "items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
-        "kinds": (commands, "registered"), "rows": (coverage, "by_id")}
+        "kinds": (commands_room, "registered"), "rows": (coverage, "by_id")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -194,7 +196,7 @@ def test_runs_are_not_moved_aside_by_a_command_that_is_refused(wrong, tmp_path, 
 
 def test_the_promise_is_tried_on_every_command():
     commands = {a.dest for a in next(a for a in cli.parser()._actions if a.dest == "command")._choices_actions}
-    assert len(commands) == 11 and commands == set(WORK) == {words[0] for words in PROMISE}
+    assert len(commands) >= 13 and commands == set(WORK) == {words[0] for words in PROMISE}
     with_out = {c for c in commands if "--out" in cli.parser()._actions[1].choices[c].format_help()}
     assert with_out == {words[0] for words in PROMISE if "--out" in words}
     with_seeds = {c for c in commands if "--seeds" in cli.parser()._actions[1].choices[c].format_help()}

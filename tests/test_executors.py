@@ -240,11 +240,11 @@ def test_a_batch_system_trains_the_same_runs(tmp_path):
 
 @pytest.mark.parametrize("asked, got", [([], "here"), (["--executor", "local:2"], "local:2")])
 def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_named(asked, got, monkeypatch, tmp_path):
-    from moe_redistribution.record import cli
+    from moe_redistribution.record import cli, work
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []
-    monkeypatch.setattr(cli, "fulfil", lambda todo, **how: seen.append((todo, how)))
+    monkeypatch.setattr(work, "fulfil", lambda todo, **how: seen.append((todo, how)))
     assert cli.main(["train", *NAMES, "--seeds", "1-20", "--device", "cuda", *asked]) == 0
     (todo, how), = seen
     # all seeds stacked

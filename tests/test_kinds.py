@@ -1,4 +1,4 @@
-"""What a user registers in a file trains, resumes and is measured as the library's own things are, here and by workers."""
+"""What a user registers in a file trains, resumes and is measured as the library's own things are."""
 import json
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from moe_redistribution.instruments.instrument import instruments_for, misfits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks import kinds
-from moe_redistribution.tasks.kinds import TABLES, file_digest, import_file, register, table_of
+from moe_redistribution.tasks.kinds import KIND_TABLES, own_digest, import_file, register, table_of
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
@@ -37,8 +37,8 @@ def bits():
     "Are there two or more ones among four bits?"
     bits = torch.arange(16)[:, None] >> torch.arange(4) & 1
     tokens = torch.cat([bits, torch.full((16, 1), 2)], 1)
-    return Task("bits", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(4,), scored=(0,), positions=("answer",),
-                vocab=("0", "1", "?"), tokens=tokens, targets=(bits.sum(1) > 1).long()[:, None],
+    return Task("bits", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(4,), scored=(0,),
+                positions=("answer",), vocab=("0", "1", "?"), tokens=tokens, targets=(bits.sum(1) > 1).long()[:, None],
                 strata=pd.DataFrame({"ones": bits.sum(1)}), by=("ones",))
 
 @register("router", "biased")
@@ -118,25 +118,29 @@ def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(
     own = {k for k, x in listed.items() if x["origin"] == "mine.py"}
     assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "biased"), ("event", "halve"),
                    ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words")}
-    assert {k for k, _ in listed} == set(TABLES) and all(x["about"] for x in listed.values())
+    assert {k for k, _ in listed} == set(KIND_TABLES) and all(x["about"] for x in listed.values())
     assert listed["task", "bits"]["about"] == "Are there two or more ones among four bits?"
 
 
-TAKEN = [("task", "add7", lambda: None), ("router", "frozen", None), ("router", "norm", None), ("variant", "moe", None),
-         ("event", "reset", None), ("instrument", "ablation", print), ("recipe", "hist", {}),
-         ("study", "granularity", None)]
+TAKEN = [("task", "add7"), ("router", "frozen"), ("router", "norm"), ("variant", "moe"), ("event", "reset"),
+         ("instrument", "ablation"), ("recipe", "hist"), ("study", "granularity")]
+ROOMS = """from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.events import *
+from moe_redistribution.models.routers import *
+from moe_redistribution.models.variants import *
+from moe_redistribution.training.study import Study
+from moe_redistribution.tasks.kinds import register
+SMALL = RECIPES["add7"]
+"""
 
 
-@pytest.mark.parametrize("kind, name, thing", TAKEN, ids=[f"{k} {n}" for k, n, _ in TAKEN])
-def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name, thing):
+@pytest.mark.parametrize("kind, name", TAKEN, ids=map(" ".join, TAKEN))
+def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
     before = dict(table_of(kind))
     make = dict(task="lambda: 0", router="Router", variant="Gated", event="Event", instrument="print", recipe="SMALL")
     with pytest.raises(ValueError, match="expected a new one|no study of ours|a new one.*which is a norm") as e:
-        exec(f"from moe_redistribution.models.routers import *\nfrom moe_redistribution.models.variants import *\n"
-             f"from moe_redistribution.models.events import *\nfrom moe_redistribution.models.condition import RECIPES\n"
-             f"from moe_redistribution.training.study import Study\nfrom moe_redistribution.tasks.kinds import register\n"
-             f"SMALL = RECIPES['add7']\nregister({kind!r}, {name!r}, "
-             + make.get(kind, "Study('granularity', '', {}, print, print)") + ")", {"__name__": "__main__"})
+        said = make.get(kind, "Study('granularity', '', {}, print, print)")
+        exec(f"{ROOMS}register({kind!r}, {name!r}, {said})", {"__name__": "__main__"})
     assert "fix: " in str(e.value) and dict(table_of(kind)) == before
 
 
@@ -166,7 +170,8 @@ def test_what_a_registered_thing_lacks_is_said_at_once_and_nothing_of_its_file_s
 
 UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
 WRONG = {
-    "a router of another shape": ("super().logits(held[:, :-1], x, c)", "super().logits(held, x, c)", OWN[1], "mine.py"),
+    "a router of another shape": ("super().logits(held[:, :-1], x, c)", "super().logits(held, x, c)", OWN[1],
+                                  "mine.py"),
     "gates of another shape": ("return probs * taken", "return (probs * taken)[..., :1]", OWN[2],
                               "gates of .* expected shape"),
     "a variant of another width": (UNITS, 'return at("hidden", gate[..., :1])', OWN[3], "hidden of .* expected shape"),
@@ -210,9 +215,9 @@ def test_a_router_with_rules_of_its_own_is_measured_only_where_no_instrument_tak
     import_file(mine)
     for name in OWN[1:3]:
         lacks = misfits(name)
-        for i in ("routing", "scores", "rerouting"): assert "a router that follows the usual rules" in lacks[i], name
+        for i in ("routing", "scores", "rerouting"): assert "the usual routing rules" in lacks[i], name
         assert "own" in long_way(condition(name), condition(name).get_task())
-    assert not long_way(condition(OWN[3]), condition(OWN[3]).get_task())            # another variant takes the short way
+    assert not long_way(condition(OWN[3]), condition(OWN[3]).get_task())         # another variant takes the short way
 
 
 @pytest.mark.parametrize("name", [OWN[0], OWN[3], "bits/tanh_glu-h8-silu+L2"])
@@ -247,13 +252,13 @@ def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, 
 
 
 def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
-    alone = file_digest(mine)
+    alone = own_digest(mine)
     mine.write_text(MINE + "\nfrom beside_it import X")
     (other := mine.with_name("beside_it.py")).write_text("X = 1")
-    first = file_digest(mine)
+    first = own_digest(mine)
     other.write_text("X = 2")
     mine.with_name("pandas.py").write_text("")
-    assert len({alone, first, file_digest(mine)}) == 3
+    assert len({alone, first, own_digest(mine)}) == 3
 
 
 def test_the_librarys_own_conditions_have_no_file_in_their_key(mine):
@@ -285,12 +290,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("executor", ["here", "local:2"])
-def test_a_script_that_registers_and_trains_needs_no_import_and_shares_its_runs_with_the_command_line(tmp_path, executor):
+def test_a_script_that_registers_and_trains_shares_its_runs_with_the_command_line(tmp_path, executor):
     (script := tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, tmp_path / "s", executor], capture_output=True, text=True)
     assert done.stdout.strip() == "2", done.stderr[-2000:]
-    ask = ("import sys; from moe_redistribution.tasks.kinds import import_file; import_file(sys.argv[1]); "
-           "from moe_redistribution.training.groups import Training; from moe_redistribution.training.store import Store;"
+    ask = ("import sys; from moe_redistribution.tasks.kinds import import_file; import_file(sys.argv[1]); from "
+           "moe_redistribution.training.groups import Training; from moe_redistribution.training.store import Store; "
            f"print(Training({OWN[1]!r}, (1, 2), 'paired', 'full').is_done(Store(sys.argv[2])))")
     done = subprocess.run([sys.executable, "-c", ask, script, tmp_path / "s"], capture_output=True, text=True)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
@@ -299,8 +304,8 @@ def test_a_script_that_registers_and_trains_needs_no_import_and_shares_its_runs_
 def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was_meant(mine, tmp_path):
     import_file(mine)
     job = Training(OWN[0], (1,), "paired", "full")
-    ask = ("import sys, json; from moe_redistribution.training.jobs import carry_with; from moe_redistribution.training."
-           "groups import Training; files = json.loads(sys.argv[1]); carry_with(files, None, sys.argv[2])")
+    ask = ("import sys, json; from moe_redistribution.training.jobs import carry_with; "
+           "files = json.loads(sys.argv[1]); carry_with(files, None, sys.argv[2])")
     files = json.dumps(job.files)
     mine.write_text(MINE + "\n")
     done = subprocess.run([sys.executable, "-c", ask, files, tmp_path / "s"], capture_output=True, text=True)
@@ -310,8 +315,9 @@ def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was
 # -------------------------------------------------------------------------------------------------- notebook, session
 
 def test_a_cell_that_is_run_again_takes_its_own_place_and_another_of_its_name_is_refused():
-    cell = ("from moe_redistribution.models.routers import Router\nfrom moe_redistribution.tasks.kinds import register\n"
-            "@register('router', 'third')\nclass Third(Router):\n    def logits(self, held, x, c):\n"
+    cell = ("from moe_redistribution.models.routers import Router\n"
+            "from moe_redistribution.tasks.kinds import register\n@register('router', 'third')\n"
+            "class Third(Router):\n    def logits(self, held, x, c):\n"
             "        return super().logits(held, x, c) / {}")
     session = {"__name__": "__main__"}
     try:

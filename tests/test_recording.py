@@ -171,11 +171,11 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
 
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
-    from moe_redistribution.record import cli
+    from moe_redistribution.record import cli, costs as room
     spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.],
                           "hist/ffn-h8-gelu": [89., 0.]}, ["a", "b"])
     costs = lambda names: spent[[n for n in spent if n.split("/")[0] in {m.split("/")[0] for m in names}]]
-    monkeypatch.setattr(cli, "costs", lambda names: costs(names).assign(total=lambda f: f.sum(axis=1)))
+    monkeypatch.setattr(room, "costs", lambda names: costs(names).assign(total=lambda f: f.sum(axis=1)))
     said = lambda task: cli.main(["bench", "--instruments", "--task", task]) or capsys.readouterr().out.splitlines()[3:]
     assert said("all") == ["All instruments on add7: 130 CPU s, OVER the limit of 120.",
                            "All instruments on modadd and hist: 179 CPU s, within the limit of 180."]

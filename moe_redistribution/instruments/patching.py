@@ -264,7 +264,7 @@ def _few(p): return p[torch.linspace(0, len(p) - 1, min(len(p), SLICE)).long()] 
 
 MODULES = ("embed", "attn_out", "attn_direct", "ffn_out", "gates", "resid_post")
 
-@instrument("patching", "operations", "an FFN that depends on the stream alone", "a router that follows the usual rules")
+@instrument("patching", "operations", "an FFN that depends on the stream alone", "the usual routing rules")
 @reads_weights
 def patching_rows(params, c, seeds, sites=None, **labels) -> pd.DataFrame:
     """Rows of a population, by position. Edits: patch (audited pairs), patch25 (the authors') and same (control).

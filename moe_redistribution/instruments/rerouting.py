@@ -171,7 +171,7 @@ def _edit_rows(params, c, t, put):
         for way, values in zip(ways, x[2 * E:]): put("drop", values, site="gates", edit=way, **asked)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #2c5b0dd4
-@instrument("rerouting", "a router", "one layer", "labels", "a router that follows the usual rules")
+@instrument("rerouting", "a router", "one layer", "labels", "the usual routing rules")
 @reads_weights
 def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*.

@@ -233,7 +233,7 @@ def _load_rows(params, chosen, t, c, layer, put):
             put("coactivation", chance[:, i, j], unit=f"E{i}E{j}", edit="independent")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #879ac4a8
-@instrument("routing", "a router", "labels", "a router that follows the usual rules")
+@instrument("routing", "a router", "labels", "the usual routing rules")
 @reads_weights
 def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.

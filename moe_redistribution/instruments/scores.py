@@ -182,7 +182,7 @@ def total_aarv(s:Subject, tokens, sender) -> dict:
             for r in s.receivers(plain)}
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #050e2e78
-@instrument("scores", "a router", "an FFN that depends on the stream alone", "a router that follows the usual rules")
+@instrument("scores", "a router", "an FFN that depends on the stream alone", "the usual routing rules")
 def scores_of(params, c, seeds, **labels) -> pd.DataFrame:
     "Rows of `score_rows_of` by component, over all inputs of the task. ValueError for other seeds than its members."
     s = subject(params, c)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import wraps
 import hashlib, inspect, json, math, re
 
+from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, cached
 from ..tasks.task import TASKS, Task, get_task
@@ -89,24 +90,30 @@ class Condition(Choices):
     name = property(lambda self: format_name(self))
     def get_task(self) -> Task: return get_task(self.task)
     def __str__(self): return self.name
-    @property
-    def own(self) -> list:
-        "Where everything in it comes from that is a user's own; of the library's things nothing."
-        word = {kind: name for name, kind in EVENTS.items()}
-        used = [(TASKS, self.task), (RECIPES, self.task), (VARIANTS, self.ffn), (ROUTERS, self.router),
-                *((EVENTS, word.get(type(e))) for e in self.events)]
-        return [origin for table, name in used if (origin := table.origin(name)).own]
-    @property
-    def files(self) -> dict: return {o.file: o.digest for o in self.own if o.file}          # file → hash
-    @property
-    def key(self):
-        "Hash of the choices, the recipe version and the files of what is one's own, 16 hexadecimal digits."
-        unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
-        said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
-        if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
-        if self.files: said |= dict(files=sorted({*self.files.values()}))
-        text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+# %% ../../nbs/2_models/03_condition.ipynb #49ab53b1
+@patch(as_prop=True)
+def own(self:Condition) -> list:
+    "Where everything in it comes from that is a user's own; of the library's things nothing."
+    word = {kind: name for name, kind in EVENTS.items()}
+    used = [(TASKS, self.task), (RECIPES, self.task), (VARIANTS, self.ffn), (ROUTERS, self.router),
+            *((EVENTS, word.get(type(e))) for e in self.events)]
+    return [origin for table, name in used if (origin := table.origin(name)).own]
+
+@patch(as_prop=True)
+def files(self:Condition) -> dict:
+    "File → hash, of what is registered in files."
+    return {o.file: o.digest for o in self.own if o.file}
+
+@patch(as_prop=True)
+def key(self:Condition):
+    "Hash of the choices, the recipe version and the files of what is one's own, 16 hexadecimal digits."
+    unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
+    said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
+    if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
+    if self.files: said |= dict(files=sorted({*self.files.values()}))
+    text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 # %% ../../nbs/2_models/03_condition.ipynb #82b1ab7c
 OPTIONS = {                                                # field: (pattern, reader, example)
@@ -316,12 +323,13 @@ def _check_events(name, c):
                  f"write @{max(1, c.steps // 5)}:{e.word}")
         if wrong := e.refusal(c, multipliers(c, i)): _bad(name, *wrong)
 
-# %% ../../nbs/2_models/03_condition.ipynb #87f389be
+# %% ../../nbs/2_models/03_condition.ipynb #81ba57eb
 def _check_recipe(task):
     "ValueError for a task that there is not, or that has no recipe."
     if task in RECIPES or task not in TASKS: return choose("task", task, list(RECIPES))
     refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
 
+# %% ../../nbs/2_models/03_condition.ipynb #87f389be
 def condition(name) -> Condition:
     """The condition called `name`; a `Condition` passes through, if its name says all of it.
 

@@ -96,7 +96,7 @@ def _router(name, r):
     if not isinstance(r, Router): refuse(f"router {name}", "a Router, or a class of them", repr(r)[:80])
     if r.word != name: refuse(f"router {name}", f"the word {name!r}", repr(r.word), name, "register it under its word")
     if r.redraws and not hasattr(r, "drawn"):
-        refuse(f"router {name}", "drawn(shape, seed, step), for it redraws", "none", fix="def drawn, or redraws = False")
+        refuse(f"router {name}", "drawn(shape, seed, step), for it redraws", "none", fix="def drawn")
     return r
 
 ROUTERS = Kind("router", "How tokens find experts.", (), _router)
@@ -106,6 +106,6 @@ ROUTERS |= {r.word: r for r in (Absent("none", False), Router("learned"), Router
 
 # %% ../../nbs/2_models/01_routers.ipynb #97246921
 Router.probs = None         # (logits (s b t e), held, c) → what stands for their probabilities
-Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it does not work; by seed and position alone
+Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it is idle; a position at a time
 Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
 Router.after = None         # (params, tokens, c): changes in place what the router holds, after every step

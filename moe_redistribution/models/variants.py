@@ -71,7 +71,7 @@ VARIANTS |= {v.word: v for v in (Variant("ffn"), Gated("glu"), Variant("moe", Tr
                                  Nothing("no_ffn"))}
 
 def check_variant(c):
-    "ValueError unless a condition's variant has weights that training knows, W_up and W_down among them, for each expert."
+    "ValueError unless a condition's variant has weights that training knows, W_up and W_down among them."
     own = c.variant.shapes(c)
     if not own and c.variant.absent: return
     odd = [n for n, s in own.items() if n not in EXPERTS or s[0] != c.n_experts]

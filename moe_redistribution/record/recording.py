@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['recorded_with', 'overlay', 'not_in', 'record_runs', 'add_rows', 'kept_presets', 'record_rows', 'record_study',
-           'unrecorded_jobs', 'record', 'record_checkpoints']
+           'unrecorded_jobs', 'record', 'record_checkpoints', 'add_record', 'run_record']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from dataclasses import replace
@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from filelock import FileLock
 
+from ..tasks.commands import command
 from ..tasks.data import STREAMS, SEEDS
 from ..models.condition import condition
 from ..training.store import Store, as_committed, compact, seal, unseal
@@ -191,3 +192,18 @@ def record_checkpoints(store, root) -> list:
             for n, r in canonical() if checkpoint_path(n, r, root).exists()]
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
+
+# %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
+def add_record(p):
+    "Arguments of the record command."
+    p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")
+    p.add_argument("--replace", nargs="+", default=[], metavar="CONDITION",
+                   help="of these, let another run of a recorded seed take its place, whole, if it went as far")
+    p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
+
+@command("record", "add what the store has to results/ and checkpoints/", "record --replace modadd/glu-h340-gelu",
+         add=add_record, told="Passes over a run that is not the recorded one of its seed.")
+def run_record(args):
+    "Records what is new, and says what was written."
+    written = record(say=print, executor=args.executor, replace=args.replace, reason=args.reason)
+    print("\n".join(map(str, written)) or "Nothing new.")

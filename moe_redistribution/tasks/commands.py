@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'TOLD_UNTIL', 'TOLD_STREAM', 'MOST_SEEDS', 'Command', 'command', 'read_seeds', 'add_import', 'add_form',
-           'print_table', 'add_kinds', 'run_kinds']
+           'show_table', 'add_kinds', 'run_kinds']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import re, sys
 
 import pandas as pd
 from .errors import refuse
-from .kinds import Kind, TABLES, origin_of, register, registered
+from .kinds import Kind, KIND_TABLES, origin_of, register, registered
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #48c8345c
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def command(name, about, example, **how):
     return register("command", name, None, origin_of(sys._getframe(1).f_globals), about=about, example=example, **how)
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #7a4d82fc
-TOLD_UNTIL = ("first: until the task's first checkpoint rule is settled; selected: until every rule is, so that the "
+TOLD_UNTIL = ("First: until the task's first checkpoint rule is settled; selected: until every rule is, so that the "
               "checkpoints that are selected for measuring exist; full: to the end of the schedule.")
-TOLD_STREAM = ("authors: seeds drawn as the authors' code draws them; paired: the same seed has the same weights and "
-               "batches in every condition, so that conditions differ by nothing else; crossed: seed 705 has the weights "
-               "of 7 and the batches of 05, so that the two can be told apart.")
+TOLD_STREAM = ("Authors: seeds drawn as the authors' code draws them; paired: the same seed has the same weights and "
+               "batches in every condition, so that conditions differ by nothing else; crossed: seed 705 has the "
+               "weights of 7 and the batches of 05, so that the two can be told apart.")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #cf8675d2
 MOST_SEEDS = 100_000
@@ -70,7 +70,7 @@ def add_form(p):
     form.add_argument("--json", action="store_true", help="print records as JSON, and nothing else")
     form.add_argument("--csv", action="store_true", help="print CSV, and nothing else")
 
-def print_table(table, args, note="", **how):
+def show_table(table, args, note="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."
     if args.json: return print(table.to_json(orient="records", indent=1, force_ascii=False))
     if args.csv: return print(table.to_csv(index=False), end="")
@@ -79,13 +79,13 @@ def print_table(table, args, note="", **how):
 # %% ../../nbs/1_tasks/01c_commands.ipynb #f6e701b9
 def add_kinds(p):
     "Arguments of the kinds command."
-    p.add_argument("kind", nargs="?", choices=list(TABLES), help="only this kind")
+    p.add_argument("kind", nargs="?", choices=list(KIND_TABLES), help="only this kind")
     add_import(p), add_form(p)
 
 @command("kinds", "what is registered, by kind: tasks, routers, instruments …, and where it comes from",
          "kinds router --import mine.py", add=add_kinds,
-         told="Lists tasks, recipes, rules, routers, variants of the FFN, events, instruments, studies and commands. Each "
+         told="Lists tasks, recipes, rules, routers, variants of the FFN, events, instruments, studies and commands. A "
               "name can be written where its kind is asked for: a task, variant or router in a condition's name.")
 def run_kinds(args):
     "Prints a line for each thing."
-    print_table(pd.DataFrame(registered(args.kind)), args, max_colwidth=72, justify="left")
+    show_table(pd.DataFrame(registered(args.kind)), args, max_colwidth=72, justify="left")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CHUNK', 'DistinctInputs', 'attend', 'Mix', 'heads_out', 'Narrow', 'router_logits', 'choose_experts', 'gate_weights',
-           'first_half', 'routed_ffn', 'fast_loss', 'short_way', 'long_way', 'squeeze', 'whole_shares', 'gradients',
+           'first_half', 'routed_ffn', 'fast_loss', 'squeeze', 'short_way', 'long_way', 'whole_shares', 'gradients',
            'products', 'flops']
 
 # %% ../../nbs/3_training/01_engine.ipynb #fc7e9d2a
@@ -158,6 +158,11 @@ def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     logits = Narrow.apply(x, p["W_E"].mT if t.tied else p["W_U"])               # (s, vocab, n)
     return F.cross_entropy(logits, targets.reshape(len(tokens), -1), reduction="none").mean(1), aux
 
+def squeeze(params):
+    "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
+    return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
+
+# %% ../../nbs/3_training/01_engine.ipynb #d353a1a0
 def short_way(c, t):
     "Can the short way be taken: one layer, whose answers are read at the last positions, routed by the usual rules?"
     return not long_way(c, t)
@@ -167,10 +172,6 @@ def long_way(c, t) -> str:
     whys = {"several layers": c.n_layers > 1, "a router with rules of its own": own_rules(c),
             "answers read elsewhere than at the last positions": list(t.read) != [*range(t.n_ctx)][-len(t.read):]}
     return ", ".join(why for why, so in whys.items() if so)
-
-def squeeze(params):
-    "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
-    return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
 # %% ../../nbs/3_training/01_engine.ipynb #35a85620
 CHUNK = {"dense": 10_000, "routed": 20_000}        # read-out tokens at a time on a CPU: a hidden layer of 20 MB at most

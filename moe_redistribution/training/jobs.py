@@ -24,10 +24,7 @@ class Job:
     bytes_each = 1_000_000      # what a seed may need on the disk
     needs = ()                  # jobs that have to be done before this one can be
     optional = False            # as something that is needed: only worth doing where several jobs need it
-    @property
-    def files(self) -> dict:
-        "File → hash, of the user's files that whoever carries it out has to import: all that this process knows."
-        return dict(FILES)
+    files = property(lambda self: dict(FILES))      # file → hash, of a user's files that whoever carries it out needs
     @property
     def key(self) -> str:
         "A hash of all that its result depends on, of what it needs, too: no other job has it."
@@ -131,11 +128,13 @@ def carry_with(files, job, *how) -> bool:
     need_files(files)
     return carry_out(job, *how)
 
+# %% ../../nbs/3_training/05b_jobs.ipynb #93e403c7
 def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None, say=None, save_every=5.0):
     """Carries out what is missing of some jobs, each after those that it needs; safe to interrupt and to repeat.
 
     `executor`: see `open_executor`; "here" is this process. `budget`: seconds, after which it stops with states kept;
-    `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook.
+    `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook, and
+    off a terminal a line a minute.
     ValueError, before any work, for means that there are none of; OSError for a bad disk."""
     at_once, store = processes(executor), Store(root)
     check_means(device, budget)
@@ -146,7 +145,7 @@ def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None
     until = None if budget is None else time.time() + budget
     tells = {j.key: Tell(store.root / "progress" / f"{j.key}.json", j) for j in todo}
     given = [[(j.files, j, str(store.root), until, tells[j.key], save_every, device) for j in wave] for wave in waves]
-    hand_out(carry_with, given, list(tells.values()), store.root, executor, quiet)
+    hand_out(carry_with, given, list(tells.values()), store.root, executor, quiet, say)
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #040d25df
 def begin_again(jobs, root=None) -> int:

@@ -20,7 +20,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, cached, origin_of, register
 from ..tasks.task import check_tokens, digits, exact
 from ..tasks.data import generators, batches, held_back, split
-from ..models.condition import RECIPES, Condition, condition, multipliers
+from ..models.condition import Condition, condition, multipliers
 from ..models.population import check_population, forward, init_one, loss, shapes, predict
 from .engine import fast_loss, gradients
 
@@ -232,8 +232,7 @@ def train_interval(members:Members, n:int):
     c, dev, began = members.c, members.w.device, members.step.tolist()
     total, grad = torch.zeros(len(members.seeds), device=dev), torch.zeros_like(members.w)
     weights, slices = unflatten(members.w, c), unflatten(grad, c)
-    masks = [g["batches"] for g in members.gens]                            # of dropout, which drawn batches never meet
-    due = {e.step - 1 for e in c.events}
+    due, masks = {e.step - 1 for e in c.events}, [g["batches"] for g in members.gens]     # masks of dropout
     for i, (tokens, targets) in enumerate(batches(c.get_task(), members.seeds, members.stream, members.gens, began,
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
@@ -311,8 +310,9 @@ def _check_shapes(params, tokens, c):
     ends = dict(router_probs=(c.n_experts,), gates=(c.n_experts,), hidden=(c.n_experts, c.d_expert))
     for site, x in sink.items():
         if (end := ends.get(inner := site.split(".")[-1])) and x.shape != (1, *tokens.shape[-2:], *end):
-            refuse(f"{inner} of {c.name}", f"shape {(1, *tokens.shape[-2:], *end)}", tuple(x.shape), fix="mend " + str(c.own[-1]))
+            refuse(f"{inner} of {c.name}", f"shape {(1, *tokens.shape[-2:], *end)}", tuple(x.shape), fix="mend it")
 
+# %% ../../nbs/3_training/03_loop.ipynb #36b3ed87
 def _rehearsed(c, t):
     members = init_members(c, [1], "paired")
     params, at = unflatten(members.w, c), (t.tokens[None, :8], t.targets[None, :8])

@@ -369,6 +369,11 @@ def _own(x, of) -> bool:
     a, b = x.__module__, of.__module__
     return a == b or a.rpartition(".")[0] == b.rpartition(".")[0] and b.startswith("moe_redistribution.studies.")
 
+def _library(item):
+    "A name and its value; of a table of things without those that a user registered."
+    name, x = item
+    return name, x.built_in() if isinstance(x, Kind) else x
+
 def _plain(name, x):
     "Is this a value that does not change, or a table that is called like one, and says the same in every process?"
     kinds = (int, float, str, bool, tuple, type(None)) + ((list, dict) if name.isupper() and name[0] != "_" else ())
@@ -390,8 +395,7 @@ def source_hash(*objects) -> str:
             values = {n: x.__globals__[n] for n in names(x.__code__) if n in x.__globals__}
             for n, cell in cells.items():
                 with contextlib.suppress(ValueError): values[n] = cell.cell_contents           # not set yet
-            values = {n: v.built_in() if isinstance(v, Kind) else v for n, v in values.items()}
-            said |= {f"{n} = {v!r}" for n, v in values.items() if _plain(n, v)}
+            said |= {f"{n} = {v!r}" for n, v in map(_library, values.items()) if _plain(n, v)}
             used = values.values()
         todo += [getattr(v, "__wrapped__", v) for v in used if _own(getattr(v, "__wrapped__", v), x)]
     return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()[:12] if said else ""

@@ -359,12 +359,13 @@ def import_studies(files) -> list:
     own = {str(Path(f).resolve()) for f in files}
     return [study for name, study in STUDIES.items() if STUDIES.origin(name).file in own]
 
+# %% ../../nbs/3_training/08_study.ipynb #dcbcb914
 def study_of(file, digest=None) -> Study:
     "The study of a Python file. ValueError (expected, got, fix) if there is none, or several; and as `import_file`."
     import_file(file, digest)
     if len(found := import_studies([file])) == 1: return found[0]
     got = ", ".join(s.name for s in found) or "none"
-    refuse(f"import {Path(file).name}", "one Study, registered or called STUDY", got, fix="define it")
+    refuse(f"import {Path(file).name}", "a Study called STUDY, or one registered", got, fix="define it")
 
 def registered_study(name, file, digest) -> Study:
     "A registered study by name, in a process that may not know its file yet."
@@ -393,8 +394,9 @@ class TrainingStudy(Study):
     `read(name, runs)`: rows of some runs of a condition; `measures`: what goes into histories. What others ask of the
     study of a paper: `measured(name)`, the instruments by name that are recorded of a condition; `canonical`:
     (condition, rule) of the checkpoints to be committed; `items(item)`: trainings behind an item of its paper, most
-    decisive first; `about_items(item)`: a table of them; `headlines`: task → conditions; `report(rows, rules, out)`:
-    prints and writes what its preset `small` is compared with, and returns the paths."""
+    decisive first; `about_items(item)`: a table of them; `page(item)`: the notebook that treats it, or empty;
+    `headlines`: task → conditions; `report(rows, rules, out)`: prints and writes what its preset `small` is compared
+    with, and returns the paths."""
     run: callable = None
     seconds: callable = None
     read: callable = None
@@ -403,6 +405,7 @@ class TrainingStudy(Study):
     canonical: tuple = ()
     items: callable = None
     about_items: callable = None
+    page: callable = None
     headlines: dict = field(default_factory=dict)
     report: callable = None
     def __post_init__(self):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CANONICAL', 'MEASURED', 'SECTION_ITEMS', 'recorded_checkpoints', 'measured_with', 'reads_best', 'progress',
-           'section_of', 'section_of_item', 'section_runs']
+           'section_of', 'section_of_item', 'item_page', 'section_runs']
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #e2719382
 import re
@@ -88,6 +88,11 @@ def section_of_item(item):
            if any(re.fullmatch(rf"{i}[a-z]?(_.*)?", item) for i in items.split())]
     named = re.match(r"(app|sec)([A-Z\d][\d.]*)", item)
     return own[0] if own else section_of({"app": "App. ", "sec": "§"}[named[1]] + named[2]) if named else ""
+
+def item_page(item) -> str:
+    "The page that treats an item, a path under nbs/; empty where none does."
+    section = section_of_item(item)
+    return f"6_studies/sparsity_moves/{SECTION_ITEMS[section][0]}.ipynb" if section else ""
 
 def section_runs(runs=None) -> pd.DataFrame:
     "For each section its page, its items, and the runs that `progress` counts for them together."

@@ -11,7 +11,7 @@ from ...instruments.measuring import measure, rules_for, track
 from ...training.study import Preset, TrainingStudy
 from .arms import FIGURE1, HEADLINE4, HIST4, MODADD4, TABLE1
 from .experiments import orders, registry
-from .reading import CANONICAL, measured_with
+from .reading import CANONICAL, item_page, measured_with
 from .table1 import report1
 
 # %% ../../../nbs/6_studies/sparsity_moves/06_study.ipynb #e30b5909
@@ -47,5 +47,5 @@ def zeros_and_means(name, runs):
 
 STUDY = TrainingStudy("sparsity_moves", "What does the choice of FFN do to attention? (the main paper)", PRESETS,
                       read=zeros_and_means, measures=(track,), measured=measured_with, canonical=tuple(CANONICAL),
-                      items=orders, about_items=registry, report=report1,
+                      items=orders, about_items=registry, page=item_page, report=report1,
                       headlines={"add7": HEADLINE4, "modadd": MODADD4, "hist": HIST4})
