@@ -12,10 +12,11 @@ from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.language import watched
 from moe_redistribution.language.audit import (AuditPlan, RecordedBatch, audit, audit_forecast, audit_plan, audit_units,
                                                route_regret, same_size, start_of)
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.language.families import MIXTURES, tiny_model
 from moe_redistribution.language.opened import LanguageModel, open_model
 from moe_redistribution.language.streaming import byte_tokens, text_ablation, text_windows
 from moe_redistribution.record.cli import main
+from tiers import first
 
 logging.disable_progress_bar()
 
@@ -38,19 +39,25 @@ def effects(rows, unit="", stratum="all"):
 
 # ---------------------------------------------------------------------------------------- a pass that begins at the edit
 
-FAMILIES = ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "qwen3_moe", "qwen2_moe")
+SOME = ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "ernie4_5_moe", "kimi_linear", "deepseek_v4", "gemma4_text")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one(family, text):
-    s = open_model(tiny_model(family, vocab_size=256))
-    b = RecordedBatch(s, torch.stack(list(text_windows(text, byte_tokens, 16))[:5]))
-    plan = AuditPlan(s, audit_units(s, ("experts", "heads", "ffns")), ("zero",), every=2)
-    passes = list(plan.passes(b, torch.arange(5)))
-    assert {p.sums for p in passes} == {"effect", "null"}
-    for p in passes:
-        short, whole = (b.losses(p.edits, p.at, p.touched, share) for share in (True, False))
-        assert (short - whole).abs().max() <= 2e-6 * whole.abs().max(), (family, start_of(s, p.edits))
+@pytest.mark.parametrize("family", first(SOME, MIXTURES))
+def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_family(family):
+    s = open_model(tiny_model(family))
+    b = RecordedBatch(s, torch.randint(3, 40, (5, 13), generator=torch.Generator().manual_seed(0)))
+    busy = {l: int((b.gates_of(l) != 0).sum((0, 1)).argmax()) for l, x in enumerate(s.layers) if x.experts is not None}
+    units = [*(f"L{l}.E{e}" for l, e in busy.items()), *(u for u in s.units if ".H1" in u)]
+    units += [x for x in s.sites if x.endswith("ffn_out")]
+    for how in ("zero", "route_around"):
+        free = {l for l in busy if f"L{l}.router_logits" in s.sites and "Hash" not in type(s.layers[l].gate).__name__}
+        here = units if how == "zero" else [f"L{l}.E{busy[l]}" for l in free]
+        if not here: continue
+        passes = list(AuditPlan(s, audit_units(s, here), (how,), every=2, n_sets=0).passes(b, torch.arange(5)))
+        assert {p.sums for p in passes} == {"effect", "null"}
+        for p in passes:
+            whole, same = b.checked_losses(p.edits, p.at, p.touched)
+            assert same and (b.losses(p.edits, p.at, p.touched) - whole).abs().max() <= 1e-5, (how, start_of(s, p.edits))
 
 
 def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_members_together(s, text):
@@ -72,13 +79,13 @@ def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_membe
 
 def test_a_layer_that_hears_of_another_by_a_way_of_its_own_gets_whole_passes_and_a_row_says_so(text):
     model, heard = tiny_model("mixtral", vocab_size=256, num_hidden_layers=3), {}
-    first, last = (model.model.layers[l].mlp for l in (0, 2))
-    own_first, own_last = first.forward, last.forward
+    early, late = (model.model.layers[l].mlp for l in (0, 2))
+    own_early, own_late = early.forward, late.forward
     def tell(x):
-        heard["x"] = own_first(x)
+        heard["x"] = own_early(x)
         return heard["x"]
     s = open_model(model)
-    first.forward, last.forward = tell, lambda x: own_last(x + heard["x"][:, :1].mean(-1, keepdim=True))
+    early.forward, late.forward = tell, lambda x: own_late(x + heard["x"][:, :1].mean(-1, keepdim=True))
     said = []
     found = audit(s, text, byte_tokens, 16, units=("L1.E0", "L2.E1"), say=said.append)
     assert "L2" in set(found.query("metric == 'whole_pass'")["site"]) and any("passes are whole" in x for x in said)

@@ -6,7 +6,8 @@
 __all__ = ['IN_FFN', 'SLACK', 'AuditUnit', 'KINDS', 'WRITERS', 'EDITS', 'AuditPass', 'SALIENCIES', 'Recorded', 'of_windows',
            'token_losses', 'parts_kept', 'gates_given', 'RecordedBatch', 'start_of', 'changed_experts', 'begun_at',
            'audit_unit', 'audit_units', 'pair_edits', 'same_size', 'can_have', 'drawn_pairs', 'other_sets', 'AuditPlan',
-           'SaliencySums', 'audit_plan', 'audit', 'audit_forecast', 'live_weights', 'other_routes', 'route_regret']
+           'has_biases', 'SaliencySums', 'audit_plan', 'audit', 'audit_forecast', 'live_weights', 'other_routes',
+           'route_regret']
 
 # %% ../../nbs/4b_language/08c_audit.ipynb #aeece843
 from collections import namedtuple
@@ -24,8 +25,8 @@ from ..instruments.ablation import combine_edits
 from ..instruments.trace import trace
 from .weights import check_tokens_of
 from .watched import WATCHED, n_experts
-from .router_pass import chosen_gates, dense_gates
-from .verbs import RouteEdit, RouteStep
+from .router_pass import chosen_gates, dense_gates, of_experts
+from .verbs import At, RouteEdit, RouteStep
 from .opened import LanguageModel
 from .streaming import (in_groups, mean_edits, model_key, site_means, windows_asked,
                                                    windows_digest)
@@ -75,7 +76,7 @@ class RecordedBatch:
         self.real = s.real(self.targets)
         handles = []
         for l, x in enumerate(s.layers):
-            for kind, m in parts_kept(x).items():
+            for kind, m in (parts_kept(x) | ({} if x.gate is None else {"gate": x.gate})).items():
                 handles.append(m.register_forward_hook(partial(self._hear, kind, l), with_kwargs=True))
         try: self.logits = s.run(self.tokens, sink=sink)[0]
         finally: [h.remove() for h in handles]
@@ -83,7 +84,8 @@ class RecordedBatch:
         self.loss = self.over_windows(self.each)
         self.homes = {id(m): (parent, name) for parent in s.model.modules() for name, m in parent._modules.items()}
     def _hear(self, kind, l, module, args, kwargs, out):
-        self.said[kind, l] = ((*args, *kwargs.values())[-2:] if kind == "experts" else None, out)
+        given = [*args, *kwargs.values()]
+        self.said[kind, l] = (dict(experts=given[-2:], gate=given).get(kind), out)
     def over_windows(self, losses, at=slice(None)):
         "Means (windows) over the targets that are no padding."
         on = self.real[at]
@@ -224,12 +226,16 @@ def audit_units(s:LanguageModel, asked) -> list:
 # %% ../../nbs/4b_language/08c_audit.ipynb #324b8095
 def _numbers(unit): return [int(n.rpartition("E")[2]) for n in unit.members]
 
-def pair_edits(l, how, pairs, gates, means) -> dict:
+def pair_edits(l, how, pairs, gates, means, by_scores=True) -> dict:
     """The edits that do `how` (zero, mean, route_around, swap:E2) to `pairs` (b, t, E) of layer l, which was given
-    `gates`."""
+    `gates`. A pair is barred by its score or, where a router has biases that would choose it still, by its choice."""
     p, on = f"L{l}.", pairs[None]
     if how == "zero": return {p + "gates": lambda g: g.masked_fill(on.to(g.device), 0)}
-    if how == "route_around": return {p + "routes": RouteEdit((RouteStep(pairs=pairs),))}
+    if how == "route_around" and by_scores:
+        return {p + "router_logits": lambda z: z.masked_fill(on.to(z.device), -torch.inf)}
+    if how == "route_around":
+        steps = [RouteStep((e,), limit=At("never", m)) for e, m in enumerate(pairs.unbind(-1)) if m.any()]
+        return {p + "routes": RouteEdit(tuple(steps))}
     if how.startswith("swap:"): return {p + "gates": partial(_pairs_moved, int(how.removeprefix("swap:E")), on)}
     return {f"{p}E{e}": partial(_pairs_meant, means[f"{p}E{e}"], pairs[..., e], gates[..., e] != 0, pairs.any(-1))
             for e in range(pairs.shape[-1]) if pairs[..., e].any()}
@@ -323,6 +329,11 @@ def pairs_of(self:AuditPlan, b, k) -> torch.Tensor:
     out[..., mine] = gates[..., mine] != 0
     return out
 
+def has_biases(gate, args, E) -> bool:
+    "Has a router a number for each of E experts beside their scores, its own or among the `args` that it is given?"
+    own = [*gate.named_parameters(), *gate.named_buffers()]
+    return any("bias" in n and v.numel() == E for n, v in own) or any(of_experts(x, E) for x in args)
+
 @patch
 def pair_pass(self:AuditPlan, b, sums, keys, pairs, barred=None):
     "The pass that edits `pairs` (b, t, E), whose windows belong to `keys` (b); None if there are none."
@@ -330,7 +341,9 @@ def pair_pass(self:AuditPlan, b, sums, keys, pairs, barred=None):
     if not len(at := pairs.flatten(1).any(1).nonzero()[:, 0].cpu()): return None
     touched = pairs[at].any(-1)
     on = touched[..., None] & barred if barred is not None and how == "route_around" else pairs[at]
-    edits = pair_edits(unit.layer, how, on, b.gates_of(unit.layer)[at], self.means)
+    gates, gate = b.gates_of(unit.layer), self.s.layers[unit.layer].gate
+    by_scores = how == "route_around" and not has_biases(gate, b.said["gate", unit.layer][0], gates.shape[-1])
+    edits = pair_edits(unit.layer, how, on, gates[at], self.means, by_scores)
     return AuditPass(sums, keys[at], edits, at, touched)
 
 @patch
