@@ -12,7 +12,7 @@ from moe_redistribution.instruments.ablation import ablate, ablation_rows, edits
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.watched import OURS
 from moe_redistribution.language.router_pass import dense_gates, route_again
-from moe_redistribution.language.layers import layers_of
+
 from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.instruments.patterns import patterns
 from moe_redistribution.instruments.routing import coactivation, effective_experts, loads, overlap

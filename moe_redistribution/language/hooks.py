@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from fastcore.basics import patch
 import torch
 from ..tasks.errors import refuse
-from .layers import ATTENTION, READ_ONLY, ROUTER, Layer, first_tensor, under
+from .layers import Layer, first_tensor, under
 from .router_pass import chosen_gates, dense_gates, nearly_equal, probabilities, route_again
 from .watched import OURS, WATCHED, n_experts
 
@@ -171,7 +171,7 @@ def hang(self:Listener):
 # %% ../../nbs/4b_language/05b_hooks.ipynb #28dd9acc
 @contextmanager
 def listening(model, layers, at, wanted, told):
-    """Within it a forward pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was.
+    """Within it a pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was.
 
     `told`: `real` (b, t), which tokens are no padding; `moved`, where tokens that changed experts are counted."""
     attending = any(s.endswith((".v", ".pattern")) for s in wanted)

@@ -10,12 +10,13 @@ __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer'
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
 from torch import nn
 from ..tasks.errors import refuse
+from .small import with_transformers
 from .families import FAMILIES, Family
 from .watched import OURS, WATCHED, mix_values, n_experts, transformers_here
 from .router_pass import nearly_equal, probabilities, route_again
@@ -137,7 +138,9 @@ def looks_at_others(call) -> bool:
     other[:, 0] = other[:, 0].flip(-1)
     args, kwargs = call.args, call.kwargs
     if args: args = (other, *args[1:])
-    else: kwargs = kwargs | {next(n for n, x in kwargs.items() if isinstance(x, torch.Tensor)): other}
+    else:
+        tensors = [n for n, x in kwargs.items() if isinstance(x, torch.Tensor)]
+        kwargs = kwargs | {"hidden_states" if "hidden_states" in tensors else tensors[0]: other}
     new = first_tensor(call.module.forward(*args, **kwargs))
     return not torch.equal(new.reshape_as(other)[:, 1:], call.made.view_as(other)[:, 1:])
 
@@ -159,7 +162,7 @@ def mixture_parts(calls) -> dict:
     experts = own[0]
     index, weights = _choice(experts)
     gates = [c for c in calls if isinstance(c.out, tuple) and len(c.out) > 2 and _same(c.out[1:3], (weights, index))]
-    parts, absent = dict(experts=experts.module), {}
+    parts = dict(experts=experts.module)
     if gates: parts["gate"] = max(gates, key=lambda c: c.depth).module
     around = [c for c in calls[:-1] if gates and _within(experts, c) and _within(gates[0], c) and c is not experts]
     return parts | (_block_parts(calls, experts, min(around, key=lambda c: -c.depth)) if around else {})
@@ -173,6 +176,7 @@ def _within(inner, outer): return inner.name.startswith(f"{outer.name}.")
 # %% ../../nbs/4b_language/05_layers.ipynb #ca38051f
 @torch.no_grad()
 def _block_parts(calls, experts, block):
+    transformers_here()
     WATCHED[experts.module] = Silent()
     before = experts.module.config._experts_implementation
     try:
@@ -213,9 +217,10 @@ def attention_parts(calls, heard) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
     if not own: return {}
-    attn, (_, t, heads, size) = own[0], heard[own[0].module].seen["v"]
-    maps = [c for c in calls if _within(c, attn) and c.made is not None and c.made.numel() == attn.made.numel()
-            and c.made.view_as(attn.made).equal(attn.made) and c.given is not None and c.given.shape[-1] == heads * size]
+    attn, (*_, heads, size) = own[0], heard[own[0].module].seen["v"]
+    inner = [c for c in calls if _within(c, attn) and c.made is not None and c.made.numel() == attn.made.numel()]
+    maps = [c for c in inner if c.made.view_as(attn.made).equal(attn.made)
+            and c.given is not None and c.given.shape[-1] == heads * size]
     parts = dict(attn=attn.module, heads=heads) | (dict(o=min(maps, key=lambda c: c.depth).module) if maps else {})
     if heard[attn.module].mixed: return parts
     return parts | dict(absent=dict.fromkeys(("v", "pattern"), "its output is not its pattern times its values"))
@@ -224,7 +229,7 @@ def attention_parts(calls, heard) -> dict:
 def _is_or_within(inner, outer): return inner is outer or _within(inner, outer)
 
 def _roles(stream, calls, parts):
-    "Which of the calls that sum to the stream is attention's or another mixer's, which the FFN's, and which stands beside."
+    "Which of the calls that sum to the stream is attention's or another mixer's, which the FFN's or beside it."
     of = {c.module: c for c in calls}
     has = lambda name, c: parts.get(name) is not None and _is_or_within(of[parts[name]], c)
     if len(stream) == 1:
@@ -258,8 +263,8 @@ def layer_of(calls, heard, family, config) -> Layer:
         plain = all(p.ndim < 2 for p in reader.module.parameters()) and reader.made is not None
         parts |= dict(reader=reader.module) | (dict(norm=reader.module) if plain else {})
     else:
-        absent["resid_mid"] = ("its FFN reads what its attention reads" if len(roles) > 1 else "it has one part" if roles
-                               else f"{kind} adds no two of its modules to the stream")
+        absent["resid_mid"] = ("its FFN reads what its attention reads" if len(roles) > 1 else
+                               "it has one part" if roles else f"{kind} adds no two of its modules to the stream")
     parts |= {n: c.module for n, c in roles.items()} | dict(scale=scale, sums=bool(stream), whole=whole.module)
     if not stream: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
     absent |= parts.pop("absent", {}) | _absent(parts, whole, roles)
@@ -270,7 +275,8 @@ def _absent(parts, whole, roles) -> dict:
     "Sites that a layer with these parts has not got → why."
     said, mixer = {}, roles.get("mixer")
     if "attn" not in parts:
-        why = "it has none" if mixer is None else f"{type(mixer.module).__name__} is not attention by transformers' interface"
+        kind = mixer and type(mixer.module).__name__
+        why = "it has none" if mixer is None else f"{kind} is not attention by transformers' interface"
         said |= dict.fromkeys(("v", "pattern", "z"), why)
     elif "o" not in parts: said["z"] = "its last map is not given heads"
     if "experts" in parts and "gate" not in parts:
@@ -352,7 +358,10 @@ def probe(model, family=None) -> Probe:
     def said(): return model(input_ids=tokens, use_cache=False).logits
     with under(model), recorded_calls(own) as calls: plain = said()
     if not plain.isfinite().all():
-        refuse(f"model {kind}", "finite logits of a few tokens", "nan or infinity", fix="the weights as published")
+        bad = [f"L{l}.{c.name}" for l, of in enumerate(calls) for c in of
+               if c.made is not None and not c.made.isfinite().all()] or ["the logits"]
+        refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
+               fix="the weights as published")
     heard = {m: Hearing(tokens) for layer in own for m in layer.modules()}
     WATCHED.update(heard)
     try:
@@ -407,5 +416,5 @@ ATTENTION, ROUTER = ("v", "pattern", "z", "attn_out", "resid_mid"), ("router_log
 def layer_sites(x:Layer) -> list:
     "Names of the activations of a layer, in order, without its prefix."
     experts = [*ROUTER, *(f"E{e}" for e in range(n_experts(x.experts)))] if x.experts is not None else []
-    every = [*ATTENTION, *experts, *(["shared_out"] if x.has_shared or x.beside is not None else []), "ffn_out", "resid_post"]
-    return [s for s in every if s not in x.absent]
+    shared = ["shared_out"] if x.has_shared or x.beside is not None else []
+    return [s for s in (*ATTENTION, *experts, *shared, "ffn_out", "resid_post") if s not in x.absent]

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['text_task', 'LanguageModel', 'unit_names', 'check_decides', 'on_the_way', 'of_expert', 'counted_at', 'changed_tokens',
-           'batch_sizes', 'open_model', 'sum_of_parts']
+           'batch_sizes', 'open_model', 'Report', 'made_of', 'sum_of_parts']
 
 # %% ../../nbs/4b_language/07_opened.ipynb #30ea69e8
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-import re
+import html, re
 
 from fastcore.basics import patch
 import numpy as np
@@ -56,6 +57,8 @@ class LanguageModel(TextSubject):
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model, tokens=None, name=None, batch=None, pad=None, family=None):
         model = model.get_base_model() if hasattr(model, "get_base_model") else model          # adapters hang within it
+        if not hasattr(model, "get_input_embeddings"):
+            refuse("model", "a causal transformers model", type(model).__name__, "olmoe", "AutoModelForCausalLM")
         check_hooks(model)
         self.model, self.family, self.probe = model, family, probe(model, family)
         self.layers, c = self.probe.layers, model.config.get_text_config()
@@ -232,6 +235,45 @@ def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, pa
     if not (more or device_map or dtype != "auto"):
         return LanguageModel(model, tokens, batch=batch, pad=pad, family=family)
     refuse("open_model", "a folder or a name, to load it so", "a model", fix="leave dtype, device_map and others out")
+
+# %% ../../nbs/4b_language/07_opened.ipynb #5203fcee
+@dataclass(frozen=True)
+class Report:
+    "How far a model is opened: a `headline`, and a `table` with a row for each run of layers that are alike."
+    headline: str
+    table: pd.DataFrame
+    def __str__(self): return self.headline
+    def __repr__(self): return f"{self.headline}\n{self.table.to_string(index=False)}"
+    def _repr_html_(self): return f"<p>{html.escape(self.headline)}</p>{self.table.to_html(index=False)}"
+
+def made_of(x) -> tuple:
+    "What mixes tokens in a `Layer`, its FFN, and what is not reached → why."
+    def kind(m): return "–" if m is None else type(m).__name__
+    n = 0 if x.experts is None else n_experts(x.experts)
+    mixes = f"{kind(x.mixer if x.attn is None else x.attn)}{f', {x.heads} heads' if x.heads else ''}"
+    has = f"{n} experts{', shared ones' if x.has_shared or x.beside is not None else ''}" if n else kind(x.ffn)
+    why = {w: ", ".join(s for s in x.absent if x.absent[s] == w) for w in x.absent.values()}
+    return mixes, has, "; ".join(f"{sites}: {w}" for w, sites in why.items())
+
+# %% ../../nbs/4b_language/07_opened.ipynb #5c93c671
+@patch
+def report(self:LanguageModel) -> Report:
+    "What of this model is reached, what is not and why, and how far our functions are from its own: tried now."
+    now = probe(self.model, self.family)
+    said, rows = [made_of(x) for x in now.layers], []
+    for l, of in enumerate(said):
+        if rows and said[l - 1] == of: rows[-1][0] = f"{rows[-1][0].partition('–')[0]}–{l}"
+        else: rows.append([str(l), *of])
+    table = pd.DataFrame(rows, columns=["layers", "tokens by", "FFN", "not reached"])
+    quantised = getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None)
+    mixtures, sums = (sum(f(x) for x in now.layers) for f in (lambda x: x.experts is not None, lambda x: x.sums))
+    same = said == [made_of(x) for x in self.layers]
+    parts = [f"{self.name} ({type(self.model).__name__}): {len(now.layers)} layers, {mixtures} with experts",
+             f"the stream sums in {sums}", f"logits off by {now.experts:.1g} under our experts"
+             f" and {now.attention:.1g} under our attention, of the largest",
+             f"{now.elsewhere:.1%} of choices other", str(next(self.model.parameters()).dtype).removeprefix("torch.")]
+    return Report("; ".join(parts + [f"quantised by {quantised}"] * (quantised is not None)
+                            + ["changed since it was opened: open it again"] * (not same)), table)
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0643d789
 @torch.no_grad()

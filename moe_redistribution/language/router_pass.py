@@ -76,9 +76,8 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     def closed(x): return leave_out(x, never) if never.any() and of_experts(x, E) else x
     more = own.scores[:, E:]                                                   # classes that are no experts, as a skip
     args, kwargs = [closed(x) for x in args], {n: closed(x) for n, x in kwargs.items()}
-    with without_biases(gate, never), RouterPass(E, torch.cat([scores.masked_fill(barred, -1e4).to(more.dtype), more], 1),
-                                                 own.times) as new:
-        new.out = gate.forward(*args, **kwargs)
+    other = torch.cat([scores.masked_fill(barred, -1e4).to(more.dtype), more], 1)
+    with without_biases(gate, never), RouterPass(E, other, own.times) as new: new.out = gate.forward(*args, **kwargs)
     new.scores = new.scores.reshape(-1, new.scores.shape[-1])
     sent = barred.gather(1, new.out[2].clamp(max=E - 1))
     if more.shape[1]: sent &= new.out[1] != 0                                  # a token that skips names any expert
@@ -105,7 +104,7 @@ def probabilities(own:RouterPass):
     made = (*(m.reshape(own.scores.shape) for m in own.made), own.scores.softmax(-1), own.scores.sigmoid())
     def same(P): return nearly_equal(P.gather(1, index).to(weights.dtype), weights)
     some = [P for P in made if (P >= 0).all() and nearly_equal(share(P.gather(1, index)), share(weights))]
-    return min(some, key=lambda P: (not same(P), bool(P.max() > 1 + 1e-3)), default=None)           # the first of equals
+    return min(some, key=lambda P: (not same(P), bool(P.max() > 1 + 1e-3)), default=None)       # the first of equals
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #f7631e53
 def dense_gates(weights, index, E):

