@@ -10,8 +10,9 @@ from transformers.utils import logging
 from moe_redistribution.evidence.audits import audit_map, audit_table, saliency_table, shown_audit, sign_flip_tests
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.language import watched
-from moe_redistribution.language.audit import (AuditPlan, RecordedBatch, audit, audit_forecast, audit_plan, audit_units,
-                                               route_regret, same_size, start_of)
+from moe_redistribution.language.audit import (AuditPlan, audit, audit_forecast, audit_plan, audit_units, same_size)
+from moe_redistribution.language.recorded import RecordedBatch, start_of
+from moe_redistribution.language.regret import route_regret
 from moe_redistribution.language.families import MIXTURES, tiny_model
 from moe_redistribution.language.opened import LanguageModel, open_model
 from moe_redistribution.language.streaming import byte_tokens, text_ablation, text_windows
@@ -37,7 +38,7 @@ def effects(rows, unit="", stratum="all"):
     return own.groupby(["site", "edit"])["value"].mean()
 
 
-# ---------------------------------------------------------------------------------------- a pass that begins at the edit
+# --------------------------------------------------------------------------------------- a pass that begins at the edit
 
 SOME = ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "ernie4_5_moe", "kimi_linear", "deepseek_v4", "gemma4_text")
 
@@ -57,7 +58,8 @@ def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_f
         assert {p.sums for p in passes} == {"effect", "null"}
         for p in passes:
             whole, same = b.checked_losses(p.edits, p.at, p.touched)
-            assert same and (b.losses(p.edits, p.at, p.touched) - whole).abs().max() <= 1e-5, (how, start_of(s, p.edits))
+            short = b.losses(p.edits, p.at, p.touched)
+            assert same and (short - whole).abs().max() <= 1e-5, (how, start_of(s, p.edits))
 
 
 def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_members_together(s, text):
@@ -217,7 +219,7 @@ def test_other_sets_are_all_others_where_they_are_audited_and_as_many_as_asked_w
     assert [len(x) for x in audit_plan(s, 50, ("ffns",)).others] == [2, 2, 2]
 
 
-# ------------------------------------------------------------------------------------------------ cost, stops, forecasts
+# ----------------------------------------------------------------------------------------------- cost, stops, forecasts
 
 def test_an_audit_of_64_experts_takes_40_passes_at_most_by_what_its_modules_were_given(tmp_path, monkeypatch):
     path = tmp_path / "long.txt"
@@ -297,7 +299,7 @@ def test_a_router_that_knows_has_less_regret_than_a_drawn_route(tmp_path):
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss"])
 def test_the_executed_route_by_live_weights_is_the_pass_itself(family, text, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.language.audit.other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
+    monkeypatch.setattr("moe_redistribution.language.regret.other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
     rows = route_regret(open_model(tiny_model(family, vocab_size=256)), text, byte_tokens, 16, sample=8, others=1)
     assert rows.query("metric == 'regret'")["value"].abs().max() < 1e-5
 

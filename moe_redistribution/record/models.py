@@ -18,7 +18,8 @@ from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import open_model
 from ..language.streaming import text_file, tokenizer_of
 from ..language.loads import compare_routes, comparison_table, load_map, loads_table, text_loads
-from ..language.audit import audit, audit_forecast, audit_units, route_regret
+from ..language.audit import audit, audit_forecast, audit_units
+from ..language.regret import route_regret
 from ..evidence.statistics import interval
 from ..evidence.audits import audit_map, audit_table, bounds_apart, saliency_table, shown_audit
 
@@ -139,6 +140,11 @@ def run_audit(args):
     print(f"{ahead['passes']:.1f} passes over {ahead['windows']:,} windows{more}: about {_long(ahead['seconds'])}, and "
           f"{ahead['bytes'] / 2**20:,.0f} MiB beside the model")
     if args.dry_run: return
+    _audit_told(s, args, tokenize, out, ask, of)
+
+# %% ../../nbs/7_record/04d_models.ipynb #cc48b885
+def _audit_told(s, args, tokenize, out, ask, of):
+    "The audit itself: a table, words, files."
     found = audit(s, args.text, tokenize, part=out.with_suffix(".part"), say=_tell, **ask)
     table = audit_table(found)
     print("\n" + shown_audit(table.head(40)) + f"\n… {len(table) - 40} more" * (len(table) > 40))
@@ -150,6 +156,9 @@ def run_audit(args):
     write_frame(bounds_apart(table), out.with_name(f"{out.stem}.verdicts.csv"))
     _write(found, out, audit_map(table.head(60)))
 
+
+
+# %% ../../nbs/7_record/04d_models.ipynb #81b928a0
 def _regrets_told(s, args, tokenize, of) -> pd.DataFrame:
     "Rows of regrets, after a table of their means."
     found = route_regret(s, args.text, tokenize, sample=args.regret, say=_tell, **of)
