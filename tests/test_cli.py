@@ -10,9 +10,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 import moe_redistribution
 from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.instruments.rows import table_file, write_frame
+from moe_redistribution.models.population import Transformer, init
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.tasks import kinds
@@ -162,3 +165,20 @@ def test_it_says_no_time_that_nobody_knows_and_is_silent_when_told_to_be(tmp_pat
     bars(said, monkeypatch, tmp_path, 2, 2000)
     bars(none, monkeypatch, tmp_path, 3, 500, quiet=True)
     assert "the rest takes longer than expected" in said[0] and not none
+
+
+# --------------------------------------------------------------------------------------------------------- ways out
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_rows_go_out_in_the_form_that_their_file_is_called_by(suffix, tmp_path):
+    frame, path = pd.DataFrame({"condition": ["a", "b"], "value": [.5, 1.]}), tmp_path / f"rows.{suffix}"
+    write_frame(frame, table_file(path))
+    assert getattr(pd, f"read_{suffix}")(path).equals(frame)
+    with pytest.raises(ValueError, match="got .*rows.txt"): table_file(tmp_path / "rows.txt")
+
+
+def test_a_model_as_a_module_says_what_it_is():
+    name = "add7/moe-e4k1-h16-silu+norm"
+    said = repr(Transformer(init(name, [torch.Generator().manual_seed(1)]), name))
+    for words in (f"{name}, ", " parameters", "attn: W_Q (1, 4, 64, 16)", "router: W_router (1, 64, 4)",
+                  "experts: W_up (1, 4, 64, 4)", "norm: w_ln1 (1, 64)"): assert words in said

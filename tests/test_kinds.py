@@ -14,6 +14,7 @@ from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import KIND_TABLES, own_digest, import_file, register, table_of
 from moe_redistribution.training.engine import fast_loss, long_way
+from moe_redistribution.training.executors import JobPool
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study, study_of
@@ -165,7 +166,7 @@ def test_what_a_registered_thing_lacks_is_said_at_once_and_nothing_of_its_file_s
     mine.write_text(MINE + "\n" + text)
     with pytest.raises(ValueError, match=says) as e: import_file(mine)
     assert "import mine.py: " in str(e.value) and str(e.value).count("; fix: ") == 1
-    assert not [x for x in kinds.registered() if x["origin"] == "mine.py"]
+    assert not [x for x in kinds.registered() if x["origin"] == "mine.py"] and str(mine) not in kinds.FILES
 
 
 UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
@@ -342,3 +343,29 @@ def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mi
 
 def test_a_thing_of_this_session_is_registered_without_a_file():
     with pytest.raises(ValueError, match="which is taken"): register("task", "add7", lambda: None)
+
+
+# --------------------------------------------------------------------------------------------- other machines' workers
+
+@pytest.mark.audit
+def test_dasks_workers_know_what_is_registered(mine, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    import_file(mine)
+    train(OWN[1], [1, 2], root=tmp_path / "here", executor="here", group_size=1, **TRAIN)
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None,
+                                  host="127.0.0.1", silence_logs="CRITICAL") as cluster:
+        at = f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
+        train(OWN[1], [1, 2], root=tmp_path / "far", executor=at, group_size=1, **TRAIN)
+    same_runs(tmp_path / "here", tmp_path / "far", OWN[1], (1, 2))
+
+
+@pytest.mark.audit
+def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
+    submitit = pytest.importorskip("submitit")
+    import_file(mine)
+    jobs = submitit.AutoExecutor(tmp_path / "logs", cluster="local")
+    jobs.update_parameters(timeout_min=5)
+    train(OWN[3], [1, 2], root=tmp_path / "here", executor="here", group_size=1, **TRAIN)
+    with JobPool(jobs, at_once=2) as pool:
+        train(OWN[3], [1, 2], root=tmp_path / "far", executor=pool, group_size=1, **TRAIN)
+    same_runs(tmp_path / "here", tmp_path / "far", OWN[3], (1, 2))

@@ -73,7 +73,8 @@ def select(rows, **where) -> pd.DataFrame:
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002
 def write_frame(frame, path):
-    "Writes a frame as parquet or CSV by its suffix, whole or not at all; the same frame gives the same bytes."
+    "Writes a frame as parquet, CSV or JSON records by its suffix, whole or not at all; the same frame, the same bytes."
+    if Path(path).suffix == ".json": return write_whole(path, frame.to_json(orient="records", indent=1).encode())
     if Path(path).suffix == ".csv": return write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
     return write_whole(path, frame.to_parquet(index=False, compression="zstd", write_page_checksum=True))
 
@@ -87,5 +88,5 @@ def writable_path(path) -> Path:
 
 def table_file(path) -> Path:
     "The path of a table. ValueError for another kind of file, or a folder; OSError where it cannot be written."
-    if (out := Path(path)).suffix in (".parquet", ".csv") and not out.is_dir(): return writable_path(out)
-    refuse("out", "a .parquet or .csv file", path, fix="--out out/rows.parquet")
+    if (out := Path(path)).suffix in (".parquet", ".csv", ".json") and not out.is_dir(): return writable_path(out)
+    refuse("out", "a .parquet or .csv file, or a .json", path, fix="--out out/rows.parquet")

@@ -17,6 +17,7 @@ from ..tasks.errors import refuse
 from ..tasks.task import check_tokens, read_at
 from .condition import Condition, by_name, condition
 from .edits import of_members, site_watcher
+from .events import MODEL_PARTS, NORM_GAINS
 from .ffn import ffn, ffn_shapes, init_ffn
 
 # %% ../../nbs/2_models/05_population.ipynb #562d00e8
@@ -260,3 +261,9 @@ class Transformer(torch.nn.Module):
         for n, v in params.items(): self.register_parameter(n, torch.nn.Parameter(v[member].detach().clone()))
     def forward(self, tokens, edits=None):
         return forward({n: v[None] for n, v in self.named_parameters()}, tokens, self.condition, edits)[0]
+    def extra_repr(self):
+        "The condition, how large it is, and the shapes of its parameters by part."
+        own = {n: f"{n} {tuple(v.shape)}" for n, v in self.named_parameters()}
+        parts = {part: [own[n] for n in names if n in own] for part, names in (MODEL_PARTS | {"norm": NORM_GAINS}).items()}
+        size = f"{sum(v.numel() for v in self.parameters()):,} parameters"
+        return "\n".join([f"{self.condition}, {size}", *(f"{p}: {', '.join(v)}" for p, v in parts.items() if v)])

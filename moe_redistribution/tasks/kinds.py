@@ -119,8 +119,8 @@ def _add(table, name, thing, origin, how):
 KIND_TABLES = {
     "task": ("tasks.task", "TASKS"), "recipe": ("models.condition", "RECIPES"),
     "rules": ("training.loop", "TASK_RULES"), "router": ("models.condition", "ROUTERS"),
-    "variant": ("models.variants", "VARIANTS"), "event": ("models.events", "EVENTS"), "instrument": ("instruments.instrument", "DECLARED"),
-    "study": ("training.study", "STUDIES"), "command": ("tasks.commands", "COMMANDS")}
+    "variant": ("models.variants", "VARIANTS"), "event": ("models.events", "EVENTS"),
+    "instrument": ("instruments.instrument", "DECLARED"), "study": ("training.study", "STUDIES"), "command": ("tasks.commands", "COMMANDS")}
 
 def table_of(kind) -> Kind:
     "The table of a kind, by its word. ValueError (expected, got, nearest) for another."
@@ -168,6 +168,7 @@ def _run_file(path, module, spec):
             spec.loader.exec_module(module)
     except Exception as e:
         del sys.modules[module.__name__]
+        FILES.pop(str(path), None)
         if isinstance(e, ValueError) and "; fix: " in str(e): raise ValueError(f"import {path.name}: {e}") from e
         refuse(f"import {path.name}", "a file that Python can import", f"{type(e).__name__}: {e}", fix="mend it",
                cause=e)
