@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, patching,
                                             patterns, probes, rerouting, routing, speed, trace)
-from moe_redistribution.language import gated, masks, small
+from moe_redistribution.language import gated, masks, small, verbs
 from moe_redistribution.models import ffn, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question
@@ -191,6 +191,7 @@ CASES = [
     (masks.mass_in_top, lambda: dict(P=P, k=2), dict(b=2, h=3, i=6)),
     (masks.entropy_ratio, lambda: dict(P=P), dict(b=2, h=3, i=6)),
     (masks.openness, lambda: dict(P=P, G=rand(2, 3, 6, 6)), dict(b=2, h=3, i=6)),
+    (verbs.places_of, lambda: dict(tokens=ints(11, 2, 7)), dict(b=2, t=7)),
     (gated.kept_entries, lambda: dict(scores=rand(2, 3, 6), k=2), dict(j=6)),
     (speed.rms_length, lambda: dict(x=rand(S, 9, READ, 6)), dict(s=S)),
     (trace.parts, lambda: dict(tr=trace.trace(drawn(C), TOKENS, C), params=drawn(C)), HERE),

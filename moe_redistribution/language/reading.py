@@ -33,11 +33,11 @@ class TextSubject(Layered):
     A class of it has `passes(edits)`: a context in which every pass of `model` has these edits at the tokens that
     `here` and `places` (b, t) describe. It gives `at(site, value)`, and what listeners are told."""
 
-# %% ../../nbs/4b_language/06c_reading.ipynb #41e332c5
 def is_expert(site) -> bool:
     "Has a site rows of its own tokens?"
     return re.search(r"\.E\d+$", site) is not None
 
+# %% ../../nbs/4b_language/06c_reading.ipynb #41e332c5
 def check_one_token(edits, sites):
     "ValueError for edits, and the `sites` that they are of, that mean something else when a pass sees one new token."
     for unit, how in edits.items():
@@ -110,8 +110,7 @@ def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> to
     with self.passes(made) as (at, told):
         steps = _Steps(self, told, at, stops, mask)
         handle = self.model.register_forward_pre_hook(steps.before, with_kwargs=True)
-        try: out = self.model.generate(input_ids=prompt, attention_mask=mask.long(), generation_config=config,
-                                       logits_processor=[steps.logits])
+        try: out = self.model.generate(prompt, config, [steps.logits], attention_mask=mask.long())
         finally: handle.remove()
         steps.count()
     self.reached()
