@@ -1,4 +1,4 @@
-"""The five changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
+"""The six changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
 import re
 import shutil
 import subprocess
@@ -38,6 +38,12 @@ assert "norms" not in instruments_for("add7/no_ffn")""",
 from moe_redistribution.training.study import known_studies, run_study
 found = run_study(known_studies()["at_birth"], "small", root="store", executor="here", quiet=True)
 assert len(found) == 6 and set(found["condition"]) == {f"at_birth.small/ffn-h{h}-silu" for h in (16, 64)}""",
+    "Add a family of language models": """
+import torch
+from moe_redistribution.language.families import FAMILIES, tiny_model
+from moe_redistribution.language.opened import open_model
+s = open_model(tiny_model("apertus"))
+assert s.probe.experts < 1e-5 and s.layers[0].sums and s.layers[0].absent == FAMILIES["apertus"].absent""",
 }
 NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n", "6_studies": ""}
 

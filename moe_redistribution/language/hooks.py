@@ -33,7 +33,7 @@ class Listener:
     def over_tokens(self, out, pattern, v): return pattern.shape[-2] == self.kept["shape"][1]
     def fits(self, whole, parts, what):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
-        if nearly_equal(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
+        if parts.equal(whole) or nearly_equal(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
         refuse(f"{self.prefix}{what}", "its parts to sum to its output, as when the model was opened",
                f"another by up to {(parts - whole).abs().max():.2g}", fix="open it again, and see its report",
                error=RuntimeError)

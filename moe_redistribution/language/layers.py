@@ -269,7 +269,8 @@ def layer_of(calls, heard, family, config) -> Layer:
     if not stream: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
     absent |= parts.pop("absent", {}) | _absent(parts, whole, roles)
     x = Layer(**parts, absent=absent)
-    return replace(x, **{n: whole.module.get_submodule(at) for n, at in family.parts.items()})
+    own = {n: whole.module.get_submodule(at) for n, at in family.parts.items()}
+    return replace(x, absent=absent | family.absent, **own)
 
 def _absent(parts, whole, roles) -> dict:
     "Sites that a layer with these parts has not got → why."
@@ -376,11 +377,11 @@ def probe(model, family=None) -> Probe:
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}
-    layers = [with_router(layer_of(c, heard, family, config), c, family) for c in calls]
+    layers = [with_router(layer_of(c, heard, family, config), c) for c in calls]
     return Probe(layers, error, other, sent_otherwise(calls, routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
-def with_router(x, calls, family) -> Layer:
+def with_router(x, calls) -> Layer:
     "A layer whose router was asked again with its own scores; what it has not got then is `absent`."
     if x.gate is None: return x
     call, E, why = next(c for c in calls if c.module is x.gate), n_experts(x.experts), None
@@ -397,7 +398,7 @@ def with_router(x, calls, family) -> Layer:
         W = getattr(m, "weight", None)
         return W is not None and W.shape == own.weight.shape and W.to(own.weight.dtype).equal(own.weight)
     rows = next((m for m in x.gate.modules() if is_its_map(m)), None)
-    return replace(x, rows=rows, absent=x.absent | none | family.absent)
+    return replace(x, rows=rows, absent=none | x.absent)
 
 def sent_otherwise(calls, routes) -> float:
     "Share of (token, router) whose experts are others in `routes` (experts → indices) than in the record of a pass."

@@ -100,11 +100,14 @@ def probabilities(own:RouterPass):
     What the weights are equal to comes first, then what lies in [0, 1]: to a single expert's weight everything is
     proportional."""
     _, weights, index = own.out[:3]
-    share = lambda x: (x / x.sum(1, keepdim=True)).to(min(torch.float32, weights.dtype, key=lambda t: t.itemsize))
-    made = (*(m.reshape(own.scores.shape) for m in own.made), own.scores.softmax(-1), own.scores.sigmoid())
-    def same(P): return nearly_equal(P.gather(1, index).to(weights.dtype), weights)
-    some = [P for P in made if (P >= 0).all() and nearly_equal(share(P.gather(1, index)), share(weights))]
-    return min(some, key=lambda P: (not same(P), bool(P.max() > 1 + 1e-3)), default=None)       # the first of equals
+    lower = min(torch.float32, weights.dtype, key=lambda t: t.itemsize)
+    def share(x): return (x / x.sum(1, keepdim=True)).to(lower)
+    def of_it(P): return (P >= 0).all() and nearly_equal(share(P.gather(1, index)), share(weights))
+    def rank(P): return not nearly_equal(P.gather(1, index).to(lower), weights.to(lower)), bool(P.max() > 1 + 1e-3)
+    made = [*(m.reshape(own.scores.shape) for m in own.made), own.scores.softmax(-1), own.scores.sigmoid()]
+    for P in made:
+        if rank(P) == (False, False) and of_it(P): return P
+    return min(filter(of_it, made), key=rank, default=None)                                     # the first of equals
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #f7631e53
 def dense_gates(weights, index, E):

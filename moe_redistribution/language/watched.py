@@ -40,14 +40,14 @@ def experts_in_use(self, hidden, index, weights):
     out, slot_weight = torch.zeros_like(hidden), weights.reshape(-1, 1)
     used = weights.reshape(-1).nonzero()[:, 0]
     of = index.reshape(-1)[used]
-    sizes = of.bincount(minlength=n_experts(self)).tolist()
-    for e, slots in enumerate(used[of.argsort(stable=True)].split(sizes)):
+    slots = used[of.argsort(stable=True)]                                             # those of expert 0, 1, …
+    token, sizes, said = slots // index.shape[-1], of.bincount(minlength=n_experts(self)).tolist(), []
+    for e, x in enumerate(hidden[token].split(sizes)):
         wanted = pass_ is not None and pass_.wants(f"E{e}")
-        if not len(slots) and not wanted: continue
-        token = slots // index.shape[-1]
-        said = one_expert(self, e, hidden[token])
-        if wanted: said = pass_.at(f"E{e}", said)
-        out.index_add_(0, token, (said * slot_weight[slots]).to(out.dtype))
+        if not len(x) and not wanted: continue
+        said.append(one_expert(self, e, x))
+        if wanted: said[-1] = pass_.at(f"E{e}", said[-1])
+    if len(slots): out.index_add_(0, token, (torch.cat(said) * slot_weight[slots]).to(out.dtype))
     return out
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #f6888e70
