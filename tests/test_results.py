@@ -35,6 +35,7 @@ from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoin
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.evidence.figures import pick
 from moe_redistribution.training.groups import train
+from moe_redistribution.training.store import of_clone
 from moe_redistribution.models.population import predict
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
@@ -98,6 +99,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/registrations.csv": lambda root, p: registrations.registrations(p),
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
+    "results/smollm2.csv": lambda root, p: of_clone(p),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
     "data/*/pilots.csv": lambda root, p: registrations.pilots(root / "data"),

