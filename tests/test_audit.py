@@ -64,10 +64,9 @@ def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_f
 
 def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_members_together(s, text):
     edits = ("zero", "mean", "route_around", "swap:E2")
-    own = effects(audit(s, text, byte_tokens, 16, units=("L1.E1", "L2.H1", "L0.ffn_out"), edits=("zero", "mean")))
-    own = pd.concat([own, effects(audit(s, text, byte_tokens, 16, units=("L0.E1", "L2.E0"), edits=edits))])
     for units, how in ((("L1.E1", "L2.H1", "L0.ffn_out"), edits[:2]), (("L0.E1", "L2.E0"), edits)):
-        rows = text_ablation(s, text, byte_tokens, 16, units=units, edits=how)
+        own = effects(audit(s, text, byte_tokens, 16, tokens=300, units=units, edits=how, n_sets=0))
+        rows = text_ablation(s, text, byte_tokens, 16, tokens=300, units=units, edits=how)
         loss = rows.query("metric == 'loss'").set_index(["site", "edit"])["value"]
         for u in units:
             for e in how: assert own[u, e] == pytest.approx(loss[u, e] - loss["none", "none"], abs=2e-6), (u, e)
@@ -162,7 +161,7 @@ def test_the_expert_that_carries_a_class_of_tokens_is_found_and_others_are_not(t
 def blind(seed, E=8):
     """A one-layer Mixtral in which a route says nothing: the router reads eight numbers of a token that nothing else
     reads, and all rows of the router are alike in length."""
-    model = tiny_model("mixtral", seed=seed, vocab_size=6_000, num_hidden_layers=1, num_local_experts=E)
+    model = tiny_model("mixtral", seed=seed, vocab_size=2_000, num_hidden_layers=1, num_local_experts=E)
     g, layer = torch.Generator().manual_seed(seed), model.model.layers[0]
     table, gate = model.model.embed_tokens.weight.data, layer.mlp.gate.weight.data
     table[:] = torch.randn(table.shape, generator=g)
@@ -177,19 +176,20 @@ def blind(seed, E=8):
     return model
 
 
-def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_more(tmp_path):
+@pytest.mark.parametrize("models, most", [(8, .11), pytest.param(40, .08, marks=pytest.mark.audit)])
+def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_more(models, most, tmp_path):
     path, ps, words = tmp_path / "any.txt", [], []
     path.write_text("any " * 2_000)
-    for seed in range(20):
-        drawn = torch.randint(6_000, (800,), generator=torch.Generator().manual_seed(1_000 + seed)).tolist()
-        found = audit(open_model(blind(seed)), path, lambda _, drawn=drawn: drawn, 16, batch=16, every=1, tokens=700)
-        if seed < 4: words += [*audit_table(found)["verdict"]]                         # bootstraps take their time
+    for seed in range(models):
+        drawn = torch.randint(2_000, (420,), generator=torch.Generator().manual_seed(1_000 + seed)).tolist()
+        found = audit(open_model(blind(seed)), path, lambda _, drawn=drawn: drawn, 8, batch=25, every=1, tokens=400)
+        if seed < 2: words += [*audit_table(found)["verdict"]]                         # bootstraps take their time
         wide = found[found["metric"].eq("effect") & found["stratum"].eq("beside")]
         wide = wide.pivot(index="seed", columns=["site", "unit"], values="value")
         ps += [*sign_flip_tests([wide[f"L0.E{e}", ""] - wide[f"L0.E{e}", "own load"] for e in range(8)])]
-    assert len(ps) == 160 and np.mean(np.array(ps) < .05) <= .09, np.mean(np.array(ps) < .05)
+    assert len(ps) == 8 * models and np.mean(np.array(ps) < .05) <= most, np.mean(np.array(ps) < .05)
     assert np.mean(np.array(ps) < .5) > .35                                          # nor are they all too large
-    assert words.count("found here") <= 2
+    assert words.count("found here") <= 1
 
 
 # ------------------------------------------------------------------------------------------------------------- the null
@@ -241,10 +241,10 @@ def test_an_audit_of_64_experts_takes_40_passes_at_most_by_what_its_modules_were
 
 
 def test_a_forecast_runs_one_batch_and_is_right_within_a_fifth(s, text):
-    ask = dict(context=16, batch=8, units=("experts", "ffns"), edits=("zero", "mean"))
+    ask = dict(context=16, batch=8, tokens=500, units=("experts", "ffns"), edits=("zero", "mean"))
     ahead, found = audit_forecast(s, text, byte_tokens, **ask), audit(s, text, byte_tokens, **ask)
     assert ahead["passes"] == pytest.approx(found.query("metric == 'passes'")["value"].item(), rel=.2)
-    assert ahead["windows"] == len(list(text_windows(text, byte_tokens, 16))) and ahead["seconds"] > 0
+    assert ahead["windows"] == len(list(text_windows(text, byte_tokens, 16, 500))) and ahead["seconds"] > 0
     assert ahead["bytes"] > 8 * 16 * 256 * 4
 
 
@@ -253,7 +253,7 @@ class Stop(Exception): pass
 
 def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
-    ask, part = dict(context=16, batch=8, edits=("zero", "mean")), tmp_path / "a.part"
+    ask, part = dict(context=16, batch=8, units=("L1.E0", "L2.H1"), edits=("zero", "mean"), n_sets=2), tmp_path / "a"
     straight, own = audit(s, text, byte_tokens, **ask), RecordedBatch.__init__
     batches = []
     def count(self, *rest):
