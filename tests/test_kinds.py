@@ -369,3 +369,19 @@ def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
     with JobPool(jobs, at_once=2) as pool:
         train(OWN[3], [1, 2], root=tmp_path / "far", executor=pool, group_size=1, **TRAIN)
     same_runs(tmp_path / "here", tmp_path / "far", OWN[3], (1, 2))
+
+
+def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
+    import_file(mine)
+    assert kinds.files_in_use() == {str(mine): own_digest(mine)}          # this file tried to, and was refused
+    mine.write_text("x = 1")
+    import_file(mine)
+    assert kinds.files_in_use() == {}
+
+
+def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
+    "What is only found on request was free for whoever came first; then its own room could not be imported."
+    ask = ("from moe_redistribution.tasks.kinds import register\n"
+           "try: register('instrument', 'ablation', print)\nexcept ValueError as e: print(e)")
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    assert "name of an instrument: expected a new one; got 'ablation', which is taken" in done.stdout

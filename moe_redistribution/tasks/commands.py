@@ -8,6 +8,7 @@ __all__ = ['COMMANDS', 'TOLD_UNTIL', 'TOLD_STREAM', 'MOST_SEEDS', 'Command', 'co
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from dataclasses import dataclass
+from importlib import import_module
 import re, sys
 
 import pandas as pd
@@ -32,7 +33,8 @@ def _command(name, run, **how):
     if not callable(run): refuse(f"command {name}", "a function of parsed arguments", repr(run)[:80], fix="def it")
     return Command(name, run, **how)
 
-COMMANDS = Kind("command", "What the command line does.", (), _command)
+COMMANDS = Kind("command", "What the command line does.", (), _command,
+                every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)         # whose rooms have them all
 
 def command(name, about, example, **how):
     "Declares the decorated function of parsed arguments as a subcommand; `how`: see `Command`."

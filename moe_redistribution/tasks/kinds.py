@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'FILES', 'CACHES', 'KIND_TABLES', 'own_digest', 'Origin', 'origin_of', 'cached', 'Kind', 'table_of',
-           'all_or_nothing', 'register', 'import_file', 'need_files', 'registered']
+           'all_or_nothing', 'register', 'files_in_use', 'import_file', 'need_files', 'registered']
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #56878267
 from contextlib import contextmanager
@@ -106,12 +106,13 @@ def _again(old, origin, thing):
     return was.module != origin.module if was.file else before is not thing and _called(before) == _called(thing)
 
 def _add(table, name, thing, origin, how):
+    what = f"name of {'an' if table.kind[0] in 'aeiou' else 'a'} {table.kind}"
     if not re.fullmatch(table.word[0], str(name)):
         near = re.sub(r"\W+", "_", str(name)).strip("_0123456789").lower() or "mine"
-        refuse(f"name of a {table.kind}", table.word[1], repr(name), near, "call it so")
-    if name in table and not (name in table.origins and _again(table.origins[name], origin, thing)):
-        refuse(f"name of a {table.kind}", "a new one", f"{name!r}, which is taken", f"{name}_own",
-               f"none of {sorted(table)}")
+        refuse(what, table.word[1], repr(name), near, "call it so")
+    known = table.every() if origin.own else table                  # a user's also beside what is found on request
+    if name in known and not (name in table.origins and _again(table.origins[name], origin, thing)):
+        refuse(what, "a new one", f"{name!r}, which is taken", f"my_{name}", f"none of {sorted(known)}")
     for refuses in table.barred: refuses(name)
     table.put(name, table.check(name, thing, **how), (origin, thing))
 
@@ -120,7 +121,8 @@ KIND_TABLES = {
     "task": ("tasks.task", "TASKS"), "recipe": ("models.condition", "RECIPES"),
     "rules": ("training.loop", "TASK_RULES"), "router": ("models.condition", "ROUTERS"),
     "variant": ("models.variants", "VARIANTS"), "event": ("models.events", "EVENTS"),
-    "instrument": ("instruments.instrument", "DECLARED"), "study": ("training.study", "STUDIES"), "command": ("tasks.commands", "COMMANDS")}
+    "instrument": ("instruments.instrument", "DECLARED"), "study": ("training.study", "STUDIES"),
+    "command": ("tasks.commands", "COMMANDS")}
 
 def table_of(kind) -> Kind:
     "The table of a kind, by its word. ValueError (expected, got, nearest) for another."
@@ -154,11 +156,20 @@ def register(kind, name, thing=None, origin=None, **how):
     return thing
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #25c63272
+def _tables() -> list:
+    "The tables of rooms that are imported."
+    rooms = [(sys.modules.get(f"{PACKAGE}.{room}"), name) for room, name in KIND_TABLES.values()]
+    return [getattr(room, name) for room, name in rooms if hasattr(room, name)]
+
 def _forget(path):
     "Takes out of all tables what a file has registered."
-    rooms = [(sys.modules.get(f"{PACKAGE}.{room}"), name) for room, name in KIND_TABLES.values()]
-    for table in (getattr(room, name) for room, name in rooms if hasattr(room, name)):
+    for table in _tables():
         for name in [n for n, (origin, _) in table.origins.items() if origin.file == path]: table.put(name, None, None)
+
+def files_in_use() -> dict:
+    "File → hash, of every file from which something is registered now."
+    origins = [table.origin(name) for table in _tables() for name in table.origins]
+    return {o.file: o.digest for o in origins if o.file}
 
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."

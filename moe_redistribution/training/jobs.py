@@ -12,7 +12,7 @@ import numbers
 import time
 
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import FILES, need_files
+from ..tasks.kinds import files_in_use, need_files
 from .executors import Tell, hand_out, processes
 from .store import Store
 
@@ -24,7 +24,7 @@ class Job:
     bytes_each = 1_000_000      # what a seed may need on the disk
     needs = ()                  # jobs that have to be done before this one can be
     optional = False            # as something that is needed: only worth doing where several jobs need it
-    files = property(lambda self: dict(FILES))      # file → hash, of a user's files that whoever carries it out needs
+    files = property(lambda self: files_in_use())   # file → hash, of a user's files that whoever carries it out needs
     @property
     def key(self) -> str:
         "A hash of all that its result depends on, of what it needs, too: no other job has it."

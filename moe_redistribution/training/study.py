@@ -340,11 +340,9 @@ def study_state(study:Study, root=None) -> pd.DataFrame:
 
 # %% ../../nbs/3_training/08_study.ipynb #42df5d6d
 def _study(name, study):
-    "A study as it is kept: under its own name, which is none of ours."
+    "A study as it is kept: under its own name."
     if not isinstance(study, Study): refuse(f"study {name}", "a Study", repr(study)[:80])
     if study.name != name: refuse(f"study {name}", f"the name {name!r}", repr(study.name), name, "register it so")
-    if name in known_studies():
-        refuse("name of a study", "a name that no study of ours has", name, f"my_{name}", "rename it")
     return study
 
 STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
