@@ -7,7 +7,7 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import DENSE, FAMILIES, MIXTURES, Family, tiny_model
-from moe_redistribution.language.layers import READ_ONLY, layers_of, probe
+from moe_redistribution.language.layers import READ_ONLY, layers_of, probe_model
 from moe_redistribution.language.opened import open_model
 
 logging.disable_progress_bar()
@@ -102,7 +102,7 @@ def test_a_stream_with_its_own_multiplier_is_told_by_a_family():
                                            ("jetmoe", dict(num_local_experts=4, kv_channels=8))])
 def test_a_mixture_that_computes_its_own_experts_is_refused_by_name(family, sizes):
     with pytest.raises(ValueError, match=f"model {family}: expected experts that transformers computes .*; got .*Exp"):
-        probe(tiny_model(family, **sizes))
+        probe_model(tiny_model(family, **sizes))
 
 
 def test_a_model_of_images_and_text_is_opened_by_its_language_model():

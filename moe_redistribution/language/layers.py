@@ -6,7 +6,7 @@
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'recorded_calls',
            'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'on_interface', 'mixture_parts', 'Hearing',
            'attention_parts', 'layer_of', 'Probe', 'probe_tokens', 'under', 'off', 'check_interface', 'device_of',
-           'probe', 'with_router', 'sent_otherwise', 'layers_of', 'layer_sites']
+           'probe_model', 'with_router', 'sent_otherwise', 'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from contextlib import contextmanager
@@ -347,7 +347,7 @@ def device_of(model):
 
 # %% ../../nbs/4b_language/05_layers.ipynb #2fb9b319
 @torch.no_grad()
-def probe(model, family=None) -> Probe:
+def probe_model(model, family=None) -> Probe:
     """A model tried on a few tokens, its own functions against ours.
 
     ValueError for one whose layers are not found, whose experts go past transformers' interface, whose numbers are not
@@ -408,7 +408,7 @@ def sent_otherwise(calls, routes) -> float:
 
 def layers_of(model, family=None) -> list:
     "A `Layer` for every decoder layer; errors as `probe`."
-    return probe(model, family).layers
+    return probe_model(model, family).layers
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e004
 READ_ONLY = ("router_probs", "routes")

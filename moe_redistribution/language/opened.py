@@ -23,7 +23,7 @@ from ..tasks.task import Task
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
-from .layers import READ_ONLY, device_of, layer_sites, probe
+from .layers import READ_ONLY, device_of, layer_sites, probe_model
 from .hooks import listening
 from .watched import n_experts
 from .reading import TextSubject
@@ -60,7 +60,7 @@ class LanguageModel(TextSubject):
         if not hasattr(model, "get_input_embeddings"):
             refuse("model", "a causal transformers model", type(model).__name__, "olmoe", "AutoModelForCausalLM")
         check_hooks(model)
-        self.model, self.family, self.probe = model, family, probe(model, family)
+        self.model, self.family, self.probe = model, family, probe_model(model, family)
         self.layers, c = self.probe.layers, model.config.get_text_config()
         self.name, self.batch, self.pad, self.moved = name or model.config.model_type, batch, pad, {}
         self.n_layers, self.d_vocab = len(self.layers), c.vocab_size
@@ -259,7 +259,7 @@ def made_of(x) -> tuple:
 @patch
 def report(self:LanguageModel) -> Report:
     "What of this model is reached, what is not and why, and how far our functions are from its own: tried now."
-    now = probe(self.model, self.family)
+    now = probe_model(self.model, self.family)
     said, rows = [made_of(x) for x in now.layers], []
     for l, of in enumerate(said):
         if rows and said[l - 1] == of: rows[-1][0] = f"{rows[-1][0].partition('–')[0]}–{l}"
