@@ -382,6 +382,12 @@ def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
 def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
     "What is only found on request was free for whoever came first; then its own room could not be imported."
     ask = ("from moe_redistribution.tasks.kinds import register\n"
-           "try: register('instrument', 'ablation', print)\nexcept ValueError as e: print(e)")
+           "for kind, name in (('instrument', 'ablation'), ('command', 'train')):\n"
+           "    try: register(kind, name, print, **dict(about='', example='') if kind == 'command' else {})\n"
+           "    except ValueError as e: print(e)\n"
+           "from moe_redistribution.tasks.kinds import table_of\n"
+           "print(len(table_of('instrument')) > 10, len(table_of('command')) > 10)")
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     assert "name of an instrument: expected a new one; got 'ablation', which is taken" in done.stdout
+    assert "name of a command: expected a new one; got 'train', which is taken" in done.stdout
+    assert "True True" in done.stdout                                # what was imported on the way is not taken back

@@ -34,7 +34,7 @@ def _command(name, run, **how):
     return Command(name, run, **how)
 
 COMMANDS = Kind("command", "What the command line does.", (), _command,
-                every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)         # whose rooms have them all
+                every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)    # whose rooms have them all
 
 def command(name, about, example, **how):
     "Declares the decorated function of parsed arguments as a subcommand; `how`: see `Command`."

@@ -135,7 +135,9 @@ def all_or_nothing():
     n = len(_ADDED)
     try: yield
     except BaseException:
-        for table, name, value, origin in _ADDED[n:][::-1]: table.put(name, value, origin)
+        for table, name, value, origin in _ADDED[n:][::-1]:
+            if name in table and not table.origin(name).own: continue       # a room of the library, imported meanwhile
+            table.put(name, value, origin)
         del _ADDED[n:]
         raise
 
