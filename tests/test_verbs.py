@@ -6,7 +6,7 @@ from moe_redistribution.instruments.ablation import ablate, combine_edits, edits
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import tiny_model
+from moe_redistribution.language.families import MIXTURES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
                                                    units_of)
@@ -176,6 +176,42 @@ def test_an_edit_word_is_understood_wherever_edits_are_given(tmp_path):
                                        ("never:E0,E1,E2,E3", "an expert that may work"), ("zero@", "behind the @")])
 def test_a_word_that_means_nothing_is_refused_with_what_does(how, says):
     with pytest.raises(ValueError, match=says): opened().run(W, {"L1.routes": how})
+
+
+# phimoe takes maxima, not a top-k; the layers of deepseek_v4 look experts up by the token
+OWN_WAY = ("phimoe", "deepseek_v4")
+# weighs shared experts with the chosen ones and cuts them apart by its own k
+OWN_K = ("inkling_text",)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_family_s_router_does_as_it_is_told_or_says_why_not(family):
+    s = open_model(tiny_model(family), W)
+    site = next(n for n in reversed(s.sites) if n.endswith(".routes"))
+    gates, e2 = site.replace("routes", "gates"), site.replace("routes", "E2")
+    def of(how, keep=gates): return trace(s, W, keep=[keep], edits={site: how})[keep][0]
+    if family in OWN_WAY:
+        with pytest.raises(ValueError, match="one top-k among its experts; .* fix: route_around, or edit"):
+            of("never:E2")
+        return
+    plain = trace(s, W, keep=[gates, site])
+    assert not of("never:E2")[..., 2].any()
+    assert (s.moved[site] > 0) == (plain[gates][..., 2] != 0).any()
+    assert (of("never:E2@4:", site)[:, :4].sort(-1)[0] == plain[site][0, :, :4].sort(-1)[0]).all()
+    if family in OWN_K:
+        with pytest.raises(ValueError, match="2 experts, which .* counts on; got 1"): of("k=1")
+        return
+    assert trace(s, W, keep=[e2], edits={site: "only:E2"})[e2].shape[1] >= W.numel() - (plain[gates] == 0).all(-1).sum()
+    assert ((of("k=1") != 0).sum(-1) <= 1).all()
+    if (plain[site] >= 0).all(): torch.testing.assert_close(of(plain[site]), plain[gates][0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_router_with_a_place_for_no_expert_sends_every_token_to_the_only_one():
+    s = open_model(tiny_model("zaya"), W)
+    assert trace(s, W, edits={"L1.routes": "only:E2"})["L1.E2"].shape[1] == W.numel()
+    with pytest.raises(ValueError, match="one top-k among its experts; got PhimoeTopKRouter"):
+        open_model(tiny_model("phimoe"), W).run(W, {"L1.routes": "never:E2"})
 
 
 # ------------------------------------------------------------------------------------------- sets, layers and positions

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLASSES', 'WORDS', 'At', 'limit_of', 'steer', 'token_mask', 'places_of', 'limit_edits', 'ChoicePass', 'as_wide',
-           'weights_of', 'choose_again', 'check_routes', 'RouteStep', 'RouteEdit', 'route_edit', 'replay', 'take_step',
-           'tell_router', 'routers_told', 'routes_apart']
+           'weights_of', 'is_choice', 'choose_again', 'check_routes', 'RouteStep', 'RouteEdit', 'route_edit', 'replay',
+           'take_step', 'tell_router', 'routers_told', 'routes_apart']
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #6920a483
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ import re
 
 from fastcore.basics import patch
 import torch
+from torch.nn.functional import pad
 from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit
 from .watched import n_experts
@@ -109,7 +110,7 @@ CLASSES = 4                                                # places for no exper
 
 class ChoicePass(RouterPass):
     """A `RouterPass` whose last top-k among E experts gives the `given` ones (tokens, k), or the best `k` of those that
-    are not `barred` (tokens, E). `forced`: tokens at which the groups would not have allowed that."""
+    are not `barred` (tokens, E + 4). `forced`: tokens at which the groups would not have allowed that."""
     def __init__(self, E, k, at=None, last=None, barred=None, given=None, new_k=None, other=None):
         super().__init__(E, other, at)
         self.k, self.last, self.barred, self.given, self.new_k = k, last, barred, given, new_k or k
@@ -130,8 +131,8 @@ class ChoicePass(RouterPass):
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #4df520ab
 def as_wide(barred, x):
-    "`barred` (tokens, E) in the shape of scores x, which may have places for no expert."
-    return torch.nn.functional.pad(barred, (0, x.shape[-1] - barred.shape[-1])).view_as(x)
+    "`barred` (tokens, E + 4) in the shape of scores x, which may have less places for no expert."
+    return barred[:, :x.shape[-1]].view_as(x)
 
 @patch
 def choose(self:ChoicePass, x):
@@ -145,7 +146,7 @@ def choose(self:ChoicePass, x):
     form = (*x.shape[:-1], index.shape[-1])
     return torch.return_types.topk((whole.gather(-1, index).view(form), index.view(form)))
 
-# %% ../../nbs/4b_language/06b_verbs.ipynb #48e19e6a
+# %% ../../nbs/4b_language/06b_verbs.ipynb #5e1ec7ed
 def weights_of(out):
     "(place of weights, place of indices) in what a router returns; None for one that returns no choice."
     parts = out if isinstance(out, tuple) else ()
@@ -154,26 +155,34 @@ def weights_of(out):
         fits = [i for i, x in enumerate(parts) if i != index[0] and getattr(x, "shape", None) == parts[index[0]].shape]
         if fits: return fits[-1], index[0]
 
+def is_choice(chosen, out, at) -> bool:
+    "Are these the indices that a router returns? Where a weight is 0 it may have put another in the place of a skip."
+    w, i = (out[n].flatten(0, -2) for n in at)
+    if chosen is None or chosen.numel() != i.numel(): return False
+    return bool(((chosen.reshape(i.shape).sort(-1)[0] == i.sort(-1)[0]).all(-1) | (w == 0).any(-1)).all())
+
+# %% ../../nbs/4b_language/06b_verbs.ipynb #48e19e6a
 def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=None):
-    """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave; and
-    (tokens,) where its groups would not have allowed that. ValueError for one that does not choose by a top-k."""
-    index = out[weights_of(out)[1]]
-    own_k = index.shape[-1]
+    """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave;
+    (tokens,) where its groups would not have allowed that; and all that it returns. ValueError for one that does not
+    choose by a top-k, or counts on its own k."""
+    asked, fix = "a router that ends its choice in one top-k among its experts", "route_around, or edit the gates"
+    at, kind = weights_of(out), type(gate).__name__
+    own_k = out[at[1]].shape[-1]
     with ChoicePass(E, own_k) as own: gate.forward(*args, **kwargs)
-    same = own.chosen is not None and own.chosen.shape == index.shape
-    asked, fix = "a router that ends its choice in one top-k among its experts", "edit the gates of this layer"
-    if not (same and own.chosen.sort(-1)[0].equal(index.sort(-1)[0])): refuse(site, asked, type(gate).__name__, fix=fix)
+    if not is_choice(own.chosen, out, at): refuse(site, asked, kind, fix=fix)
     other = None if barred is None else own.scores.masked_fill(as_wide(barred, own.scores), -1e4)
-    at = None if barred is None else own.times
-    with ChoicePass(E, own_k, at, own.choices, barred, given, k, other) as new: said = gate.forward(*args, **kwargs)
-    w, i = weights_of(said)
-    if not said[i].flatten(0, -2).equal(new.answer): refuse(site, asked, type(gate).__name__, fix=fix)
-    return dense_gates(said[w].flatten(0, -2), said[i].flatten(0, -2), E + CLASSES), new.forced
+    times = None if barred is None else own.times
+    with ChoicePass(E, own_k, times, own.choices, barred, given, k, other) as new: said = gate.forward(*args, **kwargs)
+    w, i = (said[n].flatten(0, -2) for n in at)
+    if w.shape != i.shape: refuse(site, f"{own_k} experts, which {kind} counts on", i.shape[-1], own_k, "its own k")
+    if not is_choice(new.answer, said, at): refuse(site, asked, kind, fix=fix)
+    return dense_gates(w, i, E + CLASSES), new.forced, said
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #acce3c8e
 def check_routes(routes, own, E, real, site):
-    """Routes shaped like the router's `own` (b, t, k), or with an axis of one before, as (tokens, k); at padding they are
-    its own. ValueError for what no router can have made: other tokens, another k, no such experts, one twice."""
+    """Routes shaped like the router's `own` (b, t, k), or with an axis of one before, as (tokens, k); at padding they
+    are its own. ValueError for what no router can have made: other tokens, another k, no such experts, one twice."""
     is_whole = isinstance(routes, torch.Tensor) and not routes.is_floating_point() and routes.dtype != torch.bool
     form = tuple(own.shape)
     if not is_whole or tuple(routes.shape) not in (form, (1, *form)):
@@ -235,20 +244,21 @@ def replay(routes) -> dict:
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
 def take_step(step, s, site, ask, own, index, barred):
-    """Gates after a `RouteStep`, and what is `barred` (tokens, E) by then. `own`: gates as they are, `index`
-    (tokens, k); `ask(barred, given, k)` asks the router once more."""
-    tokens, E = barred.shape
-    on = torch.ones(tokens, dtype=torch.bool, device=own.device)
+    """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and at which tokens it is taken. `own`: gates
+    as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
+    E, on = barred.shape[1] - CLASSES, torch.ones(len(own), dtype=torch.bool, device=own.device)
     if step.limit is not None: on = step.limit.mask(s.places).flatten().to(own.device)
     if step.given is not None:
         seen = index.view(*s.here.shape, -1)
         routes = step.given if isinstance(step.given, torch.Tensor) else step.given(seen[None].clone())
-        return torch.where(on[:, None], ask(None, check_routes(routes, seen, E, s.here, site), None)[0], own), barred
-    closed = torch.zeros(E, dtype=torch.bool, device=own.device)
-    closed[list(step.barred)] = True
+        new, _ = ask(None, check_routes(routes, seen, E, s.here, site), None)
+        return torch.where(on[:, None], new, own), barred, on
+    closed = torch.zeros(E + CLASSES, dtype=torch.bool, device=own.device)
+    closed[[*step.barred]] = True
+    closed[E:] = step.only                                                         # a skip is no expert of these
     if step.pairs is None: barred = barred | closed & on[:, None]
-    else: barred, on = barred | (pairs := step.pairs.flatten(0, 1).to(own.device)), pairs.any(1)
-    k, left = step.k or index.shape[-1], int((~barred[on]).sum(1).min()) if on.any() else E
+    else: barred, on = barred | (pairs := pad(step.pairs.flatten(0, 1), (0, CLASSES)).to(own.device)), pairs.any(1)
+    k, left = step.k or index.shape[-1], int((~barred[on, :E]).sum(1).min()) if on.any() else E
     if not left or left < k and not step.only:
         refuse(site, f"{k} experts that are not barred", left, fix="bar fewer, or only: for fewer than k")
     new, forced = ask(barred if barred.any() else None, None, min(k, left))
@@ -256,7 +266,7 @@ def take_step(step, s, site, ask, own, index, barred):
         refuse(site, "a k that the groups of this router leave room for", f"k={k}", fix="a smaller k")
     tiny = torch.finfo(new.dtype).tiny
     if left < k: new = new * (own.sum(1) / new.sum(1).clamp(min=tiny))[:, None]    # in sum what the token had
-    return torch.where(on[:, None], new, own), barred
+    return torch.where(on[:, None], new, own), barred, on
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #08fd1bb5
 def tell_router(s, site, edit, E, gate, args, kwargs, out):
@@ -265,15 +275,22 @@ def tell_router(s, site, edit, E, gate, args, kwargs, out):
         refuse(site, "a router that returns weights and indices", type(gate).__name__, fix="edit the gates")
     weights, index = (out[i].flatten(0, -2) for i in at)
     dense = own = dense_gates(weights, index, E + CLASSES)
-    barred = torch.zeros(len(own), E, dtype=torch.bool, device=own.device)
-    def ask(barred, given, k): return choose_again(gate, args, kwargs, out, E, site, barred, given, k)
-    for step in edit.steps: dense, barred = take_step(step, s, site, ask, dense, index, barred)
+    barred = torch.zeros_like(own, dtype=torch.bool)
+    rest, said = list(out), []                               # a family may give more by the token: gates of shared ones
+    more = [i for i, x in enumerate(out) if i > 2 and isinstance(x, torch.Tensor) and x.shape[:-1].numel() == len(own)]
+    def ask(barred, given, k):
+        *found, new = choose_again(gate, args, kwargs, out, E, site, barred, given, k)
+        said.append(new)
+        return found
+    for step in edit.steps:
+        dense, barred, on = take_step(step, s, site, ask, dense, index, barred)
+        for i in more: rest[i] = torch.where(on.view(*rest[i].shape[:-1], 1), said[-1][i], rest[i])
     if dense.equal(own): return s.moved.setdefault(site, 0) or out
     others = ((dense != 0) != (own != 0)).any(1) & s.here.flatten().to(own.device)
     s.moved[site] = s.moved.get(site, 0) + int(others.sum())
     chosen = dict(zip(at, chosen_gates(dense)))
     form = out[at[0]].shape[:-1]
-    return tuple(chosen[i].view(*form, -1) if i in chosen else x for i, x in enumerate(out))
+    return tuple(chosen[i].view(*form, -1) if i in chosen else x for i, x in enumerate(rest))
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #82fa3865
 @contextmanager
