@@ -27,7 +27,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.instruments import measuring
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record import cli, coverage, recording, work
+from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.tasks import commands as commands_room
@@ -142,7 +142,8 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (experiments, "items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
-        "kinds": (commands_room, "registered"), "rows": (coverage, "by_id")}
+        "kinds": (commands_room, "registered"), "rows": (coverage, "by_id"), "loads": (models, "text_loads"),
+        "compare": (models, "compare_routes"), "audit": (models, "audit_forecast")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -159,7 +160,9 @@ PROMISE = [
     ("ledger", "--item", "tab99"), ("bench", "--task", ""), ("bench", "--task", "add8"), ("bench", "--study", "x"),
     ("bench", "--record", "{folder}"), ("bench", "--seconds", "0"), ("kinds", "--import", "{file}"),
     ("rows", "tab99"), ("rows", ""), ("train", TINY, "--import", "{folder}"), ("measure", TINY, "--import", "{text}"),
-    ("study", "granularity", "--import", "nothing.py")]
+    ("study", "granularity", "--import", "nothing.py"), ("loads", *TEXT, "--out", "rows.txt"),
+    ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
+    ("audit", *TEXT, "--unit", "L9.E1")]
 
 
 @pytest.fixture(scope="module")
