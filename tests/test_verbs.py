@@ -1,4 +1,5 @@
 """What a router is told in a word: who works on a token changes as the word says, and weights stay the router's own."""
+import pandas as pd
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_
                                                    units_of)
 from moe_redistribution.language.verbs import At, replay, steer
 from moe_redistribution.models.population import init
+from moe_redistribution.record.cli import main
 from tiers import first
 
 MIXED = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "minimax_m2",
@@ -88,7 +90,7 @@ def test_replayed_routes_have_live_weights(family):
     ratio = g.gather(-1, chosen) / P.gather(-1, chosen)
     same(ratio, ratio.mean(-1, keepdim=True).expand_as(ratio))
     renormed, a_share = g.sum(-1), ratio.mean(-1)
-    assert min((x - x.mean()).abs().max() for x in (renormed, a_share)) < 1e-6
+    assert min((x - x.mean()).abs().max() for x in (renormed, a_share)) < 1e-5        # some add 1e-6 to a sum
 
 
 def test_routes_that_span_groups_are_replayed_by_a_router_with_groups():
@@ -169,6 +171,16 @@ def test_an_edit_word_is_understood_wherever_edits_are_given(tmp_path):
     assert {*rows["site"]} == {"none", "L1.routes", "L*.routes"}
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert loss.nunique() == 5
+
+
+def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
+    tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "model")
+    (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
+    out = tmp_path / "rows.csv"
+    assert main(["ablate", "--model", str(tmp_path / "model"), "--text", str(text), "--bytes", "--context", "16",
+                 "--unit", "L*.routes", "--edit", "only:E2@4:", "--edit", "k=1", "--out", str(out)]) == 0
+    found = pd.read_csv(out).query("metric == 'moved'").set_index("edit")["value"]
+    assert found["only:E2@4:"] > 0 and found["k=1"] == pytest.approx(2) and out.with_suffix(".png").exists()
 
 
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
