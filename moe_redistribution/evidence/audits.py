@@ -125,7 +125,7 @@ def audit_map(table, ax=None):
     reach = np.nan_to_num(np.abs([mean - lo, hi - mean]))
     ax.barh(y, mean, color=colour, xerr=reach, error_kw=dict(lw=.8, ecolor="#333333"))
     ax.plot(table["null"], y, "|", color="#777777", ms=8, label="null: as much at random")
-    ax.set_yticks(y, [f"{r.unit} {r.edit}" if several else r.unit for r in table.itertuples()], fontsize=6)
-    ax.invert_yaxis(), ax.axvline(0, color="k", lw=.6), ax.legend(fontsize=7)
+    ax.set_yticks(y, [f"{r.unit} {r.edit}" if several else r.unit for r in table.itertuples()], fontsize=8)
+    ax.invert_yaxis(), ax.axvline(0, color="k", lw=.6), ax.legend(fontsize=8)
     ax.set_xlabel("rise of the loss, nats a token")
     return ax
