@@ -244,8 +244,8 @@ def replay(routes) -> dict:
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
 def take_step(step, s, site, ask, own, index, barred):
-    """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and at which tokens it is taken. `own`: gates
-    as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
+    """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and the tokens that it is taken at. `own`:
+    gates as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
     E, on = barred.shape[1] - CLASSES, torch.ones(len(own), dtype=torch.bool, device=own.device)
     if step.limit is not None: on = step.limit.mask(s.places).flatten().to(own.device)
     if step.given is not None:
