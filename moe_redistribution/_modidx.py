@@ -1433,6 +1433,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.attention_parts': ( '4b_language/layers.html#attention_parts',
                                                                                                             'moe_redistribution/language/layers.py'),
+                                                    'moe_redistribution.language.layers.base_of': ( '4b_language/layers.html#base_of',
+                                                                                                    'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.check_here': ( '4b_language/layers.html#check_here',
                                                                                                        'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.check_interface': ( '4b_language/layers.html#check_interface',

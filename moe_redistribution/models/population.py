@@ -264,6 +264,7 @@ class Transformer(torch.nn.Module):
     def extra_repr(self):
         "The condition, how large it is, and the shapes of its parameters by part."
         own = {n: f"{n} {tuple(v.shape)}" for n, v in self.named_parameters()}
-        parts = {part: [own[n] for n in names if n in own] for part, names in (MODEL_PARTS | {"norm": NORM_GAINS}).items()}
+        of = MODEL_PARTS | {"norm": NORM_GAINS}
+        parts = {part: [own[n] for n in names if n in own] for part, names in of.items()}
         size = f"{sum(v.numel() for v in self.parameters()):,} parameters"
         return "\n".join([f"{self.condition}, {size}", *(f"{p}: {', '.join(v)}" for p, v in parts.items() if v)])
