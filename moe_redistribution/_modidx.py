@@ -1735,6 +1735,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                           'moe_redistribution/language/router_pass.py'),
                                                          'moe_redistribution.language.router_pass.RouterPass.__torch_function__': ( '4b_language/router_pass.html#routerpass.__torch_function__',
                                                                                                                                     'moe_redistribution/language/router_pass.py'),
+                                                         'moe_redistribution.language.router_pass.apart_from_barred': ( '4b_language/router_pass.html#apart_from_barred',
+                                                                                                                        'moe_redistribution/language/router_pass.py'),
                                                          'moe_redistribution.language.router_pass.chosen_gates': ( '4b_language/router_pass.html#chosen_gates',
                                                                                                                    'moe_redistribution/language/router_pass.py'),
                                                          'moe_redistribution.language.router_pass.dense_gates': ( '4b_language/router_pass.html#dense_gates',

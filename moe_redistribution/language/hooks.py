@@ -12,7 +12,8 @@ from fastcore.basics import patch
 import torch
 from ..tasks.errors import refuse
 from .layers import Layer, first_tensor, under
-from .router_pass import chosen_gates, dense_gates, nearly_equal, probabilities, route_again
+from .router_pass import (apart_from_barred, chosen_gates, dense_gates, nearly_equal,
+                                                     probabilities, route_again)
 from .watched import OURS, WATCHED, n_experts
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #2cecdf2a
@@ -31,10 +32,11 @@ class Listener:
         "Which of the pass's tokens are no padding, flat; of a longer text, its last ones."
         return self.told["real"][:, -self.kept["shape"][1]:].flatten().to(device)
     def over_tokens(self, out, pattern, v): return pattern.shape[-2] == self.kept["shape"][1]
-    def fits(self, whole, parts, what):
+    def fits(self, whole, parts, what, asked="its parts to sum to its output"):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
-        if parts.equal(whole) or nearly_equal(parts, whole) or not (parts.isfinite().all() and whole.isfinite().all()): return
-        refuse(f"{self.prefix}{what}", "its parts to sum to its output, as when the model was opened",
+        if parts.equal(whole) or nearly_equal(parts, whole): return
+        if not (parts.isfinite().all() and whole.isfinite().all()): return
+        refuse(f"{self.prefix}{what}", f"{asked}, as when the model was opened",
                f"another by up to {(parts - whole).abs().max():.2g}", fix="open it again, and see its report",
                error=RuntimeError)
 
@@ -62,7 +64,9 @@ def after_mixer(self:Listener, module, args, out):
     if self.x.reader is not None:
         pre, scale = self.kept["pre"].to(new.device), self.x.scale                # a model may be spread over devices
         mid = pre + (new if scale == 1 else new * scale)
-        if (changed := self.at("resid_mid", mid)) is not mid: new, mid = new + (changed - mid) / scale, changed
+        if (changed := self.at("resid_mid", mid)) is not mid:
+            new = new + (changed - mid) / scale
+            mid = pre + (new if scale == 1 else new * scale)                      # as the layer will add it, rounded
         self.kept["mid"] = mid
     if new is not first: return put_first(out, new)
 
@@ -76,8 +80,10 @@ def after_gate(self:Listener, module, args, kwargs, out):
     E = n_experts(self.x.experts)
     own, shape = route_again(module, args, kwargs, E), (*self.kept["shape"], E)
     scores = own.scores[:, :E].view(shape)
+    if self.prefix + "routes" not in self.told.get("routed", ()):                    # else it was told another choice
+        self.fits(out[1], own.out[1], "router_logits", "its router to give no other weights") # a user's hook may write
     if (new := self.at("router_logits", scores)) is not scores and scores.isfinite().all():
-        own = route_again(module, args, kwargs, E, new.flatten(0, 1))
+        own = apart_from_barred(own, route_again(module, args, kwargs, E, new.flatten(0, 1)), new.flatten(0, 1))
         others = (own.out[2].sort(1)[0] != out[2].sort(1)[0]).any(1) & self.real(scores.device)
         self.told["moved"][self.prefix + "router_logits"] = int(others.sum())
         out = own.out
@@ -166,7 +172,8 @@ def hang(self:Listener):
     if want("resid_mid"): handles.append(x.reader.register_forward_pre_hook(self.before_reader, with_kwargs=True))
     if want("router_logits", "router_probs"):
         handles.append(x.gate.register_forward_hook(self.after_gate, with_kwargs=True))
-    return handles + [m.register_forward_hook(f) for m, f, wanted in after if wanted and m is not None]
+    def hook(m, f): return m.register_forward_hook(f, prepend=m is x.experts)         # before a hook of the user's
+    return handles + [hook(m, f) for m, f, wanted in after if wanted and m is not None]
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #28dd9acc
 @contextmanager

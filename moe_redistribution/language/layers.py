@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'recorded_calls',
            'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'on_interface', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'Probe', 'probe_tokens', 'under', 'off', 'check_interface', 'device_of',
-           'probe_model', 'with_router', 'sent_otherwise', 'layers_of', 'layer_sites']
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'off', 'check_interface',
+           'check_here', 'base_of', 'device_of', 'probe_model', 'with_router', 'asked_again', 'sent_otherwise',
+           'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ class Layer:
     has_shared = property(lambda self: self.shared is not None or self.shared_rest)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #7bad48b5
-@dataclass
+@dataclass(eq=False)
 class Call:
     "One call of a module `name` of a layer: its arguments, first tensors in and out (copies), and all that it gave."
     name: str
@@ -86,8 +87,9 @@ def recorded_calls(layers):
     try:
         for of, layer in zip(calls, layers):
             for name, m in layer.named_modules():
+                first = on_interface(m)                # what experts sum to, whatever a hook of the user's adds
                 handles += [m.register_forward_pre_hook(before, with_kwargs=True),
-                            m.register_forward_hook(after(of, name), with_kwargs=True)]
+                            m.register_forward_hook(after(of, name), with_kwargs=True, prepend=first)]
         yield calls
     finally:
         for h in handles: h.remove()
@@ -269,8 +271,17 @@ def layer_of(calls, heard, family, config) -> Layer:
     if not stream: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
     absent |= parts.pop("absent", {}) | _absent(parts, whole, roles)
     x = Layer(**parts, absent=absent)
+    check_once(x, calls)
     own = {n: whole.module.get_submodule(at) for n, at in family.parts.items()}
     return replace(x, absent=absent | family.absent, **own)
+
+def check_once(x:Layer, calls):
+    "ValueError for a layer with a part that it calls in two places."
+    parts = [v for v in vars(x).values() if isinstance(v, nn.Module)]
+    for c in calls:
+        if sum(o.module is c.module for o in calls) < 2 or not any(c.module is m for m in parts): continue
+        refuse(f"layer {type(x.whole).__name__}", "parts that are called once in a pass", f"{c.name}, called twice",
+               fix="copy.deepcopy for what is shared")
 
 def _absent(parts, whole, roles) -> dict:
     "Sites that a layer with these parts has not got → why."
@@ -334,11 +345,30 @@ def check_interface(model, layers):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
     kind = model.config.model_type
     every = [m for layer in layers for m in layer.modules()]
-    named = [type(m).__name__ for m in every if any(w in type(m).__name__.lower() for w in ("experts", "router"))]
+    def called(*words): return [m for m in every if any(w in type(m).__name__.lower() for w in words)]
+    if packed := [m for m in called("experts") if any(p.itemsize == 1 for p in m.parameters(recurse=False))]:
+        refuse(f"model {kind}", "experts whose weights are numbers of 2 bytes or more",
+               f"{type(packed[0]).__name__}, which keeps them packed",
+               fix="load it with dequantize=True in its quantization_config")
+    named = [type(m).__name__ for m in called("experts", "router")]
     if any(on_interface(m) for m in every) or not (named or kind in OFF_INTERFACE): return
     refuse(f"model {kind}", "experts that transformers computes by a registered function",
            f"{(named or [type(layers[0]).__name__])[0]}, which computes its own", "olmoe",
            "open another family; weights that are quantised: load them with dequantize=True")
+
+def check_here(model):
+    "ValueError for weights on the device meta that no hook of accelerate brings when they are needed."
+    brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
+    inside = {p for m in brought for p in m.parameters()}
+    if away := [n for n, p in model.named_parameters() if p.is_meta and p not in inside]:
+        refuse("model", "weights with numbers", f"{away[0]} on the device meta", fix="from_pretrained, or to_empty and weights")
+
+def base_of(model):
+    "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
+    if not hasattr(model, "get_base_model"): return model
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        refuse("model", "adapters within its modules", "prompts before its tokens", fix="a model with LoRA or its kin")
+    return model.get_base_model()
 
 def device_of(model):
     "Where a model takes its tokens: its embedding's device, also of one that is spread over devices or disks."
@@ -352,7 +382,7 @@ def probe_model(model, family=None) -> Probe:
 
     ValueError for one whose layers are not found, whose experts go past transformers' interface, whose numbers are not
     finite, or whose experts our function does not compute."""
-    transformers_here()
+    transformers_here(), check_here(model)
     kind, family = model.config.model_type, family or FAMILIES.get(model.config.model_type, Family())
     tokens, own = probe_tokens(model).to(device_of(model)), decoder_layers(model, family)
     check_interface(model, own)
@@ -377,28 +407,40 @@ def probe_model(model, family=None) -> Probe:
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}
-    layers = [with_router(layer_of(c, heard, family, config), c) for c in calls]
+    with under(model): layers = [with_router(layer_of(c, heard, family, config), c) for c in calls]
     return Probe(layers, error, other, sent_otherwise(calls, routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
 def with_router(x, calls) -> Layer:
     "A layer whose router was asked again with its own scores; what it has not got then is `absent`."
     if x.gate is None: return x
-    call, E, why = next(c for c in calls if c.module is x.gate), n_experts(x.experts), None
-    try:
-        own = route_again(x.gate, call.args, call.kwargs, E)
-        again = route_again(x.gate, call.args, call.kwargs, E, own.scores[:, :E])
-    except ValueError as e: why = str(e)
-    else:
-        if own.times > 1: why = "it has several maps with a row an expert"
-        elif not _same(again.out[1:3], call.out[1:3]): why = "its own scores give another choice"
+    inner = next(c for c in calls if c.module is x.gate)
+    around = [c for c in calls if _within(inner, c) and isinstance(c.out, tuple) and len(c.out) > 2
+              and _same(c.out[1:3], inner.out[1:3])]
+    tried = [(c, *asked_again(c, n_experts(x.experts))) for c in [inner, *around]]       # an adapter may be around it
+    call, own, why = next((t for t in tried if t[2] is None), tried[0])
     if why: return replace(x, gate=None, absent=x.absent | dict.fromkeys(("router_logits", "router_probs"), why))
+    x = replace(x, gate=call.module)
     none = {"router_probs": "its weights are shares of no probabilities"} if probabilities(own) is None else {}
     def is_its_map(m):                                                                # a gate may cast it
         W = getattr(m, "weight", None)
-        return W is not None and W.shape == own.weight.shape and W.to(own.weight.dtype).equal(own.weight)
-    rows = next((m for m in x.gate.modules() if is_its_map(m)), None)
-    return replace(x, rows=rows, absent=none | x.absent)
+        if W is None or W.shape != own.weight.shape: return False
+        return W.is_meta or W.to(own.weight.dtype).equal(own.weight)                  # offloaded: it is the only one
+    rows = [m for m in x.gate.modules() if is_its_map(m)]
+    made = [c.made for c in calls if c.module in rows and c.module is not x.gate]
+    if all(m.shape == own.scores.shape and nearly_equal(m, own.scores.to(m)) for m in (m.flatten(0, -2) for m in made)):
+        return replace(x, rows=next(iter(rows), None), absent=none | x.absent)
+    beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
+    return replace(x, gate=None, absent=x.absent | beside)
+
+def asked_again(call, E) -> tuple:
+    "(`RouterPass` of a router on what it was given, None), or why it cannot be asked with other scores."
+    try:
+        own = route_again(call.module, call.args, call.kwargs, E)
+        again = route_again(call.module, call.args, call.kwargs, E, own.scores[:, :E])
+    except ValueError as e: return None, str(e)
+    if own.times > 1: return own, "it has several maps with a row an expert"
+    return own, None if _same(again.out[1:3], call.out[1:3]) else "its own scores give another choice"
 
 def sent_otherwise(calls, routes) -> float:
     "Share of (token, router) whose experts are others in `routes` (experts → indices) than in the record of a pass."

@@ -23,7 +23,7 @@ from ..tasks.task import Task
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
-from .layers import READ_ONLY, device_of, layer_sites, probe_model
+from .layers import READ_ONLY, base_of, device_of, layer_sites, probe_model
 from .hooks import listening
 from .watched import n_experts
 from .reading import TextSubject
@@ -56,7 +56,7 @@ class LanguageModel(TextSubject):
     none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model, tokens=None, name=None, batch=None, pad=None, family=None):
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model          # adapters hang within it
+        model = base_of(model)                                                         # adapters hang within it
         if not hasattr(model, "get_input_embeddings"):
             refuse("model", "a causal transformers model", type(model).__name__, "olmoe", "AutoModelForCausalLM")
         check_hooks(model)
@@ -92,7 +92,8 @@ def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False, grad
 def _run(self:LanguageModel, tokens, edits, sink, grad):
     tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
     check_tokens_of(self.model, tokens), check_hooks(self.model)
-    self.here, self.places = self.real(tokens), places_of(tokens)
+    self.here = self.real(tokens)
+    self.places = places_of(self.here)
     mask = None if self.pad is None else self.here.long()
     with self.passes(edits := combine_edits(self, edits or {}), sink, grad) as (at, _):
         logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[None]
@@ -118,7 +119,7 @@ def passes(self:LanguageModel, edits, sink=None, grad=False):
         new = inner(site, value.clone() if site in edited else value)         # an edit may write into what it is given
         if site in edited and site not in self.moved: self.moved[site] = changed_tokens(site, value, new, self.here)
         return new
-    own = dict(heads=self.n_heads, moved=self.moved, real=self.here)
+    own = dict(heads=self.n_heads, moved=self.moved, real=self.here, routed={*told})
     with routers_told(self, told), listening(self.model, self.layers, at, wanted, own): yield at, own
 
 # %% ../../nbs/4b_language/07_opened.ipynb #fc6ad8d5

@@ -23,8 +23,10 @@ def exact_dtype(x):
 def dense_weight(module, what, dtype):
     "The weight (out, in) of a linear layer in a dtype. ValueError for one without plain numbers, as quantised."
     W = getattr(module, "weight", None)
-    if isinstance(W, torch.Tensor) and W.is_floating_point() and W.ndim == 2: return W.to(dtype)
-    refuse(what, "a linear layer with a matrix of numbers", type(module).__name__, fix="merge adapters and dequantise")
+    plain = isinstance(W, torch.Tensor) and W.is_floating_point() and W.ndim == 2
+    if plain and not W.is_meta: return W.to(dtype)
+    refuse(what, "a linear layer with a matrix of numbers", f"{type(module).__name__}{', offloaded' if plain else ''}",
+           fix="merge adapters, dequantise, and load it without offloading")
 
 # %% ../../nbs/4b_language/06_terms.ipynb #3c916b76
 class Layered(Subject):
@@ -91,6 +93,9 @@ def rms_of(norm, x, what):
     ValueError for another kind of norm: it is tried on a draw. Some families keep the weight less 1."""
     if norm is None: return x.new_ones(x.shape[-1]), x.new_ones(*x.shape[:-1], 1)
     own, eps = getattr(norm, "weight", None), next((getattr(norm, n) for n in NORM_EPS if hasattr(norm, n)), 0.)
+    if own is not None and own.is_meta:
+        refuse(what, "a norm whose weight is here", f"{type(norm).__name__}, offloaded",
+               fix="load it without offloading")
     def divisor(x): return (x.square().mean(-1, keepdim=True) + eps).sqrt()
     if own is not None:
         draw = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0)).to(own)
@@ -115,7 +120,8 @@ def receivers(self:Layered, tr) -> list:
     if out: return out
     dense = all(x.experts is None for x in self.layers)
     refuse("scores", "a model with routers that read the middle of the stream",
-           f"{self.name}, " + ("which is dense" if dense else "whose routers do not"), "olmoe", "open another mixture")
+           f"{self.name}, " + ("which is dense" if dense else "whose routers do not, or are adapted"), "olmoe",
+           "merge adapters, or open another mixture")
 
 # %% ../../nbs/4b_language/06_terms.ipynb #f9c3c835
 @patch

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit
 from .watched import n_experts
-from .router_pass import RouterPass, chosen_gates, dense_gates
+from .router_pass import RouterPass, chosen_gates, dense_gates, nearly_equal
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #05d3aa88
 class At:
@@ -73,9 +73,9 @@ def token_mask(on, site, x):
     if site.endswith(".pattern"): return on[None, :, None, :, None]
     return on.view(1, *on.shape, *[1] * (x.ndim - 3))
 
-def places_of(tokens):
-    "Positions (b, t) of tokens (b, t), each window's from 0."
-    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+def places_of(real):
+    "Positions (b, t) of tokens of which some are `real` (b, t) and the others padding: each window's first one is 0."
+    return real.cumsum(1) - 1
 
 def limit_edits(s, made, limit:At) -> dict:
     "`made` (site → edit) with an effect at the tokens of `limit` alone; `s.places` says where a pass stands."
@@ -169,7 +169,10 @@ def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=No
     asked, fix = "a router that ends its choice in one top-k among its experts", "route_around, or edit the gates"
     at, kind = weights_of(out), type(gate).__name__
     own_k = out[at[1]].shape[-1]
-    with ChoicePass(E, own_k) as own: gate.forward(*args, **kwargs)
+    with ChoicePass(E, own_k) as own: plain = gate.forward(*args, **kwargs)
+    if not nearly_equal(plain[at[0]], out[at[0]]):
+        refuse(site, "its router to give no other weights, as when the model was opened", f"a hook on {kind} that does",
+               fix="take the hook away", error=RuntimeError)
     if not is_choice(own.chosen, out, at): refuse(site, asked, kind, fix=fix)
     other = None if barred is None else own.scores.masked_fill(as_wide(barred, own.scores), -1e4)
     times = None if barred is None else own.times
@@ -202,14 +205,12 @@ def check_routes(routes, own, E, real, site):
 # %% ../../nbs/4b_language/06b_verbs.ipynb #ce7ea96e
 @dataclass(frozen=True)
 class RouteStep:
-    """Experts that are `barred` (with `only`, all but some), how many (`k`), or the routes `given`; `limit`: where.
-    `pairs`: (token, expert) that are barred, as booleans (b, t, E)."""
+    "Experts that are `barred` (with `only`, all but some), how many (`k`), or the routes `given`; `limit`: where."
     barred: tuple = ()
     only: bool = False
     k: int = None
     given: object = None
     limit: At = None
-    pairs: object = None
 
 @dataclass(frozen=True)
 class RouteEdit:
@@ -256,11 +257,11 @@ def take_step(step, s, site, ask, own, index, barred):
     closed = torch.zeros(E + CLASSES, dtype=torch.bool, device=own.device)
     closed[[*step.barred]] = True
     closed[E:] = step.only                                                         # a skip is no expert of these
-    if step.pairs is None: barred = barred | closed & on[:, None]
-    else: barred, on = barred | (pairs := pad(step.pairs.flatten(0, 1), (0, CLASSES)).to(own.device)), pairs.any(1)
+    barred = barred | closed & on[:, None]
     k, left = step.k or index.shape[-1], int((~barred[on, :E]).sum(1).min()) if on.any() else E
     if not left or left < k and not step.only:
         refuse(site, f"{k} experts that are not barred", left, fix="bar fewer, or only: for fewer than k")
+    if not step.k: on = on & ((own != 0) & closed).any(1)                           # a bar is for those who would go there
     new, forced = ask(barred if barred.any() else None, None, min(k, left))
     if step.k and forced is not None and (forced & on).any():
         refuse(site, "a k that the groups of this router leave room for", f"k={k}", fix="a smaller k")

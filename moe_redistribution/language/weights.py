@@ -193,7 +193,8 @@ def check_tokens_of(model, tokens):
 def check_hooks(model):
     "ValueError for a model that is compiled, in part or whole: what was compiled calls no hook."
     for name, m in model.named_modules():
-        if getattr(m, "_compiled_call_impl", None) is None and not hasattr(m, "_orig_mod"): continue
+        own = hasattr(m, "_orig_mod") or hasattr(getattr(m, "forward", None), "_torchdynamo_orig_callable")
+        if getattr(m, "_compiled_call_impl", None) is None and not own: continue
         refuse("model", "modules that call their hooks", f"a compiled {name or type(model).__name__}",
                fix="open it before it is compiled")
 
