@@ -1,4 +1,4 @@
-"""Adapters, hooks of the user's, packed, offloaded and unusual models: the numbers are the model's own, or there are none."""
+"""Adapters, user hooks, packed, offloaded and unusual models: the numbers are its own, or there are none."""
 import importlib
 import tempfile
 
@@ -66,7 +66,7 @@ def test_an_adapter_of_the_router_or_of_experts_is_opened_as_it_runs():
     s = open_model(model)
     assert torch.equal(trace(s, TOKENS)["logits"][0], own(model)) and "L1.router_logits" in s.sites
     runs_like(s, merged)
-    answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], "all")                           # its own check: they sum to the logits
+    answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], "all")                      # its own check: they sum to the logits
     with pytest.raises(ValueError, match="routers do not, or are adapted.*merge adapters"): routing_scores(s, TOKENS)
 
 
@@ -207,7 +207,8 @@ def test_a_compiled_forward_is_refused(after):
     s = open_model(model) if after else None
     block = model.model.layers[1].mlp
     block.forward = torch.compile(block.forward, backend="eager")
-    with pytest.raises(ValueError, match="got a compiled model.layers.1.mlp"): s.run(TOKENS) if after else open_model(model)
+    with pytest.raises(ValueError, match="got a compiled model.layers.1.mlp"):
+        s.run(TOKENS) if after else open_model(model)
 
 
 def test_a_part_that_is_called_twice_is_named():
