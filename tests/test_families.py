@@ -8,7 +8,10 @@ from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import DENSE, FAMILIES, MIXTURES, Family, tiny_model
 from moe_redistribution.language.layers import READ_ONLY, layers_of, probe_model
+from moe_redistribution.language.loads import text_loads
 from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.streaming import byte_tokens
+from moe_redistribution.language.watched import WATCHED
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
@@ -33,7 +36,7 @@ def last_mixture(s): return max(l for l, x in enumerate(s.layers) if x.experts i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_that_is_watched_everywhere_says_what_the_model_says(family):
     s = opened(family)
-    assert s.probe.experts == 0 and s.probe.attention < 1e-6 and s.probe.elsewhere == 0
+    assert s.probe.experts <= (1e-6 if family in HASHED else 0) and s.probe.attention < 1e-6 and s.probe.elsewhere == 0
     tr = trace(s, TOKENS)
     assert {*tr.activations} == {*s.sites}
     assert (tr["logits"][0] - alone(s)).abs().max() < 1e-5
@@ -114,8 +117,14 @@ def test_a_model_of_images_and_text_is_opened_by_its_language_model():
     vision = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32,
                   deepstack_visual_indexes=[0])
     config = hf.AutoConfig.for_model("qwen3_vl_moe", text_config=text, vision_config=vision)
-    s = open_model(hf.AutoModelForImageTextToText.from_config(config).eval())
+    model = hf.AutoModelForImageTextToText.from_config(config).eval()
+    own = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+    model.config.vision_config._attn_implementation = "eager"
+    def ways(): return [(c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in own]
+    before = ways()
+    s = open_model(model)
     tr = trace(s, TOKENS)
+    assert ways() == before and len({*before}) > 1
     assert s.n_layers == 2 and s.probe.experts < 1e-5 and (tr["logits"][0] - alone(s)).abs().max() < 1e-5
     assert trace(s, TOKENS, edits={"L1.E0": torch.zeros_like})["L1.E0"].abs().max() == 0
 
@@ -131,3 +140,84 @@ def test_a_hook_of_the_user_s_works_and_is_seen_as_what_it_is():
 
 def test_dense_families_have_no_experts():
     assert all(x.experts is None for f in DENSE for x in layers_of(tiny_model(f)))
+
+
+# --------------------------------------------------------------------------------- what a hostile reader found, mended
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"])
+def test_a_bar_is_for_those_who_would_go_there(family):
+    "A softmax over all experts used to hand the barred one's share to every token, and one word counted them, another not."
+    s, l = open_model(tiny_model(family)), 1
+    plain = trace(s, TOKENS)
+    went = (plain[f"L{l}.gates"][0][..., 1] != 0)
+    around = trace(s, TOKENS, edits=combine_edits(s, {f"L{l}.E1": "route_around"}))
+    assert s.moved == {f"L{l}.router_logits": int(went.sum())} and 0 < went.sum() < went.numel()
+    never = trace(s, TOKENS, edits={f"L{l}.routes": "never:E1"})
+    assert s.moved == {f"L{l}.routes": int(went.sum())} and never["logits"].equal(around["logits"])
+    assert around[f"L{l}.gates"][0][~went].equal(plain[f"L{l}.gates"][0][~went])
+
+
+@pytest.mark.parametrize("family", ["olmoe", "llama", "mixtral", "granitemoe", "gemma4_text", "qwen3_next"])
+def test_the_middle_of_the_stream_can_be_silent(family):
+    s = open_model(tiny_model(family))
+    tr = trace(s, TOKENS, edits={"L1.resid_mid": torch.zeros_like})
+    assert tr["L1.resid_mid"].abs().max() == 0 and s.moved["L1.resid_mid"] == TOKENS.numel()
+
+
+def test_one_pass_at_a_time_of_a_model():
+    s = open_model(tiny_model("olmoe"))
+    other = open_model(s.model)
+    plain = s.run(TOKENS)
+    for inner in (s, other):
+        def again(x, inner=inner):
+            inner.run(TOKENS)
+            return x
+        with pytest.raises(RuntimeError, match="one at a time of a model"): s.run(TOKENS, {"L0.attn_out": again})
+    assert not WATCHED and s.run(TOKENS).equal(plain)
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    hf = __import__("transformers")
+    config = hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24)
+    with pytest.raises(ValueError, match="expected a causal language model; got one whose answers change"):
+        open_model(hf.BertForMaskedLM(config).eval())
+
+
+def test_a_part_that_gives_another_shape_is_not_taken_for_the_stream_s():
+    hf = __import__("transformers")
+    config = hf.OPTConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24,
+                          max_position_embeddings=64, word_embed_proj_dim=32, pad_token_id=None, bos_token_id=None,
+                          eos_token_id=None)
+    s = open_model(hf.AutoModelForCausalLM.from_config(config).eval())
+    assert all(v.shape[:3] == (1, *TOKENS.shape) for n, v in trace(s, TOKENS).activations.items() if n.endswith("_out"))
+
+
+def test_the_numbers_of_a_token_are_not_taken_for_a_bias():
+    "With as many experts as dimensions one token's hidden state has a number an expert, too."
+    s = open_model(tiny_model("zaya", num_experts=32))
+    one = TOKENS[:1, :1]
+    e = next(e for e in range(32) if not (trace(s, one)["L1.routes"] == e).any())
+    assert s.run(one, combine_edits(s, {f"L1.E{e}": "route_around"})).equal(s.run(one))
+
+
+def test_positions_are_counted_without_padding():
+    s = open_model(tiny_model("gpt_neox"), pad=49)
+    short = TOKENS[:, :6] % 49
+    left = torch.cat([torch.full((2, 3), 49), short], 1)
+    for edits in ({}, {"L0.attn_out": "zero@0"}):
+        plain, padded = s.run(short, edits), s.run(left, edits)
+        assert (padded[:, :, 3:] - plain).abs().max() < 1e-5
+
+
+def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
+    (tmp_path / "text.txt").write_text("In the beginning there was a router. " * 20)
+    for family, there in (("mixtral", True), ("deepseek_v3", False)):
+        s = open_model(tiny_model(family, vocab_size=256))
+        if not there: s.layers[1].gate.e_score_correction_bias.copy_(3 * torch.randn(8))
+        found = text_loads(s, tmp_path / "text.txt", byte_tokens, 16, 4)
+        assert ("margin" in set(found["metric"])) == there and "load" in set(found["metric"])
+
+
+def test_choices_that_differ_under_our_attention_are_told():
+    s = open_model(tiny_model("olmoe", dtype=torch.bfloat16, num_experts=16, num_hidden_layers=4))
+    assert 0 <= s.probe.elsewhere <= 1 and f"{s.probe.elsewhere:.1%} of choices other" in s.report().headline

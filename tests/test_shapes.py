@@ -191,7 +191,7 @@ CASES = [
     (masks.mass_in_top, lambda: dict(P=P, k=2), dict(b=2, h=3, i=6)),
     (masks.entropy_ratio, lambda: dict(P=P), dict(b=2, h=3, i=6)),
     (masks.openness, lambda: dict(P=P, G=rand(2, 3, 6, 6)), dict(b=2, h=3, i=6)),
-    (verbs.places_of, lambda: dict(tokens=ints(11, 2, 7)), dict(b=2, t=7)),
+    (verbs.places_of, lambda: dict(real=ints(2, 2, 7) > 0), dict(b=2, t=7)),
     (gated.kept_entries, lambda: dict(scores=rand(2, 3, 6), k=2), dict(j=6)),
     (speed.rms_length, lambda: dict(x=rand(S, 9, READ, 6)), dict(s=S)),
     (trace.parts, lambda: dict(tr=trace.trace(drawn(C), TOKENS, C), params=drawn(C)), HERE),

@@ -183,13 +183,16 @@ def listening(model, layers, at, wanted, told):
     `told`: `real` (b, t), which tokens are no padding; `moved`, where tokens that changed experts are counted."""
     attending = any(s.endswith((".v", ".pattern")) for s in wanted)
     mixed = any(x.experts is not None for x in layers)
+    if busy := [x for x in layers if {x.experts, x.attn} & {*WATCHED}]:
+        refuse("pass", "one at a time of a model", f"another of {type(busy[0].whole).__name__} that is under way",
+               fix="an edit's other pass before it; a copy of the model for each thread", error=RuntimeError)
     handles = []
     with under(model, OURS if mixed else None, OURS if attending else None):
         try:
             for l, x in enumerate(layers):
                 own = Listener(x, f"L{l}.", at, wanted, told)
                 handles += own.hang()
-                WATCHED.update({m: own for m in (x.attn if attending else None, x.experts) if m is not None})
+                WATCHED.update({m: own for m in (x.attn, x.experts) if m is not None})
             yield
         finally:
             for h in handles: h.remove()

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'recorded_calls',
            'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'on_interface', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'off', 'check_interface',
-           'check_here', 'base_of', 'device_of', 'probe_model', 'with_router', 'asked_again', 'sent_otherwise',
-           'layers_of', 'layer_sites']
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'configs_of', 'off',
+           'check_causal', 'check_interface', 'check_here', 'base_of', 'device_of', 'probe_model', 'with_router',
+           'chosen_anyhow', 'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from contextlib import contextmanager
@@ -47,6 +47,7 @@ class Layer:
     shared: nn.Module = None
     shared_gate: nn.Module = None
     shared_rest: bool = False
+    fixed: bool = False                                 # is the choice the same whatever the scores, as by a hash?
     additive: bool = False                              # is the block the sum of its experts and shared ones?
     scale: float = 1.
     sums: bool = False                                  # does the stream sum?
@@ -117,20 +118,22 @@ def stream_parts(calls, scale) -> list:
     x, y = whole.given, whole.made
     if x is None or y is None or x.shape != y.shape or x.ndim != 3: return []
     idle = (nn.Dropout, nn.Identity)
-    own = [c for c in calls[:-1] if c.made is not None and c.made.numel() == x.numel() and c.made.is_floating_point()
+    own = [c for c in calls[:-1] if c.made is not None and c.made.shape == x.shape and c.made.is_floating_point()
            and not isinstance(c.module, idle)]
+    slack = torch.finfo(y.dtype).eps * (1 if y.dtype.itemsize < 4 else 2)
     outer = [c for c in own if c.depth == 1]
     found = []
     for parts in [*combinations(own, 1), *combinations(own, 2), *combinations(outer, 3)]:
         total, size = x, x.abs().float()
         for c in parts:
-            term = c.made.view_as(x) * scale if scale != 1 else c.made.view_as(x)
+            term = c.made * scale if scale != 1 else c.made
             total, size = total + term, size + term.abs()
         off = (total - y).abs().float()
-        if (off <= 2 * torch.finfo(y.dtype).eps * size).all():
+        if (off <= slack * size).all():
             key = off.max().item(), max(c.depth for c in parts), abs(len(parts) - 1.9), [-calls.index(c) for c in parts]
             found.append((key, parts))
-    return list(min(found, key=lambda f: f[0])[1]) if found else []
+    best = list(min(found, key=lambda f: f[0])[1]) if found else []
+    return best if any(c.made.any() for c in best) else []                       # zeros sum to anything
 
 # %% ../../nbs/4b_language/05_layers.ipynb #be6c5772
 @torch.no_grad()
@@ -154,7 +157,7 @@ class Silent:
 
 def on_interface(module) -> bool:
     "Are these experts that transformers computes by a registered function?"
-    return hasattr(module, "_apply_gate") and hasattr(module, "is_transposed")
+    return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
 def mixture_parts(calls) -> dict:
     "Router, experts, block and shared experts of a layer as fields of `Layer`, from its `calls`; {} without a mixture."
@@ -191,13 +194,16 @@ def _block_parts(calls, experts, block):
     parts = dict(block=block.module, additive=made is not None and nearly_equal(made + rest, block.made))
     if not rest.any(): return parts
     inner = [c for c in calls if _within(c, block) and c.made is not None]
-    def found(c, gate=1.): return c.made.numel() == rest.numel() and nearly_equal(c.made.view_as(rest) * gate, rest)
-    if whole := [c for c in inner if found(c)]: return parts | dict(shared=min(whole, key=lambda c: c.depth).module)
-    for g in [c for c in inner if c.made.shape[-1:] == (1,) and c.made.numel() * rest.shape[-1] == rest.numel()]:
-        gate = torch.sigmoid(g.made).view(*rest.shape[:-1], 1)
-        if own := [c for c in inner if found(c, gate)]:
-            return parts | dict(shared=min(own, key=lambda c: c.depth).module, shared_gate=g.module)
-    return parts | dict(shared_rest=parts["additive"])
+    gates = [(g.module, torch.sigmoid(g.made).view(*rest.shape[:-1], 1)) for g in inner
+             if g.made.shape[-1:] == (1,) and g.made.numel() * rest.shape[-1] == rest.numel()]
+    found = []                                       # a gate that is nearly open must not be missed: the nearest counts
+    for c in [c for c in inner if c.made.numel() == rest.numel()]:
+        for of, gate in [(None, 1.), *gates]:
+            told = c.made.view_as(rest) * gate
+            if nearly_equal(told, rest): found.append(((told - rest).abs().max().item(), c.depth, c.module, of))
+    if not found: return parts | dict(shared_rest=parts["additive"])
+    *_, shared, gate = min(found, key=lambda f: f[:2])
+    return parts | dict(shared=shared, shared_gate=gate)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #62526867
 class Hearing:
@@ -238,10 +244,15 @@ def _roles(stream, calls, parts):
         one, = stream
         mixes = not has("experts", one) and (has("attn", one) or looks_at_others(one))
         return dict(mixer=one) if mixes else dict(ffn=one)
-    first, *rest = stream
-    if any(has("attn", c) for c in rest): first, rest = next(c for c in rest if has("attn", c)), [first, *rest[1:]]
-    rest = sorted(rest, key=lambda c: not has("experts", c))
+    first = next((c for c in stream if has("attn", c)), stream[0])
+    rest = sorted((c for c in stream if c is not first), key=lambda c: not has("experts", c))
+    if any(not has("experts", c) and _mixes(c) for c in rest) and len(stream) > 2: return {}       # as Falcon-H1's two
     return dict(mixer=first, ffn=rest[0]) | (dict(beside=rest[1]) if len(rest) > 1 else {})
+
+def _mixes(call):
+    "Does a module mix tokens? One that cannot be run alone counts as if it does not."
+    try: return call.given is not None and call.given.ndim == 3 and looks_at_others(call)
+    except (TypeError, ValueError, RuntimeError): return False
 
 def _reader(calls, mixer, scale):
     "The first and outermost call that is given the stream after the mixer; None if the FFN reads what the mixer read."
@@ -266,9 +277,10 @@ def layer_of(calls, heard, family, config) -> Layer:
         parts |= dict(reader=reader.module) | (dict(norm=reader.module) if plain else {})
     else:
         absent["resid_mid"] = ("its FFN reads what its attention reads" if len(roles) > 1 else
-                               "it has one part" if roles else f"{kind} adds no two of its modules to the stream")
-    parts |= {n: c.module for n, c in roles.items()} | dict(scale=scale, sums=bool(stream), whole=whole.module)
-    if not stream: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
+                               "it has one part" if roles else "several of its modules mix tokens" if stream else
+                               f"{kind} adds no two of its modules to the stream")
+    parts |= {n: c.module for n, c in roles.items()} | dict(scale=scale, sums=bool(roles), whole=whole.module)
+    if not roles: parts = dict(mixer=parts.get("attn"), ffn=parts.get("block")) | parts
     absent |= parts.pop("absent", {}) | _absent(parts, whole, roles)
     x = Layer(**parts, absent=absent)
     check_once(x, calls)
@@ -317,7 +329,8 @@ def probe_tokens(model):
     "Sixteen tokens (2, 8) that a model knows, drawn once, none of them its padding."
     config = model.config.get_text_config()
     g, n = torch.Generator().manual_seed(0), model.get_input_embeddings().weight.shape[0]
-    tokens = torch.randint(min(n, config.vocab_size), (2, 8), generator=g)
+    places = getattr(config, "max_position_embeddings", None) or 8
+    tokens = torch.randint(min(n, config.vocab_size), (2, max(2, min(8, places))), generator=g)
     pad = getattr(config, "pad_token_id", None)
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
@@ -325,8 +338,8 @@ def probe_tokens(model):
 @contextmanager
 def under(model, experts=None, attention=None):
     "Within it a model is in evaluation, and these implementations compute its experts and attention."
-    c, modes = model.config, [(m, m.training) for m in model.modules() if m.training]
-    before = getattr(c, "_experts_implementation", None), c._attn_implementation
+    modes, own = [(m, m.training) for m in model.modules() if m.training], {id(c): c for c in configs_of(model)}
+    before = [(c, getattr(c, "_experts_implementation", None), c._attn_implementation) for c in own.values()]
     try:
         model.eval()
         if experts is not None: model.set_experts_implementation(experts)
@@ -334,12 +347,25 @@ def under(model, experts=None, attention=None):
         yield
     finally:
         for m, training in modes: m.training = training
-        if experts is not None: model.set_experts_implementation(before[0])
-        if attention is not None: model.set_attn_implementation(before[1])
+        if experts is not None: model.set_experts_implementation(before[0][1])
+        if attention is not None: model.set_attn_implementation(before[0][2])
+        for c, of_experts, of_attention in before[1:]:                                # parts of a model of several kinds
+            if c._attn_implementation != of_attention: c._attn_implementation = of_attention
+            if getattr(c, "_experts_implementation", None) != of_experts: c._experts_implementation = of_experts
+
+def configs_of(model) -> list:
+    "The configs of a model and its parts, its own first."
+    return [model.config, *(m.config for m in model.modules() if hasattr(m, "config") and m.config is not model.config)]
 
 def off(ours, own) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()
+
+def check_causal(model, plain, other):
+    "ValueError for a model whose answers (b, t, v) to all but a last token change with that token."
+    if off(other[:, :-1], plain[:, :-1]) <= 10 * LIMIT.get(plain.dtype, .01): return
+    refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens", "olmoe",
+           "open another: a mask over later tokens is part of what is opened")
 
 def check_interface(model, layers):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
@@ -361,7 +387,8 @@ def check_here(model):
     brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
     inside = {p for m in brought for p in m.parameters()}
     if away := [n for n, p in model.named_parameters() if p.is_meta and p not in inside]:
-        refuse("model", "weights with numbers", f"{away[0]} on the device meta", fix="from_pretrained, or to_empty and weights")
+        refuse("model", "weights with numbers", f"{away[0]} on the device meta",
+               fix="from_pretrained, or to_empty and weights")
 
 def base_of(model):
     "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
@@ -386,8 +413,9 @@ def probe_model(model, family=None) -> Probe:
     kind, family = model.config.model_type, family or FAMILIES.get(model.config.model_type, Family())
     tokens, own = probe_tokens(model).to(device_of(model)), decoder_layers(model, family)
     check_interface(model, own)
-    def said(): return model(input_ids=tokens, use_cache=False).logits
+    def said(tokens=tokens): return model(input_ids=tokens, use_cache=False).logits
     with under(model), recorded_calls(own) as calls: plain = said()
+    with under(model): check_causal(model, plain, said(torch.cat([tokens[:, :-1], tokens[:, :1]], 1)))
     if not plain.isfinite().all():
         bad = [f"L{l}.{c.name}" for l, of in enumerate(calls) for c in of
                if c.made is not None and not c.made.isfinite().all()] or ["the logits"]
@@ -397,9 +425,10 @@ def probe_model(model, family=None) -> Probe:
     WATCHED.update(heard)
     try:
         with under(model, OURS): error = off(said(), plain)
-        routes = {m: h.index for m, h in heard.items() if h.index is not None}
+        routes = [{m: h.index for m, h in heard.items() if h.index is not None}]
         try:
             with under(model, OURS, OURS): other = off(said(), plain)
+            routes.append({m: h.index for m, h in heard.items() if h.index is not None})
         except (TypeError, AttributeError, RuntimeError): other = float("nan")       # attention of another kind
     finally: [WATCHED.pop(m, None) for m in heard]
     limit = LIMIT.get(plain.dtype, .1)
@@ -408,7 +437,7 @@ def probe_model(model, family=None) -> Probe:
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}
     with under(model): layers = [with_router(layer_of(c, heard, family, config), c) for c in calls]
-    return Probe(layers, error, other, sent_otherwise(calls, routes))
+    return Probe(layers, error, other, max(sent_otherwise(calls, r) for r in routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
 def with_router(x, calls) -> Layer:
@@ -429,9 +458,14 @@ def with_router(x, calls) -> Layer:
     rows = [m for m in x.gate.modules() if is_its_map(m)]
     made = [c.made for c in calls if c.module in rows and c.module is not x.gate]
     if all(m.shape == own.scores.shape and nearly_equal(m, own.scores.to(m)) for m in (m.flatten(0, -2) for m in made)):
-        return replace(x, rows=next(iter(rows), None), absent=none | x.absent)
+        return replace(x, rows=next(iter(rows), None), fixed=chosen_anyhow(call, own), absent=none | x.absent)
     beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
     return replace(x, gate=None, absent=x.absent | beside)
+
+def chosen_anyhow(call, own) -> bool:
+    "Does a router choose the same experts when its scores are turned round?"
+    turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])
+    return turned.out[2].equal(own.out[2]) and own.out[2].shape[-1] < own.E
 
 def asked_again(call, E) -> tuple:
     "(`RouterPass` of a router on what it was given, None), or why it cannot be asked with other scores."

@@ -88,12 +88,14 @@ def add_loads(state, l, tr, counts):
     "Adds one batch to the sums of layer l; `counts` (tokens): who counts."
     g = tr[f"L{l}.gates"][0].flatten(0, 1)[counts]
     on = chosen_here(tr[f"L{l}.routes"][0].flatten(0, 1)[counts], g.shape[1])
+    if not len(g): return
     new = dict(tokens=on.sum(0).double(), mass=g.double().sum(0), n=torch.tensor([len(g)]))
     if f"L{l}.router_logits" in tr.activations and on.sum(1).max() < on.shape[1]:
         z = tr[f"L{l}.router_logits"][0].flatten(0, 1)[counts].float()
         gap = (z - z.masked_fill(on, -torch.inf).amax(1, keepdim=True)).masked_fill(~on, torch.inf)
         least, at = gap.min(1)
         size = z.gather(1, at[:, None])[:, 0].abs()
+        new["unlike"] = (least < 0).sum().double()[None]                # chosen before better scores: by a bias, by groups
         new["ties"] = (least < size.clamp(min=1e-30) * 2**-7).sum().double()[None]
         each = [gap[on[:, e], e] for e in range(on.shape[1])]
         new["margins"] = torch.stack([margin_counts(v) for v in (least, *each)])
@@ -112,7 +114,7 @@ def _load_rows(state, l, name) -> list:
     out += [rows([entropy(tokens).item()], [0], metric="entropy", **of),
             rows([math.log2(E) - (E - 1) / (2 * places.item() * math.log(2))], [0], unit="even", metric="entropy",
                  rule="null", **of)]
-    if f"{l} margins" not in state: return out
+    if f"{l} margins" not in state or state[f"{l} unlike"].item(): return out
     whole, *each = state[f"{l} margins"]
     out += [rows([margin_quantile(whole, q)], [0], metric="margin", stratum=f"q{q:.2f}", **of) for q in (.05, .5, .95)]
     out += [rows([margin_quantile(x, .5)], [0], unit=f"E{e}", metric="margin", stratum="q0.50",

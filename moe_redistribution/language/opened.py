@@ -11,6 +11,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 import html, re
 
@@ -20,6 +21,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task
+from ..models.edits import Names
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
@@ -68,7 +70,8 @@ class LanguageModel(TextSubject):
         self.task = None if tokens is None else text_task(tokens, c.vocab_size, self.name, pad)
         own = [[f"L{l}.{s}" for s in layer_sites(x)] for l, x in enumerate(self.layers)]
         one_stream = "resid_post" not in self.layers[0].absent
-        self.sites = ["embed"] * one_stream + [s for of in own for s in of] + ["logits"]
+        self.sites = Names(["embed"] * one_stream + [s for of in own for s in of] + ["logits"])
+        self.sites.absent = {f"L{l}.{n}": why for l, x in enumerate(self.layers) for n, why in x.absent.items()}
         self.units = [f"L{l}.{u}" for l, x in enumerate(self.layers) for u in unit_names(x)]
     device = property(lambda self: torch.device(device_of(self.model)))
     def real(self, tokens):
@@ -95,8 +98,11 @@ def _run(self:LanguageModel, tokens, edits, sink, grad):
     self.here = self.real(tokens)
     self.places = places_of(self.here)
     mask = None if self.pad is None else self.here.long()
+    if mask is not None and not self.here[:, 0].all() and "position_ids" in signature(self.model.forward).parameters:
+        more = dict(position_ids=self.places.clamp(min=0))                             # padding on the left has none
+    else: more = {}
     with self.passes(edits := combine_edits(self, edits or {}), sink, grad) as (at, _):
-        logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[None]
+        logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits[None]
     if not isinstance(sink, Finite):
         said = logits if self.pad is None else logits[:, self.here]
         check_finite(said, self.name, lambda sink: self.run(tokens, edits, sink))
@@ -243,8 +249,8 @@ class Report:
     "How far a model is opened: a `headline`, and a `table` with a row for each run of layers that are alike."
     headline: str
     table: pd.DataFrame
-    def __str__(self): return self.headline
-    def __repr__(self): return f"{self.headline}\n{self.table.to_string(index=False)}"
+    def __str__(self): return f"{self.headline}\n{self.table.to_string(index=False)}"
+    __repr__ = __str__
     def _repr_html_(self): return f"<p>{html.escape(self.headline)}</p>{self.table.to_html(index=False)}"
 
 def made_of(x) -> tuple:
@@ -253,6 +259,7 @@ def made_of(x) -> tuple:
     n = 0 if x.experts is None else n_experts(x.experts)
     mixes = f"{kind(x.mixer if x.attn is None else x.attn)}{f', {x.heads} heads' if x.heads else ''}"
     has = f"{n} experts{', shared ones' if x.has_shared or x.beside is not None else ''}" if n else kind(x.ffn)
+    if n: has += ", chosen whatever the scores" * x.fixed + f", then {kind(x.ffn)}" * (x.ffn not in (x.block, None))
     why = {w: ", ".join(s for s in x.absent if x.absent[s] == w) for w in x.absent.values()}
     return mixes, has, "; ".join(f"{sites}: {w}" for w, sites in why.items())
 
@@ -270,8 +277,8 @@ def report(self:LanguageModel) -> Report:
     mixtures, sums = (sum(f(x) for x in now.layers) for f in (lambda x: x.experts is not None, lambda x: x.sums))
     same = said == [made_of(x) for x in self.layers]
     parts = [f"{self.name} ({type(self.model).__name__}): {len(now.layers)} layers, {mixtures} with experts",
-             f"the stream sums in {sums}", f"logits off by {now.experts:.1g} under our experts"
-             f" and {now.attention:.1g} under our attention, of the largest",
+             f"the stream sums in {sums} of them", f"logits off by {now.experts:.1g} of the largest under our experts"
+             f" and {now.attention:.1g} under our attention",
              f"{now.elsewhere:.1%} of choices other", str(next(self.model.parameters()).dtype).removeprefix("torch.")]
     return Report("; ".join(parts + [f"quantised by {quantised}"] * (quantised is not None)
                             + ["changed since it was opened: open it again"] * (not same)), table)

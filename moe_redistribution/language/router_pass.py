@@ -48,7 +48,9 @@ def without_biases(gate, barred):
     finally:
         for p, was in zip(own, before): p.data = was
 
-def of_experts(x, E): return isinstance(x, torch.Tensor) and x.is_floating_point() and E <= x.numel() <= E + 4
+def of_experts(x, E):
+    "Is this a number for each of E experts, or for some more classes?"
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1 and E <= len(x) <= E + 4
 
 def leave_out(x, barred):
     "A bias x with -1e4 for the experts that are `barred`."
@@ -86,7 +88,7 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     refuse("router logits", f"{new.out[2].shape[1]} experts of each token that are not barred",
            "fewer by the family's rule", fix="bar fewer, or close them in the gates")
 
-# %% ../../nbs/4b_language/04e_router_pass.ipynb #402ec934
+# %% ../../nbs/4b_language/04e_router_pass.ipynb #aa91eb86
 def apart_from_barred(own, new, scores) -> RouterPass:
     "`new`, a router's pass with other `scores` (tokens, E), as its `own` at tokens that a bar alone does not concern."
     closed, before = scores == -torch.inf, own.scores[:, :scores.shape[1]]

@@ -167,6 +167,7 @@ def answer_terms(s:Layered, tokens, targets, by="component") -> dict:
     """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct
     logit attribution). They sum to the logit; `remainder` is rounding. ValueError for another norm than RMSNorm, a cap
     of the logits, and layers whose weights are not all that they do (adapters, quantised ones)."""
+    check_sums(s)
     last, head = f"L{s.n_layers - 1}.resid_post", s.model.get_output_embeddings()
     if targets.shape != tokens.shape or not 0 <= int(targets.min()) <= int(targets.max()) < s.d_vocab:
         refuse("targets", f"numbers below {s.d_vocab}, {tuple(tokens.shape)}", tuple(targets.shape), fix="one a token")

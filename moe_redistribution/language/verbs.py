@@ -149,11 +149,8 @@ def choose(self:ChoicePass, x):
 # %% ../../nbs/4b_language/06b_verbs.ipynb #5e1ec7ed
 def weights_of(out):
     "(place of weights, place of indices) in what a router returns; None for one that returns no choice."
-    parts = out if isinstance(out, tuple) else ()
-    index = [i for i, x in enumerate(parts) if isinstance(x, torch.Tensor) and x.dtype in (torch.int64, torch.int32)]
-    if len(index) == 1:
-        fits = [i for i, x in enumerate(parts) if i != index[0] and getattr(x, "shape", None) == parts[index[0]].shape]
-        if fits: return fits[-1], index[0]
+    if not isinstance(out, tuple) or len(out) < 3: return
+    if isinstance(out[2], torch.Tensor) and getattr(out[1], "shape", None) == out[2].shape: return 1, 2
 
 def is_choice(chosen, out, at) -> bool:
     "Are these the indices that a router returns? Where a weight is 0 it may have put another in the place of a skip."

@@ -57,6 +57,7 @@ def _asked(args):
 def _opened(args, folder):
     "(subject, tokenizer) of a folder."
     with others_files(folder): s = open_model(folder, dtype=args.dtype, device_map=args.device_map)
+    print(s.report().headline)
     return s, tokenizer_of(None if args.bytes else folder, s.d_vocab, args.special)
 
 def _tell(text): print(f"\r{text}   ", end="", file=sys.stderr, flush=True)
