@@ -1,4 +1,5 @@
 """Adapters, user hooks, packed, offloaded and unusual models: the numbers are its own, or there are none."""
+import copy
 import importlib
 import tempfile
 
@@ -257,3 +258,29 @@ def test_inference_and_mixed_precision_around_a_pass(around):
         silent = s.run(TOKENS, combine_edits(s, {"L1.E1": "zero"}))
         with torch.no_grad(): model.model.layers[1].mlp.experts.down_proj[1] = 0
         assert torch.equal(silent[0], own(model))
+
+
+class Saved(torch.nn.Module):
+    "A part and a trained copy of it that works in its place, as PEFT's `modules_to_save`: names are handed on."
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.copy = base, copy.deepcopy(base)
+        for p in self.copy.parameters(): p.data *= .5
+
+    def __getattr__(self, name):
+        try: return super().__getattr__(name)
+        except AttributeError: return getattr(self.copy, name)
+
+    def forward(self, *args, **kwargs): return self.copy(*args, **kwargs)
+
+
+@pytest.mark.parametrize("parts", [["mlp.experts"], ["mlp.gate"], ["self_attn"], ["mlp"]])
+def test_a_trained_copy_of_a_part_works_in_its_place(parts):
+    model, plain = made(), made()
+    for layer, other in zip(model.model.layers, plain.model.layers):
+        for name in parts:
+            layer.set_submodule(name, Saved(layer.get_submodule(name)))
+            for p in other.get_submodule(name).parameters(): p.data *= .5
+    s = open_model(model)
+    assert torch.equal(trace(s, TOKENS)["logits"][0], own(model)) and "L1.pattern" in s.sites
+    runs_like(s, plain)

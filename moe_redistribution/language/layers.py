@@ -344,6 +344,10 @@ def under(model, experts=None, attention=None):
         model.eval()
         if experts is not None: model.set_experts_implementation(experts)
         if attention is not None: model.set_attn_implementation(attention)
+        for c in own.values():                                                       # a copied part has a config of its own
+            if type(c) is not type(model.config.get_text_config()): continue
+            if experts is not None: c._experts_implementation = experts
+            if attention is not None: c._attn_implementation = attention
         yield
     finally:
         for m, training in modes: m.training = training
@@ -426,6 +430,9 @@ def probe_model(model, family=None) -> Probe:
     try:
         with under(model, OURS): error = off(said(), plain)
         routes = [{m: h.index for m, h in heard.items() if h.index is not None}]
+        if deaf := [c for of in calls for c in of if on_interface(c.module) and c.module not in routes[0]]:
+            refuse(f"experts of {kind}", "experts that ask the model's config for their function",
+                   f"{deaf[0].name}, which does not", fix="open another family")
         try:
             with under(model, OURS, OURS): other = off(said(), plain)
             routes.append({m: h.index for m, h in heard.items() if h.index is not None})
