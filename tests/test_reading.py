@@ -287,3 +287,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="words, which an index can name"):
         kept(s, tmp_path / "c", edits={"embed": torch.zeros_like})
     with pytest.raises(ValueError, match="windows of up to 100 bytes"): kept(s, tmp_path / "c", most=100)
+
+
+def test_what_is_written_is_not_read_off_a_weight_that_is_not_all():
+    "The unembedding or a head's map with an adapter beside it used to be read as its own matrix, without a word."
+    class Beside(torch.nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base = base
+        weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
+        def forward(self, x): return self.base(x) * 1.5
+    model = tiny_model("olmoe")
+    model.model.layers[1].self_attn.o_proj = Beside(model.model.layers[1].self_attn.o_proj)
+    s = open_model(model)
+    with pytest.raises(ValueError, match="L1.H0: expected a linear layer that is its matrix alone"):
+        s.writes("L1.H0", torch.arange(16).view(2, 8))
+    assert len(s.writes("L0.H0", torch.arange(16).view(2, 8), top=3)) == 3

@@ -23,7 +23,7 @@ from ..instruments.ablation import combine_edits
 from ..instruments.trace import trace
 from .small import with_transformers
 from .weights import check_hooks, check_tokens_of, weights_digest
-from .terms import Layered, check_sums, dense_weight, exact_dtype, final_norm, rms_of
+from .terms import Layered, check_sums, linear_weight, exact_dtype, final_norm, rms_of
 from .verbs import limit_of
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #17f22382
@@ -169,7 +169,7 @@ def _expert_terms(x, gate, rows, unit):
 def _head_terms(x, real, z, h, unit):
     if x.o is None or x.mixer is not x.attn:
         refuse(unit, "a head that enters the stream alone", f"{type(x.mixer).__name__} between", fix="attn_out")
-    W = dense_weight(x.o, unit, z.dtype).unflatten(1, (x.heads, -1))[:, h]
+    W = linear_weight(x.o, unit, z.dtype).unflatten(1, (x.heads, -1))[:, h]
     return real.nonzero(), z[real] @ W.T
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #0af2a257
@@ -198,7 +198,7 @@ def writes(self:TextSubject, unit, tokens, top=10, tokenizer=None, each=False) -
     W, text, total, n, found, windows = None, token_text(tokenizer), 0, 0, [], 0
     for batch in token_batches(self, tokens):
         u, at, times = self.written_terms(unit, batch)
-        if W is None: W = dense_weight(self.model.get_output_embeddings(), "unembedding", u.dtype)
+        if W is None: W = linear_weight(self.model.get_output_embeddings(), "unembedding", u.dtype)
         if each and len(u):
             for (w, p), best in zip(at.tolist(), _ranked(times * u @ W.T, top)):
                 found += [(windows + w, p, rank, i, text([i]), v) for rank, (i, v) in best]
