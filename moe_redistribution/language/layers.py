@@ -287,6 +287,7 @@ def layer_of(calls, heard, family, config) -> Layer:
     own = {n: whole.module.get_submodule(at) for n, at in family.parts.items()}
     return replace(x, absent=absent | family.absent, **own)
 
+# %% ../../nbs/4b_language/05_layers.ipynb #3c3ecedc
 def check_once(x:Layer, calls):
     "ValueError for a layer with a part that it calls in two places."
     parts = [v for v in vars(x).values() if isinstance(v, nn.Module)]
@@ -306,8 +307,9 @@ def _absent(parts, whole, roles) -> dict:
     if "experts" in parts and "gate" not in parts:
         said |= dict.fromkeys(("router_logits", "router_probs"), "no module gives its indices and weights")
     if "block" in parts and not parts["additive"]: said["shared_out"] = "its block is no sum of its experts"
-    if parts.get("mixer") is None: said["attn_out"] = "no module of it mixes tokens and enters the stream alone"
-    if parts.get("ffn") is None: said["ffn_out"] = "no FFN of it enters the stream alone"
+    none = "it has none" if len(roles) == 1 else None
+    if parts.get("mixer") is None: said["attn_out"] = none or "no module of it mixes tokens and enters the stream alone"
+    if parts.get("ffn") is None: said["ffn_out"] = none or "no FFN of it enters the stream alone"
     if whole.made is None or whole.made.ndim != 3: said["resid_post"] = f"its stream is {tuple(whole.made.shape)}"
     return said
 
@@ -365,6 +367,7 @@ def off(ours, own) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()
 
+# %% ../../nbs/4b_language/05_layers.ipynb #ce1c1421
 def check_causal(model, plain, other):
     "ValueError for a model whose answers (b, t, v) to all but a last token change with that token."
     if off(other[:, :-1], plain[:, :-1]) <= 10 * LIMIT.get(plain.dtype, .01): return
@@ -386,6 +389,7 @@ def check_interface(model, layers):
            f"{(named or [type(layers[0]).__name__])[0]}, which computes its own", "olmoe",
            "open another family; weights that are quantised: load them with dequantize=True")
 
+# %% ../../nbs/4b_language/05_layers.ipynb #418af448
 def check_here(model):
     "ValueError for weights on the device meta that no hook of accelerate brings when they are needed."
     brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
@@ -474,6 +478,7 @@ def chosen_anyhow(call, own) -> bool:
     turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])
     return turned.out[2].equal(own.out[2]) and own.out[2].shape[-1] < own.E
 
+# %% ../../nbs/4b_language/05_layers.ipynb #1b5e6d74
 def asked_again(call, E) -> tuple:
     "(`RouterPass` of a router on what it was given, None), or why it cannot be asked with other scores."
     try:

@@ -98,6 +98,9 @@ def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> to
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
     `more` as in transformers' GenerationConfig, such as do_sample=True. ValueError for edits that are not of one token
     at a time, a prompt without tokens, and a text longer than the model's positions."""
+    if not isinstance(tokens, torch.Tensor) or tokens.ndim != 2:
+        refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
+               fix="torch.tensor(tokenize(text))[None]")
     tokens, edits = tokens.to(self.device), edits or {}
     made = combine_edits(self, edits)
     check_hooks(self.model), check_one_token(edits, made), check_tokens_of(self.model, tokens)
@@ -280,6 +283,7 @@ def save(self:TextSubject, sites, folder, tokens, most=1 << 28, dtype=None, edit
     Shards have up to `most` bytes; `dtype` to keep numbers in another type; `edits`: words, such as {"L3.E7": "zero"}.
     `say(text)` is told how far it is. It goes on where it was stopped. ValueError for a folder of something else or of
     other weights, sites or tokens."""
+    sites = [sites] if isinstance(sites, str) else sites
     names = list(dict.fromkeys(n for site in sites for n in each_layer(site, self.sites)))
     gates = list(dict.fromkeys(f"{n.split('.')[0]}.gates" for n in names if is_expert(n)))
     index, h = self._index_for(Path(folder), names, dtype, edits or {}), hashlib.sha256()
