@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'recorded_calls',
            'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'on_interface', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'configs_of', 'off',
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'tell', 'configs_of', 'off',
            'check_causal', 'check_interface', 'check_here', 'base_of', 'device_of', 'probe_model', 'with_router',
            'chosen_anyhow', 'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
 
@@ -17,7 +17,6 @@ from itertools import combinations
 import torch
 from torch import nn
 from ..tasks.errors import refuse
-from .small import with_transformers
 from .families import FAMILIES, Family
 from .watched import OURS, WATCHED, mix_values, n_experts, transformers_here
 from .router_pass import nearly_equal, probabilities, route_again
@@ -340,28 +339,34 @@ def probe_tokens(model):
 @contextmanager
 def under(model, experts=None, attention=None):
     "Within it a model is in evaluation, and these implementations compute its experts and attention."
-    modes, own = [(m, m.training) for m in model.modules() if m.training], {id(c): c for c in configs_of(model)}
-    before = [(c, getattr(c, "_experts_implementation", None), c._attn_implementation) for c in own.values()]
+    modes, text = [(m, m.training) for m in model.modules() if m.training], type(model.config.get_text_config())
+    new = dict(_experts_implementation=experts) if experts is not None else {}
+    if attention is not None: new["_attn_implementation"] = attention
+    before = [(c, {n: getattr(c, n, None) for n in new}) for c in configs_of(model)]
     try:
         model.eval()
         if experts is not None: model.set_experts_implementation(experts)
         if attention is not None: model.set_attn_implementation(attention)
-        for c in own.values():                                                       # a copied part has a config of its own
-            if type(c) is not type(model.config.get_text_config()): continue
-            if experts is not None: c._experts_implementation = experts
-            if attention is not None: c._attn_implementation = attention
+        for c, _ in before:
+            if type(c) is text: tell(c, new)                                     # a copied part has a config of its own
         yield
     finally:
         for m, training in modes: m.training = training
-        if experts is not None: model.set_experts_implementation(before[0][1])
-        if attention is not None: model.set_attn_implementation(before[0][2])
-        for c, of_experts, of_attention in before[1:]:                                # parts of a model of several kinds
-            if c._attn_implementation != of_attention: c._attn_implementation = of_attention
-            if getattr(c, "_experts_implementation", None) != of_experts: c._experts_implementation = of_experts
+        was = before[0][1]
+        if experts is not None: model.set_experts_implementation(was["_experts_implementation"])
+        if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
+        for c, was in before[1:]: tell(c, was)                                        # parts of a model of several kinds
 
+def tell(config, names):
+    "Sets what a config names, where it is another."
+    for n, new in names.items():
+        if getattr(config, n, None) != new: setattr(config, n, new)
+
+# %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
 def configs_of(model) -> list:
     "The configs of a model and its parts, its own first."
-    return [model.config, *(m.config for m in model.modules() if hasattr(m, "config") and m.config is not model.config)]
+    every = [model.config, *(m.config for m in model.modules() if hasattr(m, "config"))]
+    return [*{id(c): c for c in every}.values()]
 
 def off(ours, own) -> float:
     "Largest difference of two tensors over the largest entry of the second."
@@ -371,8 +376,8 @@ def off(ours, own) -> float:
 def check_causal(model, plain, other):
     "ValueError for a model whose answers (b, t, v) to all but a last token change with that token."
     if off(other[:, :-1], plain[:, :-1]) <= 10 * LIMIT.get(plain.dtype, .01): return
-    refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens", "olmoe",
-           "open another: a mask over later tokens is part of what is opened")
+    refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens",
+           "olmoe", "open another: a mask over later tokens is part of what is opened")
 
 def check_interface(model, layers):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
