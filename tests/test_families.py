@@ -146,7 +146,7 @@ def test_dense_families_have_no_experts():
 
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"])
 def test_a_bar_is_for_those_who_would_go_there(family):
-    "A softmax over all experts used to hand the barred one's share to every token, and one word counted them, another not."
+    "A softmax over all experts used to hand the barred one's share to every token, and one word of two counted them."
     s, l = open_model(tiny_model(family)), 1
     plain = trace(s, TOKENS)
     went = (plain[f"L{l}.gates"][0][..., 1] != 0)
@@ -178,7 +178,8 @@ def test_one_pass_at_a_time_of_a_model():
 
 def test_a_model_that_sees_later_tokens_is_refused():
     hf = __import__("transformers")
-    config = hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24)
+    config = hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                           intermediate_size=24)
     with pytest.raises(ValueError, match="expected a causal language model; got one whose answers change"):
         open_model(hf.BertForMaskedLM(config).eval())
 

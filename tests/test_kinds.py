@@ -115,7 +115,7 @@ def same_runs(a, b, name, seeds):
 
 def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(mine):
     import_file(mine)
-    listed = {(x["kind"], x["name"]): x for x in kinds.registered()}
+    listed = {(x["kind"], x["name"]): x for x in kinds.registered_things()}
     own = {k for k, x in listed.items() if x["origin"] == "mine.py"}
     assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "biased"), ("event", "halve"),
                    ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words")}
@@ -166,7 +166,7 @@ def test_what_a_registered_thing_lacks_is_said_at_once_and_nothing_of_its_file_s
     mine.write_text(MINE + "\n" + text)
     with pytest.raises(ValueError, match=says) as e: import_file(mine)
     assert "import mine.py: " in str(e.value) and str(e.value).count("; fix: ") == 1
-    assert not [x for x in kinds.registered() if x["origin"] == "mine.py"] and str(mine) not in kinds.FILES
+    assert not [x for x in kinds.registered_things() if x["origin"] == "mine.py"] and str(mine) not in kinds.FILES
 
 
 UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
@@ -323,7 +323,7 @@ def test_a_cell_that_is_run_again_takes_its_own_place_and_another_of_its_name_is
     session = {"__name__": "__main__"}
     try:
         for n in (3, 4): exec(cell.format(n), session)
-        assert "this session" in {x["origin"] for x in kinds.registered("router")}
+        assert "this session" in {x["origin"] for x in kinds.registered_things("router")}
         assert condition("add7/moe-e2k1-h8-silu+third").files == {}
         with pytest.raises(ValueError, match="'third', which is taken"):
             exec(cell.replace("class Third", "class Fourth").format(4), session)

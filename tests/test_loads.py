@@ -42,7 +42,7 @@ def test_loads_and_margins_are_those_of_a_plain_loop(family, text):
     for e in range(gates.shape[1]):
         assert value(found, metric="load", unit=f"E{e}", **here) == pytest.approx((routes == e).sum().item() / n)
         assert value(found, metric="gate_mass", unit=f"E{e}", **here) == pytest.approx(gates[:, e].mean().item(), 1e-4)
-    if family == "deepseek_v3":                                          # groups choose first: scores are not its margin
+    if family == "deepseek_v3":                                     # groups choose first: scores are not its margin
         assert not {"margin", "near_ties"} & {*found.query(f"site == 'L{l}.routes'")["metric"]}
         return
     margins = sorted(min(x[r].min().item() - max(v for e, v in enumerate(x.tolist()) if e not in r), 1e9)

@@ -15,7 +15,7 @@ from moe_redistribution.language import smollm2
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHEEL, edit_losses, layer_losses,
-                                                 losses_from, questions, replaced, smollm2_folder, streams_and_means)
+                                                 losses_from, questions, replaced_output, smollm2_folder, streams_and_means)
 from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
 from moe_redistribution.training.store import of_clone
 
@@ -73,7 +73,7 @@ def test_a_question_of_one_layer_has_the_answer_of_a_whole_pass(family):
     before = text_loss(s, [WINDOWS])
     for l, site in ((0, "L0.ffn_out"), (1, "L1.ffn_out"), (1, "L1.attn_out")):
         for how, same in (("zero", "zero"), ("mean", means[site][0].view(1, 1, 1, -1))):
-            loss, right = losses_from(s, streams, l, WINDOWS, {site: replaced(how, means[site], site)}, batch=2)
+            loss, right = losses_from(s, streams, l, WINDOWS, {site: replaced_output(how, means[site], site)}, batch=2)
             whole = text_loss(s, [WINDOWS], combine_edits(s, {site: same}))
             assert loss.mean().item() == pytest.approx(whole["loss"], abs=1e-4) and loss.mean() != before["loss"]
             assert right.mean().item() == pytest.approx(whole["accuracy"], abs=1e-6)
@@ -90,11 +90,11 @@ def test_all_ffns_from_a_layer_on_are_replaced_together(tmp_path):
 
 def test_later_leaves_the_first_token_and_random_goes_as_far_as_the_mean_would():
     x, means = torch.randn(2, 7, 5), torch.randn(2, 5)
-    later, random, mean = (replaced(how, means, "L0.ffn_out")(x) for how in ("later", "random", "mean"))
+    later, random, mean = (replaced_output(how, means, "L0.ffn_out")(x) for how in ("later", "random", "mean"))
     assert torch.equal(later[:, 0], x[:, 0]) and torch.equal(later[:, 1:], means[1].expand(2, 6, 5))
     torch.testing.assert_close((random - x).norm(dim=-1), (mean - x).norm(dim=-1))
-    assert torch.equal(random, replaced("random", means, "L0.ffn_out")(x))
-    assert not torch.equal(random, replaced("random", means, "L1.ffn_out")(x))
+    assert torch.equal(random, replaced_output("random", means, "L0.ffn_out")(x))
+    assert not torch.equal(random, replaced_output("random", means, "L1.ffn_out")(x))
 
 
 def test_means_are_of_all_tokens_and_of_all_but_the_first():

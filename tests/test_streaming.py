@@ -262,7 +262,8 @@ def test_gates_asked_for_twice_are_one_row_each_and_sizes_are_checked_first(text
 
 def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkeypatch):
     monkeypatch.setattr(type(s), "run", lambda *_, **__: 1 / 0)
-    for unit, edit, says in (("L0.routes", "mean", "one of never:E3, only:E2,E5, k=3"), ("L1.router_probs", "zero", "edit the gates"),
+    for unit, edit, says in (("L0.routes", "mean", "one of never:E3, only:E2,E5, k=3"),
+                             ("L1.router_probs", "zero", "edit the gates"),
                              ("L0.E9", "zero", "nearest: 'L0.E"),
                              ("L0.H1", "route_around", "an expert to route_around")):
         with pytest.raises(ValueError, match=says):

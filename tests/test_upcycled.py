@@ -6,7 +6,7 @@ from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.upcycled import MIXTURE_OF, upcycled
+from moe_redistribution.language.upcycled import MIXTURE_OF, upcycled_model
 
 TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(3))
 SIZES = {"mistral": dict(sliding_window=4), "llama": dict(tie_word_embeddings=True, head_dim=16)}
@@ -18,7 +18,7 @@ def dense(family, **sizes): return tiny_model(family, dtype=torch.float64, **SIZ
 
 def mixture(model, *args, **kwargs):
     "With the library's own loop over experts: its faster ways are single precision."
-    new = upcycled(model, *args, **kwargs)
+    new = upcycled_model(model, *args, **kwargs)
     new.set_experts_implementation("eager")
     return new
 
@@ -76,9 +76,9 @@ def test_the_dense_model_stays_as_it_was_and_the_experts_are_copies():
     (lambda: tiny_model("llama", mlp_bias=True), "expected weights that mixtral has, too; got .*bias"),
     (lambda: tiny_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0), "one kind of atten")])
 def test_what_no_mixture_can_say_is_refused(make, why):
-    with pytest.raises(ValueError, match=why): upcycled(make())
+    with pytest.raises(ValueError, match=why): upcycled_model(make())
 
 
 @pytest.mark.parametrize("E, k", [(2, 3), (4, 0), (0, 0)])
 def test_a_token_has_some_of_the_experts(E, k):
-    with pytest.raises(ValueError, match="k: expected 1 to"): upcycled(dense("llama"), E, k)
+    with pytest.raises(ValueError, match="k: expected 1 to"): upcycled_model(dense("llama"), E, k)

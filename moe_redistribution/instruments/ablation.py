@@ -82,7 +82,7 @@ def _partner(on):
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c2e2c966
 def each_part(s, unit) -> list:
-    """The sites or units that a name stands for, as a subject calls them: in every layer for `L*.`, each member of a set
+    """The sites or units that a name stands for, as a subject calls them: in each layer for `L*.`, each member of a set
     such as `L3.E1+E4`. ValueError for what it has not got."""
     if not (m := re.fullmatch(r"(L[\d*]+\.)?([HE]\d+(?:\+[HE]\d+)*)", unit)): return each_layer(unit, s.sites)
     dense = not any("E" in u for u in s.units)

@@ -82,13 +82,14 @@ for _n in ("granitemoe", "granitemoe_swa", "granitemoeshared", "granitemoehybrid
     _more = dict(layer_types=["mamba", "attention"]) if _n == "granitemoehybrid" else {}
     MIXTURES[_n] = Family(_n, scale="residual_multiplier", tiny=_GRANITE | _more)
 DENSE = _families("llama", "mistral", "olmo", "qwen2", "qwen3", "olmo2", "olmo3", "gemma", "gemma2", "gemma3_text",
-                  "glm", "glm4", "exaone4", "phi3", "smollm3", "starcoder2", "stablelm", "cohere", "gpt_neox", "ministral")
+                  "glm", "glm4", "exaone4", "phi3", "smollm3", "starcoder2", "stablelm", "cohere", "gpt_neox",
+                  "ministral")
 DENSE["granite"] = Family("granite", scale="residual_multiplier", tiny=_GRANITE)
 FAMILIES = MIXTURES | DENSE
 
 # %% ../../nbs/4b_language/04c_families.ipynb #03d6ce6f
 def tiny_config(family, **sizes):
-    "The config of a tiny model of a family: `TINY_SIZES` by the names that it knows, its own `Family.tiny`, then `sizes`."
+    "The config of a tiny model of a family: `TINY_SIZES` by the names that it knows, its own `Family.tiny`, `sizes`."
     hf = with_transformers()
     if family not in FAMILIES and family not in hf.CONFIG_MAPPING: choose("family", family, [*FAMILIES])
     of = FAMILIES.get(family, Family(family))
@@ -106,7 +107,7 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
         p.data = 1 + own if p.ndim == 1 and "norm" in name else own
     for name, b in model.named_buffers():
         if "correction" in name: b.copy_(.1 * torch.randn(b.shape, generator=g))
-    for name, b in [*model.named_parameters(), *model.named_buffers()]:               # experts of each token, by a hash
+    for name, b in [*model.named_parameters(), *model.named_buffers()]:          # experts of each token, by a hash
         if b.dtype == torch.int64 and b.ndim == 2 and len(b) == model.config.get_text_config().vocab_size:
             b.data = (torch.arange(len(b))[:, None] + torch.arange(b.shape[1])) % 4
     return model

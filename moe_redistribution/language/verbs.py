@@ -258,7 +258,7 @@ def take_step(step, s, site, ask, own, index, barred):
     k, left = step.k or index.shape[-1], int((~barred[on, :E]).sum(1).min()) if on.any() else E
     if not left or left < k and not step.only:
         refuse(site, f"{k} experts that are not barred", left, fix="bar fewer, or only: for fewer than k")
-    if not step.k: on = on & ((own != 0) & closed).any(1)                           # a bar is for those who would go there
+    if not step.k: on = on & ((own != 0) & closed).any(1)                    # a bar is for those who would go there
     new, forced = ask(barred if barred.any() else None, None, min(k, left))
     if step.k and forced is not None and (forced & on).any():
         refuse(site, "a k that the groups of this router leave room for", f"k={k}", fix="a smaller k")

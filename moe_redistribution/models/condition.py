@@ -14,7 +14,7 @@ import hashlib, inspect, json, math, re
 
 from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.kinds import Kind, cached
+from ..tasks.kinds import Kind, cached_by_kind
 from ..tasks.task import TASKS, Task, get_task
 from .routers import ROUTERS, Router
 from .variants import VARIANTS, Variant, check_variant
@@ -358,7 +358,7 @@ def condition(name) -> Condition:
     return c
 
 # %% ../../nbs/2_models/03_condition.ipynb #1bfad03c
-@cached
+@cached_by_kind
 def _as_named(c):
     "The condition itself. ValueError if something about it is not in its name, under which it would be stored."
     if (said := condition(c.name)) == c: return c

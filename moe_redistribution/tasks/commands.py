@@ -13,7 +13,7 @@ import re, sys
 
 import pandas as pd
 from .errors import refuse
-from .kinds import Kind, KIND_TABLES, origin_of, register, registered
+from .kinds import Kind, KIND_TABLES, origin_of, register, registered_things
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #48c8345c
 @dataclass(frozen=True)
@@ -90,4 +90,4 @@ def add_kinds(p):
               "name can be written where its kind is asked for: a task, variant or router in a condition's name.")
 def run_kinds(args):
     "Prints a line for each thing."
-    show_table(pd.DataFrame(registered(args.kind)), args, max_colwidth=72, justify="left")
+    show_table(pd.DataFrame(registered_things(args.kind)), args, max_colwidth=72, justify="left")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import Kind, cached, origin_of, register
+from ..tasks.kinds import Kind, cached_by_kind, origin_of, register
 from ..tasks.task import check_tokens, digits, exact
 from ..tasks.data import generators, batches, held_back, split
 from ..models.condition import Condition, condition, multipliers
@@ -75,7 +75,7 @@ def rates(c:Condition, era:int=0) -> dict:
     own = multipliers(c, era)
     return {n: c.lr * own.get(n, 1.0) for n in shapes(c)}
 
-@cached
+@cached_by_kind
 def pieces(c, era:int=0) -> tuple:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
     out, at = [], 0
@@ -187,7 +187,7 @@ def optimiser_steps(members:Members):
     return count
 
 # %% ../../nbs/3_training/03_loop.ipynb #41f46863
-@cached
+@cached_by_kind
 def eras(c) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."
     own = tuple(pieces(c, i) for i in range(len(c.events) + 1))
@@ -208,7 +208,7 @@ def learning_names(c, steps) -> list:
     "Names of what some member learns after so many `steps`; a gradient is computed for these."
     return _learning(c, frozenset(events_past(c, steps)) if len(eras(c)) > 1 else frozenset([0]))
 
-@cached
+@cached_by_kind
 def _learning(c, stages): return [n for n in shapes(c) if any(rates(c, i)[n] > 0 for i in stages)]
 
 def zero_held_(grad, c, steps):
@@ -327,7 +327,7 @@ def _rehearsed(c, t):
         members.step.fill_(e.step)
         happen_(members)
 
-@cached
+@cached_by_kind
 def rehearse(c):
     "Tries what a condition has of a user's own on a few examples. ValueError (expected, got, fix) if it cannot train."
     if not c.own: return

@@ -7,7 +7,7 @@ __all__ = ['STEP_SECONDS', 'TYPICAL_STEPS', 'expected_seconds', 'expected_steps'
 
 # %% ../../nbs/3_training/04_orders.ipynb #cf144fdb
 from ..tasks.errors import choose
-from ..tasks.kinds import cached
+from ..tasks.kinds import cached_by_kind
 from ..tasks.task import get_task
 from ..models.condition import RECIPES, by_name
 from .engine import flops
@@ -22,7 +22,7 @@ STEP_SECONDS = {       # (task, routed): (reference condition, seconds a step, s
     ("modadd", True):  ("modadd/moe-e4k1-h512-gelu", 38e-3, .3),
     ("hist", False):   ("hist/ffn-h512-gelu", 1.45, .12),
     ("hist", True):    ("hist/moe-e4k1-h512-gelu", 0.80, .35)}
-_step_flops = cached(flops)
+_step_flops = cached_by_kind(flops)
 
 @by_name
 def expected_seconds(c, seed_steps:float) -> float:
