@@ -48,6 +48,7 @@ def by_layer(column):
     if column.name not in ("site", "unit"): return column
     return column.map({n: layer_order(n) for n in column.unique()})
 
+# %% ../../nbs/4_instruments/01_rows.ipynb #c36316c1
 def tidy(frames) -> pd.DataFrame:
     """All rows in one frame, in a fixed order, so that the same measurements always give the same bytes.
 

@@ -72,6 +72,8 @@ MIXTURES |= _families("dots3_note_text", **_ONE_KV)
 MIXTURES |= _families("dots1", "exaone_moe", "glm4_moe", "solar_open", **_GROUPS)
 MIXTURES |= _families("bailing_hybrid", num_experts=8, num_expert_group=2, **_MIXED, **_ONE_KV)
 MIXTURES |= _families("ernie4_5_moe", "laguna", moe_router_logit_softcapping=5., mlp_layer_types=["dense", "sparse"])
+
+# %% ../../nbs/4b_language/04c_families.ipynb #1261c177
 MIXTURES |= _families("qwen3_next", "qwen3_5_moe_text", **_MIXED)
 MIXTURES |= _families("beam", mlp_layer_types=["dense", "sparse"])
 MIXTURES["phimoe"] = Family("phimoe", absent={"router_probs": "each of its experts is weighed among others"})

@@ -132,6 +132,7 @@ def after_block(self:Listener, module, args, out):
         self.fits(first, parts + shared, "ffn_out")
     if new is not first: return put_first(out, new)
 
+# %% ../../nbs/4b_language/05b_hooks.ipynb #4a728947
 @patch
 def after_beside(self:Listener, module, args, out):
     first = first_tensor(out)

@@ -74,9 +74,12 @@ class LanguageModel(TextSubject):
         self.sites.absent = {f"L{l}.{n}": why for l, x in enumerate(self.layers) for n, why in x.absent.items()}
         self.units = [f"L{l}.{u}" for l, x in enumerate(self.layers) for u in unit_names(x)]
     device = property(lambda self: torch.device(device_of(self.model)))
-    def real(self, tokens):
-        "Which of `tokens` are no padding."
-        return torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
+
+# %% ../../nbs/4b_language/07_opened.ipynb #c318e324
+@patch
+def real(self:LanguageModel, tokens):
+    "Which of `tokens` are no padding."
+    return torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
 
 def unit_names(x) -> list:
     "Heads and experts of a `Layer`."
@@ -109,6 +112,7 @@ def _run(self:LanguageModel, tokens, edits, sink, grad):
     logits = at("logits", logits)
     return self.reached() or logits
 
+# %% ../../nbs/4b_language/07_opened.ipynb #3f7c3019
 @patch
 @contextmanager
 def passes(self:LanguageModel, edits, sink=None, grad=False):
@@ -211,6 +215,7 @@ def own_edit(self:LanguageModel, unit, how):
     other = choose("other expert", prefix + how.removeprefix("swap:"), others)
     return {prefix + "gates": partial(_moved_to, int(e), int(other.rpartition("E")[2]))}
 
+# %% ../../nbs/4b_language/07_opened.ipynb #8da565f4
 @patch
 def _experts_of(self:LanguageModel, unit):
     return n_experts(self.layers[int(unit[1:].partition(".")[0])].experts)

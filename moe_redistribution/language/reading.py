@@ -91,7 +91,6 @@ def _settings(new, stops, pad):
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
 @patch
-@torch.no_grad()
 def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> torch.Tensor:
     """The next `new` tokens (b, new) after prompts `tokens` (b, t), greedy, under `edits`.
 
@@ -101,8 +100,7 @@ def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> to
     if not isinstance(tokens, torch.Tensor) or tokens.ndim != 2:
         refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
                fix="torch.tensor(tokenize(text))[None]")
-    tokens, edits = tokens.to(self.device), edits or {}
-    made = combine_edits(self, edits)
+    tokens, made = tokens.to(self.device), combine_edits(self, edits := edits or {})
     check_hooks(self.model), check_one_token(edits, made), check_tokens_of(self.model, tokens)
     prompt, mask = _left_padded(tokens, self.real(tokens))
     if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
@@ -110,13 +108,12 @@ def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> to
     stops = None if stop is None else torch.as_tensor(stop, device=tokens.device).flatten()
     config = with_transformers().GenerationConfig(**_settings(new, stops, self.pad) | more)
     self.here, self.places = mask, mask.cumsum(1) - 1
-    with self.passes(made) as (at, told):
+    with torch.no_grad(), self.passes(made) as (at, told):
         steps = _Steps(self, told, at, stops, mask)
         handle = self.model.register_forward_pre_hook(steps.before, with_kwargs=True)
         try: out = self.model.generate(prompt, config, [steps.logits], attention_mask=mask.long())
         finally: handle.remove()
-        steps.count()
-    self.reached()
+        steps.count(), self.reached()
     self.moved = dict(steps.moved)
     return out[:, tokens.shape[1]:]
 

@@ -247,8 +247,8 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
-    means, have = kept_so_far(part, key) or ({}, {"done": {}}) if part else ({}, {"done": {}})
-    have, groups = have["done"], lambda: in_groups(windows(), batch)
+    kept, groups = part and kept_so_far(part, key), lambda: in_groups(windows(), batch)
+    means, have = (kept[0], kept[1]["done"]) if kept else ({}, {})
     def keep(): part and seal(part, means, dict(key=key, done=have))
     if "elsewhere" not in have: have["elsewhere"] = sent_elsewhere(s, next(groups())[:, :-1])
     left = [(u, e) for u, e in todo if f"{u} {e}" not in have]
@@ -256,10 +256,8 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     needed = {n.rpartition(".")[0] + ".z" if ".H" in n else n for n in of_means}
     if needed := sorted(needed - {*means}): means |= site_means(s, groups(), needed); keep()
     for i, (u, e) in enumerate(left):
-        how = {} if u == "none" else text_edits(s, u, e, means)
-        have[f"{u} {e}"] = text_loss(s, groups(), how)
-        keep()
-        if say: say(f"{i + 1} of {len(left)}: {u} {e}")
+        have[f"{u} {e}"] = text_loss(s, groups(), {} if u == "none" else text_edits(s, u, e, means))
+        keep(), say and say(f"{i + 1} of {len(left)}: {u} {e}")
     n = next(groups())[:, :-1].numel()
     return tidy([rows([have["elsewhere"]], [0], condition=s.name, metric="elsewhere", n_examples=n)]
                 + [rows([x[m]], [0], condition=s.name, site=u, edit=e, metric=m, n_examples=x["n"])
