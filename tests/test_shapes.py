@@ -5,15 +5,18 @@ import inspect
 import pkgutil
 import re
 from functools import lru_cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jaxtyping import Shaped, jaxtyped
 from torch import Tensor
 
-from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, patching,
-                                            patterns, probes, rerouting, routing, speed, trace)
-from moe_redistribution.language import gated, masks, small, verbs
+from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, heldout,
+                                            histogram, patching, patterns, probes, rerouting, routing, scores, speed,
+                                            trace)
+from moe_redistribution.language import (families, gated, layers, masks, recorded, regret, small, terms as stream_terms,
+                                         verbs, watched)
 from moe_redistribution.models import ffn, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question
@@ -22,7 +25,7 @@ from moe_redistribution.training import engine, loop
 # Every letter and word that is a dimension somewhere; brackets with anything else in them are prose.
 DIMENSIONS = set("""s n b t d v e k h q i j w p m a g c l N T V seed batch position vocab read edit head query key place
     places rank scored label inputs groups bins neurons known chosen draws population n_pairs n_groups rows""".split())
-NOT_CALLED = 72                 # functions that promise shapes and have no case below: fewer, never more
+NOT_CALLED = 64                 # functions that promise shapes and have no case below: fewer, never more
 SHAPE = r"\(((?:[^()]|\(\))*)\)"
 
 
@@ -215,6 +218,37 @@ CASES = [
     (small.token_losses, lambda: dict(logits=rand(2, 6, 11), tokens=ints(11, 2, 7)), dict(n=2, T=6)),
     (loop.settled_members, lambda: dict(members=loop.init_members(C, [1, 2, 3], "paired"), until="first"), dict(s=S)),
     (loop.train_interval, lambda: dict(members=loop.init_members(C, [1, 2, 3], "paired"), n=1), dict(s=S)),
+    (loop.flatten, lambda: of(C), dict(s=S)),
+    (loop.optimiser_steps, lambda: dict(members=loop.init_members(C, [1, 2, 3], "paired")), dict(s=S)),
+    (loop.done_members, lambda: dict(members=loop.init_members(C, [1, 2, 3], "paired"), until="full", steps=9),
+     dict(s=S)),
+    (engine.squeeze, lambda: dict(params=dict(W_Q=drawn(C)["W_Q"])), dict(s=S)),
+    (engine.gate_weights, lambda: dict(probs=rand(S, E, 9), chosen=ints(E, S, K, 9), c=C), dict(s=S, k=K, n=9)),
+    (engine.heads_out, lambda: dict(rows=SimpleNamespace(number=ints(7, S, 2, 5), size=7), pattern=rand(S, 4, 2, 3, 5),
+                                    v=rand(S, 4, 7, 6)), dict(s=S, b=2, q=3, d=24)),
+    (ffn.dense_experts, lambda: dict(p=population.layer(drawn(C), 0), x=rand(S, 9, C.d_model), chosen=ints(E, S, 9, K),
+                                     c=C), dict(s=S, n=9, k=K, d=C.d_model)),
+    (routing.iid_tables, lambda: dict(sizes=[5, 6, 7], n_experts=4, draws=2), dict(draws=2, a=3, e=4)),
+    (scores.chosen_ranks, lambda: dict(logits=rand(S, 2, 5, E), routes=ints(E, S, 2, 5, K)), dict(s=S, b=2, t=5, k=K)),
+    (heldout.parts_of, lambda: dict(t=T, hold=next(iter(T.rules))), dict(n=N)),
+    (heldout.seen_before, lambda: dict(t=T, hold=next(iter(T.rules))), dict(n=N)),
+    (histogram.lifts, lambda: dict(found={n: dict(accuracy=rand(S)) for n in ("embed", "resid_mid", "resid_post")}),
+     dict(s=S)),
+    (grokking.pair_logits, lambda: of(MOD), dict(s=S, p=113, v=MOD.get_task().d_vocab)),
+    (patterns.relation, lambda: of(C), dict(s=S, head=C.n_heads, query=T.n_ctx)),
+    (bilinear.tensor, lambda: of(MOD), dict(s=S, e=1, i=MOD.d_model, j=MOD.d_model)),
+    (bilinear.units_read, lambda: dict(gate=rand(6, 4), up=rand(6, 4), read=(rand(113, 6), rand(113, 6))), dict(w=4)),
+    (watched.mix_values, lambda: dict(pattern=rand(2, 3, 5, 6), v=rand(2, 6, 3, 4)), dict(b=2, i=5, h=3, d=4)),
+    (layers.probe_tokens, lambda: dict(model=families.tiny_model("llama")), {}),
+    (recorded.window_losses, lambda: dict(logits=rand(2, 5, 7), targets=ints(7, 2, 5)), dict(b=2, t=5)),
+    (recorded.of_windows, lambda: dict(v=rand(3, 4), at=[0, 2], n=3), dict(n=2)),
+    (regret.live_weights, lambda: dict(P=(P := rand(2, 5).softmax(-1)), sets=torch.tensor([[3, 4]] * 2),
+                                       weights=P[:, :2], chosen=torch.tensor([[0, 1]] * 2)), dict(k=2)),
+    (masks.f1_of, lambda: dict(scores=rand(2, 3, 6, 6), A=rand(2, 3, 6, 6), k=2), dict(b=2, h=3, rows=6)),
+    (masks.open_under_gate, lambda: dict(seen=SimpleNamespace(A=rand(2, 3, 6, 6), G=rand(2, 3, 6, 6),
+                                                              hidden=torch.ones(6, 6).triu(1) > 0)),
+     dict(b=2, h=3, i=6)),
+    (stream_terms.rms_of, lambda: dict(norm=None, x=rand(2, 5, 7), what="no norm"), dict(d=7)),
 ]
 
 
