@@ -15,7 +15,8 @@ from moe_redistribution.language import smollm2
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHEEL, edit_losses, layer_losses,
-                                                 losses_from, questions, replaced_output, smollm2_folder, streams_and_means)
+                                                 losses_from, questions, replaced_output, smollm2_folder,
+                                                 streams_and_means)
 from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
 from moe_redistribution.training.store import of_clone
 

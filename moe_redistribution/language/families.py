@@ -109,7 +109,7 @@ def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
         p.data = 1 + own if p.ndim == 1 and "norm" in name else own
     for name, b in model.named_buffers():
         if "correction" in name: b.copy_(.1 * torch.randn(b.shape, generator=g))
-    for name, b in [*model.named_parameters(), *model.named_buffers()]:          # experts of each token, by a hash
+    for _, b in [*model.named_parameters(), *model.named_buffers()]:             # experts of each token, by a hash
         if b.dtype == torch.int64 and b.ndim == 2 and len(b) == model.config.get_text_config().vocab_size:
             b.data = (torch.arange(len(b))[:, None] + torch.arange(b.shape[1])) % 4
     return model

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from fastcore.basics import patch
 import torch
 from ..tasks.errors import refuse
-from .layers import Layer, first_tensor, under
+from .layers import Layer, first_tensor
 from .router_pass import (apart_from_barred, chosen_gates, dense_gates, nearly_equal,
                                                      probabilities, route_again)
-from .watched import OURS, WATCHED, n_experts
+from .watched import OURS, WATCHED, n_experts, under
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #2cecdf2a
 class Listener:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'on_interface',
            'recorded_calls', 'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'under', 'tell', 'configs_of', 'off',
-           'check_causal', 'check_interface', 'check_here', 'base_of', 'device_of', 'probe_model', 'with_router',
-           'chosen_anyhow', 'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'off', 'check_causal',
+           'check_interface', 'check_here', 'base_of', 'device_of', 'probe_model', 'with_router', 'chosen_anyhow',
+           'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from contextlib import contextmanager
@@ -18,39 +18,34 @@ import torch
 from torch import nn
 from ..tasks.errors import refuse
 from .families import FAMILIES, Family
-from .watched import OURS, WATCHED, mix_values, n_experts, transformers_here
+from .watched import OURS, WATCHED, mix_values, n_experts, transformers_here, under
 from .router_pass import nearly_equal, probabilities, route_again
 
 # %% ../../nbs/4b_language/05_layers.ipynb #86493346
 @dataclass(frozen=True)
 class Layer:
-    """The modules of one decoder layer; None for those that it has not got or that were not found. `absent`: site →
-    why it is not there.
-
-    `attn` has `heads` heads, `o` maps what they mix to its output; `mixer` and `ffn` enter the stream, times `scale`;
-    `beside`: a second module that enters with `ffn`; `norm` reads the middle of the stream, `reader` does so first;
-    `block`: where experts and `shared` ones meet; `shared_rest`: shared is what the block adds to its experts."""
+    "The modules of one decoder layer; None for those that it has not got or that were not found."
     whole: nn.Module = None
     attn: nn.Module = None
-    o: nn.Module = None
+    o: nn.Module = None                                 # maps what the `heads` heads mix to the output of `attn`
     heads: int = 0
-    mixer: nn.Module = None
+    mixer: nn.Module = None                             # enters the stream as `ffn` does, times `scale`
     ffn: nn.Module = None
-    beside: nn.Module = None
-    reader: nn.Module = None
-    norm: nn.Module = None
+    beside: nn.Module = None                            # a second module that enters with `ffn`
+    reader: nn.Module = None                            # the first that reads the middle of the stream
+    norm: nn.Module = None                              # reads the middle of the stream
     gate: nn.Module = None
     rows: nn.Module = None                              # of the router: its map with a row an expert
     experts: nn.Module = None
-    block: nn.Module = None
+    block: nn.Module = None                             # where experts and `shared` ones meet
     shared: nn.Module = None
     shared_gate: nn.Module = None
-    shared_rest: bool = False
+    shared_rest: bool = False                           # is shared what the block adds to its experts?
     fixed: bool = False                                 # is the choice the same whatever the scores, as by a hash?
     additive: bool = False                              # is the block the sum of its experts and shared ones?
     scale: float = 1.
     sums: bool = False                                  # does the stream sum?
-    absent: dict = field(default_factory=dict)
+    absent: dict = field(default_factory=dict)          # site → why it is not there
     has_shared = property(lambda self: self.shared is not None or self.shared_rest)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #7bad48b5
@@ -336,39 +331,7 @@ def probe_tokens(model):
     pad = getattr(config, "pad_token_id", None)
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
-# %% ../../nbs/4b_language/05_layers.ipynb #1ac4b857
-@contextmanager
-def under(model, experts=None, attention=None):
-    "Within it a model is in evaluation, and these implementations compute its experts and attention."
-    modes, text = [(m, m.training) for m in model.modules() if m.training], type(model.config.get_text_config())
-    new = dict(_experts_implementation=experts) if experts is not None else {}
-    if attention is not None: new["_attn_implementation"] = attention
-    before = [(c, {n: getattr(c, n, None) for n in new}) for c in configs_of(model)]
-    try:
-        model.eval()
-        if experts is not None: model.set_experts_implementation(experts)
-        if attention is not None: model.set_attn_implementation(attention)
-        for c, _ in before:
-            if type(c) is text: tell(c, new)                                     # a copied part has a config of its own
-        yield
-    finally:
-        for m, training in modes: m.training = training
-        was = before[0][1]
-        if experts is not None: model.set_experts_implementation(was["_experts_implementation"])
-        if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
-        for c, was in before[1:]: tell(c, was)                                        # parts of a model of several kinds
-
-def tell(config, names):
-    "Sets what a config names, where it is another."
-    for n, new in names.items():
-        if getattr(config, n, None) != new: setattr(config, n, new)
-
 # %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
-def configs_of(model) -> list:
-    "The configs of a model and its parts, its own first."
-    every = [model.config, *(m.config for m in model.modules() if hasattr(m, "config"))]
-    return [*{id(c): c for c in every}.values()]
-
 def off(ours, own) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()
@@ -416,6 +379,33 @@ def device_of(model):
     table = model.get_input_embeddings()
     return getattr(getattr(table, "_hf_hook", None), "execution_device", None) or table.weight.device
 
+# %% ../../nbs/4b_language/05_layers.ipynb #2fb9b318
+def _check_numbers(kind, plain, calls):
+    "ValueError for logits that are not finite, with the first module that gave such numbers."
+    if plain.isfinite().all(): return
+    bad = [f"L{l}.{c.name}" for l, of in enumerate(calls) for c in of
+           if c.made is not None and not c.made.isfinite().all()] or ["the logits"]
+    refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
+           fix="the weights as published")
+
+def _with_ours(model, said, plain, calls, heard) -> tuple:
+    "How far the logits are with our experts, and with our attention too (nan: of another kind); the routes of each."
+    routes = []
+    def routed(): routes.append({m: h.index for m, h in heard.items() if h.index is not None})
+    WATCHED.update(heard)
+    try:
+        with under(model, OURS): error = off(said(), plain)
+        routed()
+        if deaf := [c for of in calls for c in of if on_interface(c.module) and c.module not in routes[0]]:
+            refuse(f"experts of {model.config.model_type}", "experts that ask the model's config for their function",
+                   f"{deaf[0].name}, which does not", fix="open another family")
+        try:
+            with under(model, OURS, OURS): other = off(said(), plain)
+            routed()
+        except (TypeError, AttributeError, RuntimeError): other = float("nan")       # attention of another kind
+    finally: [WATCHED.pop(m, None) for m in heard]
+    return error, other, routes
+
 # %% ../../nbs/4b_language/05_layers.ipynb #2fb9b319
 @torch.no_grad()
 def probe_model(model, family=None) -> Probe:
@@ -429,25 +419,10 @@ def probe_model(model, family=None) -> Probe:
     check_interface(model, own)
     def said(tokens=tokens): return model(input_ids=tokens, use_cache=False).logits
     with under(model), recorded_calls(own) as calls: plain = said()
-    if not plain.isfinite().all():
-        bad = [f"L{l}.{c.name}" for l, of in enumerate(calls) for c in of
-               if c.made is not None and not c.made.isfinite().all()] or ["the logits"]
-        refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
-               fix="the weights as published")
+    _check_numbers(kind, plain, calls)
     with under(model): check_causal(model, plain, said(torch.cat([tokens[:, :-1], tokens[:, :1]], 1)))
     heard = {m: Hearing(tokens) for layer in own for m in layer.modules()}
-    WATCHED.update(heard)
-    try:
-        with under(model, OURS): error = off(said(), plain)
-        routes = [{m: h.index for m, h in heard.items() if h.index is not None}]
-        if deaf := [c for of in calls for c in of if on_interface(c.module) and c.module not in routes[0]]:
-            refuse(f"experts of {kind}", "experts that ask the model's config for their function",
-                   f"{deaf[0].name}, which does not", fix="open another family")
-        try:
-            with under(model, OURS, OURS): other = off(said(), plain)
-            routes.append({m: h.index for m, h in heard.items() if h.index is not None})
-        except (TypeError, AttributeError, RuntimeError): other = float("nan")       # attention of another kind
-    finally: [WATCHED.pop(m, None) for m in heard]
+    error, other, routes = _with_ours(model, said, plain, calls, heard)
     limit = LIMIT.get(plain.dtype, .1)
     if not error <= limit:
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",

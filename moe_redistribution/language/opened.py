@@ -116,8 +116,8 @@ def _run(self:LanguageModel, tokens, edits, sink, grad):
 @patch
 @contextmanager
 def passes(self:LanguageModel, edits, sink=None, grad=False):
-    """Within it every pass of the model has `edits`, as `combine_edits` makes them, at the tokens of `here` and `places`
-    (b, t), and fills the sink. Gives `at(site, value)`, and what listeners are told."""
+    """Within it every pass of the model has `edits`, as `combine_edits` makes them, at the tokens of `here` and
+    `places` (b, t), and fills the sink. Gives `at(site, value)`, and what listeners are told."""
     told, others = routes_apart(edits)
     self.moved, edited = {}, {*others}
     wanted = edited | ({*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set())
@@ -198,8 +198,8 @@ def predict_and_lose(self:LanguageModel, edits=None):
 # %% ../../nbs/4b_language/07_opened.ipynb #8da565f3
 @patch
 def own_edit(self:LanguageModel, unit, how):
-    """The edits (site → function) that an expert's `route_around` or `swap:E2`, a word for its routes, or a limit stands
-    for; None for another edit."""
+    """The edits (site → function) that an expert's `route_around` or `swap:E2`, a word for its routes, or a limit
+    stands for; None for another edit."""
     check_decides(unit)
     if (limit := limit_of(how)) is not None: return self._at_some(unit, limit)
     if unit.endswith(".routes"): return {unit: route_edit(unit, how, self._experts_of(unit))}

@@ -63,8 +63,7 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     """A router with E experts once more on what it was called with; with other `scores` (tokens, E), by its own rule:
     -inf bars an expert. `out` is what it gives: logits, weights, indices.
 
-    ValueError for scores that are no numbers, a router without a linear map for experts, and where the rule has no
-    other expert than one that is barred."""
+    ValueError for no numbers, a router without a linear map for experts, a rule that leaves only barred experts."""
     with RouterPass(E) as own: own.out = gate.forward(*args, **kwargs)
     if not own.times:
         refuse("router", f"a linear map with a row for each of {E} experts", type(gate).__name__, fix="edit the gates")
@@ -72,9 +71,8 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     if scores is None: return own
     barred = scores == -torch.inf
     if not (scores.isfinite() | barred).all(): refuse("router logits", "numbers, or -inf to bar", "nan or inf", "-inf")
-    never = barred.all(0)
-    biases = [p for n, p in (*gate.named_parameters(), *gate.named_buffers()) if "bias" in n and of_experts(p, E)]
-    if never.any() and any(p.is_meta for p in biases):
+    never, named = barred.all(0), (*gate.named_parameters(), *gate.named_buffers())
+    if never.any() and any(p.is_meta for n, p in named if "bias" in n and of_experts(p, E)):
         refuse("router logits", "a router whose biases are here", "an offloaded one", fix="close experts in the gates")
     def closed(x): return leave_out(x, never) if never.any() and of_experts(x, E) else x
     more = own.scores[:, E:]                                                   # classes that are no experts, as a skip
@@ -82,8 +80,8 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
     other = torch.cat([scores.masked_fill(barred, -1e4).to(more.dtype), more], 1)
     with without_biases(gate, never), RouterPass(E, other, own.times) as new: new.out = gate.forward(*args, **kwargs)
     new.scores = new.scores.reshape(-1, new.scores.shape[-1])
-    sent = barred.gather(1, new.out[2].clamp(max=E - 1))
-    if more.shape[1]: sent &= new.out[1] != 0                                  # a token that skips names any expert
+    held = new.out[1] != 0 if more.shape[1] else True                          # a token that skips names any expert
+    sent = barred.gather(1, new.out[2].clamp(max=E - 1)) & held
     if not sent.any(): return new
     refuse("router logits", f"{new.out[2].shape[1]} experts of each token that are not barred",
            "fewer by the family's rule", fix="bar fewer, or close them in the gates")

@@ -15,7 +15,6 @@ import re
 
 from fastcore.basics import patch
 import torch
-from torch.nn.functional import pad
 from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit
 from .watched import n_experts

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['OURS', 'WATCHED', 'one_expert', 'n_experts', 'experts_in_use', 'own_eager', 'attention_watched', 'mix_values',
-           'transformers_here']
+           'transformers_here', 'under', 'tell', 'configs_of']
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #b090b672
+from contextlib import contextmanager
 from functools import lru_cache
 import sys
 
@@ -82,3 +83,36 @@ def transformers_here():
     transformers.AttentionInterface.register(OURS, attention_watched)
     AttentionMaskInterface.register(OURS, eager_mask)
     return transformers
+
+# %% ../../nbs/4b_language/04d_watched.ipynb #1ac4b857
+@contextmanager
+def under(model, experts=None, attention=None):
+    "Within it a model is in evaluation, and these implementations compute its experts and attention."
+    modes, text = [(m, m.training) for m in model.modules() if m.training], type(model.config.get_text_config())
+    new = dict(_experts_implementation=experts) if experts is not None else {}
+    if attention is not None: new["_attn_implementation"] = attention
+    before = [(c, {n: getattr(c, n, None) for n in new}) for c in configs_of(model)]
+    try:
+        model.eval()
+        if experts is not None: model.set_experts_implementation(experts)
+        if attention is not None: model.set_attn_implementation(attention)
+        for c, _ in before:
+            if type(c) is text: tell(c, new)                                     # a copied part has a config of its own
+        yield
+    finally:
+        for m, training in modes: m.training = training
+        was = before[0][1]
+        if experts is not None: model.set_experts_implementation(was["_experts_implementation"])
+        if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
+        for c, was in before[1:]: tell(c, was)                                  # parts of a model of several kinds
+
+def tell(config, names):
+    "Sets what a config names, where it is another."
+    for n, new in names.items():
+        if getattr(config, n, None) != new: setattr(config, n, new)
+
+# %% ../../nbs/4b_language/04d_watched.ipynb #a3aec181
+def configs_of(model) -> list:
+    "The configs of a model and its parts, its own first."
+    every = [model.config, *(m.config for m in model.modules() if hasattr(m, "config"))]
+    return [*{id(c): c for c in every}.values()]
