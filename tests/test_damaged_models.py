@@ -461,21 +461,16 @@ MODELS = {
     "attention shared": (shared(("", "self_attn")), effect), "router shared": (shared(("mlp", "gate")), effect),
     "a layer twice": (lambda m: m.model.layers.append(layer(m)), effect),
     "fewer layers by the config": (in_config(num_hidden_layers=1), effect),
-    "more heads by the config": (in_config(num_attention_heads=8), lambda s: ablate(s, {"L0.H1": "zero"})),
-    "fewer heads by the config": (in_config(num_attention_heads=2), lambda s: ablate(s, {"L0.H1": "zero"})),
     "fewer positions": (in_config(max_position_embeddings=8), effect),
     "no positions": (in_config(max_position_embeddings=0), effect),
     "meta": (lambda m: m.to("meta"), effect), "compiled": (lambda m: m.compile(), effect),
     "a compiled part": (lambda m: layer(m).mlp.compile(), effect),
     "more words by the config": (in_config(vocab_size=90), lambda s: s.run(TOKENS + 40 * (s.d_vocab == 90))),
     "half the rows": (lambda m: m.resize_token_embeddings(25), effect),
-    "a foreign hook on an FFN": (hooked(lambda m: layer(m).mlp, lambda m, a, out: out * 0), effect),
-    "a foreign hook on a layer": (hooked(layer, lambda m, a, out: out * 2), effect),
     "quantised, by heads": (quantised, heads), "quantised, answers": (quantised, answers),
     "adapter on attention": (lora(lambda m: layer(m).self_attn, "o_proj"), heads),
     "adapter on attention, edited": (lora(lambda m: layer(m).self_attn, "o_proj"), edited_heads),
     "adapter on the head": (lora(lambda m: m, "lm_head"), answers),
-    "logits scaled": (another_forward(lambda x: x * .5), answers),
     "logits capped": (another_forward(lambda x: 30 * torch.tanh(x / 30)), answers),
     "norm with a bias": (hooked(lambda m: m.model.norm, lambda m, a, out: out + .01), answers)}
 
@@ -487,6 +482,30 @@ def test_a_damaged_model_is_refused(damage):
     ask(open_model(model, TOKENS))                                                            # as it was it answers
     spoil(model)
     with pytest.raises((ValueError, RuntimeError)): ask(open_model(model, TOKENS))
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_heads_are_those_that_run_whatever_the_config_says(heads):
+    model = tiny_model("mixtral")
+    plain = ablate(open_model(model, TOKENS), {"L0.H1": "zero"})
+    in_config(num_attention_heads=heads)(model)
+    s = open_model(model, TOKENS)
+    assert s.n_heads == 4 and ablate(s, {"L0.H1": "zero"}).equal(plain)
+
+
+def test_a_foreign_hook_is_seen_as_what_it_does():
+    on_ffn, on_layer = tiny_model("mixtral"), tiny_model("mixtral")
+    hooked(lambda m: layer(m).mlp, lambda m, a, out: out * 0)(on_ffn)
+    hooked(layer, lambda m, a, out: out * 2)(on_layer)
+    own, other = ([(x.additive, x.sums) for x in open_model(m).layers] for m in (on_ffn, on_layer))
+    assert sorted(own) == [(False, True), (True, True)] and sorted(other) == [(True, False), (True, True)]
+
+
+def test_logits_that_a_model_scales_are_taken_apart_as_it_says_them():
+    model = tiny_model("mixtral")
+    another_forward(lambda x: x * .5)(model)
+    terms = answer_terms(open_model(model), TOKENS[:, :-1], TOKENS[:, 1:])
+    assert terms["remainder"].abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("tokens", [torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 5, dtype=torch.int64),
