@@ -48,7 +48,7 @@ class Gated(Variant):
         return {"W_gate": linear(d, w, d).T, "W_up": linear(d, w, d).T, "W_down": linear(w, d, w).T}
 
     def hidden(self, product, act, at):
-        gate = act(at("gate", product("W_gate")))
+        gate = at("gate", act(product("W_gate")))
         return at("hidden", gate * at("up", product("W_up")))
 
 class Nothing(Variant):
