@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import Kind, cached_by_kind, origin_of, register
+from ..tasks.kinds import Kind, cached_by_kind, origin_of, register, table_of
 from ..tasks.task import check_tokens, digits, exact
 from ..tasks.data import generators, batches, held_back, split
 from ..models.condition import Condition, condition, multipliers
@@ -136,7 +136,7 @@ TASK_RULES = Kind("rules", "Which checkpoints of a task's runs are kept.", {
 
 def rules(c) -> tuple:
     "Early-stopping rules kept for a condition's task; `final` (the last weights) comes on top."
-    if (task := condition(c).task) in TASK_RULES: return TASK_RULES[task]
+    if (task := condition(c).task) in (own := table_of("rules")): return own[task]
     refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
 
 def update_rules(members:Members, scores:dict):
