@@ -11,6 +11,7 @@ os.environ["MOE_REDISTRIBUTION_HOME"] = _home  # never the user's own store
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process, as everywhere in this project
 os.environ["MPLBACKEND"] = "Agg"
 
+import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # Every core runs tests at once, and a first example may build a task: how long one takes says nothing about what it
@@ -19,3 +20,11 @@ settings.register_profile("same", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False,
                           max_examples=500)
 settings.load_profile("same")
+
+
+@pytest.fixture
+def text(tmp_path):
+    "A file of 1,650 characters."
+    path = tmp_path / "text.txt"
+    path.write_text("And God said, Let there be light: and there was light. " * 30)
+    return path

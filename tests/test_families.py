@@ -7,6 +7,7 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import DENSE, FAMILIES, MIXTURES, Family, tiny_model
+from moe_redistribution.language import layers
 from moe_redistribution.language.layers import READ_ONLY, layers_of, probe_model
 from moe_redistribution.language.loads import text_loads
 from moe_redistribution.language.opened import open_model
@@ -48,7 +49,7 @@ def test_an_edit_that_changes_nothing_changes_exactly_nothing(family):
     plain = s.run(TOKENS)
     for site in s.sites:
         inner = site.split(".")[-1]
-        if inner in READ_ONLY: continue
+        if inner in (*READ_ONLY, "routes"): continue                          # edits of routes: test_verbs
         same = s.run(TOKENS, {site: torch.clone})
         if inner in ("v", "pattern"): assert (same - plain).abs().max() < 1e-5, site       # values are mixed once more
         else: assert torch.equal(same, plain), site
@@ -219,6 +220,8 @@ def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
         assert ("margin" in set(found["metric"])) == there and "load" in set(found["metric"])
 
 
-def test_choices_that_differ_under_our_attention_are_told():
-    s = open_model(tiny_model("olmoe", dtype=torch.bfloat16, num_experts=16, num_hidden_layers=4))
-    assert 0 <= s.probe.elsewhere <= 1 and f"{s.probe.elsewhere:.1%} of choices other" in s.report().headline
+def test_choices_that_differ_under_our_attention_are_told(monkeypatch):
+    "The share is the larger one of two passes; that with our attention used to be left out."
+    shares = iter((.125, .25))
+    monkeypatch.setattr(layers, "sent_otherwise", lambda calls, routes: next(shares))
+    assert probe_model(tiny_model("olmoe")).elsewhere == .25

@@ -20,13 +20,6 @@ from moe_redistribution.training.study import study_jobs
 logging.disable_progress_bar()
 
 
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("And God said, Let there be light: and there was light. " * 30)
-    return path
-
-
 @pytest.fixture(scope="module")
 def s(): return open_model(tiny_model("mixtral", vocab_size=256))
 

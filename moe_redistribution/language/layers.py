@@ -476,11 +476,11 @@ def sent_otherwise(calls, routes) -> float:
     return torch.cat(differ).double().mean().item() if differ else 0.
 
 def layers_of(model, family=None) -> list:
-    "A `Layer` for every decoder layer; errors as `probe`."
+    "A `Layer` for every decoder layer; errors as `probe_model`."
     return probe_model(model, family).layers
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e004
-READ_ONLY = ("router_probs", "routes")
+READ_ONLY = ("router_probs",)
 ATTENTION, ROUTER = ("v", "pattern", "z", "attn_out", "resid_mid"), ("router_logits", "router_probs", "gates", "routes")
 
 def layer_sites(x:Layer) -> list:

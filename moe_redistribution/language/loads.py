@@ -128,7 +128,8 @@ def text_loads(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=Non
     `entropy` of the loads in bits, `margin` (quantiles; of an expert, how far its tokens lie above the next) and
     `near_ties`; with the rule `null` what an even router would give.
 
-    Padding and special tokens never count. `part`: a file for what is done so far. ValueError for a dense model."""
+    Padding and special tokens never count. No margin where a bias or groups take part in the choice: then it is not
+    the scores'. `part`: a file for what is done so far. ValueError for a dense model, and where no token counts."""
     own, windows = routers_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
     keep = [n for l in own for n in route_sites(s, l)]
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads")
@@ -137,6 +138,7 @@ def text_loads(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=Non
         tr, counts = trace(s, group[:, :-1], keep=keep), counted_tokens(s, group[:, :-1], tokenize).flatten()
         for l in own: add_loads(state, l, tr, counts.to(tr[f"L{l}.gates"].device))
     summed_over_text(in_groups(windows(), batch), add, state, part, key, tokens_told(say, batch * context))
+    if not state: refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     return tidy([f for l in own for f in _load_rows(state, l, s.name)])
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #9aafc607

@@ -11,6 +11,7 @@ import base64, io, re
 import numpy as np
 import torch
 from ..tasks.errors import refuse
+from .watched import n_experts
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #62d3e6ca
 LENS = {"pattern": "attn.hook_pattern", "z": "attn.hook_z", "attn_out": "hook_attn_out", "resid_mid": "hook_resid_mid",
@@ -60,7 +61,7 @@ def routes_from_engine(arrays, s) -> dict:
                fix="the model that served them")
     at = {l: i if whole.shape[2] == len(own) else l for i, l in enumerate(own)}
     for l, experts in own.items():
-        E, routes = len(experts.down_proj), whole[:, :, at[l]]
+        E, routes = n_experts(experts), whole[:, :, at[l]]
         if not (0 <= routes.min() and routes.max() < E):
             refuse("routed_experts", f"experts 0 to {E - 1} in L{l}", f"{routes.min()} to {routes.max()}",
                    fix="the model that served them")

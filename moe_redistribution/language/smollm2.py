@@ -110,9 +110,10 @@ def streams_and_means(s, windows, batch=4):
         return heard
     def keep(l): return lambda m, args, kw: streams[l].append(args[0] if args else kw["hidden_states"])
     handles = [x.whole.register_forward_pre_hook(keep(l), with_kwargs=True) for l, x in enumerate(s.layers)]
-    with with_outputs(s, {n: add(n) for n in sites}):
-        for w in windows.split(batch): s.model(input_ids=w[:, :-1], use_cache=False)
-    for h in handles: h.remove()
+    try:
+        with with_outputs(s, {n: add(n) for n in sites}):
+            for w in windows.split(batch): s.model(input_ids=w[:, :-1], use_cache=False)
+    finally: [h.remove() for h in handles]
     n = torch.tensor([[windows[:, 1:].numel()], [windows[:, 2:].numel()]], device=windows.device)
     return [torch.cat(x) for x in streams], {k: (v / n).to(streams[0][0].dtype) for k, v in sums.items()}
 
