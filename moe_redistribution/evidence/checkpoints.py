@@ -35,7 +35,8 @@ def checkpoint(c, rule="first256", root=None) -> dict:
         known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
                        for p in there.rglob("*.safetensors"))
         choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
-    return Trained({n: v.float() for n, v in _its_own(c, rule, root)[0].items()}, c)
+    tensors, info = _its_own(c, rule, root)
+    return Trained({n: v.float() for n, v in tensors.items()}, c, info["seeds"])
 
 def checkpoint_seeds(c, rule="first256", root=None) -> list:
     "The seeds that a committed checkpoint stacks, in order."

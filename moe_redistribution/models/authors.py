@@ -13,7 +13,7 @@ from einops import rearrange
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, TASKS
 from .condition import condition, RECIPES, ACTIVATIONS
-from .population import shapes, check_population
+from .population import shapes, check_population, place_of
 
 # %% ../../nbs/2_models/08_authors.ipynb #a3ac9aff
 def _unwrapped(state):
@@ -103,15 +103,18 @@ def _get(state, name):
     return state[choose("parameter", name, list(state), "give a whole state dictionary")].detach().float().clone()
 
 # %% ../../nbs/2_models/08_authors.ipynb #341af100
-def to_authors(params, c, seed=0) -> dict:
-    """State dictionary in the authors' names of member `seed` (its place on the axis) of a population.
+def to_authors(params, c, seed=None, member=None) -> dict:
+    """State dictionary in the authors' names of one member of a population: that of a `seed` where the population knows
+    its seeds, or the one at a place (`member`); a population of one needs neither.
 
-    ValueError for parameters of another condition, and for what their classes cannot hold."""
+    ValueError for parameters of another condition, for a seed or place that there is not, and for what their classes
+    cannot hold."""
     c = check_population(params, c)
     if c.n_layers > 1 or c.ffn == "no_ffn" or (c.routed and not c.routing.reads_stream):
         refuse("to_authors", "one layer with an FFN, its routes from a router if it has any", c.name,
                fix="keep it in our form")
-    mine = {n: v[seed] for n, v in params.items()}
+    place = place_of(params, seed, member)
+    mine = {n: v[place] for n, v in params.items()}
     back = lambda v, how, **k: rearrange(v, " -> ".join(how.split(" -> ")[::-1]), **k).contiguous().clone()
     out = {ATTENTION[n][0]: back(v, ATTENTION[n][1]) for n, v in mine.items() if n in ATTENTION}
     for n, v in mine.items():

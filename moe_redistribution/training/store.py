@@ -348,7 +348,7 @@ def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
     if not (runs := [self.load(c, s, stream) for s in seeds]):
         refuse("seeds", "at least one", "none", fix="for example [42]")
     for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
-    return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c)
+    return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c, seeds)
 
 # %% ../../nbs/3_training/02_store.ipynb #2620cee9
 def _said(x) -> str:
