@@ -2,6 +2,7 @@
 import ast
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from moe_redistribution.instruments.rows import table_file, write_frame
 from moe_redistribution.models.population import Transformer, init
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
-from moe_redistribution.tasks import kinds
+from moe_redistribution.tasks import commands, kinds
 from moe_redistribution.tasks.commands import COMMANDS, command
 from moe_redistribution.training import executors
 from test_kinds import MINE, OWN
@@ -137,34 +138,143 @@ def test_without_its_file_a_name_is_unknown_in_one_line(capsys, tmp_path, monkey
 
 # ------------------------------------------------------------------------------------------------------------- progress
 
-def bars(said, monkeypatch, tmp_path, minutes, done, quiet=None):
-    "What is said off a terminal after so many minutes, of one group of two seeds."
-    clock = [0.]
-    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
-    work = SimpleNamespace(seeds=(1, 2), seconds=100., each=1000, condition="add7/ffn-h8-silu")
-    (path := tmp_path / "a.json").write_text("{}")
-    tell = SimpleNamespace(work=work, path=path, read=lambda: dict(done=done, ended=0, losses=[.5]))
-    own = executors.Bars([tell], quiet, say=said.append)
-    for m in range(1, 60 * minutes + 1, 20):
-        clock[0] = float(m)
-        own.show()
-    own.close()
+class Clock:
+    "A clock that a test moves; whoever asks for the time is told by it."
+    now = 0.
+    def monotonic(self): return self.now
+    time = staticmethod(time.time)
 
 
-def test_off_a_terminal_a_line_a_minute_says_how_far_it_is(tmp_path, monkeypatch):
+class Group:
+    "A group whose seeds train `ends` steps, a step in so many seconds of so many seeds; played, not trained."
+    def __init__(self, folder, name, ends, expected, whole, pace=lambda n: .2 + .1 * n):
+        self.work = SimpleNamespace(seeds=tuple(range(len(ends))), each=expected, condition="add7/ffn-h8-silu",
+                                    seconds=expected * len(ends) * .1)
+        self.tell, self.whole, self.pace = executors.Tell(folder / f"{name}.json", self.work), whole, pace
+        self.ends, self.step, self.at = ends, 0, 0.
+    def interval(self, step): return 100 * self.pace(sum(end > step for end in self.ends))
+    def left(self): return sum(map(self.interval, range(self.step, max(self.ends), 100)))
+    def run(self, clock):
+        "Trains an interval and tells; whether seeds are left."
+        clock.now = self.at = self.at + self.interval(self.step)
+        self.step += 100
+        seeds = [s for s, end in enumerate(self.ends) if end > self.step]
+        self.tell(SimpleNamespace(seeds=seeds, step=[self.step] * len(seeds), history=[[dict(loss=.5)]] * len(seeds)),
+                  "", self.whole)
+        return len(seeds)
+
+
+def play(groups, clock, show, until, at_once=1):
+    "Trains groups, so many at a time, each to its next interval in the order of the clock, `until` something holds."
+    waiting, going = [*groups], []
+    while (waiting or going) and not until():
+        while waiting and len(going) < at_once:
+            going.append(waiting.pop(0))
+            going[-1].at = clock.now
+        first = min(going, key=lambda g: g.at + g.interval(g.step))
+        if not first.run(clock): going.remove(first)
+        show()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for room in (executors, commands): monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def in_a_log(monkeypatch):
+    "As in a pipe, outside of tests and CI."
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(commands, "progress_place", lambda: "log")
+    monkeypatch.setattr(executors, "progress_place", lambda: "log")
+
+
+def words_left(said):
+    "Seconds in a line such as `… about 4 min left`."
+    n, unit = re.search(r"(?:about|at most) ([\d.]+) (s|min|h) left$", said).groups()
+    return float(n) * dict(s=1, min=60, h=3600)[unit]
+
+
+def test_when_one_of_eight_seeds_is_left_the_time_left_is_its_own(clock, in_a_log, tmp_path):
+    "Whoever divides by the mean speed of all says half of the truth here, or less."
+    said, group = [], Group(tmp_path, "a", [700] * 7 + [8000], expected=8000, whole=8000)
+    bars = executors.Bars([group.tell], say=said.append, at_once=1)
+    play([group], clock, bars.show, lambda: group.step >= 1000)
+    assert abs(words_left(said[-1]) / group.left() - 1) < .2 and "7/8 runs" in said[-1]
+    share = bars.whole.n / bars.whole.total
+    assert clock.now * (1 - share) / share < .5 * group.left()
+
+
+def test_when_seven_of_eight_groups_have_ended_two_processes_do_not_halve_the_last(clock, in_a_log, tmp_path):
+    groups = [Group(tmp_path, str(i), [n], expected=n, whole=4000) for i, n in enumerate([400] * 7 + [4000])]
     said = []
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    bars(said, monkeypatch, tmp_path, 5, 500)
-    assert 4 <= len(said) <= 5 and said[0].startswith("25% after 1 min, 0/2 runs, loss 0.500")
-    assert "about 4 min left" in said[0] or "about 3 min left" in said[0]
+    bars = executors.Bars([g.tell for g in groups], say=said.append, at_once=2)
+    play(groups, clock, bars.show, lambda: groups[-1].step >= 1000, at_once=2)
+    assert abs(words_left(said[-1]) / groups[-1].left() - 1) < .2 and "7/8 runs" in said[-1]
 
 
-def test_it_says_no_time_that_nobody_knows_and_is_silent_when_told_to_be(tmp_path, monkeypatch):
-    said, none = [], []
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_groups_that_wait_take_their_turn_at_the_speed_that_was_seen(at_once, clock, in_a_log, tmp_path):
+    groups = [Group(tmp_path, str(i), [1000], 1000, 1000, pace=lambda n: .5) for i in range(4)]     # five times as slow
+    said = []
+    bars = executors.Bars([g.tell for g in groups], say=said.append, at_once=at_once)
+    play(groups, clock, bars.show, lambda: groups[0].step >= 500, at_once)
+    truth = {1: 250 + 3 * 500, 2: 250 + 500}[at_once]
+    assert abs(words_left(said[-1]) / truth - 1) < .2, said[-1]
+
+
+def test_a_seed_past_its_expected_end_is_said_to_be_and_when_its_schedule_ends(clock, in_a_log, tmp_path):
+    said, group = [], Group(tmp_path, "a", [700, 3000], expected=700, whole=10_000)
+    bars = executors.Bars([group.tell], say=said.append, at_once=1)
+    play([group], clock, bars.show, lambda: group.step >= 1500)
+    assert "longer than expected, at most" in said[-1]
+    assert abs(words_left(said[-1]) / ((10_000 - 1500) * .3) - 1) < .2
+
+
+def test_a_log_gets_a_line_a_minute_from_the_process_that_trains_too(clock, in_a_log, tmp_path):
+    def said_of(steps):
+        said, clock.now = [], 0.
+        group = Group(tmp_path, str(steps), [steps, steps], expected=steps, whole=steps, pace=lambda n: .02)
+        work = lambda tell: play([group], clock, lambda: None, lambda: False)
+        executors.hand_out(work, [[(group.tell,)]], [group.tell], executor="here", say=said.append)
+        return said
+    assert not said_of(2000)                                                                              # 40 seconds
+    long = said_of(20_000)
+    assert 5 <= len(long) <= 7 and long[0].startswith("15% after 60 s, 0/2 runs, loss 0.500–0.500, about 6 min left")
+
+
+@pytest.mark.parametrize("silent", [dict(CI="true"), dict(PYTEST_CURRENT_TEST="x")])
+def test_tests_and_ci_are_told_nothing_and_a_terminal_all(silent, monkeypatch, clock, capsys):
+    for name in ("CI", "PYTEST_CURRENT_TEST"): monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    bars(said, monkeypatch, tmp_path, 2, 2000)
-    bars(none, monkeypatch, tmp_path, 3, 500, quiet=True)
-    assert "the rest takes longer than expected" in said[0] and not none
+    assert commands.progress_place() == "log"
+    with monkeypatch.context() as m:
+        for name, value in silent.items(): m.setenv(name, value)
+        assert commands.progress_place() == "nowhere"
+        line = commands.Line()
+        for clock.now in range(0, 600, 10): line("far")
+        assert not sys.stderr.getvalue()
+        sys.stderr.isatty = lambda: True
+        assert commands.progress_place() == "terminal"
+    line = commands.Line()
+    for _ in range(3): line("far")
+    line.close()
+    assert sys.stderr.getvalue().count("\rfar") == 3 and sys.stderr.getvalue().endswith("\n")
+
+
+def test_a_notebook_has_one_line_that_refreshes(monkeypatch, clock):
+    "What a kernel's shell is known by; its display is played."
+    shown = []
+    handle = SimpleNamespace(update=lambda data, raw: shown.append(("update", data["text/plain"])))
+    def display(data, raw, display_id): return shown.append(("display", data["text/plain"])) or handle
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    line = commands.Line()
+    for i in range(3): line(f"{i} of 3")
+    assert shown == [("display", "0 of 3"), ("update", "1 of 3"), ("update", "2 of 3")]
 
 
 # --------------------------------------------------------------------------------------------------------- ways out

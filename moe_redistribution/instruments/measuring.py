@@ -12,7 +12,7 @@ import sys
 import pandas as pd
 import torch
 
-from ..tasks.commands import add_import, command, read_seeds, TOLD_STREAM
+from ..tasks.commands import add_import, command, read_seeds
 from ..tasks.errors import choose, refuse
 from ..models.condition import condition
 from ..tasks.data import SEEDS, STREAMS
@@ -93,7 +93,7 @@ def instruments_asked(name, only=None) -> dict:
 # %% ../../nbs/4_instruments/21_measuring.ipynb #11316996
 @command("measure", "rows of your own runs: every instrument that fits, or one",
          "measure add7/moe-e8k1-h256-silu --stream paired --seeds 1-16 --instrument copying", add=add_measure,
-         told=f"Writes a file of rows. --stream. {TOLD_STREAM}")
+         told="Writes a file of rows.")
 def run_measure(args):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows."
     stream, store = choose("stream", args.stream, STREAMS), Store()

@@ -12,7 +12,7 @@ import argparse, os, re, sys, traceback, warnings
 
 import torch
 import moe_redistribution
-from ..tasks.commands import COMMANDS, command
+from ..tasks.commands import COMMANDS, command, told_words
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import import_file
 from ..training.store import write_picture
@@ -69,7 +69,8 @@ def parser():
     sub = top.add_subparsers(dest="command", required=True, metavar="command")
     for name, c in sorted(COMMANDS.items(), key=lambda x: ORDER.index(x[0]) if x[0] in ORDER else len(ORDER)):
         told = f"{c.about[0].upper()}{c.about[1:]}. {c.told}".strip()
-        c.add(sub.add_parser(name, help=c.about, description=told, epilog=f"example: moe-redistribution {c.example}"))
+        c.add(p := sub.add_parser(name, help=c.about, epilog=f"example: moe-redistribution {c.example}"))
+        p.description = told + told_words(p)
     top.add_argument("--version", action="version", version=f"moe-redistribution {moe_redistribution.__version__}")
     return top
 

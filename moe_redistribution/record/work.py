@@ -12,8 +12,7 @@ from pathlib import Path
 import sys, time
 
 import pandas as pd
-from ..tasks.commands import (TOLD_STREAM, TOLD_UNTIL, add_form, add_import, command, show_table,
-                                               read_seeds)
+from ..tasks.commands import add_form, add_import, add_steps, command, read_seeds, show_table
 from ..tasks.data import SEEDS, STREAMS
 from ..tasks.errors import choose, refuse
 from ..models.condition import condition
@@ -23,8 +22,8 @@ from ..training.groups import Training, split_groups, train
 from ..training.jobs import begin_again, fulfil, missing_jobs, outlook
 from ..training.loop import UNTIL
 from ..training.store import Store
-from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
-                                               study_state, training_studies)
+from ..training.study import (STUDIES, TrainingStudy, import_studies, known_studies, study_jobs,
+                                               study_of, study_state, training_studies)
 from ..evidence.table_files import fingerprint
 from ..instruments.measuring import measure_runs, track
 from ..instruments.rows import table_file, tidy, write_frame
@@ -126,7 +125,7 @@ def carry_all(jobs, args):
 # %% ../../nbs/7_record/04a_work.ipynb #996fb84b
 @command("train", "train what is missing for items of the paper, or conditions by name",
          "train add7/moe-e8k1-h256-silu add7/moe-e4k1-h256-silu --stream paired --seeds 1-16 --dry-run", add=add_train,
-         told=f"Safe to interrupt and to repeat. --until. {TOLD_UNTIL} --stream. {TOLD_STREAM}")
+         told="Safe to interrupt and to repeat.")
 def run_train(args):
     "Trains what is missing."
     todo = read_trainings(args)

@@ -133,8 +133,8 @@ def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None
     """Carries out what is missing of some jobs, each after those that it needs; safe to interrupt and to repeat.
 
     `executor`: see `open_executor`; "here" is this process. `budget`: seconds, after which it stops with states kept;
-    `save_every`: seconds between states. `quiet` hides the bars (default: off a terminal), `say` gets the outlook, and
-    off a terminal a line a minute.
+    `save_every`: seconds between states. `quiet` hides the bars, or the line a minute that a log has instead; `say`
+    gets the outlook, and such a line.
     ValueError, before any work, for means that there are none of; OSError for a bad disk."""
     at_once, store = processes(executor), Store(root)
     check_means(device, budget)
