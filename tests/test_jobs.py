@@ -97,7 +97,7 @@ def test_needs_that_do_not_exist_are_refused_before_any_work():
         study_jobs(of(lambda arm, *_: ("typo",)))
     with pytest.raises(ValueError, match=r"b with the seeds of c; got none of \[2\]"):
         study_jobs(of(lambda arm, *_: ("b",) if arm == "c" else ()), arms="c")
-    with pytest.raises(ValueError, match="which gives rows"): TrainingStudy("t", "", {})
+    with pytest.raises(ValueError, match="which gives rows"): TrainingStudy("t", "", {"small": preset})
 
 
 def test_many_seeds_are_trained_in_the_groups_that_they_ask_for_also_where_they_are_needed(tmp_path):

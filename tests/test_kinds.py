@@ -22,6 +22,7 @@ from moe_redistribution.training.study import run_study, study_of
 MINE = '''
 import pandas as pd, torch
 from moe_redistribution.instruments.rows import rows
+from moe_redistribution.language.families import Family
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.events import Event
 from moe_redistribution.models.population import forward
@@ -85,8 +86,10 @@ def norm_rows(params, c, seeds, **labels):
     "The norm of W_down."
     return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)
 
-def run(arm, seeds, settings, desk): return rows([3.] * len(seeds), seeds, condition=arm, metric="letters")
+LENGTH = 3.
+def run(arm, seeds, settings, desk): return rows([LENGTH] * len(seeds), seeds, condition=arm, metric="letters")
 register("study", "words", Study("words", "How long?", {"small": Preset("", {"a": [1, 2]})}, run, lambda *a: 1.))
+register("family", "halved", Family(scale=.5))
 '''
 OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+biased", "bits/moe-e2k1-h8-silu+expert_choice",
        "bits/tanh_glu-h8-silu", "add7/tanh_glu-h8-silu+d16", "bits/ffn-h8-silu@100:halve"]
@@ -118,18 +121,19 @@ def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(
     listed = {(x["kind"], x["name"]): x for x in kinds.registered_things()}
     own = {k for k, x in listed.items() if x["origin"] == "mine.py"}
     assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "biased"), ("event", "halve"),
-                   ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words")}
+                   ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words"),
+                   ("family", "halved")}
     assert {k for k, _ in listed} == set(KIND_TABLES) and all(x["about"] for x in listed.values())
     assert listed["task", "bits"]["about"] == "Are there two or more ones among four bits?"
 
 
 TAKEN = [("task", "add7"), ("router", "frozen"), ("router", "norm"), ("variant", "moe"), ("event", "reset"),
-         ("instrument", "ablation"), ("recipe", "hist"), ("study", "granularity")]
+         ("instrument", "ablation"), ("recipe", "hist"), ("study", "granularity"), ("family", "mixtral")]
 ROOMS = """from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.models.events import *
 from moe_redistribution.models.routers import *
 from moe_redistribution.models.variants import *
-from moe_redistribution.training.study import Study
+from moe_redistribution.training.study import Preset, Study
 from moe_redistribution.tasks.kinds import register
 SMALL = RECIPES["add7"]
 """
@@ -138,9 +142,10 @@ SMALL = RECIPES["add7"]
 @pytest.mark.parametrize("kind, name", TAKEN, ids=map(" ".join, TAKEN))
 def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
     before = dict(table_of(kind))
-    make = dict(task="lambda: 0", router="Router", variant="Gated", event="Event", instrument="print", recipe="SMALL")
+    make = dict(task="lambda: 0", router="Router", variant="Gated", event="Event", instrument="print", recipe="SMALL",
+                family="__import__('moe_redistribution.language.families').language.families.Family()")
     with pytest.raises(ValueError, match="expected a new one|no study of ours|a new one.*which is a norm") as e:
-        said = make.get(kind, "Study('granularity', '', {}, print, print)")
+        said = make.get(kind, "Study('granularity', '', {'small': Preset('', {'a': (1,)})}, print, print)")
         exec(f"{ROOMS}register({kind!r}, {name!r}, {said})", {"__name__": "__main__"})
     assert "fix: " in str(e.value) and dict(table_of(kind)) == before
 
@@ -260,6 +265,45 @@ def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
     other.write_text("X = 2")
     mine.with_name("pandas.py").write_text("")
     assert len({alone, first, own_digest(mine)}) == 3
+
+
+def test_a_study_in_an_edited_file_is_other_work(mine, tmp_path):
+    found = lambda: run_study(study_of(mine), root=tmp_path / "s", executor="here", quiet=True)["value"].tolist()
+    first = found()
+    mine.write_text(MINE.replace("LENGTH = 3.", "LENGTH = 4."))
+    assert (first, found()) == ([3., 3.], [4., 4.])
+
+
+@pytest.mark.parametrize("how", ["from helper import X", "from .helper import X", "from . import helper\nX = helper.X",
+                                 "from shelf import X", "from .shelf.book import X"])
+def test_an_edited_neighbour_is_read_again_in_the_same_process(mine, how):
+    (shelf := mine.with_name("shelf")).mkdir()
+    (shelf / "__init__.py").write_text("from .book import X")
+    def imported(x):
+        for path in (mine.with_name("helper.py"), shelf / "book.py"): path.write_text(f"X = {x}\nY = {x}")
+        return import_file(mine)
+    mine.write_text(how)
+    one, two = imported(1), imported(22)
+    assert (one.X, two.X) == (1, 22) and one.own_hash != two.own_hash and import_file(mine) is two
+
+
+def test_two_folders_may_have_a_neighbour_of_one_name(mine):
+    (other := mine.parent / "other").mkdir()
+    for folder, x in ((mine.parent, 1), (other, 2)):
+        (folder / "helper.py").write_text(f"X = {x}")
+        (folder / "mine.py").write_text("import helper\nX = helper.X")
+    assert [import_file(folder / "mine.py").X for folder in (mine.parent, other, mine.parent)] == [1, 2, 1]
+
+
+def test_what_a_neighbour_registers_goes_when_the_neighbour_is_edited(mine):
+    (other := mine.with_name("helper.py")).write_text(MINE)
+    mine.write_text("import helper")
+    import_file(mine)
+    assert condition(OWN[0]).files
+    other.write_text(MINE.replace('"bits"', '"pieces"'))
+    import_file(mine)
+    assert condition(OWN[0].replace("bits", "pieces")).files
+    with pytest.raises(ValueError, match="task"): condition(OWN[0])
 
 
 def test_the_librarys_own_conditions_have_no_file_in_their_key(mine):

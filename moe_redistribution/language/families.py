@@ -6,10 +6,11 @@
 __all__ = ['TINY_SIZES', 'MIXTURES', 'DENSE', 'FAMILIES', 'Family', 'tiny_config', 'tiny_model']
 
 # %% ../../nbs/4b_language/04c_families.ipynb #f58c9080
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
+from ..tasks.kinds import Kind
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/04c_families.ipynb #b8e696b0
@@ -27,6 +28,10 @@ class Family:
     parts: dict = field(default_factory=dict)
     absent: dict = field(default_factory=dict)
     tiny: dict = field(default_factory=dict)
+    @property
+    def about(self):
+        said = {k: v for k in ("layers", "scale", "parts", "absent") if (v := getattr(self, k)) not in (None, 1., {})}
+        return "; ".join(f"{k} {v}" for k, v in said.items()) or "as a pass shows it"
 
 # %% ../../nbs/4b_language/04c_families.ipynb #a921adba
 _NONE = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -87,7 +92,14 @@ DENSE = _families("llama", "mistral", "olmo", "qwen2", "qwen3", "olmo2", "olmo3"
                   "glm", "glm4", "exaone4", "phi3", "smollm3", "starcoder2", "stablelm", "cohere", "gpt_neox",
                   "ministral")
 DENSE["granite"] = Family("granite", scale="residual_multiplier", tiny=_GRANITE)
-FAMILIES = MIXTURES | DENSE
+
+def _family(name, family):
+    "A family as it is kept: under its own name."
+    if not isinstance(family, Family): refuse(f"family {name}", "a Family", repr(family)[:80])
+    if family.name in ("", name): return replace(family, name=name)
+    refuse(f"family {name}", f"the name {name!r}", repr(family.name), name, "register it so")
+
+FAMILIES = Kind("family", "What a pass does not show of transformers models.", MIXTURES | DENSE, _family)
 
 # %% ../../nbs/4b_language/04c_families.ipynb #03d6ce6f
 def tiny_config(family, **sizes):

@@ -13,28 +13,36 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 import ast, hashlib, inspect, re, sys
 
 from .errors import choose, refuse
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #374718ed
 def _beside(path) -> list:
-    "The Python files in a file's own folder that it imports."
+    "The Python files in a file's own folder that it imports; of a folder that it imports, all."
     try: tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError): return []                             # whoever runs it will say so
     said = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
-    said += [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level]
-    names = {s.partition(".")[0] for s in said} - {*sys.stdlib_module_names}
-    return [p for n in sorted(names) if (p := path.with_name(f"{n}.py")).is_file()]
+    of = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level < 2]
+    said += [n.module for n in of if n.module] + [a.name for n in of if not n.module for a in n.names]
+    names = sorted({s.partition(".")[0] for s in said} - {*sys.stdlib_module_names})
+    alone = [p for n in names if (p := path.with_name(f"{n}.py")).is_file()]
+    return alone + [p for n in names if (path.with_name(n) / "__init__.py").is_file()
+                    for p in sorted(path.with_name(n).rglob("*.py"))]
 
-def own_digest(path) -> str:
-    "SHA-256 of a Python file; with the files beside it that it imports, where there are any."
+def _hashes(path) -> dict:
+    "Hash of a Python file and of all beside it that it imports, by path; its own first."
     own, todo = {}, [Path(path).resolve()]
     while todo:
         if (p := todo.pop()) in own: continue
         own[p] = hashlib.sha256(p.read_bytes()).hexdigest()
         todo += _beside(p)
-    first, *others = own.values()
+    return own
+
+def own_digest(path) -> str:
+    "SHA-256 of a Python file; with the files beside it that it imports, where there are any."
+    first, *others = _hashes(path).values()
     return hashlib.sha256(" ".join([first, *sorted(others)]).encode()).hexdigest() if others else first
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #df75919a
@@ -122,7 +130,7 @@ KIND_TABLES = {
     "rules": ("training.loop", "TASK_RULES"), "router": ("models.condition", "ROUTERS"),
     "variant": ("models.variants", "VARIANTS"), "event": ("models.events", "EVENTS"),
     "instrument": ("instruments.instrument", "DECLARED"), "study": ("training.study", "STUDIES"),
-    "command": ("tasks.commands", "COMMANDS")}
+    "family": ("language.families", "FAMILIES"), "command": ("tasks.commands", "COMMANDS")}
 
 def table_of(kind) -> Kind:
     "The table of a kind, by its word. ValueError (expected, got, nearest) for another."
@@ -168,10 +176,36 @@ def _forget(path):
     for table in _tables():
         for name in [n for n, (origin, _) in table.origins.items() if origin.file == path]: table.put(name, None, None)
 
+_FOLDERS = set()                # folders of users' files that Python looks in last, because we say so
+_LOADED = {}                    # path → hash, of the files beside a user's as they were imported
+def _take_neighbours(hashes, package):
+    """If a file beside a user's is not what this process has imported, all are imported anew: they may import it, too.
+    A file of that name from another folder makes way."""
+    changed = [p for p, now in hashes.items() if _LOADED.get(p, now) != now]
+    _LOADED.update(hashes)
+    for path in hashes:
+        of = sys.modules.get(path.stem)
+        if of and (file := Path(getattr(of, "__file__", None) or "")) != path and file in _LOADED:
+            del sys.modules[path.stem]
+    for path in hashes if changed else ():
+        _forget(str(path))
+        FILES.pop(str(path), None)
+        for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(path)]:
+            del sys.modules[name]
+            vars(package).pop(name.rpartition(".")[2], None)
+
 def files_in_use() -> dict:
     "File → hash, of every file from which something is registered now."
     origins = [table.origin(name) for table in _tables() for name in table.origins]
     return {o.file: o.digest for o in origins if o.file}
+
+def _package(folder):
+    "The package that a folder of a user's counts as."
+    name = f"own_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    return sys.modules[name]
 
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
@@ -195,13 +229,17 @@ def import_file(file, digest=None):
     now = own_digest(path)
     if digest not in (None, now):
         refuse(f"import {path.name}", "the file as it was", "another", fix="the same command again")
-    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"own_{re.sub(r'[^a-zA-Z0-9]', '_', path.stem)}_{where}_{now[:8]}"
+    package, stem = _package(path.parent), re.sub(r"[^a-zA-Z0-9]", "_", path.stem)
+    where = hashlib.sha256(path.name.encode()).hexdigest()[:4]
+    name = f"{package.__name__}.{stem}_{where}_{now[:8]}"
     if name in sys.modules and FILES.get(str(path)) == now: return sys.modules[name]
+    _take_neighbours(dict([*_hashes(path).items()][1:]), package)
     spec = spec_from_file_location(name, path)
     module = sys.modules[name] = module_from_spec(spec)
     module.own_file, module.own_hash = str(path), now
-    if str(path.parent) not in sys.path: sys.path.append(str(path.parent))
+    if (folder := str(path.parent)) in _FOLDERS or folder not in sys.path:      # a script's own stays the first
+        _FOLDERS.add(folder)
+        sys.path[:] = sorted([p for p in sys.path if p != folder] + [folder], key=lambda p: (p in _FOLDERS, p != folder))
     _run_file(path, module, spec)
     FILES[str(path)] = now
     return module

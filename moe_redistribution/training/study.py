@@ -80,6 +80,8 @@ class Study:
             if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
             near = re.sub(r"\W+", "_", str(name)).strip("_0123456789") or "mine"
             refuse(what, "letters, digits and _, for it names a folder", repr(name), near, "call it so")
+        if not self.presets:
+            refuse(f"study {self.name}", "at least one preset", "none", fix='presets={"small": Preset(about, {arm: seeds})}')
     def __reduce_ex__(self, protocol):
         at = STUDIES.origin(self.name)
         if not at.file or STUDIES[self.name] is not self: return super().__reduce_ex__(protocol)
@@ -97,6 +99,16 @@ def rows(self:Study, preset, jobs, root=None) -> pd.DataFrame:
     found = [rows for j in jobs if (rows := find_rows(j, Store(root))) is not None]
     named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for f in found]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+
+# %% ../../nbs/3_training/08_study.ipynb #84d02197
+def _study(name, study):
+    "A study as it is kept: under its own name."
+    if not isinstance(study, Study): refuse(f"study {name}", "a Study", repr(study)[:80])
+    if study.name != name: refuse(f"study {name}", f"the name {name!r}", repr(study.name), name, "register it so")
+    return study
+
+STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
+               (r"[A-Za-z]\w{0,59}", "letters, digits and _"), lambda: known_studies() | STUDIES)
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -118,6 +130,7 @@ class StudyJob(Job):
     @property
     def key(self):
         said = [self.study.name, self.study.version, self.study.content(self.arm, self.settings), list(self.seeds)]
+        if self.study.name in STUDIES: said += filter(None, [STUDIES.origin(self.study.name).digest])   # a user's file
         said += [n.key for n in self.needs]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
     def path(self, store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
@@ -339,15 +352,6 @@ def study_state(study:Study, root=None) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 # %% ../../nbs/3_training/08_study.ipynb #42df5d6d
-def _study(name, study):
-    "A study as it is kept: under its own name."
-    if not isinstance(study, Study): refuse(f"study {name}", "a Study", repr(study)[:80])
-    if study.name != name: refuse(f"study {name}", f"the name {name!r}", repr(study.name), name, "register it so")
-    return study
-
-STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
-               (r"[A-Za-z]\w{0,59}", "letters, digits and _"), lambda: known_studies() | STUDIES)
-
 def import_studies(files) -> list:
     "Imports Python files; the studies that they register, or call `STUDY`. ValueError as `import_file` and `register`."
     for module in map(import_file, files):
