@@ -16,12 +16,19 @@ import torch
 import moe_redistribution
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.instruments.rows import table_file, write_frame
+from moe_redistribution.evidence.selection import recorded_rows
+from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
+from moe_redistribution.record.work import read_trainings, with_steps
 from moe_redistribution.tasks import commands, kinds
 from moe_redistribution.tasks.commands import COMMANDS, command
+from moe_redistribution.tasks.data import STREAMS
 from moe_redistribution.training import executors
+from moe_redistribution.training.groups import train
+from moe_redistribution.training.loop import UNTIL
+from moe_redistribution.training.store import Store
 from test_kinds import MINE, OWN
 
 SUBS = parser()._actions[1].choices
@@ -35,17 +42,21 @@ def test_each_subcommand_has_a_description_and_an_example_that_its_parser_takes(
     assert words[0] == name and parser().parse_args(words).command == name
 
 
-@pytest.mark.parametrize("name, words", [("train", ("selected", "paired", "crossed")),
-                                         ("measure", ("paired", "crossed"))])
-def test_the_words_that_stand_in_names_of_runs_are_explained_where_they_are_asked_for(name, words):
-    said = " ".join(SUBS[name].format_help().split()).lower()
-    assert all(f"{w}: " in said for w in words)
+WORDS = {"--until": UNTIL, "--stream": STREAMS}
+
+
+def test_the_words_of_an_option_are_explained_wherever_it_is_one():
+    asked = [(name, flag) for name, p in SUBS.items() for flag in WORDS if flag in p._option_string_actions]
+    assert {("train", "--until"), ("train", "--stream"), ("measure", "--stream")} <= {*asked}
+    for name, flag in asked:
+        said = " ".join(SUBS[name].format_help().split()).lower()
+        assert all(f"{w}: " in said for w in WORDS[flag]), name
 
 
 def test_a_subcommand_lies_in_the_room_that_it_serves_and_the_frame_asks_for_none_by_name():
     rooms = {n: c.run.__module__.removeprefix("moe_redistribution.") for n, c in COMMANDS.items()}
-    assert rooms["measure"] == "instruments.measuring" and rooms["ledger"] == rooms["rows"] == "record.coverage"
-    assert rooms["kinds"] == "tasks.commands" and rooms["train"] == rooms["study"] == "record.work"
+    assert rooms["record"] == "record.recording" and rooms["ledger"] == rooms["rows"] == "record.coverage"
+    assert rooms["kinds"] == "tasks.commands" and rooms["train"] == rooms["measure"] == rooms["study"] == "record.work"
     text = (ROOT / "moe_redistribution/record/cli.py").read_text(encoding="utf-8")
     functions = {n.name: n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
     said = ast.unparse(functions["parser"]) + ast.unparse(functions["run"]) + ast.unparse(functions["main"])
@@ -96,6 +107,77 @@ def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_it
 def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
     assert main(["rows", "tab77"]) == 2
     assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------------- steps, measured
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    "A store of one's own, and a place where rows may be written."
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+SMALL = "add7/ffn-h64-silu"
+
+
+def test_steps_are_the_option_of_the_name_and_nothing_else(home, capsys):
+    assert main(["train", SMALL, "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]) == 0
+    assert f"--steps 200: {SMALL}+steps200" in capsys.readouterr().err
+    assert (run := Store().load(f"{SMALL}+steps200", 1)).step == 200 and run.condition.key != condition(SMALL).key
+    assert main(["train", f"{SMALL}+steps200", "--seeds", "1", "--until", "full", "--dry-run"]) == 0
+    assert "Nothing is missing" in capsys.readouterr().out
+    ask = ["measure", SMALL, "--steps", "200", "--seeds", "1", "--instrument", "attribution", "--out", "a.csv"]
+    assert main(ask) == 0 and set(pd.read_csv("a.csv")["condition"]) == {f"{SMALL}+steps200"}
+
+
+def test_steps_lengthen_what_an_item_asks_for_condition_by_condition(home):
+    asked = [parser().parse_args(["train", "--item", "tab1", *more]) for more in ([], ["--steps", "20000"])]
+    usual, longer = map(read_trainings, asked)
+    assert [t.condition for t in longer] == [with_steps(t.condition, 20_000) for t in usual] and len(longer) > 3
+    assert {t.steps for t in longer} == {20_000} and [t.seeds for t in longer] == [t.seeds for t in usual]
+    assert not {t.key for t in longer} & {t.key for t in usual}
+
+
+@pytest.mark.parametrize("command", ["train", "measure"])
+@pytest.mark.parametrize("name, steps, says", [
+    (SMALL, "150", "a schedule in steps of 200"), (f"{SMALL}+steps400", "600", f"400, as {SMALL}+steps400 says"),
+    (f"{SMALL}@400:fresh", "400", "events between step 0 and the end of the schedule"), (SMALL, "0", "from 1 on")])
+def test_steps_that_cannot_be_are_refused_in_one_line(command, name, steps, says, home, capsys):
+    assert main([command, name, "--steps", steps]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1 and not home.exists()
+
+
+RECORDED = ["measure", SMALL, "--instrument", "attribution", "--seeds", "42,137", "--out", "rows.csv"]
+
+
+def test_what_is_recorded_is_shown_where_one_has_no_run_and_nothing_is_trained(home, capsys):
+    assert main(RECORDED) == 0
+    said = capsys.readouterr()
+    assert f"{SMALL}: no stored run of yours; recorded, commit data: results/rows/attribution/add7.parquet" in said.err
+    got = pd.read_csv("rows.csv")
+    there = recorded_rows(SMALL, "attribution", stream="authors").query("seed in (42, 137)")
+    assert said.out == f"{len(there):,} rows in rows.csv\n" and len(got) == len(there) > 100
+    assert sorted(got["value"].dropna()) == pytest.approx(sorted(there["value"].dropna()))
+    assert not list(home.rglob("*.safetensors"))
+
+
+def test_ones_own_runs_come_before_recorded_ones_and_both_are_named(home, capsys):
+    train(SMALL, [42], steps=200, executor="here", quiet=True)
+    assert main(RECORDED) == 0
+    said = capsys.readouterr().err
+    assert f"{SMALL}: your own runs are measured; what is recorded of it stays in results/rows/attribution" in said
+    assert "no stored run of seeds 137" in said
+    got = pd.read_csv("rows.csv")
+    assert {*got["seed"]} == {42} and {*got["step"]} == {200}
+
+
+def test_what_nobody_has_is_refused_with_the_seeds_that_are_recorded(home, capsys):
+    assert main([*RECORDED[:5], "7", "--out", "rows.csv"]) == 2
+    said = capsys.readouterr().err
+    assert f"none of seeds 7; fix: moe-redistribution train {SMALL}, or --seeds 42," in said
 
 
 # --------------------------------------------------------------------------------------------------- files of one's own

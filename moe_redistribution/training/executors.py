@@ -113,7 +113,7 @@ class Tell:
     """Writes a group's progress to a small file after every evaluation: steps done by all seeds, seeds ended, losses,
     and how many seconds it still takes: `left` as expected, `most` if its seeds train to the end of the schedule."""
     heard = None                # what is called after each telling, where the group is trained by who shows it
-    def __init__(self, path, work): self.path, self.work, self.began, self.last, self.pace = path, work, None, None, None
+    def __init__(self, path, work): self.path, self.work, self.began, self.last, self.pace = path, work, *[None] * 3
     def __call__(self, members, until, steps):
         n, each, at = len(self.work.seeds), self.work.each, [int(s) for s in members.step]
         done = sum(min(s, each) for s in at) + each * (n - len(at))
@@ -140,8 +140,8 @@ def paced(self:Tell, seeds, step):
 
 @patch
 def write(self:Tell, done, ended, losses, left=None, most=None):
-    """Tells steps done by all seeds, seeds that ended, and losses; without `left`, the seconds that the rest takes at the
-    speed since it was first told."""
+    """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the speed
+    since it was first told."""
     now, total = time.monotonic(), self.work.each * len(self.work.seeds)
     self.began = self.began or (now, done)
     if left is None and done > self.began[1]: left = (now - self.began[0]) * (total - done) / (done - self.began[1])
