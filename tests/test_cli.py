@@ -16,9 +16,12 @@ import torch
 import moe_redistribution
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.instruments.rows import table_file, write_frame
+from moe_redistribution.language.families import tiny_model
+from moe_redistribution.language.opened import open_model
 from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
+from moe_redistribution.record import cli
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.record.work import read_trainings, with_steps
@@ -30,6 +33,7 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.training.loop import UNTIL
 from moe_redistribution.training.store import Store
 from test_kinds import MINE, OWN
+from tiers import first
 
 SUBS = parser()._actions[1].choices
 
@@ -216,6 +220,41 @@ def test_without_its_file_a_name_is_unknown_in_one_line(capsys, tmp_path, monkey
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     assert main(["train", OWN[0]]) == 2
     assert "task: expected one of" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- real models
+
+REAL = [n for n, p in SUBS.items() if "--model" in p._option_string_actions]
+MORE = {"compare": ["--with", "{model}"], "gates": ["--steps", "1", "--k", "2"], "ablate": ["--unit", "L0.E1"],
+        "audit": ["--unit", "L0.E1", "--sets", "1"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    tiny_model("mixtral", vocab_size=256).save_pretrained(folder / "toy")
+    (folder / "text.txt").write_text("how many letters has a word? " * 40)
+    return [str(folder / "toy"), "--text", str(folder / "text.txt"), *"--bytes --context 16 --batch 4 --tokens 200".split()]
+
+
+@pytest.mark.parametrize("name", first(["gates", "loads"], REAL))
+def test_every_command_for_a_real_model_says_first_how_far_it_opens(name, model, home, capsys):
+    ask = [name, "--model", *model, *(w.format(model=model[0]) for w in MORE.get(name, ()))]
+    form = ["--json"] * ("--json" in SUBS[name]._option_string_actions)
+    assert main([*ask, *form]) == 0
+    said = capsys.readouterr()
+    first, headline = said.err.partition("\n")[0], open_model(model[0]).report().headline
+    assert first == headline and "toy (MixtralForCausalLM): 2 layers, 2 with experts" in headline
+    if form: assert len(json.loads(said.out)) > 0                                  # nothing but records, whatever is said
+    else: assert " rows in out/toy." in said.out and headline not in said.out
+
+
+@pytest.mark.audit
+def test_gates_of_a_model_that_does_not_open_are_trained_and_that_is_said(model, home, capsys, monkeypatch):
+    def refused(*_, **__): raise ValueError("experts of another kind")
+    monkeypatch.setattr(cli, "LanguageModel", refused)
+    assert main(["gates", "--model", *model, *MORE["gates"]]) == 0
+    assert capsys.readouterr().err.startswith("toy is not opened, and gates need its attention alone: experts of another")
 
 
 # ------------------------------------------------------------------------------------------------------------- progress

@@ -22,7 +22,7 @@ from ..training.study import run_study
 import moe_redistribution.record.work, moe_redistribution.record.coverage, moe_redistribution.record.costs  # noqa: F401
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
-from ..language.opened import open_model
+from ..language.opened import LanguageModel
 from ..instruments.scores import SENDERS
 from ..language.weights import read_model
 from ..language.gates_study import gates_study, split_text
@@ -31,7 +31,8 @@ from ..language.streaming import (ablation_map, score_map, text_ablation, text_s
                                                    text_file, tokenizer_of, units_of)
 from ..instruments.rows import table_file, writable_path, write_frame
 from .entry import INTERRUPTED, interruptible
-from .models import add_model, others_files
+from .models import (add_model, opened_model, others_files, tell_opened, telling,
+                                              write_found)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
 def add_gates(p):
@@ -112,24 +113,16 @@ def run_text_command(args):
     "Opens a model, runs it over a text, writes rows and a picture beside them."
     text_file(args.text)                                              # all that is wrong is said before a model is read
     out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
-    with others_files(args.model): s = open_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    s, tokenize = opened_model(args, args.model)
     for kind in args.unit or () if args.command == "ablate" else ():
         if units_of(s, [kind]): continue
         refuse("--unit", f"parts that {s.name} has", f"{kind}, of which it has none", "sites", "--unit sites")
-    tokenize = tokenizer_of(None if args.bytes else args.model, s.d_vocab, args.special)
-    of = dict(context=args.context, batch=args.batch, tokens=args.tokens, part=out.with_suffix(".part"),
-              say=lambda text: print(f"\r{text}   ", end="", file=sys.stderr, flush=True))
-    if args.command == "scores":
-        rows = text_scores(s, args.text, tokenize, by=args.by, **of)
-        picture = score_map(rows)
-    else:
-        edits = args.edit or ("zero", "mean")
-        rows = text_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
-        picture = ablation_map(rows, edits[-1])
-    write_frame(rows, out)
-    of["part"].unlink(missing_ok=True)                                # not before the rows are there
-    write_picture(picture.figure, out.with_suffix(".png"), dpi=150)
-    print(f"\n{len(rows):,} rows in {out}, a picture in {out.with_suffix('.png')}")
+    with telling(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
+        if args.command == "scores": rows = text_scores(s, args.text, tokenize, by=args.by, **of)
+        else:
+            edits = args.edit or ("zero", "mean")
+            rows = text_ablation(s, args.text, tokenize, units=args.unit or ("sites",), edits=edits, **of)
+    write_found(rows, out, args, score_map(rows) if args.command == "scores" else ablation_map(rows, edits[-1]))
 
 # %% ../../nbs/7_record/05_cli.ipynb #9a7e0001
 def whole_numbers(text, what) -> list:
@@ -145,6 +138,8 @@ def run_gates(args):
     out, name = table_file(args.out or f"out/{Path(args.model).name}.gates.parquet"), Path(args.model).name
     ks, unfreeze = whole_numbers(args.k, "k"), whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
     with others_files(args.model): model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)
+    try: tell_opened(LanguageModel(model, name=name))
+    except ValueError as e: print(f"{name} is not opened, and gates need its attention alone: {e}", file=sys.stderr)
     tokenize = tokenizer_of(None if args.bytes else args.model, model.config.vocab_size, args.special)
     held, batches = split_text(args.text, tokenize, args.context, args.tokens, args.batch, args.steps)
     key = model_key(model, name, args.text, context=args.context, tokens=args.tokens, dtype=args.dtype)
