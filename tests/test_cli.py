@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -111,6 +112,45 @@ def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_it
 def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
     assert main(["rows", "tab77"]) == 2
     assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- completion
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    "What bash offers for a line that is being written, as a set; by the script, without Python."
+    if not (bash := shutil.which("bash")): pytest.skip("no bash")
+    (script := tmp_path_factory.mktemp("shell") / "script").write_text(cli.completion("bash"))
+    def offered(line):
+        words = line.split(" ")
+        ask = (f"source {script}; COMP_WORDS=({' '.join(w or chr(39) * 2 for w in words)}); "
+               f"COMP_CWORD={len(words) - 1}; "
+               "_moe_redistribution; echo ${COMPREPLY[@]}; complete -p moe-redistribution")
+        done = subprocess.run([bash, "-c", ask], capture_output=True, text=True, env={})
+        said, _, bound = done.stdout.partition("\n")
+        assert not done.stderr and bound == "complete -o default -F _moe_redistribution moe-redistribution\n"
+        return {*said.split()}
+    return offered
+
+
+def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
+    assert shell("moe-redistribution tr") == {"train"} and shell("moe-redistribution c") == {
+        "compare", "conditions", "completion"}
+    assert shell("moe-redistribution ") == {*SUBS, "--help", "--version"}
+    for name, p in SUBS.items():
+        assert {f for f in p._option_string_actions if f[:2] == "--"} <= shell(f"moe-redistribution {name} --"), name
+    assert shell("moe-redistribution train a/b --st") == {"--stream", "--steps"}
+    assert shell("moe-redistribution train --stream pa") == {"paired"} and "router" in shell("moe-redistribution kinds ")
+
+
+def test_where_a_file_is_asked_for_bash_is_left_to_offer_files(shell):
+    assert shell("moe-redistribution kinds --import ") == shell("moe-redistribution loads --text ") == set()
+
+
+def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):
+    assert main(["completion", "zsh"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(cli.completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
 
 
 # ------------------------------------------------------------------------------------------------------- steps, measured
@@ -234,7 +274,8 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     tiny_model("mixtral", vocab_size=256).save_pretrained(folder / "toy")
     (folder / "text.txt").write_text("how many letters has a word? " * 40)
-    return [str(folder / "toy"), "--text", str(folder / "text.txt"), *"--bytes --context 16 --batch 4 --tokens 200".split()]
+    of = "--bytes --context 16 --batch 4 --tokens 200".split()
+    return [str(folder / "toy"), "--text", str(folder / "text.txt"), *of]
 
 
 @pytest.mark.parametrize("name", first(["gates", "loads"], REAL))
@@ -245,7 +286,7 @@ def test_every_command_for_a_real_model_says_first_how_far_it_opens(name, model,
     said = capsys.readouterr()
     first, headline = said.err.partition("\n")[0], open_model(model[0]).report().headline
     assert first == headline and "toy (MixtralForCausalLM): 2 layers, 2 with experts" in headline
-    if form: assert len(json.loads(said.out)) > 0                                  # nothing but records, whatever is said
+    if form: assert len(json.loads(said.out)) > 0                           # nothing but records, whatever is said
     else: assert " rows in out/toy." in said.out and headline not in said.out
 
 
@@ -254,7 +295,7 @@ def test_gates_of_a_model_that_does_not_open_are_trained_and_that_is_said(model,
     def refused(*_, **__): raise ValueError("experts of another kind")
     monkeypatch.setattr(cli, "LanguageModel", refused)
     assert main(["gates", "--model", *model, *MORE["gates"]]) == 0
-    assert capsys.readouterr().err.startswith("toy is not opened, and gates need its attention alone: experts of another")
+    assert capsys.readouterr().err.startswith("toy is not opened, and gates need its attention alone: experts of ano")
 
 
 # ------------------------------------------------------------------------------------------------------------- progress

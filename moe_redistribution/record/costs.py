@@ -6,11 +6,12 @@
 __all__ = ['CPU_LIMITS', 'headlines', 'costs', 'limit_lines', 'add_bench', 'run_bench']
 
 # %% ../../nbs/7_record/04_costs.ipynb #e3e0b401
-import time
+from contextlib import redirect_stdout
+import sys, time
 
 import pandas as pd
 import torch
-from ..tasks.commands import command
+from ..tasks.commands import add_form, command, show_table
 from ..tasks.data import SEEDS
 from ..tasks.errors import choose
 from ..models.population import init
@@ -61,6 +62,7 @@ def add_bench(p):
     p.add_argument("--force", action="store_true", help="report even if the machine was busy")
     p.add_argument("--record", metavar="CSV", help="a file that takes the rows one by one, and keeps its others")
     p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
+    add_form(p)
 
 # %% ../../nbs/7_record/04_costs.ipynb #7ec47f7d
 @command("bench", "speed against a plain implementation and against the FLOP floor", "bench --instruments --task add7",
@@ -70,7 +72,11 @@ def run_bench(args):
     if args.study:
         known = of_studies("bench", "BENCH")
         table = known[choose("study with a bench", args.study, list(known))](seconds=args.seconds)
-        print(table.round(2).to_string())
-    elif args.instruments:
-        print((table := costs(headlines(args.task))).round(2).to_string(), *limit_lines(table), sep="\n")
-    else: bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
+    elif args.instruments: table = costs(headlines(args.task))
+    elif not args.json and not args.csv:                                   # it prints each sentence when it knows it
+        return bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
+    else:
+        with redirect_stdout(sys.stderr):
+            table = bench(seconds=args.seconds, force=args.force, task=args.task, record=args.record)
+    if args.json or args.csv: return show_table(table.reset_index(), args)
+    print(table.round(2).to_string(), *limit_lines(table) * args.instruments, sep="\n")

@@ -176,7 +176,8 @@ def _missing(name, stream, seeds, recorded):
     "Refuses a condition without runs, with the seeds that are recorded where there are others."
     others = ",".join(map(str, sorted(recorded["seed"].unique())))
     refuse("measure", f"stored or recorded runs of {name} in stream {stream}",
-           f"none of seeds {', '.join(map(str, seeds))}", fix=f"moe-redistribution train {name}" + f", or --seeds {others}, which are recorded" * bool(others))
+           f"none of seeds {', '.join(map(str, seeds))}", fix=f"moe-redistribution train {name}"
+           + f", or --seeds {others}, which are recorded" * bool(others))
 
 # %% ../../nbs/7_record/04a_work.ipynb #b5b6f400
 def what_there_is(name, seeds, stream, wanted) -> tuple:
@@ -254,6 +255,8 @@ def study_line(study) -> pd.DataFrame:
          add=add_study, told="Safe to interrupt and to repeat. With --list it says what there is, and what is stored.")
 def run_study_command(args):
     "Lists studies, or carries out what is missing of a preset and writes all its rows."
+    if (args.json or args.csv) and not args.list:
+        refuse("--json or --csv", "--list, which prints a table", "a study to carry out", fix="--out rows.csv for rows")
     own, known = import_studies(args.imports), STUDIES.every()
     if args.list: return show_table(pd.concat(map(study_line, known.values())), args)
     name = args.study or (own[0].name if len(own) == 1 else None)
