@@ -153,7 +153,7 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
 
     `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept.
     ValueError, before any work, for one that has nothing recorded or nothing in the store."""
-    store, root = store or Store(), Path(root or ROOT)
+    store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
     taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable_names(replace, store, root)}
     written = [root / "results/replaced.csv"] * any(taken.values())
     with open_executor(executor) as pool:
@@ -161,7 +161,7 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
     if (table := manifest_of(root)).empty: return written
     written.append(root / "results/manifest.csv")
     write_frame(table, written[-1])
-    for item in paper_items():
+    for item in items:
         written.append(root / f"results/paper/{item}.csv")
         write_frame(comparison(item_rows(item, root), item, root), written[-1])
     for name, table in (("ledger", ledger), ("contrasts", contrast_table)):

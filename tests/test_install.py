@@ -1,0 +1,95 @@
+"""The package as somebody has it who installed it: imported late, typed, and plain about what needs a clone."""
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+from moe_redistribution.evidence.table_files import ROOT
+
+LIB = ROOT / "moe_redistribution"
+PARTS = {"tasks", "models", "training", "instruments", "language", "evidence", "studies", "record"}
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def run(args, cwd, **env):
+    "A fresh Python in a folder, told `args`."
+    return subprocess.run([sys.executable, *args], cwd=cwd, env=os.environ | env, capture_output=True, text=True)
+
+
+def test_the_package_imports_nothing_until_a_part_is_asked_for(tmp_path):
+    out = run(["-c", """
+import sys, moe_redistribution as m
+print(*dir(m)); print(*[n for n in sys.modules if n.split(".")[0] in ("torch", "numpy", "moe_redistribution")])
+print(m.tasks.errors.nearest("ad7", ["add7"])); print(*dir(m.tasks)); print("torch" in sys.modules)
+try: m.taks
+except AttributeError as e: print(e)
+"""], tmp_path, PYTHONPATH=str(ROOT)).stdout.splitlines()
+    assert PARTS < set(out[0].split()) and "__version__" in out[0], out
+    assert out[1] == "moe_redistribution" and out[2] == "nearest: 'add7'"
+    assert {"errors", "kinds", "task"} < set(out[3].split()) and out[4] == "False"
+    assert out[5] == "module 'moe_redistribution' has no attribute 'taks'"
+
+
+def test_every_part_lists_its_rooms():
+    import moe_redistribution as m
+    assert {p.name for p in LIB.iterdir() if p.is_dir() and p.name[0] != "_"} == PARTS
+    for part in PARTS:
+        rooms = {p.stem for p in (LIB / part).iterdir() if p.stem[0] != "_" and p.suffix in ("", ".py")}
+        assert rooms and rooms <= set(dir(getattr(m, part))), part
+
+
+def test_a_command_that_needs_the_clone_says_so_at_once(tmp_path):
+    "With nothing but the package, as a wheel leaves it: one message, and nothing trained, stored or written before it."
+    shutil.copytree(LIB, tmp_path / "site" / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
+    commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger"]
+    out = run(["-c", f"""
+from moe_redistribution.record.cli import main
+for c in {commands}: print(main(c.split()), flush=True)
+"""], tmp_path, PYTHONPATH=str(tmp_path / "site"), MOE_REDISTRIBUTION_HOME=str(tmp_path / "home"))
+    assert out.stdout.split() == ["2"] * 4 and out.stderr.count("\n") == 4, (out.stdout, out.stderr)
+    for line in out.stderr.splitlines():
+        assert "expected beside the package" in line and line.endswith("clone the repository, then pip install -e .")
+    assert {p.name for p in tmp_path.iterdir()} == {"site"} and len([*(tmp_path / "site").iterdir()]) == 1
+
+
+def test_what_is_promised_is_what_the_classifiers_and_make_say():
+    project = tomllib.loads(PROJECT)["project"]
+    versions = [c.rsplit(" ")[-1] for c in project["classifiers"] if "Python :: 3." in c]
+    assert project["requires-python"] == f">={versions[0]},<3.{int(versions[-1][2:]) + 1}"
+    assert f"{versions[0].replace('.', ', ')}) <= sys.version_info" in (ROOT / "Makefile").read_text()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    "What pip makes of the tree: the files of the wheel, unpacked."
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"): shutil.copy(ROOT / name, folder)
+    shutil.copytree(LIB, folder / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
+    made = run("-m pip wheel -q --no-deps --no-build-isolation -w out .".split(), folder)
+    assert made.returncode == 0, made.stderr
+    zipfile.ZipFile(next((folder / "out").glob("*.whl"))).extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.mark.audit
+def test_the_wheel_has_every_module_and_file_of_the_package(wheel):
+    def files(at): return {p.relative_to(at).as_posix() for p in at.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    assert files(wheel / LIB.name) == files(LIB) and "py.typed" in files(LIB)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("command, said", [
+    ("--version", "moe-redistribution "), ("--help", "reproduce"), ("kinds", "expert"), ("conditions --item tab1", "add7"),
+    ("study --list", "granularity"),
+    ("train add7/ffn-h16-gelu --seeds 1 --steps 20 --executor here", "Now: "),
+    ("measure add7/ffn-h16-gelu --seeds 1 --steps 20", "")])
+def test_a_command_of_the_wheel_works_in_an_empty_folder(command, said, wheel, tmp_path_factory):
+    home = wheel.parent / "home"
+    out = run(["-m", "moe_redistribution", *command.split()], tmp_path_factory.mktemp("empty"), PYTHONPATH=str(wheel),
+              MOE_REDISTRIBUTION_HOME=str(home))
+    assert out.returncode == 0 and said in out.stdout, (out.stdout[-500:], out.stderr)
+    assert sorted(p.name for p in wheel.iterdir() if p.suffix != ".dist-info") == [LIB.name]
