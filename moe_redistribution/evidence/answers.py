@@ -14,8 +14,8 @@ from ..models.condition import condition
 from .printed import paper_values
 from .claims import (Claim, Measured, by_seed, claims, null_score, paper_items, stand_in,
                                                 is_condition)
-from .statistics import (TINY, interval, welch, paired_permutation, holm, outcome,
-                                                    seeds_beside, tost, verdict)
+from .statistics import (TINY, interval, welch, holm, outcome, paired_contrast, seeds_beside,
+                                                    verdict)
 from .selection import item_rows, learned_rows
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #67064fa6
@@ -181,9 +181,7 @@ def _contrast(rows, c):
     line = dict(id=c.key, a=c.condition, b=c.versus, asks=c.aggregate, edit=c.edit, rule=c.rule, n=len(a),
                 n_fixed=int(c.n), margin=c.margin, reason="; ".join(notes))
     if not len(a): return line | dict(p=np.nan)
-    i, flip, same = interval(a - b), paired_permutation(a, b), tost(a, b, c.margin)
-    return line | dict(mean_a=a.mean(), mean_b=b.mean(), difference=i.mean, lo=i.lo, hi=i.hi, p=flip.p,
-                       effect=flip.effect, p_equivalence=same.p, p_t=same.p_difference)
+    return line | paired_contrast(a, b, c.margin)
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #8a1394c9
 def contrast(rows, a, b, edit="mean", rule=None, seeds=None):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TINY', 'MOST', 'Result', 'Tost', 'VARIANCE_SOURCES', 'Verdict', 'Interval', 'interval', 'welch', 'welch_from_stats',
-           'paired_permutation', 'holm', 'outcome', 'tost', 'variance_split', 'seeds_needed', 'seeds_beside',
-           'flips_needed', 'delta', 'verdict']
+           'paired_permutation', 'holm', 'outcome', 'tost', 'paired_contrast', 'variance_split', 'seeds_needed',
+           'seeds_beside', 'flips_needed', 'delta', 'verdict']
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ac5500fa
 from collections import namedtuple
@@ -114,6 +114,15 @@ def tost(a, b, margin, paired=True, alpha=0.05):
     p = float(np.maximum(_t_test(a, b, -margin, "greater").p, _t_test(a, b, margin, "less").p))
     d, p_difference, effect = _t_test(a, b)
     return Tost(d, p, p_difference, effect, outcome(p, p_difference, alpha))
+
+# %% ../../nbs/5_evidence/01_statistics.ipynb #ae07862f
+def paired_contrast(a, b, margin) -> dict:
+    """What two arms (n,) with the same seeds say of a − b: both means, the difference with its 95 % interval (lo, hi), p of
+    sign flips, effect d_z, p of equivalence within `margin`, p of the paired t test (p_t)."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    i, flip, same = interval(a - b), paired_permutation(a, b), tost(a, b, margin)
+    return dict(mean_a=a.mean(), mean_b=b.mean(), difference=i.mean, lo=i.lo, hi=i.hi, p=flip.p,
+                effect=flip.effect, p_equivalence=same.p, p_t=same.p_difference)
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #fc225505
 def _components(y, drawn=False):
