@@ -1,12 +1,23 @@
 """Ways out: hooks and other tools find in our models what our sites are, and files that leave hold the same model."""
 import copy
+import json
 import pickle
+import re
+import sys
 
+import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 
 from moe_redistribution.evidence.checkpoints import checkpoint
+from moe_redistribution.instruments.rows import rows, table_file, write_frame
 from moe_redistribution.instruments.trace import trace
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.small import small_model
+from moe_redistribution.language.training import train_language
+from moe_redistribution.language.ways_out import (lens_state, open_member, save_member, to_transformer_lens,
+                                                  to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.population import Trained, Transformer, forward, init, member, place_of
 from moe_redistribution.tasks.task import get_task
@@ -114,3 +125,156 @@ def test_parameters_that_do_not_know_their_seeds_are_asked_by_place():
     with pytest.raises(ValueError, match="do not know their seeds; got 42"): place_of(dict(population(MOE)), 42)
     assert place_of(dict(population(MOE)), member=1) == 1 and place_of(dict(population(MOE, (7,)))) == 0
     with pytest.raises(ValueError, match=r"the seeds \[7, 7\]; got 7"): place_of(population(MOE, (7, 7)), 7)
+
+
+# ------------------------------------------------------------------------------------------------------ plain files
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_member_in_a_plain_file_is_that_member_and_the_file_says_which(name, tmp_path):
+    params = population(name, (7, 8))
+    path = save_member(tmp_path / "m.safetensors", params, name, seed=8)
+    again, said = open_member(path)
+    assert said == name and again.seeds == [8] and again.condition.name == name
+    assert all(torch.equal(again[n], v[1:]) for n, v in params.items()) and len(again) == len(params)
+    assert (forward(again, tokens_of(name), said) - forward(params, tokens_of(name), name)[1]).abs().max() < 1e-5
+
+
+def test_a_plain_file_is_read_without_this_project(tmp_path):
+    params = dict(population(MOE))
+    path = save_member(tmp_path / "m.safetensors", params, MOE, member=1)
+    with safetensors.safe_open(path, "pt") as f: said, names = f.metadata(), {*f.keys()}
+    assert said["condition"] == MOE and "seed" not in said and names == {*params}
+    assert torch.equal(safetensors.torch.load_file(path)["W_router"], params["W_router"][1])
+    assert open_member(path)[0].seeds is None
+
+
+@pytest.mark.parametrize("spoil, says", [
+    (lambda p: p.write_bytes(p.read_bytes()[:-2]), "expected a safetensors file"),
+    (lambda p: p.write_bytes(p.read_bytes()[:-2] + b"\1\1"), "it was altered"),
+    (lambda p: safetensors.torch.save_file({"w": torch.ones(2)}, p), "a file that save_member wrote")])
+def test_a_plain_file_that_is_not_what_was_written_is_refused(spoil, says, tmp_path):
+    spoil(path := save_member(tmp_path / "m.safetensors", population(MOE), MOE, seed=1))
+    with pytest.raises(ValueError, match=says): open_member(path)
+
+
+def test_a_file_of_a_member_is_of_the_condition_that_its_parameters_are_of(tmp_path):
+    with pytest.raises(ValueError, match="expected W_up"):
+        save_member(tmp_path / "m.safetensors", dict(population(MOE)), "add7/moe-e4k1-h32-silu", member=0)
+    assert not any(tmp_path.iterdir())
+
+
+# -------------------------------------------------------------------------------------------------- TransformerLens
+
+LENS = ["add7/ffn-h16-silu", "modadd/glu-h20-gelu", "hist/no_ffn", "add7/ffn-h16-relu+norm+L2", "hist/ffn-h8-gelu",
+        "add7/moe_glu-e4k2-h16-silu+L2", "add7/moe_glu-e4k1-h16-silu+switch+frozen", "add7/no_ffn+norm",
+        "modadd/moe_glu-e4k1-h16-gelu+norm"]
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", LENS)
+@torch.no_grad()
+def test_a_model_in_transformer_lens_gives_the_same_logits(name):
+    "Of random biases and gains, too, so that none can be lost. `pip install 'transformer-lens<4'` has experts."
+    pytest.importorskip("transformer_lens")
+    params = Trained({n: v + .1 * torch.randn_like(v) for n, v in population(name).items()}, name, (1, 2))
+    try: model = to_transformer_lens(params, name, seed=2)
+    except ValueError as e:
+        assert "moe_glu" in name and "whose HookedTransformer has experts; got 4 or later" in str(e)
+        pytest.skip("its bridge has no experts")
+    wanted = forward(params, tokens_of(name), name)[1]
+    assert (model(tokens_of(name)) - wanted).abs().max() < 1e-5 * max(1, wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", [MOE, "add7/glu-h8-linear", "add7/moe_glu-e2k1-h8-silu+tokens"])
+def test_what_transformer_lens_cannot_hold_is_refused_with_what_it_can(name):
+    with pytest.raises(ValueError, match=f"expected ffn, glu, moe_glu, no_ffn in silu, .*; got {re.escape(name)}"):
+        to_transformer_lens(population(name), name, seed=1)
+
+
+def test_without_transformer_lens_one_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformer_lens", None)
+    with pytest.raises(ImportError, match="got none; fix: pip install transformer-lens"):
+        to_transformer_lens(population(LENS[0]), LENS[0], seed=1)
+
+
+@pytest.mark.parametrize("name", LENS)
+def test_every_parameter_has_a_name_in_transformer_lens_but_a_tied_unembedding_has_two(name):
+    "Each parameter's numbers are in it once; what is in it besides is zero."
+    p = {n: v[0] for n, v in population(name).items()}
+    state = lens_state(p, name)
+    own = sum(v.numel() for n, v in p.items() if not (n == "w_ln2" and "no_ffn" in name))
+    tied = state["unembed.W_U"].numel() if get_task(name.split("/")[0]).tied else 0
+    theirs = sum(v.numel() for n, v in state.items() if not n.endswith(("b_Q", "b_K", "b_V", "b_U")))
+    assert theirs == own + tied and not any(v.any() for n, v in state.items() if n.endswith(("b_Q", "b_K", "b_V")))
+
+
+# ----------------------------------------------------------------------------------------------------- transformers
+
+@pytest.mark.parametrize("name", ["add7/ffn-h16-silu+norm", "add7/ffn-h12-gelu+norm+L2"])
+@torch.no_grad()
+def test_a_normed_dense_model_is_a_folder_that_transformers_opens(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    params = Trained({n: v + .1 * torch.randn_like(v) for n, v in population(name).items()}, name, (1, 2))
+    to_transformers(params, name, seed=2).save_pretrained(tmp_path)
+    opened = transformers.ImageGPTForCausalImageModeling.from_pretrained(tmp_path)
+    wanted = forward(params, tokens_of(name), name)[1]
+    assert (opened(tokens_of(name)).logits - wanted).abs().max() < 1e-5 * max(1, wanted.abs().max())
+    assert type(transformers.AutoModel.from_pretrained(tmp_path)).__name__ == "ImageGPTModel"
+
+
+@pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/glu-h16-silu+norm", MOE, "hist/ffn-h16-gelu+norm"])
+def test_what_no_class_of_transformers_holds_is_refused_with_what_holds_it(name):
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match=r"which ImageGPT holds; got .*; fix: save_member holds every model"):
+        to_transformers(population(name), name, seed=1)
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "llama", "gpt2"])
+@torch.no_grad()
+def test_a_language_model_trained_here_is_a_folder_that_transformers_and_open_model_open(family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model, _ = small_model(family, 20, seed=1, d=16, T=16)
+    before = [p.clone() for p in model.parameters()]
+    with torch.enable_grad(): train_language(model, lambda step: torch.arange(34).view(2, 17) % 20, steps=2, looks=1)
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    model.eval().save_pretrained(tmp_path)
+    tokens = torch.arange(12)[None]
+    wanted, auto = model(tokens).logits, transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(auto) is type(model) and (auto(tokens).logits - wanted).abs().max() < 1e-5
+    assert (open_model(tmp_path).run(tokens)[0] - wanted).abs().max() < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+def test_rows_leave_as_csv_json_and_parquet_with_every_digit(tmp_path):
+    frame = rows([1 / 3, 2e-15, float("nan")], [1, 2, 3], condition=MOE, metric="p").assign(unit=["L0.H1", "é", ""])
+    for form in ("csv", "json", "parquet"): write_frame(frame, table_file(tmp_path / f"r.{form}"))
+    assert write_frame(frame, tmp_path / "s.JSON").read_bytes() == (tmp_path / "r.json").read_bytes()
+    said = json.loads((tmp_path / "r.json").read_text())
+    assert [r["value"] for r in said] == [1 / 3, 2e-15, None] and [r["unit"] for r in said] == ["L0.H1", "é", ""]
+    exact = dict(keep_default_na=False, na_values={"value": ""})
+    for back in (pd.read_parquet(tmp_path / "r.parquet"), pd.read_csv(tmp_path / "r.csv", **exact)):
+        assert back["value"].tolist()[:2] == [1 / 3, 2e-15] and back["value"].isna()[2]
+        assert back.drop(columns="value").equals(frame.drop(columns="value"))
+
+
+@pytest.mark.parametrize("name, near", [("r.jsn", ".json"), ("r.cvs", ".csv"), ("r.parq", ".parquet"), ("r", None)])
+def test_rows_in_a_form_that_is_unknown_are_refused_with_the_nearest(name, near, tmp_path):
+    for refused in (lambda p: write_frame(pd.DataFrame(), p), table_file):
+        with pytest.raises(ValueError, match=f"nearest: '{near}'" if near else "parquet"): refused(tmp_path / name)
+    assert not any(tmp_path.iterdir())
+
+
+# ----------------------------------------------------- a tool that is no dependency: `pip install nnsight`, `make audit`
+
+@pytest.mark.audit
+def test_nnsight_finds_the_sites_and_edits_them():
+    nnsight, params, tokens = pytest.importorskip("nnsight"), population(MOE), tokens_of(MOE)
+    model = nnsight.NNsight(Transformer(params, MOE, seed=1))
+    with model.trace(tokens):
+        pattern, probs = model.blocks[0].pattern.output.save(), model.blocks[0].router_probs.output.save()
+        model.blocks[0].ffn_out.output[:] = 0
+        logits = model.logits.output.save()
+    of = trace(member(params, 0), tokens, MOE, edits={"ffn_out": torch.zeros_like})
+    assert torch.equal(pattern, of["pattern"][0]) and torch.equal(probs, of["router_probs"][0])
+    assert torch.equal(logits, of["logits"][0])
