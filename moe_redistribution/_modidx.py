@@ -887,6 +887,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                           'moe_redistribution/instruments/measuring.py'),
                                                           'moe_redistribution.instruments.measuring.measure': ( '4_instruments/measuring.html#measure',
                                                                                                                 'moe_redistribution/instruments/measuring.py'),
+                                                          'moe_redistribution.instruments.measuring.measure_all': ( '4_instruments/measuring.html#measure_all',
+                                                                                                                    'moe_redistribution/instruments/measuring.py'),
                                                           'moe_redistribution.instruments.measuring.measure_runs': ( '4_instruments/measuring.html#measure_runs',
                                                                                                                      'moe_redistribution/instruments/measuring.py'),
                                                           'moe_redistribution.instruments.measuring.rules_for': ( '4_instruments/measuring.html#rules_for',

@@ -1,0 +1,219 @@
+"""A reader draws conditions of their own: any registered task, variant, router and depth gets every figure, from the
+rows that the instruments give; and what has not been measured is named instead of drawn as nothing."""
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib import pyplot as plt
+
+from moe_redistribution.evidence.condition_figures import (event_curves, expert_shares, head_maps, line_styles,
+                                                           paired_differences, parts_written, position_lines,
+                                                           probe_lines, routing_maps, spectrum_stems, sweep_lines,
+                                                           swept_names)
+from moe_redistribution.evidence.figures import (HUES, by_panel, colour, label, named_once, rows_by_name, trajectories,
+                                                 two_ablations)
+from moe_redistribution.instruments.instrument import instruments
+from moe_redistribution.instruments.rows import rows, tidy
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.population import init
+from moe_redistribution.models.routers import ROUTERS, Router
+from moe_redistribution.models.variants import VARIANTS, Gated
+from moe_redistribution.tasks.kinds import register
+from moe_redistribution.tasks.task import TASKS, Task, modadd_task
+from moe_redistribution.training.loop import TASK_RULES
+
+from tiers import first
+
+SMALL = dict(d_model=16, d_head=8, d_mlp=16)
+DENSE, MIXED, DEEP = (f"turned/{body}" for body in ("ffn-h16-silu", "moe-e4k1-h16-silu", "moe-e4k1-h16-silu+L2"))
+ROUTED, EVERY = (MIXED, DEEP), (DENSE, MIXED, DEEP)
+SUMS = "mod13/moe-e2k1-h16-gelu"
+RULES = ("first1000",)
+QUICK = {"routing": dict(draws=2), "probes": dict(steps=2)}
+
+
+def turned():
+    "Three letters, and then the same from the last to the first."
+    n = torch.arange(64)
+    asked = torch.stack([n // 16, n // 4 % 4, n % 4], 1)
+    whole = torch.cat([asked, torch.full((64, 1), 4), asked.flip(1)], 1)
+    return Task("turned", d_vocab=5, d_vocab_out=5, causal=True, tied=True, read=(3, 4, 5), scored=(0, 1, 2),
+                positions=("first", "second", "third"), vocab=tuple("abcd?"), tokens=whole[:, :6].contiguous(),
+                targets=whole[:, 4:].contiguous(), strata=pd.DataFrame({"last": asked[:, 2]}), by=("last",))
+
+
+@pytest.fixture(scope="module")
+def mine():
+    "Two tasks, a variant and a router that no later test knows."
+    tables = (TASKS, RECIPES, TASK_RULES, VARIANTS, ROUTERS)
+    before = [(dict(t), dict(t.origins)) for t in tables]
+    register("task", "turned", turned, recipe=RECIPES["add7"] | SMALL, rules=RULES)
+    register("task", "mod13", lambda: modadd_task(13, "mod13"), recipe=RECIPES["modadd"] | SMALL, rules=("first99",))
+    register("variant", "wavy_glu", Gated), register("router", "by_luck", Router)
+    yield
+    for table, (own, origins) in zip(tables, before):
+        for name in [n for n in table if n not in own]: table.put(name, None, None)
+        assert dict(table) == own and table.origins == origins
+
+
+def measured(names, by):
+    "What instruments measure of three untrained models of each condition."
+    out = []
+    for n in names:
+        params = init(n, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
+        for i in [i for i in by if instruments()[i].fits(n)]:
+            how = dict(stream="paired", rule="final") | QUICK.get(i, {})
+            out.append(instruments()[i].rows(params, n, [1, 2, 3], **how))
+    return tidy(out)
+
+
+@pytest.fixture(scope="module")
+def table(mine): return measured(EVERY, ("ablation", "attribution", "patterns", "routing"))
+
+
+@pytest.fixture(scope="module")
+def sums(mine): return measured([SUMS], ("probes", "fourier"))
+
+
+@pytest.fixture(scope="module")
+def history(mine):
+    "A course of training that nobody ran."
+    one = lambda n, s: pd.DataFrame(dict(condition=n, seed=s, stream="paired", step=[100, 200, 300],
+                                         test=[.2, .5, .6 + .2 * s], loss=[3., 2., 1.]))
+    return pd.concat([one(n, s) for n in (DENSE, MIXED, DEEP) for s in (1, 2, 3)])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open():
+    yield
+    plt.close("all")
+
+
+DRAWN = {                                      # name → (what is drawn of a table, of which conditions)
+    "two_ablations": (lambda t, n: two_ablations(t, n), EVERY),
+    "by_panel": (lambda t, n: by_panel(t, n, {"one": {}, "all": dict(metric="exact")}), EVERY),
+    "paired_differences": (lambda t, n: paired_differences(t, [(m, n[0]) for m in n[1:]], site="ffn_out", edit="mean"),
+                           EVERY),
+    "sweep_lines": (lambda t, n: sweep_lines(t, n, "n_layers"), (MIXED,)),
+    "position_lines": (lambda t, n: position_lines(t, n), EVERY),
+    "parts_written": (lambda t, n: parts_written(t, n), EVERY),
+    "head_maps": (lambda t, n: head_maps(t, n), EVERY),
+    "expert_shares": (lambda t, n: expert_shares(t, n), ROUTED),
+    "routing_maps": (lambda t, n: routing_maps(t, n), ROUTED),
+    "probe_lines": (lambda t, n: probe_lines(t, n), (SUMS,)),
+    "spectrum_stems": (lambda t, n: spectrum_stems(t, n), (SUMS,)),
+    "trajectories": (lambda t, n: trajectories(t, n, ["test", "loss"], middle="median"), EVERY),
+    "event_curves": (lambda t, n: event_curves(t, n, level=.9), EVERY)}
+OF_SUMS, COURSES = ("probe_lines", "spectrum_stems"), ("trajectories", "event_curves")
+CASES = pytest.mark.parametrize("name", first([n for n in DRAWN if n not in OF_SUMS], DRAWN))
+SOME = pytest.mark.parametrize("name", first(("two_ablations", "head_maps", "trajectories"), DRAWN))
+
+
+@pytest.fixture
+def given(name, request):
+    return request.getfixturevalue("history" if name in COURSES else "sums" if name in OF_SUMS else "table")
+
+
+@CASES
+def test_each_figure_function_draws_a_registered_task(name, given):
+    draw, names = DRAWN[name]
+    fig = draw(given, list(names))
+    shown = [ax for ax in fig.axes if ax.axison and ax.get_label() != "<colorbar>"]
+    assert shown and all(ax.lines or ax.images or ax.collections or ax.patches for ax in shown)
+    said = " ".join(t.get_text() for t in fig.findobj(plt.Text))
+    assert not any(word in said for word in ("digits", "o0", "o1", "carry")), said
+    if name in ("position_lines", "parts_written"): assert "second" in said
+    if name == "head_maps": assert "L1.H0" in said and "second" in said
+
+
+@CASES
+def test_a_condition_without_rows_is_named_and_never_an_empty_axis(name, given):
+    draw, names = DRAWN[name]
+    lacks = names[0].replace("-h16-", "-h32-")
+    what = f"none of {lacks}.*fix: .*{names[0]}" if name != "sweep_lines" else "two values or more.*fix: measure more"
+    with pytest.raises(ValueError, match=what.replace("+", r"\+")):
+        draw(given, [*names, lacks])
+    assert not plt.get_fignums(), "refused before anything is drawn"
+
+
+@SOME
+def test_numbers_that_are_none_are_not_drawn_as_an_empty_axis(name, given):
+    draw, names = DRAWN[name]
+    t = given.copy()
+    of = t["condition"] == names[0]
+    for k in ("value", "test", "loss"):
+        if k in t: t.loc[of, k] = np.nan
+    with pytest.raises(ValueError, match="NaN alone"): draw(t, list(names))
+    assert not plt.get_fignums()
+
+
+@SOME
+def test_a_name_is_drawn_once_however_its_options_are_ordered(name, given):
+    draw, names = DRAWN[name]
+    if name == "paired_differences": names = (names[0], names[0])
+    with pytest.raises(ValueError, match="each once; got .* twice"):
+        draw(given, [*names, names[0]])
+    with pytest.raises(ValueError, match="twice"): named_once([DENSE + "+L2+ffnlr2", DENSE + "+ffnlr2+L2"])
+
+
+def test_a_registered_variant_and_router_have_a_colour_and_a_label_of_their_own(mine):
+    names = [f"turned/{b}" for b in ("wavy_glu-h16-silu", "moe-e4k1-h16-silu+by_luck", "glu-h16-silu", "ffn-h16-silu",
+                                     "moe-e4k1-h16-silu", "moe_glu-e4k1-h16-silu")]
+    assert len({colour(n) for n in names}) == len(names) and not {colour(n) for n in names[:2]} & {*HUES.values()}
+    assert [label(n) for n in names[:2]] == ["wavy glu", "MoE, by_luck"]
+    assert colour(names[0]) == colour("turned/wavy_glu-h32-silu") == colour("add7/wavy_glu-h16-silu+d16")
+    assert label("turned/wavy_glu-h32-silu") == "wavy glu h32"
+
+
+def test_planted_models_are_drawn_beside_trained_ones():
+    names = ["clock", "twin", "modadd/ffn-h512-gelu"]
+    table = tidy([rows([.2, .4], [1, 2], condition=n, metric="n_keys") for n in names])
+    fig = by_panel(table, names, {"keys": dict(metric="n_keys")})
+    assert [t.get_text() for t in fig.axes[0].get_xticklabels()] == ["clock", "twin", "FFN"]
+    assert colour("clock") != colour("twin")
+
+
+def test_a_figure_never_mixes_checkpoints_that_nobody_chose():
+    a, b = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
+    one = lambda n, rule: rows([.1 if rule == "final" else .9] * 2, [1, 2], condition=n, rule=rule, metric="digits",
+                               position="o0-o3")
+    got = rows_by_name(tidy([one(a, "first256"), one(a, "final"), one(b, "final")]), [a, b])
+    assert {r for f in got.values() for r in f["rule"]} == {"final"}
+    got = rows_by_name(tidy([one(n, r) for n in (a, b) for r in ("first256", "final")]), [a, b])
+    assert {r for f in got.values() for r in f["rule"]} == {"first256"}
+    with pytest.raises(ValueError, match="rule of a figure: .*add7/ffn-h256-silu has first256; add7/moe.* has final"):
+        rows_by_name(tidy([one(a, "first256"), one(b, "final")]), [a, b])
+
+
+def test_of_several_layers_all_are_drawn_and_not_the_first(table):
+    got = rows_by_name(table, [MIXED, DEEP], metric="digits", site="ffn_out", edit="zero")
+    assert {n: set(f["site"]) for n, f in got.items()} == {MIXED: {"ffn_out"}, DEEP: {"L*.ffn_out"}}
+    assert swept_names(table, MIXED, "n_layers") == {1: MIXED, 2: DEEP}
+    first, second = (expert_shares(table, [DEEP], layer=i).axes[0].lines[-2].get_ydata() for i in (0, 1))
+    assert not np.allclose(first, second)
+
+
+def test_a_table_without_a_column_and_a_metric_that_nobody_measured_are_named(table, history):
+    with pytest.raises(ValueError, match="column of the table: expected one of .*; got 'siet'"):
+        rows_by_name(table, [DENSE], siet="ffn_out")
+    with pytest.raises(ValueError, match="metric in the rows of turned/ffn-h16-silu: .*nearest: 'exact'"):
+        by_panel(table, [DENSE], {"": dict(metric="exct")})
+    with pytest.raises(ValueError, match="column of the table: .*got 'tset'; nearest: 'test'"):
+        trajectories(history, [DENSE], "tset")
+    with pytest.raises(ValueError, match="a table without rows"): two_ablations(table[:0], [DENSE])
+
+
+def test_what_a_figure_shows_is_what_the_rows_say(table):
+    fig = two_ablations(table, [DENSE, DEEP])
+    want = table.query("condition == @DEEP and site == 'L*.ffn_out' and edit == 'mean' and metric == 'digits' and "
+                       "position == 'first-third' and stratum == 'all'")["value"]
+    assert any(np.allclose(line.get_ydata(), np.sort(want)) for line in fig.axes[1].lines if len(line.get_ydata()) == 3)
+    a, b = (table.query("condition == @n and site == 'none' and metric == 'exact' and split == 'all'")
+            .set_index("seed")["value"] for n in (MIXED, DENSE))
+    fig = paired_differences(table, [(MIXED, DENSE)], metric="exact")
+    assert np.allclose(fig.axes[0].lines[1].get_xdata(), np.sort(a - b))
+
+
+def test_lines_of_one_colour_are_told_apart_by_their_style():
+    names = ["add7/ffn-h256-silu", "add7/ffn-h512-silu", "add7/ffn-h256-silu+ffnlr2", "add7/ffn-h512-silu+ffnlr2"]
+    assert len({tuple(look.values()) for look in line_styles(names).values()}) == len(names)
