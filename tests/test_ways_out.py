@@ -93,8 +93,8 @@ def test_a_module_s_state_is_a_member_and_copies_keep_their_sites():
 
 def test_a_module_prints_a_line_for_each_site_with_its_shape_in_the_order_of_the_pass():
     lines = [x.strip() for x in repr(Transformer(population(DEEP), DEEP, seed=1)).splitlines()]
-    wanted = ["(embed): Site(b, 8, 64)", "(0-1): 2 x ModuleDict(", "(pattern): Site(b, 4, 8, 8)", "(gates): Site(b, 8, 2)",
-              "(ffn_out): Site(b, 8, 64)", "(logits): Site(b, 8, 12)"]
+    wanted = ["(embed): Site(b, 8, 64)", "(0-1): 2 x ModuleDict(", "(pattern): Site(b, 4, 8, 8)",
+              "(gates): Site(b, 8, 2)", "(ffn_out): Site(b, 8, 64)", "(logits): Site(b, 8, 12)"]
     at = [lines.index(x) for x in wanted]
     assert at == sorted(at) and len([x for x in lines if "Site(" in x]) == 16 + 2
 
@@ -265,7 +265,7 @@ def test_rows_in_a_form_that_is_unknown_are_refused_with_the_nearest(name, near,
     assert not any(tmp_path.iterdir())
 
 
-# ----------------------------------------------------- a tool that is no dependency: `pip install nnsight`, `make audit`
+# ---------------------------------------------------- a tool that is no dependency: `pip install nnsight`, `make audit`
 
 @pytest.mark.audit
 def test_nnsight_finds_the_sites_and_edits_them():

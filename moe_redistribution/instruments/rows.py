@@ -84,12 +84,12 @@ def json_records(frame) -> str:
 
 def table_form(path) -> str:
     "The suffix of a table's file, in small letters. ValueError, with the nearest of `TABLE_FORMS`, for another."
-    return choose("suffix of a table's file", Path(path).suffix.lower(), TABLE_FORMS, f"for example {Path(path).stem}.parquet")
+    fix = f"for example {Path(path).stem}.parquet"
+    return choose("suffix of a table's file", Path(path).suffix.lower(), TABLE_FORMS, fix)
 
 def write_frame(frame, path):
-    """Writes a frame as parquet, CSV or JSON records by its suffix, whole or not at all; the same frame, the same bytes.
-
-    ValueError for another suffix; an OSError leaves an old file alone."""
+    """Writes a frame as parquet, CSV or JSON records by its suffix, whole or not at all. The same frame gives the same
+    bytes. ValueError for another suffix; an OSError leaves an old file alone."""
     return write_whole(path, TABLE_FORMS[table_form(path)](frame))
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0003

@@ -90,10 +90,23 @@ def lens_state(p, c) -> dict:
         out |= {f"blocks.{l}.{n}": v for n, v in own.items()}
     return {n: v.detach().cpu().float().clone() for n, v in out.items()}
 
-# %% ../../nbs/4b_language/07e_ways_out.ipynb #e9d46ae0
+# %% ../../nbs/4b_language/07e_ways_out.ipynb #410bb590
+def _bridge(config, own):
+    "The same from version 4 on."
+    if "num_experts" in config:
+        refuse("to_transformer_lens", "transformer-lens up to 3, whose HookedTransformer has experts", "4 or later",
+               fix="pip install 'transformer-lens<4'")
+    from transformer_lens.model_bridge.sources.native import boot
+    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
+    model = boot(config)
+    model.load_state_dict(convert_tl_checkpoint(own, model.cfg), strict=True)
+    return model
+
+# %% ../../nbs/4b_language/07e_ways_out.ipynb #7b952e98
 def to_transformer_lens(params, c, seed:int=None, member:int=None):
     """One member, named by its seed or its place, as a model of TransformerLens: up to its version 3 a
-    `HookedTransformer`, after that a `TransformerBridge`, which has no experts. Tokens (b, t) → logits (b, t, v).
+    `HookedTransformer`, after that a `TransformerBridge`, which has no experts. Called with tokens it gives our logits,
+    for all its positions and without an axis of seeds.
 
     ImportError without the package; ValueError for what its architecture cannot hold, another condition's parameters,
     and a seed or place that is not there."""
@@ -111,17 +124,6 @@ def to_transformer_lens(params, c, seed:int=None, member:int=None):
     no_weights = ("mask", "IGNORE", "b_in", "b_out")                                 # biases of gated units: zero there
     lost = [n for n in odd.missing_keys if n.rpartition(".")[2] not in no_weights]
     if lost or odd.unexpected_keys: refuse("HookedTransformer", "our parameters", [*lost, *odd.unexpected_keys])
-    return model
-
-def _bridge(config, own):
-    "The same from version 4 on."
-    if "num_experts" in config:
-        refuse("to_transformer_lens", "transformer-lens up to 3, whose HookedTransformer has experts", "4 or later",
-               fix="pip install 'transformer-lens<4'")
-    from transformer_lens.model_bridge.sources.native import boot
-    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
-    model = boot(config)
-    model.load_state_dict(convert_tl_checkpoint(own, model.cfg), strict=True)
     return model
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #00547b92
@@ -158,7 +160,8 @@ def hf_state(p, c) -> dict:
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #b819679d
 def to_transformers(params, c, seed:int=None, member:int=None):
     """One member, named by its seed or its place, as an `ImageGPTForCausalImageModeling`, whose `save_pretrained`
-    writes a folder that transformers opens. Tokens (b, t) → `.logits` (b, t, v).
+    writes a folder that transformers opens. Called with tokens it gives our logits, as `.logits`, without an axis of
+    seeds.
 
     ImportError without transformers; ValueError for what it cannot hold, another condition's parameters, and a seed or
     place that is not there."""
