@@ -22,7 +22,7 @@ from moe_redistribution.language.opened import open_model
 from moe_redistribution.evidence.selection import recorded_rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
-from moe_redistribution.record import cli
+from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.record.work import read_trainings, with_steps
@@ -33,6 +33,7 @@ from moe_redistribution.training import executors
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.loop import UNTIL
 from moe_redistribution.training.store import Store
+from moe_redistribution.training.study import known_studies
 from test_kinds import MINE, OWN
 from tiers import first
 
@@ -75,20 +76,24 @@ def test_a_room_of_ones_own_adds_a_subcommand():
     finally: COMMANDS.put("hello", None, None)
 
 
-@pytest.mark.parametrize("words", [["-m", "moe_redistribution", "--version"],
-                                   ["-c", "from moe_redistribution.record.entry import enter; enter()", "--version"]])
+ENTRY = "from moe_redistribution.record.entry import enter; enter()"                        # what the console script does
+
+
+@pytest.mark.parametrize("words", first(["-m moe_redistribution"], ["-m moe_redistribution", f"-c '{ENTRY}'"]))
 def test_the_package_is_a_program_and_knows_its_version(words):
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *shlex.split(words), "--version"], capture_output=True, text=True)
     assert done.stdout.strip() == f"moe-redistribution {moe_redistribution.__version__}", done.stderr
 
 
-TABLES = [["conditions", "--item", "tab1"], ["ledger", "--item", "tab7"], ["kinds"], ["rows", "tab1"],
+TABLES = [["conditions", "--item", "tab1"], ["ledger", "--item", "sec5"], ["kinds"], ["rows", "tab1"],
           ["study", "--list"]]
 
 
 @pytest.mark.parametrize("words", TABLES, ids=" ".join)
 def test_what_prints_a_table_prints_it_as_json_and_csv_with_the_same_records(words, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    few = {n: s for n, s in known_studies().items() if n in ("granularity", "parrots")}             # all take seconds
+    monkeypatch.setattr(work, "STUDIES", SimpleNamespace(every=lambda: few))
     assert main([*words, "--json"]) == 0
     records = json.loads(capsys.readouterr().out)
     assert main([*words, "--csv"]) == 0
@@ -140,7 +145,8 @@ def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
     for name, p in SUBS.items():
         assert {f for f in p._option_string_actions if f[:2] == "--"} <= shell(f"moe-redistribution {name} --"), name
     assert shell("moe-redistribution train a/b --st") == {"--stream", "--steps"}
-    assert shell("moe-redistribution train --stream pa") == {"paired"} and "router" in shell("moe-redistribution kinds ")
+    assert shell("moe-redistribution train --stream pa") == {"paired"}
+    assert "router" in shell("moe-redistribution kinds ")
 
 
 def test_where_a_file_is_asked_for_bash_is_left_to_offer_files(shell):
@@ -153,7 +159,7 @@ def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):
     assert said.endswith(cli.completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
 
 
-# ------------------------------------------------------------------------------------------------------- steps, measured
+# ------------------------------------------------------------------------------------------------- steps, measured
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -167,13 +173,14 @@ SMALL = "add7/ffn-h64-silu"
 
 
 def test_steps_are_the_option_of_the_name_and_nothing_else(home, capsys):
-    assert main(["train", SMALL, "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]) == 0
-    assert f"--steps 200: {SMALL}+steps200" in capsys.readouterr().err
-    assert (run := Store().load(f"{SMALL}+steps200", 1)).step == 200 and run.condition.key != condition(SMALL).key
-    assert main(["train", f"{SMALL}+steps200", "--seeds", "1", "--until", "full", "--dry-run"]) == 0
+    name, own = "add7/ffn-h8-silu+d16", "add7/ffn-h8-silu+d16+steps200"
+    assert main(["train", name, "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]) == 0
+    assert f"--steps 200: {own}" in capsys.readouterr().err
+    assert (run := Store().load(own, 1)).step == 200 and run.condition.key != condition(name).key
+    assert main(["train", own, "--seeds", "1", "--until", "full", "--dry-run"]) == 0
     assert "Nothing is missing" in capsys.readouterr().out
-    ask = ["measure", SMALL, "--steps", "200", "--seeds", "1", "--instrument", "attribution", "--out", "a.csv"]
-    assert main(ask) == 0 and set(pd.read_csv("a.csv")["condition"]) == {f"{SMALL}+steps200"}
+    ask = ["measure", name, "--steps", "200", "--seeds", "1", "--instrument", "attribution", "--out", "a.csv"]
+    assert main(ask) == 0 and set(pd.read_csv("a.csv")["condition"]) == {own}
 
 
 def test_steps_lengthen_what_an_item_asks_for_condition_by_condition(home):
@@ -235,24 +242,24 @@ def mine(tmp_path, monkeypatch):
     kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
 
 
-def test_what_a_file_registers_is_trained_by_workers_and_measured_from_the_command_line(mine, tmp_path, capsys):
-    ask = [OWN[0], OWN[1], "--import", mine, "--seeds", "1,2"]
-    assert main(["train", *ask, "--until", "full", "--executor", "local:2"]) == 0
+@pytest.mark.parametrize("executor", first(["here"], ["here", "local:2"]))
+def test_what_a_file_registers_is_trained_and_measured_from_the_command_line(executor, mine, tmp_path, capsys):
+    ask, own = [OWN[0], OWN[1], "--import", mine, "--seeds", "1,2", "--steps", "50"], [f"{n}+steps50" for n in OWN[:2]]
+    assert main(["train", *ask, "--until", "full", "--executor", executor]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == "Now: Nothing is missing."
-    assert f"{OWN[1]} takes the plain way" in said.err and f"{OWN[0]} takes" not in said.err
+    assert f"{own[1]} takes the plain way" in said.err and f"{own[0]} takes" not in said.err
     for i in ("norms", "ablation"):
         assert main(["measure", *ask, "--instrument", i, "--out", str(tmp_path / f"{i}.csv")]) == 0
-        assert set(pd.read_csv(tmp_path / f"{i}.csv")["condition"]) == set(OWN[:2])
+        assert set(pd.read_csv(tmp_path / f"{i}.csv")["condition"]) == set(own)
     assert main(["measure", *ask, "--instrument", "scores"]) == 2
-    assert "scores of bits/moe-e4k2-h16-silu+biased: expected the usual routing rules" in (
-        capsys.readouterr().err)
+    assert f"scores of {own[1]}: expected the usual routing rules" in capsys.readouterr().err
 
 
 def test_kinds_lists_what_a_file_registers_and_a_study_needs_no_name(mine, capsys, tmp_path):
     assert main(["kinds", "router", "--import", mine, "--csv"]) == 0
     assert "router,biased," in (said := capsys.readouterr().out) and said.count("mine.py") == 2
-    assert main(["study", "--import", mine, "--executor", "local:1", "--out", str(tmp_path / "rows.csv")]) == 0
+    assert main(["study", "--import", mine, "--executor", "here", "--out", str(tmp_path / "rows.csv")]) == 0
     assert pd.read_csv(tmp_path / "rows.csv")["value"].tolist() == [3, 3]
 
 
