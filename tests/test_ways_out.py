@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -20,6 +21,7 @@ from moe_redistribution.language.ways_out import (lens_state, open_member, save_
                                                   to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.population import Trained, Transformer, forward, init, member, place_of
+from moe_redistribution.tasks.commands import show_table
 from moe_redistribution.tasks.task import get_task
 
 MOE, DEEP = "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k2-h16-silu+norm+L2"
@@ -256,6 +258,13 @@ def test_rows_leave_as_csv_json_and_parquet_with_every_digit(tmp_path):
     for back in (pd.read_parquet(tmp_path / "r.parquet"), pd.read_csv(tmp_path / "r.csv", **exact)):
         assert back["value"].tolist()[:2] == [1 / 3, 2e-15] and back["value"].isna()[2]
         assert back.drop(columns="value").equals(frame.drop(columns="value"))
+
+
+def test_a_printed_table_has_every_digit_in_json_too(capsys):
+    "pandas' own way rounds to ten places: a p of 2e-15 is 0 there."
+    show_table(pd.DataFrame(dict(p=[2e-15, 1 / 3, float("inf")], n=[1, 2, 3])), SimpleNamespace(json=True, csv=False))
+    said = json.loads(capsys.readouterr().out)
+    assert [r["p"] for r in said] == [2e-15, 1 / 3, None] and [r["n"] for r in said] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name, near", [("r.jsn", ".json"), ("r.cvs", ".csv"), ("r.parq", ".parquet"), ("r", None)])

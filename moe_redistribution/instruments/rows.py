@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['ROW_COLUMNS', 'ROW_DEFAULTS', 'WHERE', 'TABLE_FORMS', 'rows', 'stand_twice', 'layer_order', 'by_layer', 'tidy',
-           'select', 'json_records', 'table_form', 'write_frame', 'writable_path', 'table_file']
+           'select', 'table_form', 'write_frame', 'writable_path', 'table_file']
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #ad23468f
 from pathlib import Path
-import json, os, re
+import os, re
 
 import numpy as np
 import pandas as pd
+from ..tasks.commands import json_records
 from ..tasks.errors import choose, nearest, refuse
 from ..training.store import write_whole
 
@@ -75,12 +76,7 @@ def select(rows, **where) -> pd.DataFrame:
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002
 TABLE_FORMS = {".parquet": lambda f: f.to_parquet(index=False, compression="zstd", write_page_checksum=True),
                ".csv": lambda f: f.to_csv(index=False, lineterminator="\n").encode(),
-               ".json": lambda f: json_records(f).encode()}
-
-def json_records(frame) -> str:
-    "A frame as JSON records, with all digits, and null for what is missing or infinite, which JSON has not."
-    plain = frame.astype(object).where(frame.notna() & ~frame.isin([np.inf, -np.inf]), None).to_dict("records")
-    return json.dumps(plain, indent=1, ensure_ascii=False, default=str) + "\n"
+               ".json": lambda f: f"{json_records(f)}\n".encode()}
 
 def table_form(path) -> str:
     "The suffix of a table's file, in small letters. ValueError, with the nearest of `TABLE_FORMS`, for another."

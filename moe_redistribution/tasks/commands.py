@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'TOLD', 'MOST_SEEDS', 'MINUTE', 'Command', 'command', 'told_words', 'read_seeds', 'add_steps',
-           'add_import', 'add_form', 'show_table', 'progress_place', 'Line', 'add_kinds', 'run_kinds']
+           'add_import', 'add_form', 'json_records', 'show_table', 'progress_place', 'Line', 'add_kinds', 'run_kinds']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from dataclasses import dataclass
 from importlib import import_module
-import os, re, sys, time
+import json, math, os, re, sys, time
 
 import pandas as pd
 from .errors import refuse
@@ -82,9 +82,14 @@ def add_form(p):
     form.add_argument("--json", action="store_true", help="print records as JSON, and nothing else")
     form.add_argument("--csv", action="store_true", help="print CSV, and nothing else")
 
+def json_records(frame) -> str:
+    "A frame as JSON records, with all digits, and null for what is missing or infinite, which JSON has not."
+    plain = frame.astype(object).where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None).to_dict("records")
+    return json.dumps(plain, indent=1, ensure_ascii=False, default=str)
+
 def show_table(table, args, note="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."
-    if args.json: return print(table.to_json(orient="records", indent=1, force_ascii=False))
+    if args.json: return print(json_records(table))
     if args.csv: return print(table.to_csv(index=False), end="")
     print(table.to_string(**dict(index=False) | how), *[f"\n{note}"] * bool(note), sep="\n")
 
