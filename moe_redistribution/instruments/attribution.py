@@ -109,7 +109,8 @@ def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFra
         for name, x in (terms | whole).items():
             out += _mean_rows(x, t, seeds, name in whole, metric="logit" + tail, site="logits", unit=name, **labels)
         out += _mean_rows(attention_share(whole), t, seeds, True, metric="attn_share" + tail, site="logits", **labels)
-        out += _rank_rows(ranked_heads(terms, t), t, seeds, tail, labels)
+        heads = dict(site="z" if c.n_layers == 1 else "L*.z")                    # they are ranked over all layers
+        out += _rank_rows(ranked_heads(terms, t), t, seeds, tail, labels | heads)
     return tidy(out)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #e8a9de11
@@ -125,7 +126,7 @@ def _mean_rows(x, t, seeds, by_stratum, **labels):
 def _rank_rows(by_rank, t, seeds, tail, labels):
     "Row frames of heads by rank; the share also as its mean over o1–o2 and, as the paper printed it, o1–o3."
     out, share, names = [], rank1_share(by_rank).double(), [t.positions[j] for j in t.scored]
-    labels = labels | dict(site="z", n_examples=len(t))
+    labels = labels | dict(n_examples=len(t))
     for j, where in enumerate(names):
         for r in range(by_rank.shape[1]):
             out.append(rows(by_rank[:, r, j].cpu(), seeds, position=where, metric="rank_logit" + tail,

@@ -88,7 +88,10 @@ def _mix(a, target, b, source): return a.index_select(0, target) + b.index_selec
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9b9798ec
 def after_attention(params, c, mid):
-    "Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d)."
+    """Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d).
+
+    ValueError for several layers: the next one looks at other positions."""
+    if c.n_layers > 1: refuse("after_attention", "one layer", f"{c.n_layers} in {c.name}", fix="use `patch`")
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
     seen = rms_norm(x, p["w_ln2"][:, None]) if c.norm else x

@@ -39,13 +39,14 @@ def check_routed(params, c, seeds=None, layers=1):
 # %% ../../nbs/4_instruments/08_routing.ipynb #8744894b
 @torch.no_grad()
 @reads_weights
-def routes(params, c, everywhere=False, layer=0):
+def routes(params, c, everywhere=False, layer=None):
     """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
 
     `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router, and for a
-    `layer` that there is not."""
+    `layer` that there is not, or none of several."""
     c = check_routed(params, c, layers=LIMITS["layers"])
-    t, probs = c.get_task(), []
+    if layer is None and c.n_layers > 1: refuse("routes", f"a layer, of {c.n_layers}", "none", fix="layer=0")
+    t, probs, layer = c.get_task(), [], layer or 0
     site = resolve_name(f"L{layer}.router_probs", sites(c))
     mute = {n: v[..., :0, :] if n == "W_down" else v[..., :0] if n in ("W_gate", "W_up", "b_up") else v
             for n, v in params.items()} if c.n_layers == 1 else params
@@ -169,12 +170,12 @@ def overlap(a, b):
     common = (a[..., :, None] == b[..., None, :]).any(-1) & (a >= 0)
     return common.double().flatten(1).sum(1) / (a >= 0).flatten(1).sum(1)
 
-def saturation(earlier, later, c):
-    "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do."
+def saturation(earlier, later, c, layer=None):
+    "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do. See `routes`."
     if len(earlier["W_E"]) != len(later["W_E"]):
         refuse("saturation", "the same seeds twice", f"{len(earlier['W_E'])} and {len(later['W_E'])}",
                fix="give two checkpoints of one population")
-    return overlap(routes(earlier, c)[0], routes(later, c)[0])
+    return overlap(*(routes(p, c, layer=layer)[0] for p in (earlier, later)))
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #0c7225bc
 def _mean(drawn): return drawn.movedim(0, -1).contiguous().mean(-1)     # over draws, in one order whoever else is there

@@ -58,7 +58,7 @@ def _experts(site, was, own, at_read):
     gates, moved = at_read(was[prefix + "gates"]), at_read(own[prefix + "expert_out"] - was[prefix + "expert_out"])
     out = {(site, "kept"): torch.einsum("snted,snte->sntd", moved, gates)}
     for e in range(gates.shape[-1]):
-        name = prefix.replace(".", "") + f"E{e}"
+        name = f"{prefix}E{e}"
         out |= {(name, "own"): moved[..., e, :], (name, "here"): gates[..., e] != 0}
     return out
 
@@ -123,7 +123,7 @@ def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.Data
     With another gap own_10steps …, with gap "start" own_distance …. Units of the residual stream; rule training."""
     over = {1: "step", "start": "distance"}.get(gap, f"{gap}steps")
     name = lambda form: form if form == "size" else f"{form}_{over}"
-    where = lambda n: dict(site="expert_out", unit=n) if n in units(c) else dict(site=n)
+    where = lambda n: dict(site=n[:n.rfind(".") + 1] + "expert_out", unit=n) if n in units(c) else dict(site=n)
     c = condition(c)
     labels = dict(condition=c.name, stream=stream, rule="training", n_examples=len(c.get_task())) | labels
     return tidy([rows(x, seeds, step=k, metric=name(form), **where(n), **labels)
@@ -131,13 +131,13 @@ def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.Data
                  for form, x in forms.items() if n != "embed" or form in ("own", "size")])
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #c249aa92
-@instrument("speed", "an FFN", "one layer", "batches drawn from all inputs", rules=at_first,
-            streams=("authors", "paired"), live=True)
+@instrument("speed", "an FFN", "batches drawn from all inputs", rules=at_first, streams=("authors", "paired"),
+            live=True)
 def speed_of(params, c, seeds, stream, rule):
-    """Learning speed at a few early steps, one step ahead and from the start; for the paired stream the FFN's distance
-    from the start after ten steps."""
+    """Learning speed at a few early steps, one step ahead and from the start; for the paired stream the distance of
+    each layer's FFN from the start after ten steps."""
     if stream == "paired":
-        return (speed_rows(c, seeds, stream, (10,), "start")
-                .query("site == 'ffn_out' and unit == '' and metric != 'size'"))
+        found = speed_rows(c, seeds, stream, (10,), "start")
+        return found[found["site"].str.endswith("ffn_out") & (found["unit"] == "") & (found["metric"] != "size")]
     distance = speed_rows(c, seeds, stream, (10, 50, 100), "start")
     return tidy([speed_rows(c, seeds, stream, (0, 3, 10, 30, 100)), distance[distance["metric"] != "size"]])
