@@ -11,7 +11,7 @@ import math
 import torch
 from ..tasks.errors import refuse
 from ..tasks.task import P
-from .condition import condition
+from .condition import Condition, condition
 from .population import shapes
 
 # %% ../../nbs/2_models/07_clocks.ipynb #535c13f7
@@ -47,7 +47,7 @@ def _frame(c, freqs, apart):
     return p
 
 # %% ../../nbs/2_models/07_clocks.ipynb #1e9cf965
-def bilinear_clock(c="modadd/glu-h64-linear", freqs=FREQS, apart=False, faint=0.) -> dict:
+def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs=FREQS, apart:bool=False, faint:float=0.) -> dict:
     """Exact: 3 neurons a frequency (4 if `apart`), each of one frequency; the rest of the width is dead.
 
     `faint` > 0 makes the rest copies with gate and up times `faint`. Parameters with a seed axis of one.
@@ -71,7 +71,7 @@ def _fits(c, n):
                            fix=f"use {c.name.replace(f'-h{c.d_mlp}-', f'-h{n}-')} or fewer frequencies")
 
 # %% ../../nbs/2_models/07_clocks.ipynb #eca61284
-def rotated_clock(c="modadd/glu-h64-linear", freqs=FREQS, seed=0) -> dict:
+def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs=FREQS, seed:int=0) -> dict:
     """`bilinear_clock` with neurons that each mix all frequencies; width ≥ K(2K+1) for K frequencies.
 
     Parameters with a seed axis of one. Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
@@ -87,7 +87,7 @@ def rotated_clock(c="modadd/glu-h64-linear", freqs=FREQS, seed=0) -> dict:
     return p
 
 # %% ../../nbs/2_models/07_clocks.ipynb #9074e92e
-def clock(c="modadd/ffn-h105-relu", freqs=FREQS, phases=None, faint=0., sharp=30.) -> dict:
+def clock(c:str|Condition="modadd/ffn-h105-relu", freqs=FREQS, phases=None, faint:float=0., sharp:float=30.) -> dict:
     """Right on all pairs: `phases` (odd; default: what fits) neurons a frequency, the rest of the width dead.
 
     `faint` > 0 makes the rest copies that are `faint` times as large. Activations other than relu are brought near it

@@ -8,6 +8,7 @@ __all__ = ['RECIPE_VERSION', 'RECIPES', 'ACTIVATIONS', 'OPTIONS', 'ROUTED_ONLY',
            'by_name']
 
 # %% ../../nbs/2_models/03_condition.ipynb #32cb216b
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 import hashlib, inspect, json, math, re
@@ -247,6 +248,11 @@ def _check_task(name, task, rest):
     if rest["batch"] != usual and not (usual and rest["batch"]):
         _bad(name, "at least one example a step" if usual else f"the full batch ({task} draws none)",
              f"+batch{rest['batch']}", "write +batch256" if usual else "drop it")
+    if task in TASKS.origins:
+        least, most = {"drawn": (1, LIMITS["batch"]), "split": (0, LIMITS["batch"]), "sampled": (0, 0)}[get_task(task).source]
+        if not least <= rest["batch"] <= most:
+            _bad(name, f"{'no' if most == 0 else 'a'} batch for a task that is {get_task(task).source}",
+                 f"batch={rest['batch']} in its recipe", f"batch={64 if least else 0} in its recipe")
     if r.by_question and task in TASKS and not min(get_task(task).read):
         _bad(name, f"a question before the answers for +{r.word}", f"{task}, which is read at every position",
              "write +tokens")
@@ -330,7 +336,7 @@ def _check_recipe(task):
     refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
 
 # %% ../../nbs/2_models/03_condition.ipynb #87f389be
-def condition(name) -> Condition:
+def condition(name:str|Condition) -> Condition:
     """The condition called `name`; a `Condition` passes through, if its name says all of it.
 
     Options may come in any order. Raises ValueError (expected, got, nearest valid, one fix) for an unknown task,
@@ -367,7 +373,7 @@ def _as_named(c):
     _bad(c.name, "a condition that its name describes", other, "change RECIPES, or use an option")
 
 # %% ../../nbs/2_models/03_condition.ipynb #a1c0de02
-def by_name(f):
+def by_name(f:Callable):
     "Makes a function whose argument `c` is a condition take a condition's name as well."
     place = [*inspect.signature(f).parameters].index("c")
     @wraps(f)

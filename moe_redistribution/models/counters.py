@@ -11,14 +11,14 @@ import math
 import torch
 from ..tasks.errors import refuse
 from ..tasks.task import ALPHABET, LENGTH
-from .condition import condition
+from .condition import Condition, condition
 from .population import shapes
 
 # %% ../../nbs/2_models/06b_counters.ipynb #d7152edc
 D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: token, position, x, y, bag, logits
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
-def count_by_attention(c="hist/ffn-h40-relu") -> dict:
+def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
     """Exact on counts 1–9: two heads with position 0 as sink hold the count.
 
     Raises ValueError for any other layer than a dense ReLU FFN of width 33 or more."""
@@ -64,7 +64,7 @@ def _step(p, at, dim, scale, low, high, adds):
         p["W_down"][0, 0, 0, at + r] = sign * adds
 
 # %% ../../nbs/2_models/06b_counters.ipynb #378f83f0
-def count_by_inventory(c="hist/ffn-h40-relu") -> dict:
+def count_by_inventory(c:str|Condition="hist/ffn-h40-relu") -> dict:
     """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up.
 
     Raises ValueError for any other layer than a dense ReLU FFN of width 32 or more."""

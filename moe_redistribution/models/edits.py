@@ -7,6 +7,7 @@ __all__ = ['OUTER', 'PROBED', 'Names', 'resolve_name', 'each_layer', 'Own', 'Per
            'check_alike', 'site_watcher']
 
 # %% ../../nbs/2_models/01b_edits.ipynb #87def2ae
+from collections.abc import Callable, Sequence
 import inspect
 
 import torch
@@ -21,7 +22,7 @@ class Names(list):
     "Names of sites; `absent`: a name that is not among them → why."
     absent = {}
 
-def resolve_name(name, own, what="site", hint="") -> str:
+def resolve_name(name:str, own:Sequence, what:str="site", hint:str="") -> str:
     """`name` as it stands in `own`: of one layer the prefix `L0.` may be written or left out, several need it.
 
     ValueError lists what there is."""
@@ -34,7 +35,7 @@ def resolve_name(name, own, what="site", hint="") -> str:
     fix = f"{layers[0]}. to {layers[-1]}. or L*. before one of {', '.join(inner)}" if deep else "use one of these"
     return choose(what, name, own, fix + hint)
 
-def each_layer(name, own, what="site", hint="") -> list:
+def each_layer(name:str, own:Sequence, what:str="site", hint:str="") -> list:
     "The names in `own` that `name` stands for: those of every layer for `L*.attn_out`, else the one."
     layers = [n for n in own if n not in OUTER and n.split(".")[-1] == name.removeprefix("L*.")]
     return layers if name.startswith("L*.") and layers else [resolve_name(name, own, what, hint)]
@@ -45,7 +46,7 @@ class Own:
     `of`.
 
     ValueError for a v without an entry for each of them."""
-    def __init__(self, x, at, of, site="activation", keep=lambda v: v):
+    def __init__(self, x:torch.Tensor, at:slice|Sequence, of:int, site:str="activation", keep:Callable=lambda v: v):
         self.device, self.at, self.of, self.site, self.keep = x.device, at, of, site, keep
     @property
     def first(self):
@@ -60,7 +61,7 @@ class Own:
 # %% ../../nbs/2_models/01b_edits.ipynb #2398e2c1
 class PerMember:
     "An edit that promises: what it makes of a member depends on nobody beside it. It is taken at its word."
-    def __init__(self, f): self.f = f
+    def __init__(self, f:Callable): self.f = f
     def __call__(self, x, own=None): return _answer(self.f, x, own)
 
 def _answer(f, x, own): return f(x, own=own) if _takes_own(f) else f(x)
@@ -76,15 +77,15 @@ class Edit:
     x.
 
     ValueError for a tensor without an entry for each of the `of`, and for one that does not fit the activation."""
-    def __init__(self, how, at, of): self.how, self.at, self.of = how, at, of
+    def __init__(self, how:Callable|Tensor, at:slice|Sequence, of:int): self.how, self.at, self.of = how, at, of
     def __call__(self, x, site="activation", keep=lambda v: v):
         return apply_edit(self.how, x, Own(x, self.at, self.of, site, keep))
 
-def of_members(edits, at, of) -> dict:
+def of_members(edits:dict, at:slice|Sequence, of:int) -> dict:
     "`edits` for members `at` of a population of `of`, which see their own activations only."
     return {site: how if isinstance(how, Edit) else Edit(how, at, of) for site, how in (edits or {}).items()}
 
-def apply_edit(how, x, own=None):
+def apply_edit(how:Callable|Tensor, x:torch.Tensor, own:Own=None):
     """What an edit makes of an activation x: a function's answer, or the tensor that it is, repeated to the shape of x.
 
     ValueError for a function that is seen, by `check_alike`, not to treat all members alike."""
@@ -102,7 +103,7 @@ def _repeated(v, x):
 PROBED = 4                                                                          # examples
 
 @torch.no_grad()
-def check_alike(f, x, own):
+def check_alike(f:Callable, x:torch.Tensor, own:Own):
     """ValueError unless a function makes the same of members side by side as one by one, up to rounding; `own` for x.
 
     Tried where x is of the first of some members that run apart. A function that draws or remembers is refused, too."""
@@ -137,7 +138,7 @@ def _close(got, wanted, given):
     return bool(near.all())
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d02af408
-def site_watcher(own, edits=None, sink=None, of=1, keep=lambda site, v: v):
+def site_watcher(own:Sequence, edits:dict=None, sink:dict=None, of:int=1, keep:Callable=lambda site, v: v):
     """The function `at(site, value)` that a pass with the sites `own` calls at every site: applies edits, fills the
     sink.
 

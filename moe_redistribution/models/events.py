@@ -8,6 +8,7 @@ __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'N
            'Fresh', 'write_events', 'read_events', 'in_new_names', 'in_old_names', 'fields_of']
 
 # %% ../../nbs/2_models/02_events.ipynb #44619834
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -43,20 +44,20 @@ class Event:
     def place(self): return [*EVENTS.values()].index(type(self)), self.word
 
     @classmethod
-    def read(cls, step, found): return cls(step)
+    def read(cls, step:int, found:re.Match): return cls(step)
 
-    def apply(self, c, now, began, moments):
+    def apply(self, c, now:dict, began:dict, moments):
         "Changes in place one member's parameters `now` and both `moments` by parameter; `began`: initial parameters."
 
-    def scales(self, own) -> dict:
+    def scales(self, own:dict) -> dict:
         "Learning-rate multipliers by parameter from here on, where they were `own`."
         return own
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         "(expected, got, fix) if it cannot happen or would change nothing, where multipliers are `own`; else None."
 
 # %% ../../nbs/2_models/02_events.ipynb #72d9e70b
-def short_number(x) -> str:
+def short_number(x:float) -> str:
     "A number as short as it reads back exactly."
     return repr(x).removesuffix(".0").replace("e+", "e") if isinstance(x, float) else str(x)
 
@@ -70,16 +71,16 @@ class Reset(Event):
     @property
     def word(self): return "reset" + short_number(self.part)
     @classmethod
-    def read(cls, step, found): return cls(step, float(found[1]))
+    def read(cls, step:int, found:re.Match): return cls(step, float(found[1]))
     def units(self, c): return round(self.part * c.d_mlp)
 
-    def apply(self, c, now, began, moments):
+    def apply(self, c, now:dict, began:dict, moments):
         first = (torch.arange(c.d_mlp) < self.units(c)).view(c.n_experts, c.d_expert)
         units = {"W_gate": first[:, None], "W_up": first[:, None], "b_up": first, "W_down": first[..., None]}
         for n in units.keys() & now.keys():
             now[n].copy_(torch.where(units[n].to(now[n].device), began[n].to(now[n].device), now[n]))
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         if not any(own.get(n) for n in EXPERTS): return "hidden units that learn", "none that do", f"drop {self.word}"
         if not 0 < self.part <= 1: return "a part above 0 and up to 1", f"{self.part:g}", "write reset1"
         if (share := max(self.units(c), 1) / c.d_mlp) != self.part:
@@ -99,13 +100,13 @@ class Restart(Event):
     @property
     def names(self): return {"attn": ATTENTION, "embed": EMBEDDINGS}[self.part]
     @classmethod
-    def read(cls, step, found): return cls(step, found[1])
+    def read(cls, step:int, found:re.Match): return cls(step, found[1])
 
-    def apply(self, c, now, began, moments):
+    def apply(self, c, now:dict, began:dict, moments):
         for n in self.names:
             if n in now: now[n].copy_(began[n])
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         if not any(own.get(n) for n in self.names):
             return "attention that learns", "none that does", f"drop {self.word}"
 
@@ -118,10 +119,10 @@ class Rate(Event):
     @property
     def word(self): return "ffnlr" + short_number(self.rate)
     @classmethod
-    def read(cls, step, found): return cls(step, float(found[1]))
-    def scales(self, own): return own | {n: self.rate for n in EXPERTS if n in own}
+    def read(cls, step:int, found:re.Match): return cls(step, float(found[1]))
+    def scales(self, own:dict): return own | {n: self.rate for n in EXPERTS if n in own}
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         before = {own[n] for n in EXPERTS if n in own}
         if before != {0.0} and before and 0 < self.rate < math.inf and before != {self.rate}: return None
         return ("two rates of the FFN above 0, before and after, that differ",
@@ -140,19 +141,19 @@ class Exchange(Event):
     @property
     def word(self): return f"router{self.draw}"
     @classmethod
-    def read(cls, step, found): return cls(step, int(found[1]))
+    def read(cls, step:int, found:re.Match): return cls(step, int(found[1]))
 
-    def apply(self, c, now, began, moments):
+    def apply(self, c, now:dict, began:dict, moments):
         now["W_router"].copy_(began["W_router"])
         for x in moments: x["W_router"].zero_()
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         if not takes_router(c):
             return "a map that chooses among experts", f"router {c.router!r} of {c.n_experts}", f"drop {self.word}"
         if not 1 <= self.draw <= 999: return "another draw, from 1 to 999", f"{self.draw}", "write router1"
 
 # %% ../../nbs/2_models/02_events.ipynb #eaf79381
-def learned_parameters(c, own) -> set:
+def learned_parameters(c, own:dict) -> set:
     "Which of a condition's parameters learn where multipliers are `own`."
     more = ("W_router",) * c.routed + NORM_GAINS * c.norm
     return {n for n in (*own, *more) if own.get(n, 1.0) and (c.routed or n != "W_router")}
@@ -168,14 +169,14 @@ class Only(Event):
     @property
     def word(self): return "only" + "_".join(self.parts)
     @classmethod
-    def read(cls, step, found): return cls(step, tuple(p for p in MODEL_PARTS if p in found[1].split("_")))
+    def read(cls, step:int, found:re.Match): return cls(step, tuple(p for p in MODEL_PARTS if p in found[1].split("_")))
 
-    def scales(self, own):
+    def scales(self, own:dict):
         said = [n for p in self.parts for n in MODEL_PARTS[p] if n in own]
         router = {"W_router": own.get("W_router") or 1.0} if "router" in self.parts else {}
         return dict.fromkeys((*own, *NORM_GAINS, "W_router"), 0.0) | {n: own[n] for n in said} | router
 
-    def refusal(self, c, own):
+    def refusal(self, c, own:dict):
         drop, others = f"drop {self.word}", [p for p in self.parts if p != "router"]
         still = [p for p in others if not any(own.get(n) for n in MODEL_PARTS[p])]
         if still: return "parts that learn so far", f"{still[0]}, which does not", drop
@@ -188,7 +189,7 @@ class Only(Event):
 class Fresh(Event):
     "The optimiser's moments are zero again, and it counts its steps from here."
     pattern, example, anew = "fresh", "fresh", True
-    def apply(self, c, now, began, moments):
+    def apply(self, c, now:dict, began:dict, moments):
         for x in moments:
             for n in x: x[n].zero_()
 
@@ -210,12 +211,12 @@ EVENTS = Kind("event", "What happens to a run at a step.", (), _event)
 EVENTS |= {k.__name__.lower(): k for k in (Reset, Restart, Exchange, Rate, Only, Fresh)}    # in the order of names
 
 # %% ../../nbs/2_models/02_events.ipynb #e2af24aa
-def write_events(events) -> str:
+def write_events(events:Sequence) -> str:
     "The `@STEP:event,event` of some events, step by step."
     steps = groupby(sorted(events, key=lambda e: (e.step, e.place)), key=lambda e: e.step)
     return "".join(f"@{step}:" + ",".join(e.word for e in some) for step, some in steps)
 
-def read_events(texts, bad) -> tuple:
+def read_events(texts:Sequence, bad:Callable) -> tuple:
     "The events that `STEP:event,event` texts say, in order; `bad(expected, got, fix)` raises."
     found = [e for text in texts for e in _read_step(text, bad)]
     for e in found:

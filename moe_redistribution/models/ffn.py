@@ -8,6 +8,7 @@ __all__ = ['ACTIVATION', 'ONEDNN', 'ffn_shapes', 'count', 'draw_capacity', 'init
            'sorted_experts', 'dispatch']
 
 # %% ../../nbs/2_models/04_ffn.ipynb #985c345a
+from collections.abc import Callable, Sequence
 import math
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,12 @@ def ffn_shapes(c:Condition) -> dict:
     out = {"W_router": (L, *c.routing.shape(c, c.get_task()))} if c.routed else {}
     return out | {n: (L, *shape) for n, shape in c.variant.shapes(c).items()}
 
-def count(shape_dict) -> int:
+def count(shape_dict:dict) -> int:
     "Number of parameters of some shapes by name."
     return sum(math.prod(s) for s in shape_dict.values())
 
 # %% ../../nbs/2_models/04_ffn.ipynb #fa9033b7
-def draw_capacity(names, ax=None):
+def draw_capacity(names:dict, ax=None):
     "Figure 2 from the shapes: FFN parameters one token uses (green) and does not (hatched). `names`: label → name."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6.4, 0.42 * len(names) + 1), layout="constrained")[1]
@@ -49,7 +50,7 @@ def draw_capacity(names, ax=None):
     return ax
 
 # %% ../../nbs/2_models/04_ffn.ipynb #670b399d
-def init_ffn(c, linear, d):
+def init_ffn(c:Condition, linear:Callable, d:int):
     "The FFN's share of `init_one`: router first, then each expert's own layers in turn."
     if c.ffn == "no_ffn": return {}
     router = {"W_router": linear(d, c.n_experts, d).T} if c.routed else {}
@@ -67,7 +68,7 @@ def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x: x}
 
 # %% ../../nbs/2_models/04_ffn.ipynb #35acf58f
-def ffn(p, x, at, c):
+def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition):
     "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed (s,)."
     def product(x, name, form):
         out = einsum(x, p[name], form)
@@ -81,19 +82,19 @@ def ffn(p, x, at, c):
     probs, g, balance = route(p["W_router"], x, c, at)
     return einsum(at("expert_out", out), g, "s b t e d, s b t e -> s b t d"), balance
 
-def balance_loss(probs, g):
+def balance_loss(probs:torch.Tensor, g:torch.Tensor):
     "Load-balancing loss E·Σ f·P of each seed, over all tokens (Fedus et al. 2022): f share routed, P mean probability."
     f = (g != 0).to(probs.dtype).mean((1, 2))
     return probs.shape[-1] * (f * probs.mean((1, 2))).sum(-1)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #8b5b9e2e
-def own_rules(c) -> bool:
+def own_rules(c:Condition) -> bool:
     "Has a condition's router a rule that the library has not written, so that none can be taken as known?"
     r = c.routing
     known = all(getattr(type(r), n).__module__.startswith("moe_redistribution.") for n in ("shape", "hold", "logits"))
     return c.routed and not (known and r.probs is r.gates is r.balance is r.after is None)
 
-def route(held, x, c, at=lambda site, value: value):
+def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value):
     "Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual."
     r, logits = c.routing, c.routing.logits(held, x, c)
     probs = at("router_probs", r.probs(logits, held, c) if r.probs else logits.softmax(-1))
@@ -101,7 +102,7 @@ def route(held, x, c, at=lambda site, value: value):
     return probs, g, r.balance(probs, g, c) if r.balance else balance_loss(probs, g)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #7024c20c
-def layout(group, n_groups:int):
+def layout(group:torch.Tensor, n_groups:int):
     "Tokens packed by `group` (m,): slot of each token (m,), token of each slot (m,), loads of the groups (n_groups,)."
     order = group.argsort(stable=True)
     slots = torch.arange(len(group), device=group.device)
@@ -111,7 +112,7 @@ def layout(group, n_groups:int):
 class Grouped(torch.autograd.Function):
     "Tokens x (m, d), packed in groups of `loads` rows, each times its own w (g, d, n), plus b (g, n) or None: (m, n)."
     @staticmethod
-    def forward(ctx, x, w, b, loads):
+    def forward(ctx:object, x:torch.Tensor, w:torch.Tensor, b:torch.Tensor, loads:Sequence):
         ctx.save_for_backward(x, w)
         ctx.loads, ctx.bias, out = loads, b is not None, x.new_empty(len(x), w.shape[2])
         slices = zip(x.split(loads), w, b if ctx.bias else w, out.split(loads))
@@ -119,7 +120,7 @@ class Grouped(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx:object, grad:torch.Tensor):
         x, w = ctx.saved_tensors
         dx, dw, db = torch.empty_like(x), torch.empty_like(w), w.new_empty(len(w), w.shape[2]) if ctx.bias else None
         x, dx_, g = (y.split(ctx.loads) for y in (x, dx, grad))
@@ -133,12 +134,12 @@ class Grouped(torch.autograd.Function):
 class Take(torch.autograd.Function):
     "Rows `x[index]`, where `back` (n, k) lists the output rows that each input row went to."
     @staticmethod
-    def forward(ctx, x, index, back):
+    def forward(ctx:object, x:torch.Tensor, index:torch.Tensor, back:torch.Tensor):
         ctx.save_for_backward(back)
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx:object, grad:torch.Tensor):
         back, = ctx.saved_tensors
         out = grad.index_select(0, back.flatten())
         return (out.view(*back.shape, -1).sum(1) if back.shape[1] > 1 else out), None, None
@@ -146,7 +147,7 @@ class Take(torch.autograd.Function):
 # %% ../../nbs/2_models/04_ffn.ipynb #6246347f
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
-def affine(x, w, b=None):
+def affine(x:torch.Tensor, w:torch.Tensor, b:torch.Tensor=None):
     "x (m, d) @ w (d, n) + b (n,), by the faster library."
     if ONEDNN and x.dtype == torch.float32 and not x.is_cuda: return ONEDNN(x, w.T, b, "none", [], "")
     return torch.mm(x, w) if b is None else torch.addmm(b, x, w)
@@ -154,18 +155,18 @@ def affine(x, w, b=None):
 class Dense(torch.autograd.Function):
     "`affine` and its gradient, but for dw, where MKL is as fast."
     @staticmethod
-    def forward(ctx, x, w, b):
+    def forward(ctx:object, x:torch.Tensor, w:torch.Tensor, b:torch.Tensor):
         ctx.save_for_backward(x, w)
         ctx.bias = b is not None
         return affine(x, w, b)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx:object, grad:torch.Tensor):
         x, w = ctx.saved_tensors
         return affine(grad, w.T), x.T @ grad, grad.sum(0) if ctx.bias else None
 
 # %% ../../nbs/2_models/04_ffn.ipynb #b2b225e5
-def expert_layer(p, x, c, loads=None):
+def expert_layer(p:dict, x:torch.Tensor, c:Condition, loads:Sequence=None):
     "FFN of stacked experts, one per group (seed, expert): x (g, n, d) → (g, n, d); with `loads` packed (m, d)."
     w = {n: p[n].flatten(0, 1) for n in ("W_gate", "W_up", "b_up", "W_down", "b_down") if n in p}
     def product(x, name):
@@ -177,14 +178,14 @@ def expert_layer(p, x, c, loads=None):
     hidden = c.variant.hidden(lambda name: product(x, name), ACTIVATION[c.activation], lambda site, value: value)
     return product(hidden, "W_down")
 
-def dense_experts(p, x, chosen, c):
+def dense_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     """Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d), without waiting for a
     GPU."""
     (S, N, d), E = x.shape, c.n_experts
     out = expert_layer(p, x[:, None].expand(-1, E, -1, -1).reshape(S * E, N, d), c).view(S, E, N, d)
     return out.gather(1, chosen.mT[..., None].expand(-1, -1, -1, d)).transpose(1, 2)
 
-def sorted_experts(p, x, chosen, c):
+def sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "The same by sorting: each expert only on the tokens that chose it."
     (S, N, d), k, E = x.shape, c.top_k, c.n_experts
     group = (chosen + E * torch.arange(S, device=x.device)[:, None, None]).flatten()
@@ -193,7 +194,7 @@ def sorted_experts(p, x, chosen, c):
     return Take.apply(expert_layer(p, inside, c, loads.tolist()), slot_of, choice_of[:, None]).view(S, N, k, d)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #ca3f2d6d
-def dispatch(p, x, chosen, weight, c, way=None):
+def dispatch(p:dict, x:torch.Tensor, chosen:torch.Tensor, weight:torch.Tensor, c:Condition, way=None):
     "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d); `way` to do it."
     out = (way or (dense_experts if x.is_cuda else sorted_experts))(p, x, chosen, c)
     if weight is not None: out = out * weight[..., None]

@@ -10,7 +10,7 @@ __all__ = ['SHARP', 'T', 'Pos', 'A', 'B', 'copy_model', 'current_token', 'carry_
 import torch
 from ..tasks.errors import refuse
 from ..tasks.task import EOS, add7_task
-from .condition import condition
+from .condition import Condition, condition
 from .population import shapes
 
 # %% ../../nbs/2_models/06_planted.ipynb #f5cab2a2
@@ -56,7 +56,7 @@ def _head(p, h, looks, writes):
         p["W_V"][0, 0, h, :40, r], p["W_O"][0, 0, h, r, :40] = found, added
 
 # %% ../../nbs/2_models/06_planted.ipynb #c6ade893
-def copy_model(c="add7/ffn-h32-relu") -> dict:
+def copy_model(c:str|Condition="add7/ffn-h32-relu") -> dict:
     """Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one.
 
     Raises ValueError for other tasks than add-7, d_model below 40, and a norm, whose weights would all be zero."""
@@ -89,7 +89,7 @@ def _neurons(p, expert, neurons):
         p["W_up"][0, 0, expert, :40, r], p["b_up"][0, 0, expert, r] = weights, bias
         p["W_down"][0, 0, expert, r, :40] = adds
 
-def carry_by_ffn(c="add7/ffn-h32-relu") -> dict:
+def carry_by_ffn(c:str|Condition="add7/ffn-h32-relu") -> dict:
     """Exact on add-7: attention fetches digits, the FFN adds the carry. Parameters with a seed axis of one.
 
     Raises ValueError unless c has a dense, ungated, nonlinear FFN of width 21 or more, d_model ≥ 40 and no norm."""
@@ -101,7 +101,7 @@ def carry_by_ffn(c="add7/ffn-h32-relu") -> dict:
     return p
 
 # %% ../../nbs/2_models/06_planted.ipynb #1433b98a
-def carry_by_experts(c="add7/moe-e4k1-h64-relu") -> dict:
+def carry_by_experts(c:str|Condition="add7/moe-e4k1-h64-relu") -> dict:
     """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token).
 
     Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or
@@ -133,7 +133,7 @@ def _hundreds(p):
     _head(p, 3, [(Pos(5), Pos(2), 3), (Pos(5), Pos(1), 2.5), (T(0), T(0), 1), *away],
           [(T(i), n * T((i + 1) % 10)) for i, n in enumerate(strength)] + [(Pos(1), -strength[0] * T(1))])
 
-def carry_by_attention(c="add7/ffn-h32-relu+d128") -> dict:
+def carry_by_attention(c:str|Condition="add7/ffn-h32-relu+d128") -> dict:
     """Exact on add-7 by attention alone; whatever FFN the condition has is silent. Parameters with a seed axis of one.
 
     Raises ValueError unless c has six heads or more, which is d_model ≥ 96, and no norm."""

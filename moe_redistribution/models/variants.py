@@ -6,6 +6,7 @@
 __all__ = ['VARIANTS', 'Variant', 'Gated', 'Nothing', 'check_variant']
 
 # %% ../../nbs/2_models/02b_variants.ipynb #37d63a99
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..tasks.errors import refuse
@@ -26,12 +27,12 @@ class Variant:
         E, d, w = c.n_experts, c.d_model, c.d_expert
         return {"W_up": (E, d, w), "b_up": (E, w), "W_down": (E, w, d), "b_down": (E, d)}
 
-    def begin(self, c, linear) -> dict:
+    def begin(self, c, linear:Callable) -> dict:
         "Initial weights of one expert; `linear(n_in, *shape)` draws as `nn.Linear` does."
         d, w = c.d_model, c.d_expert
         return {"W_up": linear(d, w, d).T, "b_up": linear(d, w), "W_down": linear(w, d, w).T, "b_down": linear(w, d)}
 
-    def hidden(self, product, act, at):
+    def hidden(self, product:Callable, act:Callable, at:Callable):
         "Hidden units from `product(name)`, a product of the stream with a weight, and the activation function `act`."
         return at("hidden", act(product("W_up")))
 
@@ -43,11 +44,11 @@ class Gated(Variant):
         E, d, w = c.n_experts, c.d_model, c.d_expert
         return {"W_gate": (E, d, w), "W_up": (E, d, w), "W_down": (E, w, d)}
 
-    def begin(self, c, linear):
+    def begin(self, c, linear:Callable):
         d, w = c.d_model, c.d_expert
         return {"W_gate": linear(d, w, d).T, "W_up": linear(d, w, d).T, "W_down": linear(w, d, w).T}
 
-    def hidden(self, product, act, at):
+    def hidden(self, product:Callable, act:Callable, at:Callable):
         gate = at("gate", act(product("W_gate")))
         return at("hidden", gate * at("up", product("W_up")))
 

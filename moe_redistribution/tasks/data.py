@@ -44,7 +44,7 @@ def training_pool(task:Task, hold:str=""):
     choose("held-out rule", hold, list(task.rules))
     return torch.from_numpy(np.flatnonzero(~task.rules[hold]))
 
-def draw(pool, generator:torch.Generator, n_batches:int, batch_size:int):
+def draw(pool:torch.Tensor, generator:torch.Generator, n_batches:int, batch_size:int):
     "Example indices (n_batches, batch_size), uniform with replacement from `pool`; consumes `generator` in order."
     return pool[torch.randint(0, len(pool), (n_batches, batch_size), generator=generator)]
 
@@ -96,11 +96,12 @@ def full_batch(task:Task) -> int:
     return N_TRAIN if task.source == "sampled" else int(len(task) * TRAIN_SHARE)
 
 # %% ../../nbs/1_tasks/03_data.ipynb #e8ec47fb
-def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="", device="cpu"):
+def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="",
+            device:str|torch.device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
 
-    `gens`: one dict of generators a seed, used by drawn batches of `size` examples; other sources give their whole
-    set."""
+    `gens`: one dict of generators a seed, used by drawn batches of `size` examples. A split gives them from the seed's
+    training part, which is the whole batch where `size` is 0; a sampled task gives its whole set."""
     if task.source == "sampled": yield from _sampled_batches(seeds, stream, steps, n, device)
     tokens, targets = task.tokens.to(device), task.targets.to(device)
     if task.source == "drawn":
@@ -108,9 +109,10 @@ def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, siz
         at = torch.stack([draw(pool, g["batches"], n, size) for g in gens], 1).to(device)          # (n, s, b)
         for now in at: yield tokens[now], targets[now]
     if task.source == "split":
-        at = torch.stack([split(task, s, stream)[0] for s in seeds]).to(device)
-        whole = tokens[at], targets[at]
-        for _ in range(n): yield whole
+        parts = [split(task, s, stream)[0] for s in seeds]
+        if size: at = torch.stack([draw(p, g["batches"], n, size) for p, g in zip(parts, gens)], 1).to(device)
+        else: whole = tokens[at := torch.stack(parts).to(device)], targets[at]
+        for i in range(n): yield (tokens[at[i]], targets[at[i]]) if size else whole
 
 def _sampled_batches(seeds, stream, steps, n, device):
     "The whole sampled set of every seed; made anew only when one of them enters another era."

@@ -6,21 +6,23 @@
 __all__ = ['refuse', 'nearest', 'choose']
 
 # %% ../../nbs/1_tasks/01_errors.ipynb #18643b80
+from collections.abc import Callable, Iterable
 import difflib
 
 # %% ../../nbs/1_tasks/01_errors.ipynb #8001b8d5
-def refuse(what, expected, got, near=None, fix="see the documentation", error=ValueError, cause=None):
+def refuse(what:object, expected:object, got:object, near:object=None, fix:str="see the documentation",
+           error:Callable=ValueError, cause=None):
     "Raises the one error for bad input: expected, got, nearest valid, one fix. `cause`: what it is raised from."
     near = "" if near is None else f"nearest valid: {near}; "
     raise error(f"{what}: expected {expected}; got {got}; {near}fix: {fix}") from cause
 
 # %% ../../nbs/1_tasks/01_errors.ipynb #82caede4
-def nearest(word, valid):
+def nearest(word:object, valid:Iterable):
     "The entry of `valid` that looks most like `word`, as a phrase for an error message."
     close = difflib.get_close_matches(str(word), [str(v) for v in valid], n=1, cutoff=0.3)
     return f"nearest: {close[0]!r}" if close else f"valid: {', '.join(map(str, valid))}"
 
-def choose(what, word, valid, fix=None):
+def choose(what:str, word:object, valid:Iterable, fix:str=None):
     "Returns `word` if it is in `valid`; else one ValueError: expected, got, nearest valid, one fix."
     if word in valid: return word
     names = [str(v) for v in valid]

@@ -8,6 +8,7 @@ __all__ = ['BOOK_SIGNS', 'BOOK_LABELS', 'EDGE_PROBABILITY', 'keyed_permutation',
            'disjoint_sets', 'sets_to_path', 'path_to_sets', 'length2_path']
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #4273bc9e
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, isqrt
 import string
@@ -37,7 +38,7 @@ def _feistel(x, a, b, keys):
     return left * b + right
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #fd8373d2
-def keyed_permutation(N:int, index, *key) -> np.ndarray:
+def keyed_permutation(N:int, index:np.ndarray|Sequence, *key) -> np.ndarray:
     """Where a permutation of range(N) sends `index`, int64 of the same shape; it depends on N and `key` only.
 
     Memory does not grow with N. ValueError unless 1 ≤ N < 2^62 and every index is below N."""
@@ -88,7 +89,7 @@ def _in_base(x, base, places):
     return x[:, None] // base ** np.arange(places - 1, -1, -1, dtype=np.int64) % base
 
 @patch
-def entries(self:PhoneBook, index) -> torch.Tensor:
+def entries(self:PhoneBook, index:np.ndarray|Sequence) -> torch.Tensor:
     "Tokens (m, T), int64, of the entries `index` (m,). ValueError for an entry that the book lacks."
     index = np.asarray(index, dtype=np.int64).reshape(-1)
     if index.size and not 0 <= index.min() <= index.max() < self.n:
@@ -103,7 +104,7 @@ def entries(self:PhoneBook, index) -> torch.Tensor:
     return torch.from_numpy(out)
 
 @patch
-def decode(self:PhoneBook, tokens) -> list:
+def decode(self:PhoneBook, tokens:torch.Tensor) -> list:
     "The text of each row of `tokens` (m, any length)."
     return ["".join(BOOK_SIGNS[t] for t in row) for row in tokens.tolist()]
 
@@ -122,7 +123,7 @@ def labels(self:PhoneBook, which:str="digits") -> torch.Tensor:
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #b9bf6915
 @patch
-def batches(self:PhoneBook, batch:int, seed):
+def batches(self:PhoneBook, batch:int, seed:int):
     """A function of the step: windows (batch, T) of entries. Every n entries, from step 0 on, are an epoch that repeats
     none. ValueError for an empty batch or a negative step."""
     if batch < 1: refuse("batch of a phone book", "1 or more", batch, 1, "batch=1")
@@ -137,13 +138,13 @@ def batches(self:PhoneBook, batch:int, seed):
     return at
 
 @patch
-def queries(self:PhoneBook, m:int, seed) -> torch.Tensor:
+def queries(self:PhoneBook, m:int, seed:int) -> torch.Tensor:
     "Tokens (m, T) of m different entries, to be asked for. ValueError if the book has fewer."
     if not 1 <= m <= self.n: refuse("queries", f"1 to {self.n}", m, min(max(1, m), self.n), "fewer queries")
     return self.entries(keyed_permutation(self.n, np.arange(m), "queries", seed))
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #0df3d40e
-def exact_match(said, book_tokens) -> torch.Tensor:
+def exact_match(said:torch.Tensor, book_tokens:torch.Tensor) -> torch.Tensor:
     """Whether each answer is the entry's number to the last digit, (m,) bool.
 
     `said` (m, k): the k tokens given after `<SEP>`, k the digits of the book or one more, which must be `<EOS>` then.
@@ -248,7 +249,7 @@ class GraphQueries:
     distance: torch.Tensor
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #bae2ef9a
-def random_graphs(n:int, index, seed=0, p:float=None) -> GraphQueries:
+def random_graphs(n:int, index:torch.Tensor|Sequence, seed:int=0, p:float=None) -> GraphQueries:
     """The examples `index` (m,) of shortest paths in directed Erdős–Rényi graphs (section 4.1), by seed and index.
 
     ValueError for a size without an edge probability, for no example, and if nearly no pair can be reached."""
@@ -269,7 +270,7 @@ def random_graphs(n:int, index, seed=0, p:float=None) -> GraphQueries:
     refuse("graphs", "a pair that can be reached in 1000 draws", f"none at n={n}, p={p}", fix="a larger p")
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #cccdee16
-def valid_shortest(path, graph:GraphQueries) -> torch.Tensor:
+def valid_shortest(path:torch.Tensor, graph:GraphQueries) -> torch.Tensor:
     """Whether each answer is a shortest path from s to t, (m,) bool; any one counts.
 
     `path` (m, k): the tokens given after `<SEP>`, of which those from the first `<EOS>` on are dropped. A row without
@@ -296,7 +297,7 @@ def _overlap(a, b, r, u):
 
 _SIDES, _HELD = ("train", "test"), 8                  # of graphs, one in eight is of the side `test`
 
-def is_test(alice, bob) -> torch.Tensor:
+def is_test(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     "Whether pairs of sets (m, r) are of the side `test`, (m,) bool. An exchange of the two sets changes nothing."
     element = torch.randint(2**62, (alice.shape[1],), generator=generator_of("sides", alice.shape[1])).numpy()
     def of(x): return _hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0))
@@ -323,7 +324,7 @@ def _laid(a, b, shared, r, g):
     return alice, (rank >= start) & (rank < start + b[:, None])
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #75b8577c
-def disjoint_sets(r:int, count:int, seed, side:str=None) -> tuple:
+def disjoint_sets(r:int, count:int, seed:int, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
     int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged.
 
@@ -359,7 +360,7 @@ def _moved(alice, bob, a, b, meet, r, g, side):
     refuse(f"pairs of sets for {side}", "some of both classes", f"none at r = {r}", 8, "more elements")
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #473f2773
-def sets_to_path(alice, bob) -> torch.Tensor:
+def sets_to_path(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     """Lemma D.2, forwards: tokens (m, 2r + 1), int64, of sets (m, r). 0 is the pad, 1 + i is (s, i), 1 + r + i is
     (d, i), and 1 + 2r asks. ValueError for sets of different shape."""
     if alice.ndim != 2 or alice.shape != bob.shape:
@@ -368,7 +369,7 @@ def sets_to_path(alice, bob) -> torch.Tensor:
     both = torch.cat([alice, bob], 1).long() * torch.arange(1, 2 * r + 1)
     return torch.cat([both, torch.full((m, 1), 1 + 2 * r)], 1)
 
-def path_to_sets(tokens) -> tuple:
+def path_to_sets(tokens:torch.Tensor) -> tuple:
     "Lemma D.2, backwards: the sets (m, r) of `tokens` (m, 2r + 1). ValueError for what `sets_to_path` does not write."
     r = (tokens.shape[-1] - 1) // 2
     alice, bob = tokens[:, :r] > 0, tokens[:, r:2 * r] > 0
@@ -377,7 +378,7 @@ def path_to_sets(tokens) -> tuple:
                tuple(tokens.shape), fix="sets_to_path")
     return alice, bob
 
-def length2_path(n_vertices:int, count:int, seed, side:str=None) -> tuple:
+def length2_path(n_vertices:int, count:int, seed:int, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex
     joins s and d. r = n_vertices - 2: s and d do not count. `side`: see `disjoint_sets`. ValueError for fewer than 4
     vertices or an odd count."""

@@ -9,6 +9,7 @@ __all__ = ['PAD', 'EOS', 'SOURCES', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TA
            'draw_examples']
 
 # %% ../../nbs/1_tasks/02_task.ipynb #cb7c3d7a
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,13 +22,13 @@ from .kinds import Kind
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
 
-def reversed_digits(n, width:int):
+def reversed_digits(n:int|np.ndarray|Sequence, width:int):
     "The `width` decimal digits of `n` (an int or an array), ones first, along a new last axis (App. A)."
     n = np.asarray(n)
     return np.stack([n // 10**i % 10 for i in range(width)], -1)
 
 # %% ../../nbs/1_tasks/02_task.ipynb #fdf11138
-SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "a part of all inputs, the seed's own",
+SOURCES = {"drawn": "batches drawn with replacement from all inputs", "split": "a part of all inputs, the seed's own; whole, or batches of it",
            "sampled": "sets of its own, made anew as training goes on"}
 
 # %% ../../nbs/1_tasks/02_task.ipynb #cfe24be1
@@ -79,6 +80,10 @@ class Task(Doors):
     def __post_init__(self):
         object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
         object.__setattr__(self, "answers", self.answers or self.d_vocab_out)
+        choose("source", self.source, SOURCES)
+        if self.source == "sampled" and not self.counting:
+            refuse(f"source of {self.name}", "drawn or split", "sampled, which are the sequences of histogram counting",
+                   "drawn", "list its examples")
         self.check()
     n_ctx = property(lambda self: self.tokens.shape[1])
     def __len__(self): return len(self.tokens)
@@ -92,7 +97,7 @@ def read_at(task:Task):
 # %% ../../nbs/1_tasks/02_task.ipynb #e6cc2afe
 OPERATIONS = ("+7", "+1", "+0")
 
-def add7_strata(n):
+def add7_strata(n:np.ndarray|Sequence):
     "One row per number: its digits, the operation at o0–o3 and the carry length L = number of +1 operations (App. A)."
     n = np.asarray(n)
     carries = np.stack([n % 10**i >= 10**i - 7 for i in (1, 2, 3)], -1)     # does a carry leave digit i?
@@ -123,7 +128,7 @@ def add7_task():
 # %% ../../nbs/1_tasks/02_task.ipynb #a5ba0575
 P = 113
 
-def modadd_task(p:int=P, name="modadd"):
+def modadd_task(p:int=P, name:str="modadd"):
     "Modular addition (§3, App. A): all ordered pairs `a b =` with a, b < p, 113 in the paper, read at the `=`."
     a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
     total = (a + b) % p
@@ -136,7 +141,7 @@ def modadd_task(p:int=P, name="modadd"):
 # %% ../../nbs/1_tasks/02_task.ipynb #fc2d4fa4
 ALPHABET, LENGTH = 32, 10
 
-def partition(n:int, rs) -> list:
+def partition(n:int, rs:np.random.RandomState) -> list:
     "Random parts of n, each uniform between 1 and what is left less one; so the last part is always 1 (App. A)."
     parts = []
     while n > 1:
@@ -144,7 +149,7 @@ def partition(n:int, rs) -> list:
         n -= parts[-1]
     return parts + [1]
 
-def sample_sequences(n:int, rs) -> torch.Tensor:
+def sample_sequences(n:int, rs:np.random.RandomState) -> torch.Tensor:
     "n histogram sequences (n, 10) from a `numpy.random.RandomState`, drawn in the authors' order."
     out = np.empty((n, LENGTH), int)
     for row in out:
@@ -153,7 +158,7 @@ def sample_sequences(n:int, rs) -> torch.Tensor:
         rs.shuffle(row)
     return torch.from_numpy(out)
 
-def counts(tokens):
+def counts(tokens:torch.Tensor):
     "How often each token occurs in its sequence: (..., t) → (..., t)."
     return (tokens[..., None] == tokens[..., None, :]).sum(-1)
 
@@ -190,7 +195,7 @@ def get_task(name:str) -> Task:
     return _made[name]
 
 # %% ../../nbs/1_tasks/02_task.ipynb #7646a1d6
-def check_tokens(tokens, t:Task, beginnings=False) -> torch.Tensor:
+def check_tokens(tokens:torch.Tensor, t:Task, beginnings:bool=False) -> torch.Tensor:
     """`tokens` (…, n, ctx) as they are.
 
     ValueError if they are no whole numbers, not as long as the task's (or `beginnings`), or not in its vocabulary."""
@@ -240,16 +245,16 @@ def slices(task:Task) -> list:
     return out
 
 # %% ../../nbs/1_tasks/02_task.ipynb #37bb99cb
-def digits(correct, task:Task):
+def digits(correct:torch.Tensor, task:Task):
     "Share of right scored predictions: `correct` (..., n, read) bool → (...), the paper's per-token accuracy (§3)."
     return correct[..., list(task.scored)].float().mean((-1, -2))
 
-def exact(correct):
+def exact(correct:torch.Tensor):
     "Share of examples with every read-out prediction right: `correct` (..., n, read) bool → (...)."
     return correct.all(-1).float().mean(-1)
 
 # %% ../../nbs/1_tasks/02_task.ipynb #95838157
-def majority(task:Task, by=None):
+def majority(task:Task, by:torch.Tensor=None):
     "Most frequent target at each read-out position, or given `by` (n, read) labels as well; shape (n, read)."
     by = torch.zeros_like(task.targets) if by is None else by
     out = torch.empty_like(task.targets)
@@ -268,7 +273,7 @@ def nulls(task:Task):
     return hits | {"uniform": torch.full(task.targets.shape, 1 / task.answers)}
 
 # %% ../../nbs/1_tasks/02_task.ipynb #42b9a3ab
-def draw_examples(task:Task, numbers, ax=None):
+def draw_examples(task:Task, numbers:Sequence[int], ax=None):
     "A picture of a few add-7 examples: prompt, answer, and the operation asked for at each answer digit."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6, 0.45 * len(numbers) + 0.9), layout="constrained")[1]

@@ -74,7 +74,7 @@ def chain(self:Planted) -> torch.Tensor:
 # %% ../../nbs/1_tasks/04_text.ipynb #62e1458b
 class Reader:
     "Where `n` texts stand after `t` tokens: part of the clause, last token, and each key's value and its position."
-    def __init__(self, language, n):
+    def __init__(self, language, n:int):
         self.language, self.t, self.rows, self.table = language, 0, torch.arange(n), language.chain()
         self.part = torch.full((n,), -1)                   # -1 a clause begins; LET, GET, SAY: second token; + 3: third
         self.last = torch.zeros(n, dtype=torch.int64)
@@ -118,7 +118,7 @@ def key(self:Reader): return (self.last - 3).clamp(0, self.language.n_keys - 1)
 
 # %% ../../nbs/1_tasks/04_text.ipynb #28ab471a
 @patch
-def read(self:Reader, token) -> torch.Tensor:
+def read(self:Reader, token:torch.Tensor) -> torch.Tensor:
     "Goes on by one `token` (n,); the position (n,) of the value that it repeats, if it answers a GET, else -1."
     part, key, opens = self.part, self.key(), token < 3
     source = torch.where(part == GET + 3, self.at[self.rows, key], -1)
@@ -162,7 +162,7 @@ def write(self:Planted, n:int, T:int, *seed) -> Judged:
     return _walk(self, n, T, at_random)
 
 @patch
-def judge(self:Planted, tokens) -> Judged:
+def judge(self:Planted, tokens:torch.Tensor) -> Judged:
     "What the language says of `tokens` (n, T), int64; an impossible token has log-probability -inf."
     if tokens.ndim != 2 or tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.d_vocab:
         refuse("planted text", f"(n, T) tokens below {self.d_vocab}", f"{tuple(tokens.shape)} up to {tokens.max()}")
@@ -174,13 +174,13 @@ def _long_enough(tokens, T):
         refuse("windows", f"T from 1 to {max(1, len(tokens) - 1)}, one less than the tokens", T,
                max(1, len(tokens) - 1), "use a shorter T or a longer text")
 
-def windows(tokens, T:int, batch:int, seed, step:int) -> torch.Tensor:
+def windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch.Tensor:
     "(batch, T + 1) windows of `tokens` (n,) at random places, which depend on seed and step only. ValueError if T ≥ n."
     _long_enough(tokens, T)
     starts = torch.randint(0, len(tokens) - T, (batch, 1), generator=generator_of("windows", seed, step))
     return tokens[starts + torch.arange(T + 1)]
 
-def side_by_side(tokens, T:int) -> torch.Tensor:
+def side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
     """(n, T + 1) consecutive windows that predict every token once but the first; a rest is left out.
 
     ValueError if T is no less than the tokens."""
@@ -226,7 +226,7 @@ def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
 
 # %% ../../nbs/1_tasks/04_text.ipynb #236e7f21
 @patch
-def batches(self:Text, T:int, batch:int, seed):
+def batches(self:Text, T:int, batch:int, seed:int):
     "A function of the step: (batch, T + 1) windows of the training part."
     _long_enough(self.training, T)
     return lambda step: windows(self.training, T, batch, seed, step)
@@ -238,7 +238,7 @@ def heldout(self:Text, T:int, n:int=None) -> torch.Tensor:
     return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
 
 @patch
-def batches(self:Planted, T:int, batch:int, seed, at_once:int=64):
+def batches(self:Planted, T:int, batch:int, seed:int, at_once:int=64):
     "A function of the step: (batch, T + 1) tokens of fresh texts, those of `at_once` steps written together."
     @lru_cache(1)
     def several(i): return self.write(at_once * batch, T + 1, "batch", seed, i).tokens.view(at_once, batch, T + 1)
@@ -259,20 +259,20 @@ def _characters(file, fix) -> str:
         refuse("text", "a file", f"{file and str(file)!r}{near}", fix=fix, error=FileNotFoundError)
     return no_binary(path).read_text(encoding="utf-8", errors="replace")
 
-def no_binary(path) -> Path:
+def no_binary(path:str|Path) -> Path:
     "The path of a file that may be a text in UTF-8. ValueError for one that begins with bytes of another kind."
     with open(path := Path(path), "rb") as f: begin = f.read(1 << 16)
     if b"\0" not in begin: return path
     refuse(f"text {path.name}", "a text in UTF-8", "bytes of another kind", fix="another file, or iconv -t utf-8")
 
-def read_text(file, vocab_size:int=1000) -> Text:
+def read_text(file:str|Path, vocab_size:int=1000) -> Text:
     "A user's text file, UTF-8. FileNotFoundError without it; ValueError if it has no words or too few types."
     return as_text(Path(file or "").stem, _characters(file, "name a text file"), vocab_size)
 
 # %% ../../nbs/1_tasks/04_text.ipynb #827cde19
 KJV = "bible -l10000 gen1:1-rev22:21 > kjv.txt"
 
-def kjv(file, vocab_size:int=1000) -> Text:
+def kjv(file:str|Path, vocab_size:int=1000) -> Text:
     """The King James Bible as `KJV` writes it, from Debian's bible-kjv and bible-kjv-text (4.38): 918,445 words and
     signs. FileNotFoundError without the file, ValueError for another text."""
     characters = _characters(file, f"apt-get install bible-kjv bible-kjv-text; {KJV}")
@@ -303,7 +303,7 @@ def python_docs(vocab_size:int=1000) -> Text:
     return as_text("python", _documentation(), vocab_size)
 
 # %% ../../nbs/1_tasks/04_text.ipynb #0fe329f4
-def hub(name=None, vocab_size:int=1000, split="train", rows:int=None) -> Text:
+def hub(name:str=None, vocab_size:int=1000, split:str="train", rows:int=None) -> Text:
     """Column `text` of a data set of the Hugging Face hub, `owner/set:configuration`, or of its first `rows` rows.
 
     Default: WikiText-103. ImportError (fix) without the package `datasets`."""
@@ -318,7 +318,7 @@ def hub(name=None, vocab_size:int=1000, split="train", rows:int=None) -> Text:
 
 TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: python_docs(vocab_size), "file": read_text, "hub": hub}
 
-def load_text(name:str, file=None, vocab_size:int=1000) -> Text:
+def load_text(name:str, file:str|Path=None, vocab_size:int=1000) -> Text:
     """The text that goes by this name in `TEXTS`; `file` is what it is read from, or the data set's name on the hub.
 
     ValueError (expected, got, nearest) for another name; for a missing file as its loader says."""
@@ -327,7 +327,7 @@ def load_text(name:str, file=None, vocab_size:int=1000) -> Text:
 # %% ../../nbs/1_tasks/04_text.ipynb #7ex70002
 KJV_SHA256 = "6f74f5589333c56c263963e6347dba662bae2d96861302e690aaae0b4a855eda"          # of bible-kjv-text 4.38
 
-def text_of(settings, root):
+def text_of(settings:dict, root:str|Path):
     """The text that a study's settings name: `planted`, by the choices in `language`, or a file in `texts/` of the
     folder `root` with the `sha256` that they give. ValueError for another file."""
     if settings["text"] == "planted": return Planted(**settings.get("language", {}))

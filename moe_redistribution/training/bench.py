@@ -9,6 +9,9 @@ __all__ = ['HEADLINE', 'TARGETS', 'FLOORS', 'BENCH_SEEDS', 'MEMBERS', 'MEMORY_LI
            'peak', 'peak_memory', 'as_row', 'sentence', 'keep', 'bench']
 
 # %% ../../nbs/3_training/07_bench.ipynb #be0f76de
+from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 import json, multiprocessing, os, statistics, subprocess, sys, time
 from pathlib import Path
@@ -34,12 +37,12 @@ BENCH_SEEDS, MEMBERS = {"add7": 5, "modadd": 1, "hist": 1}, {"add7": 128, "modad
 MEMORY_LIMIT, QUIET = 4.0, 0.8                            # GB; share of the cores that we must have got
 
 @by_name
-def target(c) -> float:
+def target(c:str|Condition) -> float:
     "Times the plain model's throughput that is promised for a condition."
     return TARGETS[c.task][c.routed]
 
 @by_name
-def floor_limit(c) -> float:
+def floor_limit(c:str|Condition) -> float:
     "Times the floor that a condition may take."
     return FLOORS[c.task][c.routed]
 
@@ -79,7 +82,7 @@ def train_for(name:str, seeds:int, seconds:float) -> dict:
     return dict(steps=done, wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
 # %% ../../nbs/3_training/07_bench.ipynb #b3ba7238
-def serve(pipe):
+def serve(pipe:Connection):
     "Body of a worker process: sends back f(*args) for every (f, args) it receives, until None."
     worker(nice=0)
     with suppress(EOFError, OSError):                                            # whoever asked is no more
@@ -106,7 +109,7 @@ def worker_processes(cores:int):
             p.terminate()
 
 # %% ../../nbs/3_training/07_bench.ipynb #b2a5922b
-def receive(pipe, process):
+def receive(pipe:Connection, process:BaseProcess):
     "What a worker sends; RuntimeError if it ends instead."
     while not pipe.poll(0.2):
         if not process.is_alive() and not pipe.poll():
@@ -168,7 +171,8 @@ def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
     return {k: sum(g["steps"] / g["wall"] for g in v)
             for k, v in got.items()} | {"share": min(map(share_of, got.values()))}
 
-def timed_rounds(together, name, seeds, seconds, cores, rounds, force) -> list:
+def timed_rounds(together, name:str, seeds:int, seconds:float, cores:int, rounds:int,
+                 force:bool) -> list:
     """`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them.
 
     With `force`, the first ones."""
@@ -212,7 +216,7 @@ def floor_for(name:str, seeds:int, seconds:float) -> dict:
     return dict(floor=total, rate=rate, wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
 
 # %% ../../nbs/3_training/07_bench.ipynb #dd8f78bc
-def peak(name:str, seeds:int, pipe):
+def peak(name:str, seeds:int, pipe:Connection):
     """Body of a process: trains `seeds` members for two steps and sends the largest memory it ever held, in GB (NaN on
     Windows)."""
     worker(nice=0)
@@ -234,7 +238,7 @@ def peak_memory(name:str, seeds:int=None) -> float:
 
 # %% ../../nbs/3_training/07_bench.ipynb #8487c374
 @by_name
-def as_row(c, got:list, floors:list, seeds:int, cores:int) -> dict:
+def as_row(c:str|Condition, got:list, floors:list, seeds:int, cores:int) -> dict:
     "The row of a condition, from its rounds and what every core said about the floor."
     middle = lambda over: statistics.median(r["ours"] / r[over] for r in got)
     ratios, ours = [r["ours"] / r["plain"] for r in got], statistics.median(r["ours"] for r in got)
@@ -261,7 +265,7 @@ def sentence(row) -> str:
     return f"{row['condition']}: {plain}, {per_core}; {better}; {floor}, {memory}"
 
 # %% ../../nbs/3_training/07_bench.ipynb #6b911efb
-def keep(row:dict, path):
+def keep(row:dict, path:str|Path):
     "Puts a row into the CSV at `path`, in the place of its condition if it has one; headline conditions come first."
     path, new = Path(path), pd.DataFrame([row]).round(3)
     old = pd.read_csv(as_committed(path)) if path.exists() else new.iloc[:0]
@@ -272,8 +276,8 @@ def keep(row:dict, path):
     write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
 # %% ../../nbs/3_training/07_bench.ipynb #f4bdafc6
-def bench(conditions=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False, record=None,
-          task="add7") -> pd.DataFrame:
+def bench(conditions:Sequence=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False,
+          record:str|Path=None, task:str="add7") -> pd.DataFrame:
     """Measures training against the plain implementation, the floor and the memory limit; prints and returns one row a
     condition.
 

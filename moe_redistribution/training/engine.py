@@ -8,30 +8,32 @@ __all__ = ['CHUNK', 'DistinctInputs', 'attend', 'Mix', 'heads_out', 'Narrow', 'r
            'products', 'flops']
 
 # %% ../../nbs/3_training/01_engine.ipynb #fc7e9d2a
+from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from ..tasks.data import full_batch
 from ..models.condition import Condition, by_name
 from ..models.ffn import dispatch, expert_layer, own_rules
 from ..models.population import rms_norm, loss, dropout
+from ..tasks.task import Task
 
 # %% ../../nbs/3_training/01_engine.ipynb #f33005c3
 class DistinctInputs:
     "The distinct input rows of a batch: `x` (s, rows, d) and, for tokens (s, b, t), the number of each one's row."
-    def __init__(self, p, tokens, t):
+    def __init__(self, p:dict, tokens:torch.Tensor, t:Task):
         S, self.size = len(tokens), t.n_ctx * t.d_vocab
         dev = tokens.device
         self.x = (p["W_pos"][:, :, None] + p["W_E"][:, None]).reshape(S, self.size, -1)
         self.number = tokens + t.d_vocab * torch.arange(t.n_ctx, device=dev)
         self.seed = self.size * torch.arange(S, device=dev)[:, None, None]
 
-    def take(self, table, first=0):
+    def take(self, table:torch.Tensor, first:int=0):
         "Rows of `table` (s, rows, n) for the positions from `first` on: (s, b, t - first, n)."
         index = self.number[:, :, first:] + self.seed
         return table.reshape(-1, table.shape[-1]).index_select(0, index.flatten()).view(*index.shape, -1)
 
 # %% ../../nbs/3_training/01_engine.ipynb #bbe905d8
-def attend(p, rows, x, c, causal, first):
+def attend(p:dict, rows:DistinctInputs, x:torch.Tensor, c:Condition, causal:bool, first:int):
     """Attention patterns (s, h, b, t - first, t) of the positions from `first` on, and the table of values (s, h, rows,
     k)."""
     (S, B, T), H, k, R = rows.number.shape, c.n_heads, c.d_head, rows.size
@@ -47,14 +49,14 @@ def attend(p, rows, x, c, causal, first):
 class Mix(torch.autograd.Function):
     "Batched product of patterns (n, q, t) and values (n, t, k) for a tiny t: t weighted rows are added up."
     @staticmethod
-    def forward(ctx, pattern, v):
+    def forward(ctx:object, pattern:torch.Tensor, v:torch.Tensor):
         ctx.save_for_backward(pattern, v)
         out = pattern[:, :, 0, None] * v[:, None, 0]
         for j in range(1, v.shape[1]): out.addcmul_(pattern[:, :, j, None], v[:, None, j])
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx:object, grad:torch.Tensor):
         pattern, v = ctx.saved_tensors
         dv = torch.empty_like(v)
         for j, out in enumerate(dv.unbind(1)):
@@ -63,7 +65,7 @@ class Mix(torch.autograd.Function):
         return torch.bmm(grad, v.mT), dv
 
 # %% ../../nbs/3_training/01_engine.ipynb #367e6529
-def heads_out(rows, pattern, v):
+def heads_out(rows:DistinctInputs, pattern:torch.Tensor, v:torch.Tensor):
     """What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q,
     d)."""
     (S, H, B, Q, T), k = pattern.shape, v.shape[-1]
@@ -76,16 +78,16 @@ def heads_out(rows, pattern, v):
 class Narrow(torch.autograd.Function):
     "x (s, n, d) @ w (s, d, m), laid out as (s, m, n), which is many times faster for a small m; dx is laid out as x."
     @staticmethod
-    def forward(ctx, x, w):
+    def forward(ctx:object, x:torch.Tensor, w:torch.Tensor):
         ctx.save_for_backward(x, w)
         return torch.bmm(w.mT, x.mT)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx:object, grad:torch.Tensor):
         x, w = ctx.saved_tensors
         return torch.bmm(grad.mT, w.mT), torch.bmm(grad, x).mT
 
-def router_logits(p, rows, pattern, v, z, c):
+def router_logits(p:dict, rows:DistinctInputs, pattern:torch.Tensor, v:torch.Tensor, z:torch.Tensor, c:Condition):
     "Router logits (s, e, n) of all tokens of a model without norm; `z` (s, b, t, d) if it is there for all positions."
     (S, B, T), W_R, d, E = rows.number.shape, p["W_router"], p["W_O"].shape[-1], c.n_experts
     own = Narrow.apply(rows.x + p["b_O"][:, None], W_R).gather(2, rows.number.view(S, 1, -1).expand(-1, E, -1))
@@ -97,14 +99,14 @@ def router_logits(p, rows, pattern, v, z, c):
     return own + added.permute(0, 3, 1, 2).reshape(S, E, B * T)
 
 # %% ../../nbs/3_training/01_engine.ipynb #46c23eb1
-def choose_experts(logits, c):
+def choose_experts(logits:torch.Tensor, c:Condition):
     "Chosen experts (s, k, n) and the share of all tokens that each expert gets (s, e), from router logits (s, e, n)."
     S, E, N = logits.shape
     best = logits.max(1, keepdim=True) if c.top_k == 1 else logits.topk(c.top_k, 1)         # argmax is 20 times slower
     each = logits.new_ones(1, 1).expand(S, N * c.top_k)
     return best.indices, logits.new_zeros(S, E).scatter_add_(1, best.indices.flatten(1), each) / N  # bincount waits
 
-def gate_weights(probs, chosen, c):
+def gate_weights(probs:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "Weight (s, k, n) of each chosen expert, or None where it is the constant 1 (top-1, renormalised)."
     if c.gate == "renorm" and c.top_k == 1: return None
     kept = probs.gather(1, chosen)
@@ -113,7 +115,7 @@ def gate_weights(probs, chosen, c):
 # %% ../../nbs/3_training/01_engine.ipynb #7cb1becd
 def _norm(p, x, w, c): return rms_norm(x, p[w].view(len(x), *[1] * (x.dim() - 2), -1)) if c.norm else x
 
-def first_half(p, tokens, c, t):
+def first_half(p:dict, tokens:torch.Tensor, c:Condition, t:Task):
     "Residual stream after attention where it is read (s, n, d), and router logits of all tokens (s, e, n) or None."
     (S, B), d, first = tokens.shape[:2], c.d_model, min(t.read)
     rows = DistinctInputs(p, tokens, t)
@@ -130,7 +132,7 @@ def first_half(p, tokens, c, t):
     return mid[:, :, first - begin:].reshape(S, -1, d), logits
 
 # %% ../../nbs/3_training/01_engine.ipynb #4b5e85be
-def routed_ffn(p, x, logits, c, t, shares=None):
+def routed_ffn(p:dict, x:torch.Tensor, logits:torch.Tensor, c:Condition, t:Task, shares:torch.Tensor=None):
     "Expert output at the read-out positions x (s, n, d) and the balance loss (s,); `shares`: those of the whole batch."
     S, E, _ = logits.shape
     probs, (chosen, own_shares) = logits.softmax(1), choose_experts(logits, c)
@@ -141,7 +143,7 @@ def routed_ffn(p, x, logits, c, t, shares=None):
 
 # %% ../../nbs/3_training/01_engine.ipynb #cec8b170
 @by_name
-def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
+def fast_loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, shares:torch.Tensor=None):
     """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read).
 
     Equal to `models.loss` to rounding, gradients too. One layer, read at its last positions, takes the short way;
@@ -158,16 +160,16 @@ def fast_loss(params:dict, tokens, targets, c:Condition, shares=None):
     logits = Narrow.apply(x, p["W_E"].mT if t.tied else p["W_U"])               # (s, vocab, n)
     return F.cross_entropy(logits, targets.reshape(len(tokens), -1), reduction="none").mean(1), aux
 
-def squeeze(params):
+def squeeze(params:dict):
     "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
     return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
 # %% ../../nbs/3_training/01_engine.ipynb #d353a1a0
-def short_way(c, t):
+def short_way(c:Condition, t:Task):
     "Can the short way be taken: one layer, whose answers are read at the last positions, routed by the usual rules?"
     return not long_way(c, t)
 
-def long_way(c, t) -> str:
+def long_way(c:Condition, t:Task) -> str:
     "Why the short way cannot be taken, in words; empty where it can."
     whys = {"several layers": c.n_layers > 1, "a router with rules of its own": own_rules(c),
             "answers read elsewhere than at the last positions": list(t.read) != [*range(t.n_ctx)][-len(t.read):]}
@@ -177,7 +179,7 @@ def long_way(c, t) -> str:
 CHUNK = {"dense": 10_000, "routed": 20_000}        # read-out tokens at a time on a CPU: a hidden layer of 20 MB at most
 
 @torch.no_grad()
-def whole_shares(params, chunks, c):
+def whole_shares(params:dict, chunks:Sequence, c:Condition):
     "Share (s, e) of all tokens of all chunks that each expert gets."
     p, t = squeeze(params), c.get_task()
     each = [choose_experts(first_half(p, tokens, c, t)[1], c)[1] * tokens.shape[1] for tokens in chunks]
@@ -185,7 +187,8 @@ def whole_shares(params, chunks, c):
 
 # %% ../../nbs/3_training/01_engine.ipynb #a4728e12
 @by_name
-def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=None):
+def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, live:Sequence=None,
+              generators:Sequence[torch.Generator]=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
 
     Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of a condition with dropout."""
@@ -212,7 +215,7 @@ def gradients(params:dict, tokens, targets, c:Condition, live=None, generators=N
 
 # %% ../../nbs/3_training/01_engine.ipynb #55a18722
 @by_name
-def products(c:Condition, batch=None, plain=False) -> list:
+def products(c:Condition, batch:int=None, plain:bool=False) -> list:
     """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
 
     `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short
@@ -234,6 +237,6 @@ def products(c:Condition, batch=None, plain=False) -> list:
         out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
     return [(label, b * c.n_layers, *size) for label, b, *size in out] + [("W_U", 1, B * read, d, t.d_vocab_out)]
 
-def flops(c, **kw) -> float:
+def flops(c:Condition, **kw) -> float:
     "Floating-point operations of one training step of one seed: 2·m·k·n a product, times three with its backward pass."
     return sum(3 * 2 * b * m * k * n for _, b, m, k, n in products(c, **kw))

@@ -8,6 +8,8 @@ __all__ = ['DIED', 'FORMS', 'worker', 'as_worker', 'ignoring_interrupts', 'Local
            'respects_lock', 'try_workers', 'dask_client', 'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
+from pathlib import Path
+from collections.abc import Callable, Sequence
 from concurrent.futures import (BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor,
                                 ThreadPoolExecutor, wait)
 from contextlib import contextmanager, suppress
@@ -22,7 +24,7 @@ from ..tasks.errors import nearest, refuse
 from .store import write_whole
 
 # %% ../../nbs/3_training/05_executors.ipynb #3cb136b1
-def worker(nice=5):
+def worker(nice:int=5):
     "Set-up of a worker process: one thread, lower priority by `nice`, an allocator that keeps memory between steps."
     torch.set_num_threads(1)
     if nice and hasattr(os, "nice"): os.nice(nice)
@@ -33,7 +35,7 @@ def worker(nice=5):
             libc.mallopt(-1, 2**31 - 1)      # M_TRIM_THRESHOLD: and the heap is not trimmed
         except OSError: pass                 # another libc: slower, not wrong
 
-def as_worker(f, *args):
+def as_worker(f:Callable, *args):
     "`f(*args)` in a process that someone else started: set up as a worker first, its priority left alone."
     worker(nice=0)
     return f(*args)
@@ -61,11 +63,11 @@ def ignoring_interrupts():
 class LocalExecutor(ProcessPoolExecutor):
     "A pool of `workers` processes that end when told to `stop`, and when the process that made them does."
     ends_its_futures = True      # with its workers; cancelled ones as well would make Python's pool print a traceback
-    def __init__(self, workers, nice=5):
+    def __init__(self, workers:int, nice:int=5):
         spawn = multiprocessing.get_context("spawn")
         end, self.leash = spawn.Pipe(duplex=False)
         super().__init__(workers, mp_context=spawn, initializer=_leashed, initargs=(end, nice))
-    def submit(self, f, *args, **kwargs):
+    def submit(self, f:Callable, *args, **kwargs):
         with ignoring_interrupts(): return super().submit(f, *args, **kwargs)
     def stop(self): self.leash.close()
 
@@ -73,7 +75,7 @@ def n_cores() -> int:
     "Cores that this process may use."
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
-def local_executor(workers=None, nice=5) -> LocalExecutor:
+def local_executor(workers:int=None, nice:int=5) -> LocalExecutor:
     "One process per core this process may use, one thread each."
     return LocalExecutor(workers or n_cores(), nice)
 
@@ -90,7 +92,7 @@ def _here(f, job):
     except Exception as e: future.set_exception(e)
     return future
 
-def watch(pool, f, jobs, show=lambda: None, every=1.0) -> list:
+def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: None, every:float=1.0) -> list:
     """`f(*job)` for every job, on a pool or "here"; results in the order of jobs. Calls `show()` while it waits.
 
     The first error is raised after the others are done, a dead worker's as RuntimeError; an interrupt cancels."""
@@ -113,7 +115,8 @@ class Tell:
     """Writes a group's progress to a small file after every evaluation: steps done by all seeds, seeds ended, losses,
     and how many seconds it still takes: `left` as expected, `most` if its seeds train to the end of the schedule."""
     heard = None                # what is called after each telling, where the group is trained by who shows it
-    def __init__(self, path, work): self.path, self.work, self.began, self.last, self.pace = path, work, *[None] * 3
+    def __init__(self, path:str|Path, work):
+        self.path, self.work, self.began, self.last, self.pace = path, work, *[None] * 3
     def __call__(self, members, until, steps):
         n, each, at = len(self.work.seeds), self.work.each, [int(s) for s in members.step]
         done = sum(min(s, each) for s in at) + each * (n - len(at))
@@ -129,7 +132,7 @@ class Tell:
 
 # %% ../../nbs/3_training/05_executors.ipynb #173a6715
 @patch
-def paced(self:Tell, seeds, step):
+def paced(self:Tell, seeds:Sequence[int], step:int):
     "Seconds that a step takes by now; what seeds took that have ended meanwhile counts until the others have stepped."
     before, self.last = self.last, (seeds, step, now := time.monotonic())
     if before and before[0] == seeds and step > before[1]:
@@ -139,7 +142,7 @@ def paced(self:Tell, seeds, step):
     return self.pace and self.pace[1]
 
 @patch
-def write(self:Tell, done, ended, losses, left=None, most=None):
+def write(self:Tell, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
     """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the speed
     since it was first told."""
     now, total = time.monotonic(), self.work.each * len(self.work.seeds)
@@ -155,7 +158,7 @@ class Bars:
     `most`); a line that refreshes in a notebook, a line a minute in a log, by `say` where it is given.
 
     `quiet`: none of it, or, if False, bars wherever it is. `at_once`: how many groups train together, None for all."""
-    def __init__(self, tells, quiet=None, most=4, say=None, at_once=None):
+    def __init__(self, tells:Sequence, quiet:bool=None, most:int=4, say:Callable=None, at_once:int=None):
         place = progress_place() if quiet is None else "nowhere" if quiet else "terminal"
         self.line = Line("nowhere" if place == "terminal" else place, say)
         self.tells, self.runs, self.at_once = tells, sum(len(t.work.seeds) for t in tells), at_once
@@ -193,13 +196,13 @@ def show(self:Bars):
         bar.set_description_str(f"{work.condition} {work.seeds[0]}–{work.seeds[-1]}"[:48])
 
 # %% ../../nbs/3_training/05_executors.ipynb #6be79252
-def spell(seconds) -> str:
+def spell(seconds:float) -> str:
     "Seconds in words, rounded up."
     if seconds > 7200: return f"{seconds / 3600:.1f} h"
     return f"{-(-seconds // 60):.0f} min" if seconds > 120 else f"{-(-seconds // 1):.0f} s"
 
 @patch
-def rest(self:Bars, found, share) -> str:
+def rest(self:Bars, found:dict, share:dict) -> str:
     "How long the rest takes, in words: as expected, or at most where all that train are past what was expected."
     going = {i: x for i, x in found.items() if x["most"] != 0 and x["ended"] < len(self.tells[i].work.seeds)}
     for i, x in going.items():                     # while all of its seeds train: one alone is slower than its share
@@ -211,7 +214,7 @@ def rest(self:Bars, found, share) -> str:
 
 # %% ../../nbs/3_training/05_executors.ipynb #edbafcd4
 @patch
-def time_left(self:Bars, going, begun, share, which) -> float:
+def time_left(self:Bars, going:dict, begun:set, share:dict, which:str) -> float:
     """Seconds until the last group ends: those that train take what they told, the others their expected time times by
     how much others were slower, one after the other on as many processes as there are."""
     slow = sum(self.slow.values()) / len(self.slow) if self.slow else 1.
@@ -226,7 +229,7 @@ def time_left(self:Bars, going, begun, share, which) -> float:
 # %% ../../nbs/3_training/05_executors.ipynb #68e8f201
 FORMS = ("here", "local", "local:4", "dask://HOST:PORT")
 
-def read_spec(spec) -> tuple:
+def read_spec(spec:str|Executor) -> tuple:
     "A spec as (kind, value): here, local and a number or None, dask and (host, port), own and the executor."
     if isinstance(spec, Executor): return "own", spec
     if spec is None or spec in ("here", "local"): return spec or "local", None
@@ -241,14 +244,14 @@ def read_spec(spec) -> tuple:
     refuse("executor", f"{', '.join(FORMS)} or an Executor", f"{spec!r}; {nearest(spec, FORMS)}", fix=fix)
 
 # %% ../../nbs/3_training/05_executors.ipynb #ed9c3ab9
-def processes(spec):
+def processes(spec:str|Executor):
     "How many groups a spec trains at once; None where that is the cluster's affair."
     kind, value = read_spec(spec)
     return {"here": 1, "local": value or n_cores()}.get(kind)
 
 # %% ../../nbs/3_training/05_executors.ipynb #c18d7b3d
 @contextmanager
-def open_executor(spec=None, folder=None, timeout=8):
+def open_executor(spec:str|Executor=None, folder:str|Path=None, timeout:float=8):
     """Yields the executor that `spec` names, or the word "here"; one that came in as an Executor is not closed.
 
     `folder`, the store, is where a cluster's workers are tried out. ValueError: a bad spec. OSError: a scheduler that
@@ -268,7 +271,7 @@ def open_executor(spec=None, folder=None, timeout=8):
             except BaseException: pool.stop(); raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #5b1de002
-def watch_waves(pool, f, waves, show) -> list:
+def watch_waves(pool:str|Executor, f:Callable, waves:Sequence, show:Callable) -> list:
     "`watch` of one list of jobs after the other; an error is raised after the last of them."
     out, wrong = [], None
     for jobs in waves:
@@ -277,7 +280,8 @@ def watch_waves(pool, f, waves, show) -> list:
     if wrong: raise wrong
     return out
 
-def hand_out(f, waves, tells, folder=None, executor=None, quiet=None, say=None) -> list:
+def hand_out(f:Callable, waves:Sequence, tells:Sequence, folder:str|Path=None, executor:str|Executor=None,
+             quiet:bool=None, say:Callable=None) -> list:
     """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
     spec names, with bars for what they tell; results in the order of jobs.
 
@@ -294,7 +298,7 @@ def hand_out(f, waves, tells, folder=None, executor=None, quiet=None, say=None) 
         for t in tells: t.path.unlink(missing_ok=True)
 
 # %% ../../nbs/3_training/05_executors.ipynb #97e3d037
-def respects_lock(path) -> bool:
+def respects_lock(path:str|Path) -> bool:
     "Run on a worker while the caller holds the lock `path`: is the file there, and is the lock refused?"
     import filelock
     if not os.path.exists(path): return False
@@ -302,7 +306,7 @@ def respects_lock(path) -> bool:
         with filelock.FileLock(path, timeout=0): return False
     except filelock.Timeout: return True
 
-def try_workers(client, folder):
+def try_workers(client, folder:str|Path):
     "OSError unless all workers of a Dask client see `folder` and file locks hold there from machine to machine."
     import filelock
     os.makedirs(folder, exist_ok=True)
@@ -314,7 +318,7 @@ def try_workers(client, folder):
 
 # %% ../../nbs/3_training/05_executors.ipynb #bc63c3be
 @contextmanager
-def dask_client(host, port, folder=None, timeout=8):
+def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8):
     "A Dask client whose workers, present and future, are set up as `worker` does; see `open_executor` for errors."
     at, fix = f"dask://{host}:{port}", "start it with `dask scheduler`, or correct the address"
     try: from distributed import Client, WorkerPlugin
@@ -339,10 +343,10 @@ def dask_client(host, port, folder=None, timeout=8):
 # %% ../../nbs/3_training/05_executors.ipynb #08e1817f
 class JobPool(ThreadPoolExecutor):
     "An executor over anything with `submit(f, *args)` whose jobs have `result()` and `cancel()`; `at_once` are queued."
-    def __init__(self, jobs, at_once=64):
+    def __init__(self, jobs:Sequence, at_once:int=64):
         super().__init__(at_once)
         self.jobs, self.going, self.lock = jobs, set(), threading.Lock()
-    def submit(self, f, *args):
+    def submit(self, f:Callable, *args):
         def send():
             with self.lock: self.going.add(job := self.jobs.submit(as_worker, f, *args))
             try: return job.result()

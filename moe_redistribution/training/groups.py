@@ -8,6 +8,9 @@ __all__ = ['to_run', 'pack', 'unpack', 'merge_members', 'group_path', 'left_behi
            'check_size', 'Training', 'Stem', 'split_groups', 'train']
 
 # %% ../../nbs/3_training/06_groups.ipynb #0b86f321
+from pathlib import Path
+from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 import hashlib, json, numbers, sys, time
@@ -54,7 +57,7 @@ def pack(members:Members):
     return tensors, dict(condition=members.c.name, stream=members.stream, seeds=members.seeds, history=members.history,
                          seconds=members.seconds, key=members.c.key)
 
-def unpack(tensors, info, device="cpu") -> Members:
+def unpack(tensors:dict, info:dict, device:str="cpu") -> Members:
     "The members that `pack` packed."
     c, best, gens = condition(in_new_names(info["condition"])), {}, []
     if info["key"] != c.key:
@@ -79,12 +82,12 @@ def merge_members(parts:list) -> Members:
     return Members(first.c, first.stream, seeds, *rows, gens, best, history, seconds)
 
 # %% ../../nbs/3_training/06_groups.ipynb #c4e8204e
-def group_path(store, c, seeds, stream):
+def group_path(store:Store, c:Condition, seeds:Sequence[int], stream:str):
     "Where the state of a group in training lies: a file named after its condition's key, stream and seeds."
     text = json.dumps([c.key, stream, sorted(seeds)])
     return store.root / "groups" / c.key / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.state"
 
-def left_behind(store, c, seeds, stream, device) -> list:
+def left_behind(store:Store, c:Condition, seeds:Sequence[int], stream:str, device:str) -> list:
     """Members that interrupted groups left of these seeds, this group or groups of another size: each seed as it got
     furthest."""
     own, found, best = group_path(store, c, seeds, stream), [], {}
@@ -112,20 +115,20 @@ def _answers(run, until, steps):
     return run.manifest["settled"] or until == "first" and first["reached"]
 
 # %% ../../nbs/3_training/06_groups.ipynb #aedae601
-def stem_of(c) -> tuple:
+def stem_of(c:Condition) -> tuple:
     """(name, step) of the run that a condition shares with others which differ by their events alone; None where it has
     none, or no evaluation comes before the first."""
     every, name = RECIPES[c.task]["eval_every"], c.name.partition("@")[0]
     step = (c.events[0].step - 1) // every * every if c.events else 0
     return (name, step) if step and shapes(condition(name)) == shapes(c) else None
 
-def measure_names(measures) -> list:
+def measure_names(measures:Sequence) -> list:
     "What measures are called, and a hash of what they do. ValueError for one without a name."
     for m in measures:
         if not hasattr(m, "__qualname__"): refuse("measure", "a function with a name", repr(m), fix="def it")
     return [f"{m.__module__}.{m.__qualname__} {getattr(m, 'digest', None) or code_of(m)}" for m in measures]
 
-def stems(store, step, measures=()) -> Store:
+def stems(store:Store, step:int, measures:Sequence=()) -> Store:
     "Where stems of so many steps lie; what their histories hold is part of the place."
     held = hashlib.sha256(json.dumps(measure_names(measures)).encode()).hexdigest()[:8]
     return Store(store.root / "stems" / f"{step}-{held}")
@@ -145,7 +148,8 @@ def _begun(store, c, s, stream, device, measures, steps):
     return init_members(c, [s], stream, device)
 
 # %% ../../nbs/3_training/06_groups.ipynb #895ea563
-def gather_members(store, c, seeds, stream, until, steps, device, measures=()):
+def gather_members(store:Store, c:Condition, seeds:Sequence[int], stream:str, until:str, steps:int, device:str,
+                   measures:Sequence=()):
     "Members still to be trained: from a group's state, what shorter schedules left, or step 0; None if all is done."
     parts = left_behind(store, c, seeds, stream, device)
     def state(s):
@@ -166,8 +170,9 @@ def gather_members(store, c, seeds, stream, until, steps, device, measures=()):
     return merge_members(parts) if parts else None
 
 # %% ../../nbs/3_training/06_groups.ipynb #df32b6b1
-def train_group(c, seeds, stream="authors", until="selected", root=None, measures=(), steps=None, device="cpu",
-                deadline=None, tell=None, save_every=5.0) -> dict:
+def train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", until:str="selected", root:str|Path=None,
+                measures:Sequence=(), steps:int=None, device:str="cpu", deadline:float=None, tell:Callable=None,
+                save_every:float=5.0) -> dict:
     """Trains some seeds of one condition and stores each as it ends; returns seed → manifest. Idempotent, resumable.
 
     `deadline` (of `time.time()`) ends it early, its state saved; the seeds that are not done are then left out.
@@ -193,7 +198,7 @@ def train_group(c, seeds, stream="authors", until="selected", root=None, measure
     return {s: run.manifest for s in seeds if _answers(run := store.find(c, s, stream), until, steps)}
 
 # %% ../../nbs/3_training/06_groups.ipynb #399f3021
-def train_and_score(members, every, measures):
+def train_and_score(members:Members, every:int, measures:Sequence):
     "One interval of training, its evaluation, the rules' choice, and a row of history."
     began = time.process_time()
     loss = train_interval(members, every)
@@ -202,14 +207,14 @@ def train_and_score(members, every, measures):
     update_rules(members, scores)
     write_history(members, scores, time.process_time() - began)
 
-def write_history(members, scores, seconds):
+def write_history(members:Members, scores:dict, seconds:float):
     "Appends one row to every member's history and its share of the CPU time."
     values = {n: v.tolist() for n, v in scores.items()}
     for i, h in enumerate(members.history):
         h.append({"step": int(members.step[i])} | {n: v[i] for n, v in values.items()})
         members.seconds[i] += seconds / len(members.seeds)
 
-def finish(store, members, done, steps, group):
+def finish(store:Store, members:Members, done:torch.Tensor, steps:int, group:list):
     "Stores the members that are done and drops them from the group."
     for i in torch.nonzero(done)[:, 0].tolist():
         run = to_run(members, i, steps, group)
@@ -220,7 +225,7 @@ def finish(store, members, done, steps, group):
 
 # %% ../../nbs/3_training/06_groups.ipynb #6c0788f5
 @by_name
-def check_work(c, seeds, stream, until) -> Condition:
+def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> Condition:
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
@@ -228,14 +233,14 @@ def check_work(c, seeds, stream, until) -> Condition:
     return c
 
 # %% ../../nbs/3_training/06_groups.ipynb #2cae3212
-def check_steps(c, steps) -> int:
+def check_steps(c:Condition, steps:int) -> int:
     """The schedule's length, or `steps` instead, rounded up to whole intervals.
 
     ValueError if that is not a positive whole number."""
     if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
     refuse("steps", "a whole number from 1 on", repr(steps), fix="leave it out for all")
 
-def check_size(size) -> int:
+def check_size(size:int) -> int:
     "How many seeds are trained together. ValueError if that is not a positive whole number."
     if isinstance(size, int) and size > 0: return size
     refuse("group size", "a whole number from 1 on", repr(size), fix="5")
@@ -274,7 +279,7 @@ def key(self:Training) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 @patch
-def late(self:Training, store) -> list:
+def late(self:Training, store:Store) -> list:
     "Seeds whose stored run does not yet answer the request."
     runs = {s: store.find(self.condition, s, self.stream) for s in self.seeds}
     return [s for s, run in runs.items() if not _answers(run, self.until, self.steps)]
@@ -284,17 +289,18 @@ def groups(self:Training) -> list:
     return [replace(self, seeds=self.seeds[i:i + self.group_size]) for i in range(0, len(self.seeds), self.group_size)]
 
 @patch
-def is_done(self:Training, store): return not self.late(store)
+def is_done(self:Training, store:Store): return not self.late(store)
 
 @patch
-def carry_out(self:Training, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
+def carry_out(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+              device:str="cpu"):
     done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures, self.steps,
                        device, deadline, tell, save_every)
     return len(done) == len(self.seeds)
 
 # %% ../../nbs/3_training/06_groups.ipynb #be9a0002
 @patch
-def set_aside(self:Training, store):
+def set_aside(self:Training, store:Store):
     c, moved = condition(self.condition), 0
     with store.locked(c, self.seeds, self.stream):
         runs = [store.adopt(c, s, self.stream) for s in self.seeds]
@@ -307,10 +313,10 @@ def set_aside(self:Training, store):
 class Stem(Training):
     "What forks share: the steps of a condition before the events of others, kept in a folder beside the store's runs."
     optional, kind = True, "stem"
-    def at(self, store): return stems(store, self.steps, self.measures)
-    def late(self, store): return Training.late(self, self.at(store))
-    def carry_out(self, store, *how): return Training.carry_out(self, self.at(store), *how)
-    def set_aside(self, store): return Training.set_aside(self, self.at(store))
+    def at(self, store:Store): return stems(store, self.steps, self.measures)
+    def late(self, store:Store): return Training.late(self, self.at(store))
+    def carry_out(self, store:Store, *how): return Training.carry_out(self, self.at(store), *how)
+    def set_aside(self, store:Store): return Training.set_aside(self, self.at(store))
 
 @patch(as_prop=True)
 def needs(self:Training) -> list:
@@ -319,15 +325,16 @@ def needs(self:Training) -> list:
     return [Stem(stem[0], self.seeds, self.stream, "full", len(self.seeds), stem[1], self.measures)]
 
 # %% ../../nbs/3_training/06_groups.ipynb #0b3f0cc7
-def split_groups(trainings) -> list:
+def split_groups(trainings:Sequence) -> list:
     "The groups of some trainings, in their order. ValueError if two of them train the same seed of a condition alike."
     asked = [(t.condition, t.stream, t.until, s) for t in trainings for s in t.seeds]
     if len(set(asked)) < len(asked): raise ValueError("conditions: expected each once; fix: drop the repetitions")
     return [group for t in trainings for group in t.groups()]
 
 # %% ../../nbs/3_training/06_groups.ipynb #75bf73e2
-def train(conditions, seeds=SEEDS, stream="authors", until="selected", root=None, measures=(), steps=None, group_size=5,
-          executor=None, quiet=None, device="cpu", budget=None, save_every=5.0) -> pd.DataFrame:
+def train(conditions:str|Condition|Sequence, seeds:Sequence[int]=SEEDS, stream:str="authors", until:str="selected",
+          root:str|Path=None, measures:Sequence=(), steps:int=None, group_size:int=5, executor:str|Executor=None,
+          quiet:bool=None, device:str="cpu", budget:float=None, save_every:float=5.0) -> pd.DataFrame:
     """Trains what is missing of these conditions and seeds and returns one row a run (with a `budget`: a finished one).
 
     `conditions` to `group_size` as in `Training`, the others as in `fulfil`."""

@@ -7,6 +7,9 @@ __all__ = ['Job', 'in_waves', 'missing_jobs', 'outlook', 'Watch', 'whole_seeds',
            'fulfil', 'begin_again']
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #2c46f648
+from pathlib import Path
+from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from collections import Counter
 import numbers
 import time
@@ -32,18 +35,19 @@ class Job:
     def groups(self) -> list:
         "What is carried out of it at a time: itself, or parts of it."
         return [self]
-    def is_done(self, store) -> bool:
+    def is_done(self, store:Store) -> bool:
         "Is what it would give in the store?"
         raise NotImplementedError
-    def carry_out(self, store, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
+    def carry_out(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+                  device:str="cpu") -> bool:
         "Does it, or goes on with it; True if it is done. `deadline` (of `time.time()`) ends it early, its state kept."
         raise NotImplementedError
-    def set_aside(self, store) -> int:
+    def set_aside(self, store:Store) -> int:
         "Moves all that is kept of it aside as `.before`, so that it is missing; how many files."
         raise NotImplementedError
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #87ca4c34
-def in_waves(jobs, root=None) -> list:
+def in_waves(jobs:Sequence, root:str|Path=None) -> list:
     """Those of some jobs that are not done, in their groups, and what they need of others, as waves: lists of which
     each needs no jobs but those of lists before it. What is `optional` comes along if two jobs need it."""
     store, needs, found, wave = Store(root), {}, {}, {}
@@ -63,12 +67,12 @@ def in_waves(jobs, root=None) -> list:
     for job in list(found.values()): place(job)
     return [[found[k] for k in wave if wave[k] == i] for i in range(1 + max(wave.values(), default=-1))]
 
-def missing_jobs(jobs, root=None) -> list:
+def missing_jobs(jobs:Sequence, root:str|Path=None) -> list:
     "All of `in_waves` in one list."
     return sum(in_waves(jobs, root), [])
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #6848b3e7
-def outlook(jobs, at_once=1) -> str:
+def outlook(jobs:Sequence, at_once:int=1) -> str:
     """How much there is to do and how long one core is expected to take, and a machine that does `at_once` together, in
     words."""
     def spell(s): return f"{s / 3600:.1f} hours" if s > 7200 else f"{(m := -(-s // 60)):.0f} minute{'s' * (m > 1)}"
@@ -83,7 +87,7 @@ def outlook(jobs, at_once=1) -> str:
 class Watch:
     """Is there time for another interval, of `pace` seconds, before `deadline` (of `time.time()`)? `next()` ends an
     interval and is asked too; `due()`: has nothing been kept for `save_every` seconds? `kept()` says that it was."""
-    def __init__(self, deadline=None, pace=0., save_every=5.0):
+    def __init__(self, deadline:float=None, pace:float=0., save_every:float=5.0):
         self.deadline, self.pace, self.save_every = deadline, pace, save_every
         self.last = self.saved = time.monotonic()
     def __call__(self): return self.deadline is None or time.time() + 1.5 * self.pace < self.deadline
@@ -95,7 +99,7 @@ class Watch:
     def kept(self): self.saved = time.monotonic()
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #79c3fcba
-def whole_seeds(seeds) -> list:
+def whole_seeds(seeds:Sequence[int]) -> list:
     """Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything
     else, or one of them twice."""
     got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
@@ -107,14 +111,15 @@ def whole_seeds(seeds) -> list:
     refuse("seeds", f"one or more whole numbers from 0 to {2 ** 32 - 1}", repr(seeds if got is None else got),
            fix="for example [42, 137]")
 
-def check_means(device, budget):
+def check_means(device:str, budget:float):
     "Refuses a device that torch has no name for, or a budget that is no number of seconds."
     choose("device", str(device).partition(":")[0], ("cpu", "cuda"))
     if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
         refuse("budget", "seconds above 0", repr(budget), fix="leave it out to train to the end")
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #32713216
-def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, device="cpu") -> bool:
+def carry_out(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+              device:str="cpu") -> bool:
     """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for
     two at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
     store = Store(root)
@@ -123,13 +128,14 @@ def carry_out(job:Job, root=None, deadline=None, tell=None, save_every=5.0, devi
         if not carry_out(group, root, deadline, None, save_every, device): return False
     return job.carry_out(store, deadline, tell, save_every, device)
 
-def carry_with(files, job, *how) -> bool:
+def carry_with(files:dict, job:Job, *how) -> bool:
     "`carry_out` in a process that may not know a user's files yet."
     need_files(files)
     return carry_out(job, *how)
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #93e403c7
-def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None, say=None, save_every=5.0):
+def fulfil(jobs:Sequence, root:str|Path=None, executor:str|Executor=None, quiet:bool=None, device:str="cpu",
+           budget:float=None, say:Callable=None, save_every:float=5.0):
     """Carries out what is missing of some jobs, each after those that it needs; safe to interrupt and to repeat.
 
     `executor`: see `open_executor`; "here" is this process. `budget`: seconds, after which it stops with states kept;
@@ -148,6 +154,6 @@ def fulfil(jobs, root=None, executor=None, quiet=None, device="cpu", budget=None
     hand_out(carry_with, given, list(tells.values()), store.root, executor, quiet, say)
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #040d25df
-def begin_again(jobs, root=None) -> int:
+def begin_again(jobs:Sequence, root:str|Path=None) -> int:
     "Moves what is stored of some jobs, and their states, aside as `.before`, so that they are missing; how many files."
     return sum(j.set_aside(Store(root)) for j in jobs)

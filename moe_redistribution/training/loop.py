@@ -9,6 +9,7 @@ __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'a
            'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members', 'rehearse', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 import sys
@@ -27,7 +28,8 @@ from .engine import fast_loss, gradients
 # %% ../../nbs/3_training/03_loop.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
-def adamw_(w, grad, m, v, step, parts, decay, which=None):
+def adamw_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, step:torch.Tensor, parts:Sequence,
+           decay:float, which:torch.Tensor=None):
     """One AdamW step in place on w, m, v (s, p); `step` (s,) counts steps so far; `parts`: (learning rate, slice of p);
     `which`: rows, or all."""
     if w.is_cuda and which is None: return adamw_members_(w, grad, m, v, step, parts, decay)
@@ -37,7 +39,8 @@ def adamw_(w, grad, m, v, step, parts, decay, which=None):
         adamw(*rows, [], some(step.float()), fused=True, amsgrad=False, maximize=False, lr=lr, beta1=BETA1, beta2=BETA2,
               eps=EPS, weight_decay=decay)
 
-def adamw_members_(w, grad, m, v, step, parts, decay):
+def adamw_members_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, step:torch.Tensor, parts:Sequence,
+                   decay:float):
     """`adamw_` of all rows at once, for a GPU: there the host sets the pace, and lists of rows cost it more with every
     seed."""
     n = step[:, None].double() + 1
@@ -48,12 +51,12 @@ def adamw_members_(w, grad, m, v, step, parts, decay):
         square.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
         x.mul_(1 - lr * decay).addcdiv_(mean * (-lr / first), (square.sqrt() / second).add_(EPS))
 
-def clip_(grad, max_norm):
+def clip_(grad:torch.Tensor, max_norm:float):
     "Scales each seed's gradient (s, p) to norm `max_norm` if it is larger, as `clip_grad_norm_` does for one model."
     if max_norm: grad.mul_((max_norm / (torch.linalg.vector_norm(grad, dim=1, keepdim=True) + 1e-6)).clamp_(max=1))
 
 # %% ../../nbs/3_training/03_loop.ipynb #d51e4c20
-def unflatten(flat, c) -> dict:
+def unflatten(flat:torch.Tensor, c:Condition) -> dict:
     "Rows (s, p) → parameters with a leading seed axis (views)."
     out, at = {}, 0
     for name, shape in shapes(c).items():
@@ -62,7 +65,7 @@ def unflatten(flat, c) -> dict:
         at += n
     return out
 
-def flatten(params, c) -> torch.Tensor:
+def flatten(params:dict, c:Condition) -> torch.Tensor:
     """Parameters with a leading seed axis → rows (s, p), in the order of `shapes`, whatever theirs is.
 
     ValueError for names and shapes that are not the condition's."""
@@ -76,7 +79,7 @@ def rates(c:Condition, era:int=0) -> dict:
     return {n: c.lr * own.get(n, 1.0) for n in shapes(c)}
 
 @cached_by_kind
-def pieces(c, era:int=0) -> tuple:
+def pieces(c:Condition, era:int=0) -> tuple:
     "Neighbours in a row that share a learning rate, as (rate, slice); frozen parameters are left out."
     out, at = [], 0
     for shape, rate in zip(shapes(c).values(), rates(c, era).values()):
@@ -103,7 +106,7 @@ class Members:
     history: list                      # one list of records a seed
     seconds: list                      # CPU seconds of the group so far, shared equally
 
-    def keep(self, which):
+    def keep(self, which:torch.Tensor):
         "Drops every seed that is not in `which` (bool per seed)."
         at = torch.as_tensor(which, device=self.w.device)
         for n in ("w", "m", "v", "step", "failed"): setattr(self, n, getattr(self, n)[at])
@@ -112,7 +115,7 @@ class Members:
             setattr(self, n, [x for x, k in zip(getattr(self, n), at.tolist()) if k])
 
 # %% ../../nbs/3_training/03_loop.ipynb #45b8c2e3
-def init_members(c, seeds, stream, device="cpu") -> Members:
+def init_members(c:Condition, seeds:Sequence[int], stream:str, device:str="cpu") -> Members:
     "Members at step 0."
     gens = [generators(s, stream) for s in seeds]
     members = [init_one(c, g["weights"]) for g in gens]
@@ -134,7 +137,7 @@ def _rules(name, rules):
 TASK_RULES = Kind("rules", "Which checkpoints of a task's runs are kept.", {
     "add7": ("first256", "first1000"), "modadd": ("first99", "best"), "hist": ("best",)}, _rules)
 
-def rules(c) -> tuple:
+def rules(c:str|Condition) -> tuple:
     "Early-stopping rules kept for a condition's task; `final` (the last weights) comes on top."
     if (task := condition(c).task) in (own := table_of("rules")): return own[task]
     refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
@@ -151,7 +154,7 @@ def update_rules(members:Members, scores:dict):
         b["step"] = torch.where(better, members.step, b["step"])
         b["w"] = torch.where(better[:, None], members.w, b["w"])
 
-def is_reached(rule, value):
+def is_reached(rule:str, value:torch.Tensor):
     "Has the rule's metric reached its threshold (1, or strictly above .99)?"
     threshold = RULES[rule][1]
     return value >= 1 if threshold == 1 else value > threshold
@@ -188,30 +191,30 @@ def optimiser_steps(members:Members):
 
 # %% ../../nbs/3_training/03_loop.ipynb #41f46863
 @cached_by_kind
-def eras(c) -> tuple:
+def eras(c:Condition) -> tuple:
     "`pieces` before any event and after each; only the first where no event changes a rate."
     own = tuple(pieces(c, i) for i in range(len(c.events) + 1))
     return own if any(x != own[0] for x in own) else own[:1]
 
-def events_past(c, steps) -> list:
+def events_past(c:Condition, steps:int) -> list:
     "How many events each member has behind it after so many `steps`."
     return [sum(e.step <= s for e in c.events) for s in steps]
 
-def by_rate(c, steps) -> list:
+def by_rate(c:Condition, steps:Sequence) -> list:
     "What each member trains at after so many `steps`: (`pieces`, rows that have them, or None for all)."
     if len(own := eras(c)) == 1: return [(own[0], None)]
     at = [own.index(own[n]) for n in events_past(c, steps)]
     return [(own[k], [i for i, x in enumerate(at) if x == k]) for k in dict.fromkeys(at)]
 
 # %% ../../nbs/3_training/03_loop.ipynb #bfff07fe
-def learning_names(c, steps) -> list:
+def learning_names(c:Condition, steps:Sequence) -> list:
     "Names of what some member learns after so many `steps`; a gradient is computed for these."
     return _learning(c, frozenset(events_past(c, steps)) if len(eras(c)) > 1 else frozenset([0]))
 
 @cached_by_kind
 def _learning(c, stages): return [n for n in shapes(c) if any(rates(c, i)[n] > 0 for i in stages)]
 
-def zero_held_(grad, c, steps):
+def zero_held_(grad:torch.Tensor, c:Condition, steps:Sequence):
     "Puts each member's gradient (s, p) of what it does not learn after so many `steps` to 0."
     if len(eras(c)) == 1: return
     for parts, which in by_rate(c, steps):
@@ -219,7 +222,7 @@ def zero_held_(grad, c, steps):
         for a, b in zip(ends[::2], ends[1::2]): grad[which, a:b] = 0
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
-def redraw_(members:Members, steps):
+def redraw_(members:Members, steps:int):
     "New routes for every member after so many `steps`."
     table = unflatten(members.w, members.c)["W_router"]
     new = torch.stack([members.c.routing.drawn(table.shape[1:], *at) for at in zip(members.seeds, steps)])
@@ -255,7 +258,7 @@ def train_interval(members:Members, n:int):
 # %% ../../nbs/3_training/03_loop.ipynb #f2092831
 @without_subnormals()
 @torch.no_grad()
-def evaluate(members:Members, train_loss, measures=()) -> dict:
+def evaluate(members:Members, train_loss:torch.Tensor, measures:Sequence=()) -> dict:
     """Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones,
     `measures`."""
     c, t = members.c, members.c.get_task()
@@ -266,7 +269,7 @@ def evaluate(members:Members, train_loss, measures=()) -> dict:
     for measure in measures: scores |= measure(params, c)
     return scores
 
-def held_scores(members, params, correct) -> dict:
+def held_scores(members:Members, params:dict, correct:torch.Tensor) -> dict:
     "What the checkpoint rules look at: `exact256` for drawn batches, `train` and `test` for a split, `test` otherwise."
     t, dev = members.c.get_task(), correct.device
     def at(examples): return correct.take_along_dim(examples.to(dev)[..., None], 1)              # (s, some of n, read)
@@ -283,7 +286,7 @@ def held_scores(members, params, correct) -> dict:
 # %% ../../nbs/3_training/03_loop.ipynb #ec07cd66
 UNTIL = ("first", "selected", "full")
 
-def settled_members(members:Members, until="selected"):
+def settled_members(members:Members, until:str="selected"):
     "Which members have reached the threshold of every rule (s,), or with `until` `first` of the task's first one."
     every = [is_reached(r, b["value"]) for r, b in members.best.items()]
     return every[0] if until == "first" else torch.stack(every).all(0)
@@ -328,7 +331,7 @@ def _rehearsed(c, t):
         happen_(members)
 
 @cached_by_kind
-def rehearse(c):
+def rehearse(c:Condition):
     "Tries what a condition has of a user's own on a few examples. ValueError (expected, got, fix) if it cannot train."
     if not c.own: return
     t = c.get_task()
@@ -340,7 +343,7 @@ def rehearse(c):
             dict.fromkeys(map(str, c.own))), cause=e)
 
 # %% ../../nbs/3_training/03_loop.ipynb #c3636139
-def register_task(name, make, recipe, rules=()):
+def register_task(name:str, make:Callable, recipe:dict, rules=()):
     """Lets conditions be called `name/…`. `make()`: the `Task`; `recipe`: the fields of a line of `RECIPES`; `rules`:
     the checkpoint rules to keep besides `final`.
 

@@ -9,7 +9,7 @@ __all__ = ['STEP_SECONDS', 'TYPICAL_STEPS', 'expected_seconds', 'expected_steps'
 from ..tasks.errors import choose
 from ..tasks.kinds import cached_by_kind
 from ..tasks.task import get_task
-from ..models.condition import RECIPES, by_name
+from ..models.condition import Condition, RECIPES, by_name
 from .engine import flops
 
 # %% ../../nbs/3_training/04_orders.ipynb #04ffcc3c
@@ -25,7 +25,7 @@ STEP_SECONDS = {       # (task, routed): (reference condition, seconds a step, s
 _step_flops = cached_by_kind(flops)
 
 @by_name
-def expected_seconds(c, seed_steps:float) -> float:
+def expected_seconds(c:str|Condition, seed_steps:float) -> float:
     "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
     alike = lambda task: get_task(task).source == c.get_task().source                # for a task of one's own
     like = (v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t))
@@ -37,7 +37,7 @@ def expected_seconds(c, seed_steps:float) -> float:
 TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}
 
 @by_name
-def expected_steps(c, until:str) -> int:
+def expected_steps(c:str|Condition, until:str) -> int:
     """Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end
     (`full`)."""
     whole = c.steps

@@ -9,6 +9,7 @@ __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replace_fil
            'say_if_changed', 'sources', 'machine']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import ast, contextlib, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re
@@ -43,7 +44,7 @@ def seal_hash(tensors:dict, text:str) -> str:
 # %% ../../nbs/3_training/02_store.ipynb #de41ef5c
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-def replace_file(path, data:bytes, flush=True) -> Path:
+def replace_file(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all: a temporary file beside it, flushed to the disk (but for what is
     told in passing), then renamed.
 
@@ -67,7 +68,7 @@ def replace_file(path, data:bytes, flush=True) -> Path:
     return path
 
 # %% ../../nbs/3_training/02_store.ipynb #fcfcbe1b
-def write_picture(figure, path, **how) -> Path:
+def write_picture(figure, path:str|Path, **how) -> Path:
     "The same for a matplotlib figure; the suffix says in which format, and `how` is for `savefig`."
     figure.savefig(data := io.BytesIO(), format=Path(path).suffix[1:], **how)
     return write_whole(path, data.getvalue())
@@ -75,12 +76,12 @@ def write_picture(figure, path, **how) -> Path:
 # %% ../../nbs/3_training/02_store.ipynb #1ceb260e
 COMMITTED = ("checkpoints", "data", "results")
 
-def listing_of(path):
+def listing_of(path:str|Path):
     "The SHA256SUMS beside the results/, data/ or checkpoints/ in which a path lies, or None: a user's folder has none."
     for p in Path(path).absolute().parents:
         if p.name in COMMITTED and (found := p.parent / "SHA256SUMS").is_file(): return found
 
-def listed_hashes(listing) -> dict:
+def listed_hashes(listing:Path) -> dict:
     "Path → the hashes that a file of sums has for it: one, or two while it is being replaced."
     out = {}
     for line in listing.read_text(encoding="utf-8").splitlines(): out.setdefault(line[66:], set()).add(line[:64])
@@ -89,7 +90,7 @@ def listed_hashes(listing) -> dict:
 # %% ../../nbs/3_training/02_store.ipynb #1daaa80a
 _HASHED = {}                                            # file, listing → the states in which they agreed
 
-def as_committed(path, listing=None) -> Path:
+def as_committed(path:str|Path, listing:Path=None) -> Path:
     """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
 
     `Damaged` (expected, got, fix) for any other."""
@@ -108,7 +109,7 @@ def as_committed(path, listing=None) -> Path:
     refuse(name, wanted, f"sha256 {got[:12]}", fix=f"git checkout -- {name}, or make sums if the change was meant",
            error=Damaged)
 
-def of_clone(path) -> Path:
+def of_clone(path:str|Path) -> Path:
     """`path` as it is, if it is `as_committed`.
 
     FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to;
@@ -118,7 +119,7 @@ def of_clone(path) -> Path:
            "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
-def relist(listing, name, add=(), drop=()):
+def relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=()):
     "Adds and drops hashes of one file in a file of sums, under a lock."
     with filelock.FileLock(listing.with_name(".SHA256SUMS.lock")):
         lines = listed_hashes(listing)
@@ -126,7 +127,7 @@ def relist(listing, name, add=(), drop=()):
         text = "".join(f"{h}  {n}\n" for n in sorted(lines, key=Path) for h in sorted(lines[n]))
         replace_file(listing, text.encode())
 
-def write_whole(path, data:bytes, flush=True) -> Path:
+def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there.
 
     An OSError leaves the old file alone; that of a full disk says what to do."""
@@ -141,7 +142,7 @@ def write_whole(path, data:bytes, flush=True) -> Path:
     return path
 
 # %% ../../nbs/3_training/02_store.ipynb #05514e13
-def seal(path, tensors:dict, info:dict) -> str:
+def seal(path:str|Path, tensors:dict, info:dict) -> str:
     "Writes tensors and a JSON-able dict to `path` atomically; returns the hash. An OSError leaves the old file alone."
     text = json.dumps(info, sort_keys=True)
     tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
@@ -151,7 +152,7 @@ def seal(path, tensors:dict, info:dict) -> str:
     return digest
 
 # %% ../../nbs/3_training/02_store.ipynb #5478865a
-def no_sealed_file(path) -> str:
+def no_sealed_file(path:str|Path) -> str:
     "What a path is instead of a file as long as its safetensors header says, in words; empty if it is one."
     if not stat.S_ISREG(os.stat(path).st_mode): return "no regular file"
     size = os.path.getsize(path)
@@ -164,7 +165,7 @@ def no_sealed_file(path) -> str:
     return "" if size == wanted else f"one that cannot be read: {size} bytes, of which its header knows {wanted}"
 
 # %% ../../nbs/3_training/02_store.ipynb #a4f17557
-def unseal(path):
+def unseal(path:str|Path):
     """(tensors, info) of a sealed file.
 
     `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."""
@@ -185,7 +186,7 @@ def unseal(path):
     return got, info
 
 # %% ../../nbs/3_training/02_store.ipynb #b9b26057
-def kept_in_half(t) -> torch.Tensor:
+def kept_in_half(t:torch.Tensor) -> torch.Tensor:
     """For each seed of `t` (s, …): does rounding to half change no row or column, along either of the last two axes, by
     more than 2⁻¹¹ of its length?"""
     wide = t.double()
@@ -195,7 +196,7 @@ def kept_in_half(t) -> torch.Tensor:
     fine = [(gone.norm(dim=i) <= 2.0**-11 * wide.norm(dim=i)).reshape(len(t), -1).all(1) for i in axes]
     return torch.stack(fine).all(0)
 
-def compact(t) -> torch.Tensor:
+def compact(t:torch.Tensor) -> torch.Tensor:
     """`t` (s, …) in half precision if that keeps every seed, else in single precision, where the seeds that half keeps
     are rounded to it."""
     half, kept = t.half(), kept_in_half(t)
@@ -227,11 +228,11 @@ def home() -> Path:
 # %% ../../nbs/3_training/02_store.ipynb #040b54ac
 class Store:
     "Runs on disk under `root` (default: `home()`), one sealed file per (condition, seed, stream)."
-    def __init__(self, root=None): self.root = Path(root) if root else home()
+    def __init__(self, root:str|Path=None): self.root = Path(root) if root else home()
     def __repr__(self): return f"Store({self.root.name!r})"
 
     @by_name
-    def path(self, c, seed:int, stream:str="authors") -> Path:
+    def path(self, c:str|Condition, seed:int, stream:str="authors") -> Path:
         "Where this run lies, or would. ValueError for a seed that is no whole number."
         if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
             refuse("seed", "a whole number", repr(seed), fix="for example 42")
@@ -242,13 +243,13 @@ class Store:
 # %% ../../nbs/3_training/02_store.ipynb #73183bc9
 @patch
 @by_name
-def folders(self:Store, c) -> list:
+def folders(self:Store, c:str|Condition) -> list:
     "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
     return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / in_old_names(c.name)]))
 
 @patch
 @by_name
-def adopt(self:Store, c, seed:int, stream:str="authors") -> Path:
+def adopt(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Path:
     "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
     new = self.path(c, seed, stream)
     for folder in self.folders(c)[1:] if not new.exists() else ():
@@ -262,7 +263,7 @@ def adopt(self:Store, c, seed:int, stream:str="authors") -> Path:
 
 # %% ../../nbs/3_training/02_store.ipynb #de9581f9
 @patch
-def save(self:Store, run:Run, resume=None):
+def save(self:Store, run:Run, resume:tuple=None):
     "Writes a run. `resume` is (tensors, info) from which a longer schedule continues it."
     path = self.path(run.condition, run.seed, run.stream)
     if resume is not None: seal(path.with_suffix(".resume"), *resume)
@@ -273,7 +274,7 @@ def save(self:Store, run:Run, resume=None):
 # %% ../../nbs/3_training/02_store.ipynb #ce4f328a
 @patch
 @by_name
-def load(self:Store, c, seed:int, stream:str="authors") -> Run:
+def load(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Run:
     "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
     path = self.adopt(c, seed, stream)
     if not path.exists():
@@ -296,7 +297,7 @@ def load(self:Store, c, seed:int, stream:str="authors") -> Run:
 RUN_NAME = re.compile(rf"({'|'.join(STREAMS)})-(0|[1-9]\d{{0,9}})\.safetensors")
 
 @patch
-def there(self:Store, c) -> list:
+def there(self:Store, c:str|Condition) -> list:
     "(stream, seed) of every file of a condition that is called as a run is, in order; warns of files that are not."
     files = sorted(p for at in self.folders(c) if at.is_dir() for p in at.iterdir() if p.suffix == ".safetensors")
     own = {(m[1], int(m[2])) for p in files if (m := RUN_NAME.fullmatch(p.name))}
@@ -307,7 +308,7 @@ def there(self:Store, c) -> list:
 
 # %% ../../nbs/3_training/02_store.ipynb #0666cc02
 @by_name
-def unseal_state(path, c, seeds, stream):
+def unseal_state(path:str|Path, c:str|Condition, seeds:Sequence[int], stream:str):
     """(tensors, info) of a state in training of condition `c`, this stream and no seeds but `seeds`.
 
     `Damaged` if it is another's, which would go on unnoticed under this name, or not what was written."""
@@ -317,12 +318,12 @@ def unseal_state(path, c, seeds, stream):
     refuse(path, f"the state of {expected}", f"{got}, another one", fix="delete it", error=Damaged)
 
 @patch
-def resume(self:Store, c, seed:int, stream:str="authors"):
+def resume(self:Store, c:str|Condition, seed:int, stream:str="authors"):
     "(tensors, info) from which a longer schedule continues a run, or None. `Damaged` if the file is not its own."
     path = self.path(c, seed, stream).with_suffix(".resume")
     return unseal_state(path, c, [seed], stream) if path.exists() else None
 
-def set_aside(path, why="damaged") -> Path:
+def set_aside(path:str|Path, why:str="damaged") -> Path:
     "Moves a file that is not to be used out of the way, over none that was moved before; where it lies now."
     to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.{why}{i or ''}")).exists())
     os.replace(path, to)
@@ -330,7 +331,7 @@ def set_aside(path, why="damaged") -> Path:
 
 # %% ../../nbs/3_training/02_store.ipynb #7a9b81ce
 @patch
-def find(self:Store, c, seed:int, stream:str="authors"):
+def find(self:Store, c:str|Condition, seed:int, stream:str="authors"):
     "The stored run, or None if it is absent. A damaged one is moved aside with a warning: it will be trained again."
     try: return self.load(c, seed, stream)
     except FileNotFoundError: return None
@@ -341,7 +342,7 @@ def find(self:Store, c, seed:int, stream:str="authors"):
             if p.exists(): set_aside(p)
 
 @patch
-def population(self:Store, c, seeds, rule:str, stream:str="authors") -> dict:
+def population(self:Store, c:str|Condition, seeds:Sequence[int], rule:str, stream:str="authors") -> dict:
     """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis: `Trained` in the condition.
 
     FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
@@ -401,7 +402,7 @@ def source_hash(*objects) -> str:
     return hashlib.sha256("\n".join(sorted(said)).encode()).hexdigest()[:12] if said else ""
 
 _CODE = weakref.WeakKeyDictionary()
-def code_of(x) -> str:
+def code_of(x:Callable) -> str:
     "The same of one function or class, worked out once; empty of None."
     if x is None: return ""
     if x not in _CODE: _CODE[x] = source_hash(x)
@@ -410,7 +411,7 @@ def code_of(x) -> str:
 # %% ../../nbs/3_training/02_store.ipynb #cfa94ab4
 _TOLD = set()
 
-def say_if_changed(what, then, now, fix):
+def say_if_changed(what:str, then:str, now:str, fix:str):
     "Warns, once a process, that an answer is from other code than today's; nothing where one of the two is not known."
     if not then or not now or then == now or (what, then) in _TOLD: return
     _TOLD.add((what, then))
@@ -425,7 +426,7 @@ def _reading_hash(t):
     return seal_hash({n: torch.as_tensor(mask) for n, mask in t.rules.items()}, said)[:12]
 
 @by_name
-def sources(c) -> dict:
+def sources(c:str|Condition) -> dict:
     """What a run depends on beside its condition's name: hashes of its task's examples, of where they are read,
     scored and held out, of the router's class, and of a variant's and of events' that are not the library's."""
     task = dict(task=_task_hash(t := c.get_task()), reading=_reading_hash(t)) if c.task in TASKS else {}
@@ -440,7 +441,7 @@ def _processor():
     except OSError: named = None
     return named[1].strip() if named else platform.processor() or platform.machine()
 
-def machine(device="cpu") -> dict:
+def machine(device:str="cpu") -> dict:
     "What ran this: processor or GPU, threads, kernels of matrix products if not the usual ones, torch, Python."
     chip = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
     return dict(processor=chip or _processor(), threads=torch.get_num_threads(),
@@ -450,7 +451,7 @@ def machine(device="cpu") -> dict:
 # %% ../../nbs/3_training/02_store.ipynb #4172d869
 @patch
 @contextlib.contextmanager
-def locked(self:Store, c, seeds, stream:str="authors", deadline=None):
+def locked(self:Store, c:str|Condition, seeds:Sequence[int], stream:str="authors", deadline:float=None):
     """Holds the locks of these runs; waits for whoever has them, until a `deadline` (of `time.time()`), then raises
     `filelock.Timeout`."""
     with contextlib.ExitStack() as stack:

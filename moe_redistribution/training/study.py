@@ -9,6 +9,8 @@ __all__ = ['STUDIES', 'Preset', 'all_settings', 'needs_nothing', 'Study', 'Study
            'of_studies', 'known_studies', 'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
+from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -49,11 +51,11 @@ class Preset:
     note: str = ""
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
-def all_settings(arm, settings):
+def all_settings(arm:str, settings:dict):
     "What an answer depends on, where a study does not say: its arm and all settings."
     return [arm, settings]
 
-def needs_nothing(arm, seeds, settings):
+def needs_nothing(arm:str, seeds:Sequence[int], settings:dict):
     "What a job needs, where a study does not say."
     return ()
 
@@ -89,12 +91,12 @@ class Study:
 
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b1
 @patch
-def job(self:Study, preset, arm, seeds) -> Job:
+def job(self:Study, preset:str, arm:str, seeds:Sequence[int]) -> Job:
     "The job of an arm of a preset and some of its seeds."
     return StudyJob(self, preset, arm, tuple(seeds))
 
 @patch
-def rows(self:Study, preset, jobs, root=None) -> pd.DataFrame:
+def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
     "The stored rows of some of its jobs; their conditions read `study.preset/…`."
     found = [rows for j in jobs if (rows := find_rows(j, Store(root))) is not None]
     named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for f in found]
@@ -133,8 +135,8 @@ class StudyJob(Job):
         if self.study.name in STUDIES: said += filter(None, [STUDIES.origin(self.study.name).digest])   # a user's file
         said += [n.key for n in self.needs]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
-    def path(self, store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
-    def is_done(self, store): return self.path(store).exists() and find_rows(self, store) is not None
+    def path(self, store:Store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
+    def is_done(self, store:Store): return self.path(store).exists() and find_rows(self, store) is not None
 
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b2
 def _no_circle(study, p, arm, trail=()):
@@ -151,7 +153,7 @@ def _of_seeds(job, arm):
     return [j for j in study_jobs(job.study, job.preset, arm) if {*j.seeds} & {*job.seeds}]
 
 # %% ../../nbs/3_training/08_study.ipynb #1c43ee5f
-def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
+def study_jobs(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None) -> list:
     """The jobs of a preset, or of some of its arms or seeds.
 
     ValueError (expected, got, nearest valid) for a preset, an arm or seeds that it has not got, and for nothing at
@@ -174,7 +176,7 @@ def study_jobs(study:Study, preset="small", arms=None, seeds=None) -> list:
     return out
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
-def own_file(path, key, kind="rows", part="", source=None):
+def own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple=None):
     """(tensors, info) of a sealed file of the job with this key, or None if there is none.
 
     `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with
@@ -203,7 +205,8 @@ def find_rows(job:StudyJob, store:Store):
 class Desk:
     """What a job may ask of whoever carries it out; `device`: where its tensors go; `root`: the store's folder;
     `needed`: rows, or runs, of what the job needs."""
-    def __init__(self, job, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
+    def __init__(self, job:Job, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+                 device:str="cpu"):
         self.device, self.root, self.watch = device, store.root, Watch(deadline, save_every=save_every)
         self.path, self.key, self._tell = job.path(store).with_suffix(".state"), job.key, tell
         self.source, self.needed = job.source, [_given(job, n, store) for n in job.named]
@@ -211,7 +214,7 @@ class Desk:
     def left(self):
         "(tensors, info) of the state that was kept last, or None."
         return own_file(self.path, self.key, "state", self.part, self.source)
-    def tell(self, share, losses=()):
+    def tell(self, share:float, losses:Sequence=()):
         "How much is done, as a share of the whole, and the losses of the moment."
         done, of = self.share
         if self._tell: self._tell.write(round((done + share * of) * self.each) * self.n, 0, list(losses))
@@ -224,7 +227,7 @@ def _given(job, named, store):
 
 # %% ../../nbs/3_training/08_study.ipynb #dd40ceb1
 @patch
-def next(self:Desk, state) -> bool:
+def next(self:Desk, state:Callable) -> bool:
     "Keeps `state()` if it is time to; False, with the state kept, if another interval may not end before the deadline."
     go_on = self.watch.next()
     if self.watch.due() or not go_on:
@@ -237,7 +240,7 @@ def next(self:Desk, state) -> bool:
 class OutOfTime(Exception): "A part of a job was stopped with its state kept; `carry_out` ends the job."
 
 @patch
-def once(self:Desk, name, work, share=0.):
+def once(self:Desk, name:str, work:Callable, share:float=0.):
     """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them. None
     if its time was over. `share`: how much of the job it is, for the progress that is told."""
     if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
@@ -263,7 +266,7 @@ def clear(self:Desk):
 # %% ../../nbs/3_training/08_study.ipynb #652c59a6
 def _under(condition, arm): return condition == arm or condition.startswith(f"{arm}/")
 
-def check_rows(job:StudyJob, found):
+def check_rows(job:StudyJob, found:pd.DataFrame):
     "ValueError (expected, got, fix) unless `found` is a frame of rows of this job and of nothing else."
     of, arms = f"job {job.condition}", [a for a in job.study.presets[job.preset].arms if a != job.arm]
     if not isinstance(found, pd.DataFrame) or found.empty:
@@ -282,7 +285,7 @@ def check_rows(job:StudyJob, found):
 
 # %% ../../nbs/3_training/08_study.ipynb #0d5b34a2
 @contextmanager
-def torch_threads(threads):
+def torch_threads(threads:int):
     "Within it torch takes so many threads; None: what it has."
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -291,7 +294,8 @@ def torch_threads(threads):
 
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 @patch
-def carry_out(self:StudyJob, store, deadline=None, tell=None, save_every=5.0, device="cpu"):
+def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+              device:str="cpu"):
     (path := self.path(store)).parent.mkdir(parents=True, exist_ok=True)
     wait = -1 if deadline is None else max(0, deadline - time.time())
     try:
@@ -314,7 +318,7 @@ def carry_out(self:StudyJob, store, deadline=None, tell=None, save_every=5.0, de
 
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b3
 @patch
-def set_aside(self:StudyJob, store):
+def set_aside(self:StudyJob, store:Store):
     moved, path = 0, self.path(store)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -324,12 +328,14 @@ def set_aside(self:StudyJob, store):
     return moved + sum(j.set_aside(store) for j in after)
 
 # %% ../../nbs/3_training/08_study.ipynb #54d1127f
-def study_rows(study:Study, preset="small", arms=None, seeds=None, root=None) -> pd.DataFrame:
+def study_rows(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None,
+               root:str|Path=None) -> pd.DataFrame:
     "Every stored row of a preset; its conditions read `study.preset/…`. Empty if none is stored."
     return study.rows(preset, study_jobs(study, preset, arms, seeds), root)
 
-def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, executor=None, quiet=None, budget=None,
-              say=None, device="cpu") -> pd.DataFrame:
+def run_study(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None, root:str|Path=None,
+              executor:str|Executor=None, quiet:bool=None, budget:float=None, say:Callable=None,
+              device:str="cpu") -> pd.DataFrame:
     """Carries out what is missing of a preset and returns all its stored rows; safe to interrupt and to repeat.
 
     `executor` to `device` as in `fulfil`; a study that was defined in a notebook needs the executor "here". ValueError
@@ -339,7 +345,7 @@ def run_study(study:Study, preset="small", arms=None, seeds=None, root=None, exe
     return study.rows(preset, jobs, root)
 
 # %% ../../nbs/3_training/08_study.ipynb #6437e85b
-def study_state(study:Study, root=None) -> pd.DataFrame:
+def study_state(study:Study, root:str|Path=None) -> pd.DataFrame:
     "A line for each preset: jobs, how many are stored, and what the missing ones cost in hours of one core."
     lines, store = [], Store(root)
     for name, p in study.presets.items():
@@ -352,7 +358,7 @@ def study_state(study:Study, root=None) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 # %% ../../nbs/3_training/08_study.ipynb #42df5d6d
-def import_studies(files) -> list:
+def import_studies(files:Sequence) -> list:
     "Imports Python files; the studies that they register, or call `STUDY`. ValueError as `import_file` and `register`."
     for module in map(import_file, files):
         found = getattr(module, "STUDY", None)
@@ -362,14 +368,14 @@ def import_studies(files) -> list:
     return [study for name, study in STUDIES.items() if STUDIES.origin(name).file in own]
 
 # %% ../../nbs/3_training/08_study.ipynb #dcbcb914
-def study_of(file, digest=None) -> Study:
+def study_of(file:str|Path, digest:str=None) -> Study:
     "The study of a Python file. ValueError (expected, got, fix) if there is none, or several; and as `import_file`."
     import_file(file, digest)
     if len(found := import_studies([file])) == 1: return found[0]
     got = ", ".join(s.name for s in found) or "none"
     refuse(f"import {Path(file).name}", "a Study called STUDY, or one registered", got, fix="define it")
 
-def registered_study(name, file, digest) -> Study:
+def registered_study(name:str, file:str|Path, digest:str) -> Study:
     "A registered study by name, in a process that may not know its file yet."
     need_files({file: digest})
     return STUDIES[name] if name in STUDIES else study_of(file, digest)
@@ -383,7 +389,7 @@ class OfFile:
     __qualname__: str
     def __call__(self, *args): return getattr(import_file(self.file, self.digest), self.__qualname__)(*args)
 
-def portable_function(f):
+def portable_function(f:Callable):
     "A function as a worker can be sent it: as it is, or as one `OfFile`."
     module = sys.modules.get(getattr(f, "__module__", ""))
     return OfFile(module.own_file, module.own_hash, f.__qualname__) if hasattr(module, "own_file") else f
@@ -416,12 +422,12 @@ class TrainingStudy(Study):
 
 # %% ../../nbs/3_training/08_study.ipynb #7ra1n5b2
 @patch
-def job(self:TrainingStudy, preset, arm, seeds):
+def job(self:TrainingStudy, preset:str, arm:str, seeds:Sequence[int]):
     settings, measures = self.presets[preset].settings, tuple(map(portable_function, self.measures))
     return Training(arm, tuple(seeds), group_size=len(seeds), measures=measures, **settings)
 
 @patch
-def rows(self:TrainingStudy, preset, jobs, root=None):
+def rows(self:TrainingStudy, preset:str, jobs:Sequence, root:str|Path=None):
     store, found = Store(root), []
     for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
         seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
@@ -430,7 +436,7 @@ def rows(self:TrainingStudy, preset, jobs, root=None):
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
-def of_studies(module, name) -> dict:
+def of_studies(module:str, name:str) -> dict:
     "What every study's folder that has this module calls by this name, by folder."
     rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
              for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
