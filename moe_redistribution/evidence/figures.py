@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['HUES', 'OWN_HUES', 'SHORT', 'WRITTEN', 'NARROW', 'WIDE', 'PLAIN', 'NAMED', 'NULLS', 'USUAL', 'RATES', 'COLUMNS1',
-           'as_condition', 'colour', 'set_labels', 'label', 'is_arm', 'pick', 'dots', 'draw_printed', 'null_lines',
-           'one_task', 'is_share', 'right_of', 'value_axes', 'tidy_axes', 'named_once', 'each_named', 'rows_by_name',
-           'history_by_name', 'two_ablations', 'trajectories', 'printed_at', 'by_panel', 'at_rate', 'without_ffn',
-           'rate_lines', 'percent', 'table_text', 'verdicts']
+           'as_condition', 'colour', 'set_labels', 'label', 'is_arm', 'pick', 'dots', 'draw_printed', 'level_lines',
+           'null_levels', 'null_lines', 'name_ticks', 'one_task', 'is_share', 'right_of', 'value_axes', 'tidy_axes',
+           'named_once', 'each_named', 'rows_by_name', 'history_by_name', 'two_ablations', 'trajectories', 'printed_at',
+           'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent', 'table_text', 'verdicts']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
 import re
@@ -120,16 +120,29 @@ def draw_printed(ax, x, mean, std=np.nan):
 # %% ../../nbs/5_evidence/09_figures.ipynb #777e1dd7
 NULLS = ("copy", "uniform", "most frequent", "pass-through")
 
-def null_lines(ax, task="add7", names=None, text=True):
-    """Horizontal lines, named if `text`, at the digit accuracies of predictors that do not compute: `names`, or those
-    of `NULLS` that the task has."""
-    t = get_task(task)
-    known = nulls(t)
-    for name in [n for n in NULLS if n in known] if names is None else names:
-        level = known[choose("null", name, list(known))][:, list(t.scored)].double().mean().item()
+def level_lines(ax, levels, text=True, size=7.5):
+    "Dotted horizontal lines at levels (name → number), named on the right if `text`."
+    for name, level in levels.items():
         ax.axhline(level, color="#999", lw=.8, ls=":", zorder=1)
         if text: ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0),
-                             textcoords="offset points", fontsize=7.5, color="#666", va="center")
+                             textcoords="offset points", fontsize=size, color="#666", va="center")
+
+def null_levels(task="add7", names=None) -> dict:
+    "The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has."
+    t = get_task(task)
+    known = nulls(t)
+    names = [n for n in NULLS if n in known] if names is None else [choose("null", n, list(known)) for n in names]
+    return {n: known[n][:, list(t.scored)].double().mean().item() for n in names}
+
+def null_lines(ax, task="add7", names=None, text=True):
+    "`null_levels` as lines, named if `text`."
+    level_lines(ax, null_levels(task, names), text)
+
+def name_ticks(ax, names, size=8, rotation=40):
+    "A tick for each condition, its label upright or turned by degrees."
+    turned = dict(rotation=rotation, ha="right", rotation_mode="anchor") if rotation else {}
+    ax.set_xticks(range(len(names)), [label(n) if turned else label(n).replace(", ", ",\n") for n in names],
+                  fontsize=size, **turned)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #3ae78690
 def one_task(names):
@@ -243,6 +256,10 @@ def history_by_name(history, names, metric) -> dict:
     return {n: f.pivot(index="step", columns="seed", values=metric).dropna(how="all") for n, f in own.items()}
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #0851dc99
+def _top(most):
+    "Where an axis of shares ends that has to hold the highest of them."
+    return 1.02 if most > .9 else .9 if most > .3 else max(1.25 * most, .05)
+
 def two_ablations(rows, names, rule=None, stream=None, edits=("zero", "mean"), site="ffn_out", metric="digits"):
     """One panel for each replacement: seeds of every condition as dots, means, intervals and nulls. Returns the figure.
 
@@ -252,21 +269,19 @@ def two_ablations(rows, names, rule=None, stream=None, edits=("zero", "mean"), s
     t, names = one_task(names), named_once(names)
     where = {k: v for k, v in dict(rule=rule, stream=stream).items() if v is not None}
     got = rows_by_name(rows, names, metric=metric, site=site, edit=list(edits), **where)
-    top = .9 if max(f["value"].max() for f in got.values()) <= .9 else 1.02
+    levels = null_levels(t.name) if t and metric == "digits" else {}
+    top = _top(max([*levels.values(), *(f["value"].max() for f in got.values())]))
     fig, (axes,) = plt.subplots(1, len(edits), figsize=(3.6 * len(edits) + .8, 3.6), sharey=True, squeeze=False,
                                 layout="constrained")
-    crowded = len(names) > 6
-    ticks = [label(n) if crowded else label(n).replace(", ", ",\n") for n in names]
     for ax, edit in zip(axes, edits):
         for x, name in enumerate(names):
             dots(ax, x, got[name].loc[got[name]["edit"] == edit, "value"], name)
         part = {"ffn_out": "FFN", "attn_out": "attention"}.get(site, site)
         at = "its mean" if edit == "mean" else edit
         ax.set_title(f"{part} at {at}", fontsize=9.5)
-        ax.set_xticks(range(len(names)), ticks, fontsize=8, rotation=40 * crowded, rotation_mode="anchor",
-                      ha="right" if crowded else "center")
+        name_ticks(ax, names, rotation=40 * (len(names) > 6))
         tidy_axes(ax, "", top)
-        if t and metric == "digits": null_lines(ax, t.name, text=ax is axes[-1])
+        level_lines(ax, levels, ax is axes[-1])
     axes[0].set_ylabel(right_of(t, metric))
     return fig
 
@@ -294,8 +309,8 @@ def trajectories(history, names, metrics, titles=None, middle="mean"):
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     titles = [m.replace("_", " ") for m in metrics] if titles is None else titles
     courses = {m: history_by_name(history, names, m) for m in metrics}
-    fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), sharey=True, squeeze=False,
-                                layout="constrained")
+    fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), squeeze=False,
+                                sharey=all(map(is_share, metrics)), layout="constrained")
     for ax, metric, title in zip(axes, metrics, titles):
         for name, table in courses[metric].items(): _course(ax, name, table, middle)
         ax.set_title(title, fontsize=9.5)
@@ -354,7 +369,7 @@ def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=None, 
         ax.set_title(title, fontsize=9.5)
         value_axes(ax, ylabel if k % columns == 0 else "", top)
         if nulls: null_lines(ax, t.name, nulls, text=k % columns == min(columns, len(panels)) - 1)
-        ax.set_xticks(range(len(names)), [label(n).replace(", ", ",\n") for n in names], fontsize=8)
+        name_ticks(ax, names, rotation=0)
         ax.tick_params(labelbottom=k + columns >= len(panels))
     return fig
 
