@@ -263,6 +263,13 @@ def test_kinds_lists_what_a_file_registers_and_a_study_needs_no_name(mine, capsy
     assert pd.read_csv(tmp_path / "rows.csv")["value"].tolist() == [3, 3]
 
 
+def test_every_command_takes_files_of_ones_own(mine, capsys):
+    assert all("--import" in p._option_string_actions for p in SUBS.values())
+    assert main(["conditions", "--item", "tab1", "--import", mine, "--csv"]) == 0
+    assert main(["bench", "--instruments", "--task", "histogram", "--import", mine + "x"]) == 2
+    assert "mine.pyx" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
 def test_without_its_file_a_name_is_unknown_in_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     assert main(["train", OWN[0]]) == 2

@@ -13,7 +13,7 @@ import argparse, os, re, sys, traceback, warnings
 
 import torch
 import moe_redistribution
-from ..tasks.commands import COMMANDS, command, told_words
+from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import import_file
@@ -75,6 +75,7 @@ def parser():
         told = f"{c.about[0].upper()}{c.about[1:]}. {c.told}".strip()
         c.add(p := sub.add_parser(name, help=c.about, epilog=f"example: moe-redistribution {c.example}"))
         p.description = told + told_words(p)
+        add_import(p)
     top.add_argument("--version", action="version", version=f"moe-redistribution {moe_redistribution.__version__}")
     return top
 

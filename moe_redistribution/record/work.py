@@ -14,7 +14,7 @@ from pathlib import Path
 import sys, time
 
 import pandas as pd
-from ..tasks.commands import Line, add_form, add_import, add_steps, command, read_seeds, show_table
+from ..tasks.commands import Line, add_form, add_steps, command, read_seeds, show_table
 from ..tasks.data import SEEDS, STREAMS
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, condition
@@ -26,6 +26,7 @@ from ..training.loop import UNTIL
 from ..training.store import Store
 from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
                                                study_state, training_studies)
+from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
 from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, track
@@ -36,7 +37,7 @@ from .recording import unrecorded_jobs
 def reproduce(study, full=False, out="out", seeds=SEEDS, root=None, quiet=None):
     "Trains what is missing of the conditions that a study reports on, and gives its report under `out`; its rows."
     names, until = list(study.presets["small"].arms), "full" if full else "selected"
-    began = time.time()
+    began, _ = time.time(), study_tables("values")          # refused here where there is nothing to compare with
     runs = train(names, seeds, "authors", until, root, measures=study.measures, quiet=quiet)
     trained, rules = time.time() - began, ("first256", "final") if full else ("first256",)
     rows = measure_runs(Store(root), names, seeds, rules=rules, edits=("zero", "mean"))
@@ -81,7 +82,6 @@ def add_train(p):
     p.add_argument("--again", action="store_true", help="train stored runs once more; what is there is kept as .before")
     p.add_argument("--dry-run", action="store_true",
                    help="say what is missing and how long it takes, and train nothing")
-    add_import(p)
 
 # %% ../../nbs/7_record/04a_work.ipynb #b98bbd43
 def with_steps(name, steps=None) -> str:
@@ -163,7 +163,6 @@ def add_measure(p):
     p.add_argument("--stream", default="authors", help=f"one of {', '.join(STREAMS)} (default: authors)")
     add_steps(p)
     p.add_argument("--out", default="out/rows.parquet", help="a .parquet or .csv file (default: out/rows.parquet)")
-    add_import(p)
 
 # %% ../../nbs/7_record/04a_work.ipynb #7cd437ce
 def rows_recorded(name, stream, instruments) -> pd.DataFrame:
@@ -240,7 +239,7 @@ def add_study(p):
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet, or of "
                    "trainings none)")
-    add_import(p), add_form(p)
+    add_form(p)
 
 # %% ../../nbs/7_record/04a_work.ipynb #53acdaa2
 def study_line(study) -> pd.DataFrame:

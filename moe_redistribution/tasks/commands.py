@@ -127,7 +127,7 @@ def _plain(text): return {"text/plain": text}
 def add_kinds(p):
     "Arguments of the kinds command."
     p.add_argument("kind", nargs="?", choices=list(KIND_TABLES), help="only this kind")
-    add_import(p), add_form(p)
+    add_form(p)
 
 @command("kinds", "what is registered, by kind: tasks, routers, instruments …, and where it comes from",
          "kinds router --import mine.py", add=add_kinds,
