@@ -14,14 +14,15 @@ import safetensors.torch
 import torch
 from einops import rearrange
 from ..tasks.errors import refuse
-from ..models.condition import by_name
+from ..models.condition import Condition, by_name
 from ..models.ffn import own_rules
 from ..models.population import Trained, check_population, place_of
 from ..training.store import Damaged, seal_hash, write_whole
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #07b88bbe
-def save_member(path, params, c, seed:int=None, member:int=None) -> Path:
+def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None, *,
+                member:int|None=None) -> Path:
     """Writes one member, named by its seed or its place, to a safetensors file: parameters without the seed axis, and
     in the metadata `condition`, `seed` (if known) and a hash. Whole or not at all; the same member, the same tensors.
 
@@ -32,7 +33,7 @@ def save_member(path, params, c, seed:int=None, member:int=None) -> Path:
     said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name))
     return write_whole(path, safetensors.torch.save(own, said | (dict(seed=str(seeds[place])) if seeds else {})))
 
-def open_member(path):
+def open_member(path:str|Path) -> tuple:
     """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote.
 
     `Damaged` for a file that is not what was written; ValueError for another safetensors file."""
@@ -52,7 +53,7 @@ def open_member(path):
 LENS_VARIANTS, LENS_ACTIVATIONS = ("ffn", "glu", "moe_glu", "no_ffn"), ("silu", "gelu", "relu", "none")
 
 @by_name
-def lens_config(c) -> dict:
+def lens_config(c:str|Condition) -> dict:
     """The configuration of one of a condition's models, as TransformerLens asks for it.
 
     ValueError for what its architecture cannot hold, with what it can."""
@@ -74,7 +75,7 @@ def lens_config(c) -> dict:
 LENS_FFN = {"W_gate": "W_gate", "W_up": "W_in", "b_up": "b_in", "W_down": "W_out", "b_down": "b_out"}
 
 @by_name
-def lens_state(p, c) -> dict:
+def lens_state(p:dict, c:str|Condition) -> dict:
     "Parameters p of one model, without the seed axis, under the names of a `HookedTransformer`."
     t, none = c.get_task(), torch.zeros(c.n_heads, c.d_head)
     out = {"embed.W_E": p["W_E"], "pos_embed.W_pos": p["W_pos"], "unembed.W_U": p["W_E"].T if t.tied else p["W_U"],
@@ -103,7 +104,7 @@ def _bridge(config, own):
     return model
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #7b952e98
-def to_transformer_lens(params, c, seed:int=None, member:int=None):
+def to_transformer_lens(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None):
     """One member, named by its seed or its place, as a model of TransformerLens: up to its version 3 a
     `HookedTransformer`, after that a `TransformerBridge`, which has no experts. Called with tokens it gives our logits,
     for all its positions and without an axis of seeds.
@@ -128,7 +129,7 @@ def to_transformer_lens(params, c, seed:int=None, member:int=None):
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #00547b92
 @by_name
-def hf_config(c):
+def hf_config(c:str|Condition):
     "The `ImageGPTConfig` of a condition's models. ImportError without transformers; ValueError where it is none."
     t = c.get_task()
     if not (c.norm and c.ffn == "ffn" and t.causal and t.d_vocab_out >= t.d_vocab - 1):
@@ -141,7 +142,7 @@ def hf_config(c):
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #2cd0a944
 @by_name
-def hf_state(p, c) -> dict:
+def hf_state(p:dict, c:str|Condition) -> dict:
     "Parameters p of one model, without the seed axis, under the names of `ImageGPTForCausalImageModeling`."
     t, d = c.get_task(), c.d_model
     tokens = torch.cat([p["W_E"], torch.zeros(t.d_vocab_out + 1 - t.d_vocab, d)])
@@ -158,7 +159,7 @@ def hf_state(p, c) -> dict:
     return {n: v.detach().cpu().float().clone() for n, v in whole.items()}
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #b819679d
-def to_transformers(params, c, seed:int=None, member:int=None):
+def to_transformers(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None):
     """One member, named by its seed or its place, as an `ImageGPTForCausalImageModeling`, whose `save_pretrained`
     writes a folder that transformers opens. Called with tokens it gives our logits, as `.logits`, without an axis of
     seeds.

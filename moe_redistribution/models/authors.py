@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, TASKS
-from .condition import condition, RECIPES, ACTIVATIONS
+from .condition import Condition, condition, RECIPES, ACTIVATIONS
 from .population import shapes, check_population, place_of
 
 # %% ../../nbs/2_models/08_authors.ipynb #a3ac9aff
@@ -103,7 +103,7 @@ def _get(state, name):
     return state[choose("parameter", name, list(state), "give a whole state dictionary")].detach().float().clone()
 
 # %% ../../nbs/2_models/08_authors.ipynb #341af100
-def to_authors(params, c, seed=None, member=None) -> dict:
+def to_authors(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None) -> dict:
     """State dictionary in the authors' names of one member of a population: that of a `seed` where the population knows
     its seeds, or the one at a place (`member`); a population of one needs neither.
 

@@ -84,7 +84,7 @@ def of_one_training(params, c) -> Condition:
     refuse("parameters", f"those of {c.name}", f"those of {params.condition.name}",
            fix="give the condition that these parameters were trained in, or dict(params) to read them as another's")
 
-def place_of(params, seed=None, member=None) -> int:
+def place_of(params:dict, seed:int|None=None, member:int|None=None) -> int:
     """The place of one member, named by its `seed` where a population knows its seeds, or by its place, `member`.
 
     A population of one needs neither. ValueError for a seed or place that it has not got, with those that it has."""
@@ -283,7 +283,7 @@ class Transformer(torch.nn.Module):
     Its submodules are the model's sites: `embed`, `blocks[l].attn_out`, `logits`. A hook there means what an edit means
     (and comes after it); the state dict holds a population's parameters, without the seed axis. ValueError as
     `forward` and `place_of`."""
-    def __init__(self, params:dict, c, member:int=None, seed:int=None):
+    def __init__(self, params:dict, c:str|Condition, member:int|None=None, *, seed:int|None=None):
         super().__init__()
         self.condition, place = of_one_training(params, c), place_of(params, seed, member)
         for n, v in params.items(): self.register_parameter(n, torch.nn.Parameter(v[place].detach().clone()))
