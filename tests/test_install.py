@@ -83,7 +83,8 @@ def test_the_wheel_has_every_module_and_file_of_the_package(wheel):
 
 @pytest.mark.audit
 @pytest.mark.parametrize("command, said", [
-    ("--version", "moe-redistribution "), ("--help", "reproduce"), ("kinds", "expert"), ("conditions --item tab1", "add7"),
+    ("--version", "moe-redistribution "), ("--help", "reproduce"), ("kinds", "expert"),
+    ("conditions --item tab1", "add7"),
     ("study --list", "granularity"),
     ("train add7/ffn-h16-gelu --seeds 1 --steps 20 --executor here", "Now: "),
     ("measure add7/ffn-h16-gelu --seeds 1 --steps 20", "")])

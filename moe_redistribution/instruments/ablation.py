@@ -8,23 +8,25 @@ __all__ = ['REPLACE', 'MAIN_SITES', 'derangement', 'check_several', 'replace_amo
            'main_sites', 'ablation_rows', 'null_rows', 'ablation_curve', 'ablation_of']
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #e27aac78
+from collections.abc import Callable, Sequence
 from copy import copy
 import re
 
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.task import digits, exact, nulls, slices, spans, strata
+from ..tasks.task import Task, digits, exact, nulls, slices, spans, strata
 from ..models.edits import PerMember, apply_edit, each_layer, of_members
-from .subject import opens, subject
+from .subject import Subject, opens, subject
 from .rows import rows, tidy
 from .instrument import at_all, instrument, own_part
 from ..tasks.data import STREAMS
+from ..models.condition import Condition
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c40d0b17
 def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
-def derangement(n, device="cpu"):
+def derangement(n:int, device="cpu"):
     "A fixed reordering of n examples in which no example keeps its place; the same on every call."
     order = _order(n)
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(device)
@@ -34,12 +36,12 @@ REPLACE = {"zero": torch.zeros_like,
            "mean": lambda x: check_several(x).mean(1, keepdim=True).expand_as(x),
            "resample": lambda x: check_several(x)[:, derangement(x.shape[1], x.device)]}
 
-def check_several(x):
+def check_several(x:torch.Tensor):
     "x (s, n, …) if it has two examples or more, or is what an expert says. ValueError for one: its mean is itself."
     if x.ndim < 4 or x.shape[1] != 1: return x
     refuse("mean and resample", "two examples or more in a batch", 1, 2, "more examples, or zero")
 
-def replace_among(counted, how, x):
+def replace_among(counted:Callable, how:str, x:torch.Tensor):
     "Mean or resample over the entries of x (s, n, …) that `counted(x)` marks; the others are left as they are."
     on = counted(check_several(x))
     if how == "resample": return x.take_along_dim(_partner(on), 1)
@@ -47,11 +49,11 @@ def replace_among(counted, how, x):
     return torch.where(on, mean, x)
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #2941931c
-def units(c) -> list:
+def units(c:str|Condition|Subject) -> list:
     "Names of a condition's or a subject's heads and experts."
     return subject(None, c).units
 
-def edits_for(c, unit, how) -> dict:
+def edits_for(c:str|Condition|Subject, unit:str, how:Callable|str|torch.Tensor) -> dict:
     """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
     says: by what a function makes of it, or by a tensor with a seed axis.
 
@@ -81,7 +83,7 @@ def _partner(on):
     return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c2e2c966
-def each_part(s, unit) -> list:
+def each_part(s:Subject, unit:str) -> list:
     """The sites or units that a name stands for, as a subject calls them: in each layer for `L*.`, each member of a set
     such as `L3.E1+E4`. ValueError for what it has not got."""
     if not (m := re.fullmatch(r"(L[\d*]+\.)?([HE]\d+(?:\+[HE]\d+)*)", unit)): return each_layer(unit, s.sites)
@@ -121,7 +123,7 @@ def _told_who(prefix, e, how):
     return {prefix + "gates": look, prefix + "expert_out": put}
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #cc61aadf
-def combine_edits(c, edits) -> dict:
+def combine_edits(c:Condition|Subject, edits:dict) -> dict:
     """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
 
     A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
@@ -132,7 +134,7 @@ def combine_edits(c, edits) -> dict:
     return out
 
 @opens
-def ablate(params, c, edits):
+def ablate(params:dict|Subject, c:str|Condition|None, edits:dict):
     """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → as for `edits_for`.
 
     Raises ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
@@ -141,7 +143,7 @@ def ablate(params, c, edits):
     return s.predict(combine_edits(s, edits)) == s.task.targets.to(s.device)
 
 @opens
-def ablate_each(params, c, each):
+def ablate_each(params:dict|Subject, c:str|Condition|None, each:Sequence):
     "`ablate` for a list of sets of edits: (edit, s, n, read). ValueError for none."
     if not each:
         refuse("ablate_each", "one set of edits or more", "none", fix="[{}] for the model as it is")
@@ -175,7 +177,7 @@ def _side_by_side(s, made):
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ddfabcbf
 @opens
-def decode(params, c, edits=None):
+def decode(params:dict|Subject, c:str|Condition|None, edits:dict=None):
     """Predictions (s, n, read) of a model that continues from its own answers, with sites or heads replaced, experts by
     zero.
 
@@ -215,18 +217,18 @@ def _decode(s, edits, at, of):
     return said
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #ba5566c2
-def whole_answer(t):
+def whole_answer(t:Task):
     "The name of the span of all scored positions, such as o0-o3."
     return next(iter(spans(t)))
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #3c9a3577
-def split_rows(right, t, splits, seeds, **labels) -> list:
+def split_rows(right:torch.Tensor, t:Task, splits:dict, seeds:Sequence[int], **labels) -> list:
     "Row frames of `right` (s, n, read) on each seed's own part of the examples; `splits`: name → mask (s, n)."
     hit = right[:, :, list(t.scored)].double().mean(2)
     return [rows((hit * own).sum(1) / own.sum(1), seeds, metric="digits", position=whole_answer(t), split=name,
                  n_examples=own.sum(1).tolist(), **labels) for name, own in splits.items()]
 
-def share_rows(hit, t, seeds, only=None, **labels) -> pd.DataFrame:
+def share_rows(hit:torch.Tensor, t:Task, seeds:Sequence[int], only:Sequence=None, **labels) -> pd.DataFrame:
     "Rows of the share of `hit` (s, n, read), for every span of positions and stratum (or those in `only`)."
     hit, here = hit.cpu().flatten(1).double(), [(*names, mask.flatten().nonzero()[:, 0])
                                                 for *names, mask in slices(t) if only is None or names[1] in only]
@@ -252,15 +254,16 @@ def score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list:
 # %% ../../nbs/4_instruments/03_ablation.ipynb #21e49eff
 MAIN_SITES = ("attn_out", "ffn_out")
 
-def main_sites(c) -> list:
+def main_sites(c:Condition|Subject) -> list:
     "Those of `MAIN_SITES` that a subject has; with several layers those of all together, `L*.`, and of each."
     s = subject(None, c)
     each = [n for m in MAIN_SITES for n in s.sites if n.split(".")[-1] == m]
     return [f"L*.{m}" for m in MAIN_SITES if f"L1.{m}" in each] + each
 
 @opens
-def ablation_rows(params, c, seeds, edits=("zero", "mean", "resample"), at_sites=MAIN_SITES, splits=None, fine=False,
-                  **labels) -> pd.DataFrame:
+def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int],
+                  edits:Sequence[str]=("zero", "mean", "resample"), at_sites:Sequence[str]=MAIN_SITES, splits:dict=None,
+                  fine:bool=False, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B).
 
     `labels`: stream, rule, step and any other row column; `splits` as in `score_rows`. `MAIN_SITES` stand for
@@ -300,7 +303,7 @@ def _fine(s, seeds, here, edits, labels):
     return out
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #465ec4fe
-def null_rows(t) -> pd.DataFrame:
+def null_rows(t:Task) -> pd.DataFrame:
     "Digits of every predictor of `tasks.nulls`, by span and stratum; its name is the unit, its seed -1."
     return tidy([share_rows(hit[None], t, [-1], metric="digits", condition=t.name, rule="null", unit=name)
                  for name, hit in nulls(t).items()])
@@ -308,7 +311,7 @@ def null_rows(t) -> pd.DataFrame:
 # %% ../../nbs/4_instruments/03_ablation.ipynb #a50f6d12
 @torch.no_grad()
 @opens
-def ablation_curve(params, c) -> dict:
+def ablation_curve(params:dict|Subject, c:str|Condition|None) -> dict:
     """Digits accuracy (s,) with FFN or attention, that of all layers, replaced by zero or mean; a measure for
     `training.evaluate`."""
     s = copy(subject(params, c))
@@ -318,7 +321,7 @@ def ablation_curve(params, c) -> dict:
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #bf4d2ceb
 @instrument("ablation", rules=at_all, streams=STREAMS)
-def ablation_of(params, c, seeds, stream, edits=None, **labels):
+def ablation_of(params:dict, c:str|Condition, seeds:Sequence[int], stream:str, edits:Sequence[str]=None, **labels):
     """Ablation rows as they are recorded: everything for the authors' seeds; for others whole answers, and for the
     paired stream, whose seeds decide, digits at each position too; whole answers also on each seed's `own_part` of the
     examples."""

@@ -6,11 +6,12 @@
 __all__ = ['attribution', 'coarse_terms', 'attention_share', 'ranked_heads', 'rank1_share', 'attribution_rows']
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #532ba576
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.task import slices
-from ..models.condition import condition
+from ..tasks.task import Task, slices
+from ..models.condition import Condition, condition
 from .trace import trace, parts, SPLITS
 from ..models.population import check_population, member
 from .rows import rows, tidy
@@ -19,7 +20,7 @@ from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #a1c60fd0
 @reads_weights
-def attribution(params, c, by="component", centred=True, freeze_norm=False) -> dict:
+def attribution(params:dict, c:str|Condition, by:str="component", centred:bool=True, freeze_norm:bool=False) -> dict:
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
 
     `by`: one of `trace.SPLITS`; the terms sum to the logit, or if `centred` to the logit minus its mean over the
@@ -56,7 +57,7 @@ def _of_split(terms, ok, what, by):
     if not ok:
         refuse(what, f"terms of the split {by}", ", ".join(terms), fix=f"attribution(params, c, {by})")
 
-def coarse_terms(terms) -> dict:
+def coarse_terms(terms:dict) -> dict:
     """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for
     another split's."""
     _of_split(terms, "tok" in terms, "coarse", '"all"')
@@ -67,7 +68,7 @@ def coarse_terms(terms) -> dict:
     return {part: sum(x for n, x in terms.items() if home(n) == part) for part in dict.fromkeys(map(home, terms))}
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #28eee28c
-def attention_share(terms) -> torch.Tensor:
+def attention_share(terms:dict) -> torch.Tensor:
     """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left
     out. With several layers, of what all their attention and all their FFNs write.
 
@@ -80,7 +81,7 @@ def attention_share(terms) -> torch.Tensor:
     return attn / (attn + ffn + 1e-10)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #d9ac8ebd
-def ranked_heads(terms, t) -> torch.Tensor:
+def ranked_heads(terms:dict, t:Task) -> torch.Tensor:
     """Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions
     (C.2.1).
 
@@ -91,14 +92,15 @@ def ranked_heads(terms, t) -> torch.Tensor:
     order = heads.abs().sum(-1).argsort(1, descending=True)
     return heads.gather(1, order[..., None].expand_as(heads))
 
-def rank1_share(by_rank):
+def rank1_share(by_rank:torch.Tensor):
     "The first head's share of Σ |mean term| over heads at each position, (s, scored), from `ranked_heads` (Fig. 11)."
     return by_rank[:, 0].abs() / by_rank.abs().sum(1)
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #c26fcea2
 @instrument("attribution")
 @reads_weights
-def attribution_rows(params, c, seeds, freeze_norm=True, **labels) -> pd.DataFrame:
+def attribution_rows(params:dict, c:str|Condition, seeds:Sequence[int], freeze_norm:bool=True,
+                     **labels) -> pd.DataFrame:
     """Rows of a population: metrics logit and logit_centred of every part (unit), attn_share and attn_share_centred,
     and rank_logit and rank1_share of heads by rank (R1 …), raw as in the paper and `_centred`."""
     c, out = check_population(params, c, seeds), []

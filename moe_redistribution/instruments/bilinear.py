@@ -8,18 +8,19 @@ __all__ = ['READERS', 'FACTOR_NULLS', 'check_bilinear', 'factors', 'tensor', 'gr
            'with_nulls', 'bilinear_rows']
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #9447088f
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from einops import einsum
 from ..tasks.errors import choose, refuse
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import check_population, forward, init, member
 from .rows import rows, tidy
 from .instrument import at_best, instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #56a863fb
-def check_bilinear(c):
+def check_bilinear(c:str|Condition):
     "The condition if it is a gated one-layer model of modular addition without norm, else ValueError."
     c = condition(c)
     def no(expected, why, fix): refuse("bilinear", expected, f"{c.name}: {why}", fix=fix)
@@ -30,25 +31,25 @@ def check_bilinear(c):
                                     "drop +L2 and +norm")
     return c
 
-def factors(params, c):
+def factors(params:dict, c:Condition):
     "Weights of gate (s, e, d, w), up (s, e, d, w) and down (s, e, w, d) in double precision."
     check_bilinear(c)
     return tuple(params[n][:, 0].double() for n in ("W_gate", "W_up", "W_down"))
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #e2d733cb
-def tensor(params, c):
+def tensor(params:dict, c:Condition):
     "T (s, e, i, j, k) = Σ_m W_down[m, i] W_gate[j, m] W_up[k, m] (App. B item 6a). Large: d³ numbers each."
     gate, up, down = factors(params, c)
     return einsum(down, gate, up, "s e m i, s e j m, s e k m -> s e i j k")
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #4cbe23ba
-def gram(gate, up, symmetric=False):
+def gram(gate:torch.Tensor, up:torch.Tensor, symmetric:bool=False):
     "Scalar products (..., w, w) of the tables g uᵀ of all units, or of their symmetric parts."
     if not symmetric: return (gate.mT @ gate) * (up.mT @ up)
     cross = gate.mT @ up
     return ((gate.mT @ gate) * (up.mT @ up) + cross * cross.mT) / 2
 
-def top_singular(gate, up, down, k=10, symmetric=False):
+def top_singular(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, k:int=10, symmetric:bool=False):
     """The k largest singular values (..., k) of a tensor, coefficients (..., w, k) of its tables V_k = Σ c_m g_m u_mᵀ.
 
     `symmetric`: of (T + Tᵀ)/2, all that counts where both factors read one x. Where there is no k-th table: nan."""
@@ -61,7 +62,7 @@ def top_singular(gate, up, down, k=10, symmetric=False):
 READERS = ("embedding", "attention")
 
 @torch.no_grad()
-def readers(params, c, through="embedding"):
+def readers(params:dict, c:Condition, through:str="embedding"):
     "What numbers at a and at b put in front of the FFN: two (s, 1, p, d). `through`: embedding (paper) or attention."
     t = (c := check_bilinear(c)).get_task()
     E = params["W_E"][:, None, :t.modulus].double()
@@ -76,7 +77,7 @@ def readers(params, c, through="embedding"):
     return einsum(torch.stack(patterns), moved, "s h j, s h p i -> j s p i").unsqueeze(2).unbind(0)
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #f354ade0
-def units_read(gate, up, read):
+def units_read(gate:torch.Tensor, up:torch.Tensor, read:Sequence):
     "Of units read for all pairs: waves of a + b (..., w, 112), real and imaginary, and scalar products (..., w, w)."
     (ga, ua), (gb, ub) = (((x - x.mean(-2, keepdim=True)) @ gate, (x - x.mean(-2, keepdim=True)) @ up) for x in read)
     wave = lambda x: torch.fft.rfft(x, dim=-2)[..., 1:, :]
@@ -84,24 +85,24 @@ def units_read(gate, up, read):
     cross = (ga.mT @ ga) * (ub.mT @ ub) + (ua.mT @ ua) * (gb.mT @ gb) + 2 * (ga.mT @ ua) * (ub.mT @ gb)
     return on_sum, cross
 
-def combined_power(on_sum, cross, out):
+def combined_power(on_sum:torch.Tensor, cross:torch.Tensor, out:torch.Tensor):
     "Power of combinations `out` (..., w, n) of units by wave of a + b (..., 56, n), and in all (..., n)."
     return (out.mT @ on_sum).unflatten(-1, (-1, 2)).square().sum(-1).mT, (out * (cross @ out)).sum(-2)
 
-def token_power(gate, up, out, read):
+def token_power(gate:torch.Tensor, up:torch.Tensor, out:torch.Tensor, read:Sequence):
     """Of combinations `out` (..., w, n) of units: power in waves 1 to 56 of a + b (..., 56, n), and in all (..., n).
 
     The combination is M[a, b] = Σ_m out_m (g_m·x_a u_m·x_b + g_m·x_b u_m·x_a), x_a and x_b from `read`, without what
     depends on a or b alone; powers are sums over pairs."""
     return combined_power(*units_read(gate, up, read), out)
 
-def shares(power, total):
+def shares(power:torch.Tensor, total:torch.Tensor):
     "Share of the strongest wave among those of a + b, and of all these in the whole, both (..., n); see `token_power`."
     along = power.sum(-2)
     return power.amax(-2) / along, along / total
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #06b65757
-def random_tables(read, n, generator):
+def random_tables(read:Sequence, n:int, generator:torch.Generator):
     "`shares` of n random Gaussian tables a seed and expert, (..., n) each, for readers (..., p, d)."
     width = read[0].shape[-1]
     V = torch.randn(*read[0].shape[:-2], n, width, width, generator=generator, dtype=read[0].dtype).to(read[0].device)
@@ -113,12 +114,13 @@ def random_tables(read, n, generator):
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #ef97b5dc
 FACTOR_NULLS = ("random", "shuffled", "untrained", "rotated")
 
-def rotation(shape, generator):
+def rotation(shape:Sequence[int], generator:torch.Generator):
     "Random orthogonal matrices (*shape, d, d) for shape (..., d)."
     Q, R = torch.linalg.qr(torch.randn(*shape, shape[-1], generator=generator, dtype=torch.double))
     return Q * R.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
 
-def redrawn_factors(gate, up, down, c, kind, generator):
+def redrawn_factors(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, c:Condition, kind:str,
+                    generator:torch.Generator):
     "Factors of one draw of a null: `shuffled`, `untrained` or `rotated`; see `FACTOR_NULLS`."
     choose("null", kind, FACTOR_NULLS[1:])
     if kind == "shuffled":
@@ -129,7 +131,7 @@ def redrawn_factors(gate, up, down, c, kind, generator):
     return Q @ gate, Q @ up, down
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #730b7f3f
-def scores(gate, up, down, reads, W_U, k=10) -> dict:
+def scores(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, reads:dict, W_U:torch.Tensor, k:int=10) -> dict:
     """Numbers (s,) of a tensor by reader, means over experts. `reads`: reader → two (s, 1, p, d); `W_U` (s, d, v).
 
     concentration (folded, ceiling 1), concentration_paper (half of it), sum_share_top: means over k strongest tables,
@@ -152,7 +154,7 @@ def scores(gate, up, down, reads, W_U, k=10) -> dict:
 
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #a3495d89
 @torch.no_grad()
-def with_nulls(params, c, draws=20, seed=0) -> dict:
+def with_nulls(params:dict, c:Condition, draws:int=20, seed:int=0) -> dict:
     """reader → null → `scores`: of the tensor itself under "none" (s,), of each of `FACTOR_NULLS` (draws, s).
 
     A `random` draw is ten Gaussian tables; it has no whole and no logits: its share of the sum stands for these too."""
@@ -175,7 +177,7 @@ def with_nulls(params, c, draws=20, seed=0) -> dict:
 @instrument("bilinear", "sums of all pairs", "a gated FFN", "one layer", "no norm", "units that are products of two",
             rules=at_best)
 @reads_weights
-def bilinear_rows(params, c, seeds, draws=20, **labels) -> pd.DataFrame:
+def bilinear_rows(params:dict, c:str|Condition, seeds:Sequence[int], draws:int=20, **labels) -> pd.DataFrame:
     """Rows of a gated population of modular addition (s = len(seeds)), metrics as in `scores`; site: `READERS`.
 
     Edit `none` is the tensor; those of `FACTOR_NULLS` have the mean over draws, `_sd` (ddof 1), `_p`. Draws with no

@@ -6,14 +6,16 @@
 __all__ = ['without_copy', 'copying_nulls', 'copying_rows']
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #25916022
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import refuse
-from ..tasks.task import nulls
+from ..tasks.task import Task, nulls
 from .rows import rows, tidy
 from .instrument import instrument
 from .ablation import main_sites, combine_edits
-from .subject import opens, subject
+from .subject import Subject, opens, subject
+from ..models.condition import Condition
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #a0c111c4
 def _asked(t):
@@ -26,7 +28,7 @@ def _asked(t):
 # %% ../../nbs/4_instruments/04_copying.ipynb #bb5dc78a
 @torch.no_grad()
 @opens
-def without_copy(params, c, edits=None):
+def without_copy(params:dict|Subject, c:str|Condition|None, edits:dict=None):
     """Predictions (s, n, read) with the current token ruled out, and the inputs (n, read) on which it is not the
     answer.
 
@@ -37,7 +39,7 @@ def without_copy(params, c, edits=None):
     return torch.cat([one(*m).argmax(-1) for m in s.each(combine_edits(s, edits or {}))]), asked
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
-def copying_nulls(t) -> pd.DataFrame:
+def copying_nulls(t:Task) -> pd.DataFrame:
     """Share right, of the inputs that `without_copy` counts at tens and hundreds (rows), of predictors that do not
     compute: a guess among the nine other digits; the digit of the question passed through; that digit plus one,
     always."""
@@ -50,7 +52,8 @@ def copying_nulls(t) -> pd.DataFrame:
 # %% ../../nbs/4_instruments/04_copying.ipynb #508a6705
 @instrument("copying", "tied embeddings", streams=("authors", "paired"))
 @opens
-def copying_rows(params, c, seeds, edits=("zero", "mean"), **labels) -> pd.DataFrame:
+def copying_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], edits:Sequence[str]=("zero", "mean"),
+                 **labels) -> pd.DataFrame:
     """Rows digits_no_copy: share right at each scored position of the inputs where the current token is not the answer,
     with that token ruled out; unablated, and attention and FFN under each replacement (a control for §4.1, App. B).
 

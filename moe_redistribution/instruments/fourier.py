@@ -8,6 +8,7 @@ __all__ = ['FLOOR', 'THRESHOLDS', 'KEPT', 'group_mean', 'spectrum', 'concentrati
            'kept_accuracy', 'neurons_needed', 'principal_components', 'random_neurons', 'fourier_rows']
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #c15c9d26
+from collections.abc import Sequence
 import math
 
 import numpy as np
@@ -15,14 +16,14 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import check_population, ffn_half, forward, layer, member, unembed
 from .rows import rows, tidy
 from .instrument import at_best, instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #6aa6ea59
-def group_mean(h, groups, weight=None):
+def group_mean(h:torch.Tensor, groups:torch.Tensor, weight:torch.Tensor=None):
     """Mean over the inputs of each group: h (s, inputs, n), groups (inputs,) from 0 on → (s, groups, n).
 
     `weight` (s, inputs, n) weighs inputs; a group with none gets the neuron's own weighted mean."""
@@ -34,7 +35,7 @@ def group_mean(h, groups, weight=None):
     return torch.where(seen > 0, got / seen.clamp(min=1e-9), overall)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2a1cb447
-def spectrum(means, folded=True):
+def spectrum(means:torch.Tensor, folded:bool=True):
     "Power by frequency 1, 2, …: group means (s, groups, n) → (s, groups // 2, n), or (s, groups − 1, n) unfolded."
     means = means.double()
     # a constant has exactly none
@@ -48,7 +49,7 @@ def spectrum(means, folded=True):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #f41cfb05
 FLOOR = 1e-12                                                     # the authors' limit of what is alive
 
-def concentration(means, protocol="audited"):
+def concentration(means:torch.Tensor, protocol:str="audited"):
     """Share of a neuron's strongest wave, (s, groups, n) → (s, n).
 
     paper: unfolded, ceiling .5, 0 below a power of 1e-12 (App. B). audited: folded, ceiling 1, NaN without power."""
@@ -58,7 +59,7 @@ def concentration(means, protocol="audited"):
     share = power.amax(1) / total
     return torch.where(total < FLOOR, 0., share) if protocol == "paper" else share
 
-def dead_share(means):
+def dead_share(means:torch.Tensor):
     "The share of neurons that `paper` scores 0 as silent."
     return (spectrum(means).sum(1) < FLOOR).double().mean(1)
 
@@ -71,7 +72,7 @@ def _check(c):
     return c
 
 @torch.no_grad()
-def neurons(params, c, resid=None) -> dict:
+def neurons(params:dict, c:Condition, resid:torch.Tensor=None) -> dict:
     """What the FFN does at read-out positions: "gate", "up", "hidden" and "gates" (s, inputs, read, neurons), experts
     side by side; "ffn_out", "resid_mid" (s, inputs, read, d), "logits"; "reach" (s, neurons), ‖W_down row‖².
 
@@ -89,16 +90,16 @@ def neurons(params, c, resid=None) -> dict:
     return out | {"ffn_out": sink["ffn_out"], "resid_mid": resid, "reach": reach}
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #48f3a006
-def contribution(means, reach):
+def contribution(means:torch.Tensor, reach:torch.Tensor):
     "Power of each neuron times the squared norm of its row of W_down: (s, n)."
     return spectrum(means).sum(1) * reach          # (s, n): power × ‖W_down row‖²
 
-def weighted_mean(values, weight):
+def weighted_mean(values:torch.Tensor, weight:torch.Tensor):
     "Mean of values (s, n) by weight (s, n), without weights of 0 and values of NaN; NaN if there are no others → (s,)."
     on = (weight > 0) & ~values.isnan()
     return torch.where(on, values * weight, 0.).sum(-1) / torch.where(on, weight, 0.).sum(-1)
 
-def live_mean(values, weight, threshold):
+def live_mean(values:torch.Tensor, weight:torch.Tensor, threshold:float):
     """Of the neurons whose weight (s, n) is above `threshold` times the seed's largest, the plain mean of the values
     (s, n) that are not NaN, and the share of all neurons: (s,)."""
     on = weight > threshold * weight.amax(-1, keepdim=True)
@@ -106,14 +107,14 @@ def live_mean(values, weight, threshold):
     return torch.where(counted, values, 0.).sum(-1) / counted.sum(-1), on.double().mean(-1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #1534e822
-def all_pairs(n):
+def all_pairs(n:int):
     "(a, b, p): the `n` = p² pairs of modular addition in a task's order. ValueError if n is no square."
     p = math.isqrt(n)
     if p * p != n: refuse("pairs", "activations on all p² pairs (a, b)", f"{n:,} inputs", p * p, "use concentration")
     a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
     return a, b, p
 
-def wave_share(h):
+def wave_share(h:torch.Tensor):
     """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s,
     n).
 
@@ -126,20 +127,20 @@ def wave_share(h):
     return power.amax(1) / p**2 / variance, variance
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #53adfbb9
-def frequency_share(means, weight=1.):
+def frequency_share(means:torch.Tensor, weight:float|torch.Tensor=1.):
     "Share of every frequency in the whole, over all n: group means (s, groups, n), weight (n,) or (s, n) → (s, bins)."
     weight = torch.as_tensor(weight, dtype=torch.double, device=means.device)
     power = spectrum(means) * weight.expand_as(means[:, 0])[:, None]
     return power.sum(-1) / power.sum((1, 2))[:, None]
 
-def key_frequencies(share, keep=.9) -> list:
+def key_frequencies(share:torch.Tensor, keep:float=.9) -> list:
     "The fewest frequencies that hold `keep` of the power (s, bins), sorted, one list a seed; a share of NaN has none."
     top, f = share.sort(-1, descending=True)
     before = top.cumsum(-1) - top
     return [sorted((order[sure < keep] + 1).tolist()) for order, sure in zip(f, before)]
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2c62638a
-def kept_accuracy(params, c, n, weight, ms):
+def kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Sequence[int]):
     """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s,
     len(ms)).
 
@@ -147,7 +148,7 @@ def kept_accuracy(params, c, n, weight, ms):
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 
-def neurons_needed(params, c, n, weight, goal=.99) -> float:
+def neurons_needed(params:dict, c:Condition, n:dict, weight:torch.Tensor, goal:float=.99) -> float:
     """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
 
     Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
@@ -178,7 +179,7 @@ def _keeping(params, c, n, weight):
     return lambda m: (said(m) == right).double().mean(1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #21a558b2
-def principal_components(h, groups, k=10):
+def principal_components(h:torch.Tensor, groups:torch.Tensor, k:int=10):
     "Group means (s, groups, k) of the first k principal components of h (s, inputs, n); shares of variance (s, k)."
     h = h - h.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh((h.mT @ h).double())
@@ -186,7 +187,7 @@ def principal_components(h, groups, k=10):
     return group_mean(h, groups).double() @ vectors[..., -k:].flip(-1), share[:, -k:].flip(-1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #981e1537
-def random_neurons(params, seeds) -> dict:
+def random_neurons(params:dict, seeds:Sequence[int]) -> dict:
     """The same model with every neuron's input weights turned to a random direction of the same length, one draw a
     seed.
 
@@ -263,7 +264,7 @@ def _directions(h, site, groups):
 @instrument("fourier", "answers on a circle", "an FFN", "one layer", "an FFN that depends on the stream alone",
             rules=at_best)
 @reads_weights
-def fourier_rows(params, c, seeds, **labels) -> pd.DataFrame:
+def fourier_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 

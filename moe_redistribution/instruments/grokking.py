@@ -8,11 +8,12 @@ __all__ = ['COMPONENTS', 'sum_means', 'wave_power', 'keep_waves', 'key_waves', '
            'progress', 'grokking_rows']
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #1c2fc3d7
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import refuse
 from ..tasks.data import split
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import check_population, forward, member, check_modular
 from .rows import rows, tidy
 from .instrument import instrument
@@ -23,29 +24,29 @@ from ..models.events import ATTENTION, EXPERTS
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #fe73ff8c
-def sum_means(values):
+def sum_means(values:torch.Tensor):
     "Means of values (s, p², v), in the task's order of pairs, over all pairs with the same sum: (s, p, v)."
     a, b, p = all_pairs(values.shape[1])
     return group_mean(values, (a + b) % p)
 
-def wave_power(x):
+def wave_power(x:torch.Tensor):
     "Power of signals (s, p, v) at frequencies 1 to 56, ±f as one, summed over v: (s, 56)."
     return spectrum(x).sum(-1)
 
-def keep_waves(x, keys, constant=True):
+def keep_waves(x:torch.Tensor, keys:torch.Tensor, constant:bool=True):
     "Signals (s, p, v) of which only the frequencies of the mask `keys` (s, 56) are left, and the mean if `constant`."
     on = torch.cat([torch.full_like(keys[:, :1], constant), keys], 1)[..., None]
     return torch.fft.irfft(torch.fft.rfft(x, dim=1) * on, n=x.shape[1], dim=1)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #ba3a7a88
-def key_waves(power, share=0.999):
+def key_waves(power:torch.Tensor, share:float=0.999):
     "Mask (s, 56) of the fewest frequencies that hold `share` of the power (s, 56)."
     order = power.argsort(-1, descending=True)
     before = power.gather(-1, order).cumsum(-1).roll(1, -1)
     before[..., 0] = 0
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < share * power.sum(-1, keepdim=True))
 
-def gini(x):
+def gini(x:torch.Tensor):
     "Gini coefficient of nonnegative values (..., n) → (...): 0 if all are equal, 1 − 1/n if one has everything."
     n, x = x.shape[-1], x.double().sort(-1).values
     rank = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
@@ -53,14 +54,14 @@ def gini(x):
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #7205319d
 @torch.no_grad()
-def pair_logits(params, c):
+def pair_logits(params:dict, c:str|Condition):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."
     tokens = condition(c).get_task().tokens.to(params["W_E"].device)
     one = lambda i: forward(member(params, i), tokens, c, read_only=True)[:, :, 0]
     return torch.cat([one(i) for i in range(len(params["W_E"]))])
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #9e3a3def
-def split_losses(logits, keys=None):
+def split_losses(logits:torch.Tensor, keys:torch.Tensor=None):
     """Losses of every pair (s, p²), by name: `full`, `restricted` to the key waves, `excluded`; and the keys (s, 56).
 
     `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: 99.9 % of their power),
@@ -73,20 +74,20 @@ def split_losses(logits, keys=None):
     excluded = logits - keep_waves(means, keys, constant=False)[:, target]
     return {"full": loss(logits), "restricted": loss(kept[:, target]), "excluded": loss(excluded), "keys": keys}
 
-def pair_losses(params, c, keys=None) -> dict:
+def pair_losses(params:dict, c:Condition, keys:torch.Tensor=None) -> dict:
     "`split_losses` of a population. ValueError for a task other than modular addition."
     return split_losses(pair_logits(params, check_modular(c, "pair_losses")), keys)
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #94c61b03
 COMPONENTS = {"attn": ATTENTION, "ffn": (*EXPERTS, "W_router"), "embed": ("W_E", "W_pos", "W_U")}
 
-def weight_norms(params) -> dict:
+def weight_norms(params:dict) -> dict:
     "Norms (s,) of attention, FFN with router, embeddings, and of all parameters: `norm_attn` … `norm_total`."
     square = {n: v.double().flatten(1).square().sum(1) for n, v in params.items()}
     groups = {f"norm_{g}": [square[n] for n in names if n in square] for g, names in COMPONENTS.items()}
     return {g: sum(x).sqrt() for g, x in groups.items() if x} | {"norm_total": sum(square.values()).sqrt()}
 
-def embedding_gini(params, c) -> dict:
+def embedding_gini(params:dict, c:Condition) -> dict:
     "Gini (s,) of the Fourier power of number embeddings, `gini_W_E`, and of the classes' unembedding, `gini_W_U`."
     p = check_modular(c, "embedding_gini").get_task().modulus
     return {"gini_W_E": gini(wave_power(params["W_E"][:, :p])), "gini_W_U": gini(wave_power(params["W_U"].mT[:, :p]))}
@@ -94,7 +95,7 @@ def embedding_gini(params, c) -> dict:
 # %% ../../nbs/4_instruments/16_grokking.ipynb #3c05f6eb
 _OF_RUN = ["condition", "stream", "seed"]
 
-def growth(history, metric, early, late) -> pd.DataFrame:
+def growth(history:pd.DataFrame, metric:str, early:int, late:int) -> pd.DataFrame:
     "Ratio of a metric at step `late` to that at `early`, of each run that has both; ValueError if none has."
     at = lambda step: history[history["step"] == step].dropna(subset=metric).set_index(_OF_RUN)[metric]
     ratio = (at(late) / at(early)).dropna().rename("ratio").reset_index()
@@ -104,16 +105,16 @@ def growth(history, metric, early, late) -> pd.DataFrame:
     return ratio
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #53de2e27
-def sum_share(logits):
+def sum_share(logits:torch.Tensor):
     "Share of the variance of logits (s, p², v) over pairs that is explained by the sum: (s,)."
     spread = lambda x: (x - x.mean(1, keepdim=True)).double().square().mean(1).sum(-1)
     return spread(sum_means(logits)) / spread(logits).clamp(min=1e-300)
 
-def count_keys(logits):
+def count_keys(logits:torch.Tensor):
     "How many waves hold nine tenths of the power of the logits' means over sums."
     return key_waves(wave_power(sum_means(logits)), .9).sum(1).double()
 
-def neuron_waves(params, c) -> dict:
+def neuron_waves(params:dict, c:Condition) -> dict:
     """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and
     dead_share_paper."""
     def one(i):
@@ -126,7 +127,7 @@ def neuron_waves(params, c) -> dict:
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #de08c1c0
 @torch.no_grad()
-def progress(params, c, keys=None) -> dict:
+def progress(params:dict, c:Condition, keys:torch.Tensor=None) -> dict:
     """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
 
     full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with
@@ -142,7 +143,7 @@ def progress(params, c, keys=None) -> dict:
 # %% ../../nbs/4_instruments/16_grokking.ipynb #ec4f860e
 @instrument("grokking", "sums of all pairs")
 @reads_weights
-def grokking_rows(params, c, seeds, stream="authors", **labels) -> pd.DataFrame:
+def grokking_rows(params:dict, c:str|Condition, seeds:Sequence[int], stream:str="authors", **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) at one checkpoint, with its untrained twin under the edit `untrained`.
 
     Modular addition: full_loss, restricted_loss, excluded_loss by split (all, train, test), n_keys, sum_share, gini_W_E

@@ -6,12 +6,13 @@
 __all__ = ['parts_of', 'seen_before', 'generalisation', 'heldout_rows']
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #7ae010fb
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.task import exact, spans, strata
+from ..tasks.task import Task, exact, spans, strata
 from ..tasks.data import training_pool
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import predict, check_population
 from .rows import rows, tidy
 from .instrument import instrument
@@ -19,7 +20,7 @@ from .ablation import combine_edits
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #3cfa6166
-def parts_of(t, hold) -> dict:
+def parts_of(t:Task, hold:str) -> dict:
     "Masks (n,) of examples: trained, held, held ones with a carry and without (App. G.2). ValueError: no such rule."
     pool = training_pool(t, choose("held-out rule", hold, list(t.rules)))
     held = torch.ones(len(t), dtype=torch.bool).index_fill(0, pool, False)
@@ -28,7 +29,7 @@ def parts_of(t, hold) -> dict:
     return {name: mask for name, mask in named.items() if mask.any()}
 
 # %% ../../nbs/4_instruments/11_heldout.ipynb #b5fe72b4
-def seen_before(t, hold) -> torch.Tensor:
+def seen_before(t:Task, hold:str) -> torch.Tensor:
     "Mask (n,) of examples whose every token stands, in some training example of rule `hold`, at the same place."
     pool = training_pool(t, hold)
     met = torch.zeros(t.n_ctx, t.d_vocab, dtype=torch.bool)
@@ -42,7 +43,7 @@ def _with_rule(c):
     refuse("heldout", "a condition with a held-out rule", c.name, fix="add +hold_tens9")
 
 @reads_weights
-def generalisation(params, c, edits=None) -> pd.DataFrame:
+def generalisation(params:dict, c:str|Condition, edits:dict=None) -> pd.DataFrame:
     """Exact match of each seed on each part of the examples: one column a part, one row a seed.
 
     ValueError without a rule. `edits` as for `ablation.ablate`."""
@@ -53,7 +54,7 @@ def generalisation(params, c, edits=None) -> pd.DataFrame:
 # %% ../../nbs/4_instruments/11_heldout.ipynb #f4f0c6a7
 @instrument("heldout", "a held-out rule")
 @reads_weights
-def heldout_rows(params, c, seeds, **labels) -> pd.DataFrame:
+def heldout_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
     "Rows of a population: exact match and digits, by position, on each part of the examples (split)."
     c, t = _with_rule(check_population(params, c, seeds))
     out, labels = [], dict(condition=c.name) | labels

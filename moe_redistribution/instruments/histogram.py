@@ -8,12 +8,13 @@ __all__ = ['RESIDUAL_SITES', 'N_PROBED', 'PROTOCOLS', 'PAPER', 'CUT', 'BY_COUNT'
            'by_count', 'histogram_rows', 'histogram_of']
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #9657f696
+from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
 from ..tasks.task import ALPHABET, LENGTH, counts, sample_sequences, strata
 from ..tasks.errors import choose, refuse
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import check_population, ffn_half, forward, layer, member, predict
 from .rows import rows, tidy
 from .instrument import instrument, is_first, own_part
@@ -32,7 +33,7 @@ def paper_sequences() -> torch.Tensor:
     return sample_sequences(3000, np.random.RandomState(42))[1000:]
 
 @torch.no_grad()
-def count_probes(params, c, protocol="audited", steps=None) -> dict:
+def count_probes(params:dict, c:str|Condition, protocol:str="audited", steps:int=None) -> dict:
     """Linear probes of the count in the residual stream (Tab. 10): site → {accuracy, control, majority, by_count,
     control_by_count}.
 
@@ -74,7 +75,7 @@ def _as_printed(x, y, sequence, steps):
     return {"accuracy": ((x[:, ~fit] @ w).argmax(-1) == y[~fit]).float().mean(1)}
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #880041dc
-def lifts(found) -> dict:
+def lifts(found:dict) -> dict:
     "attn_lift and ffn_lift (s,): what accuracy gains from embedding to resid_mid, and from there to resid_post."
     acc = {s: found[s]["accuracy"] for s in RESIDUAL_SITES}
     return {"attn_lift": acc["resid_mid"] - acc["embed"], "ffn_lift": acc["resid_post"] - acc["resid_mid"]}
@@ -82,12 +83,12 @@ def lifts(found) -> dict:
 # %% ../../nbs/4_instruments/15_histogram.ipynb #e46fba82
 CUT = 5.0
 
-def selectivity(h) -> torch.Tensor:
+def selectivity(h:torch.Tensor) -> torch.Tensor:
     "max |h| ÷ mean |h| over tokens, the last axis; 0 for a unit that never responds (App. H)."
     return (h.abs().amax(-1) / h.abs().mean(-1)).nan_to_num(0.0)
 
 @torch.no_grad()
-def token_responses(params, c) -> dict:
+def token_responses(params:dict, c:str|Condition) -> dict:
     "Responses to each token's embedding alone: `hidden`, with `gate` and `up` where gated, → (s, units, 32)."
     c, seen = _hist(c), {}
     def at(site, value):
@@ -96,7 +97,7 @@ def token_responses(params, c) -> dict:
     ffn_half(layer(params, 0), params["W_E"][:, None], c, at)
     return {s: seen[s][:, 0].flatten(2).mT for s in ("gate", "up", "hidden") if s in seen}
 
-def selective_shares(params, c) -> dict:
+def selective_shares(params:dict, c:str|Condition) -> dict:
     """Share of units (s,) with a selectivity above 5: `hidden` (the paper's), for gated FFNs `gate`, `up`, `root`, the
     square root of the product, and `unpaired`, each gate times another unit's up."""
     h = token_responses(params, c)
@@ -104,7 +105,7 @@ def selective_shares(params, c) -> dict:
     return {k: (selectivity(v) > CUT).float().mean(1) for k, v in h.items()}
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #bf895cef
-def what_it_knows(answers, truth) -> dict:
+def what_it_knows(answers:torch.Tensor, truth:torch.Tensor) -> dict:
     """Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order,
     information."""
     from sklearn.metrics import mutual_info_score
@@ -116,7 +117,7 @@ def what_it_knows(answers, truth) -> dict:
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #1f9cb322
-def read_out(logits, truth, tokens=None) -> float:
+def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) -> float:
     """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of
     their entropy.
 
@@ -139,7 +140,7 @@ def read_out(logits, truth, tokens=None) -> float:
 # %% ../../nbs/4_instruments/15_histogram.ipynb #80f1bc62
 @torch.no_grad()
 @reads_weights
-def known_of_count(params, c, edits, among=None) -> dict:
+def known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> dict:
     """`what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
 
     `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
@@ -157,7 +158,7 @@ def known_of_count(params, c, edits, among=None) -> dict:
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #888fd3a4
 @reads_weights
-def by_count(params, c, edits, among=None) -> torch.Tensor:
+def by_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> torch.Tensor:
     """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
 
     `edits` and `among` as in `known_of_count`; nan for a count that none of them has. Raises ValueError as
@@ -173,7 +174,8 @@ def by_count(params, c, edits, among=None) -> torch.Tensor:
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
 @reads_weights
-def histogram_rows(params, c, seeds, protocols=("audited",), splits=None, **labels) -> pd.DataFrame:
+def histogram_rows(params:dict, c:str|Condition, seeds:Sequence[int], protocols:Sequence[str]=("audited",),
+                   splits:dict=None, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)): probes of the count, lifts, selective shares, accuracy by count, what
     answers know (App. H).
 
@@ -222,7 +224,7 @@ def _held_out(t):
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #2f4121b9
 @instrument("histogram", "answers that are counts", "an FFN", "one layer", "an FFN that depends on the stream alone")
-def histogram_of(params, c, seeds, rule, stream, **labels):
+def histogram_of(params:dict, c:Condition, seeds:Sequence[int], rule:str, stream:str, **labels):
     "`histogram_rows`, with both protocols at the first rule, and with each seed's `own_part` of the clean set."
     protocols = PROTOCOLS if is_first(c, rule) else ("audited",)
     return histogram_rows(params, c, seeds, protocols, splits=own_part(c, seeds, stream), rule=rule,

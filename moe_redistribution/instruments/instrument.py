@@ -7,6 +7,7 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
            'own_part', 'instruments', 'instruments_for', 'misfits']
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,10 +17,11 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, origin_of, register
 from ..tasks.data import STREAMS, unseen_examples
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
 from ..models.variants import Gated
 from ..training.loop import rules
+from ..tasks.task import Task
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #0063806b
 NEEDS = {
@@ -42,19 +44,19 @@ NEEDS = {
     "batches drawn from all inputs": lambda c, t: t.source == "drawn"}
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #49d0870b
-def at_all(kept, stream, t):
+def at_all(kept:Sequence[str], stream:str, t:Task):
     "Every rule and the end; of streams with many seeds without the first rule, where there is another."
     return (*(kept if stream == "authors" else kept[1:] or kept), "final")
 
-def at_ends(kept, stream, t): return (*at_all(kept, stream, t)[:-1][:1], "final")
+def at_ends(kept:Sequence[str], stream:str, t:Task): return (*at_all(kept, stream, t)[:-1][:1], "final")
 
-def at_best(kept, stream, t):
+def at_best(kept:Sequence[str], stream:str, t:Task):
     "As `at_all` where a seed has test examples of its own, for its best epoch comes late; else as `at_ends`."
     return (at_all if t.source == "split" else at_ends)(kept, stream, t)
 
-def at_first(kept, stream, t): return kept[:1] or ("final",)
+def at_first(kept:Sequence[str], stream:str, t:Task): return kept[:1] or ("final",)
 
-def before_end(kept, stream, t):
+def before_end(kept:Sequence[str], stream:str, t:Task):
     "As `at_ends`; where a seed has test examples of its own, at rules alone, and for many seeds at the first."
     return kept[:1 + (stream == "authors")] or ("final",) if t.source == "split" else at_ends(kept, stream, t)
 
@@ -70,12 +72,12 @@ class Instrument:
 
     @property
     def about(self): return self.rows.__doc__
-    def lacks(self, c) -> list:
+    def lacks(self, c:str|Condition) -> list:
         "Those of its needs that a condition and its task have not got, in words."
         c = condition(c)
         return [n for n in self.needs if not NEEDS[n](c, c.get_task())]
-    def fits(self, c): return not self.lacks(c)
-    def at(self, c, stream) -> tuple:
+    def fits(self, c:str|Condition): return not self.lacks(c)
+    def at(self, c:str|Condition, stream:str) -> tuple:
         "The checkpoint rules at which it is read."
         return self.rules(rules(c), stream, condition(c).get_task())
 
@@ -89,7 +91,7 @@ def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=
 
 DECLARED = Kind("instrument", "What is measured of trained models.", (), _instrument, every=lambda: instruments())
 
-def instrument(name, *needs, **how):
+def instrument(name:str, *needs, **how):
     """Declares the decorated function as the instrument `name`, by `register`; `how`: `rules`, `streams` and `live`.
 
     ValueError for an unknown need, and for a taken name."""
@@ -97,11 +99,11 @@ def instrument(name, *needs, **how):
     return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #16ebd6ba
-def is_first(c, rule):
+def is_first(c:Condition, rule:str):
     "Is this the first of the rules that a condition's task is read at?"
     return rule == (*rules(c), "final")[0]
 
-def own_part(c, seeds, stream) -> dict:
+def own_part(c:str|Condition, seeds:Sequence[int], stream:str) -> dict:
     """`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every
     seed trains on all."""
     t = condition(c).get_task()
@@ -116,10 +118,10 @@ def instruments() -> dict:
             import_module(f"{part}.{room.name}")
     return dict(sorted(DECLARED.items()))
 
-def instruments_for(c) -> dict:
+def instruments_for(c:Condition) -> dict:
     "The instruments that fit a condition, by name."
     return {name: i for name, i in instruments().items() if i.fits(c)}
 
-def misfits(c) -> dict:
+def misfits(c:Condition) -> dict:
     "The other instruments, by name, each with what the condition lacks."
     return {name: lacks for name, i in instruments().items() if (lacks := i.lacks(c))}

@@ -7,11 +7,12 @@ __all__ = ['PATCHING_PROTOCOLS', 'SLICE', 'MODULES', 'pairs', 'label_ceiling', '
            'breaks', 'copies', 'right_alone', 'pair_strata', 'flip_rates', 'patching_rows']
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9dcb53b2
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..tasks.task import labels
-from ..models.condition import condition
+from ..tasks.task import Task, labels
+from ..models.condition import Condition, condition
 from ..models.edits import resolve_name
 from ..models.population import (check_population, ffn_half, forward, layer, member, rms_norm, sites,
                                                   unembed)
@@ -24,7 +25,7 @@ from .subject import reads_weights
 # %% ../../nbs/4_instruments/06_patching.ipynb #614ef3a1
 PATCHING_PROTOCOLS = ("audited", "paper", "control")
 
-def pairs(task, protocol="audited") -> dict:
+def pairs(task:Task, protocol:str="audited") -> dict:
     """Position → pairs of example numbers (n_pairs, 2), target then source, that ask for different operations (§C.5).
 
     audited: all that share the copied digit, both directions; paper: five +1 targets by five +0 sources (Fig. 14);
@@ -55,7 +56,7 @@ def _first_five(task, carries, where):
     return torch.cartesian_prod(carries.nonzero().flatten()[:5], (~carries).nonzero().flatten()[:5])
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9df11dc1
-def label_ceiling(task, chosen) -> dict:
+def label_ceiling(task:Task, chosen:dict) -> dict:
     "Position → share of pairs whose right answers differ: the most that a flip rate can reach."
     right = {where: task.targets[p, task.positions.index(where)] for where, p in chosen.items()}
     return {where: (a[:, 0] != a[:, 1]).double().mean().item() for where, a in right.items()}
@@ -63,7 +64,7 @@ def label_ceiling(task, chosen) -> dict:
 # %% ../../nbs/4_instruments/06_patching.ipynb #36e1d24c
 def _inner(site): return site.rpartition(".")[2]
 
-def patch_sites(c) -> list:
+def patch_sites(c:str|Condition) -> list:
     """What can be exchanged in a condition: modules, then heads H0…Hn and, where there is a router, experts E0…En. With
     several layers modules and heads of each, L0.attn_out and L0.H0; there `resid_post` is the last."""
     c = condition(c)
@@ -87,7 +88,7 @@ def _sliced(f, *indices): return torch.cat([f(*i) for i in zip(*(x.split(SLICE) 
 def _mix(a, target, b, source): return a.index_select(0, target) + b.index_select(0, source)
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9b9798ec
-def after_attention(params, c, mid):
+def after_attention(params:dict, c:Condition, mid:torch.Tensor):
     """Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d).
 
     ValueError for several layers: the next one looks at other positions."""
@@ -161,7 +162,7 @@ def _by_token(here, tokens, params, c):
 # %% ../../nbs/4_instruments/06_patching.ipynb #e218e3fa
 @torch.no_grad()
 @reads_weights
-def patch(params, c, chosen, sites=None) -> dict:
+def patch(params:dict, c:str|Condition, chosen:dict, sites:Sequence[str]=None) -> dict:
     """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
 
     They come back on the CPU. `chosen`: position → (n_pairs, 2), as from `pairs`; `sites`: of `patch_sites`, or heads
@@ -212,28 +213,28 @@ def _check(c, t, chosen, sites):
             refuse(f"pairs at {where}", f"int64 (n_pairs, 2), examples from 0 to {len(t) - 1}", got, fix="use `pairs`")
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #065029ef
-def flips(said, task, chosen) -> dict:
+def flips(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether the prediction became the source's right answer, (s, n_pairs) bool; `said` from `patch`."
     def one(where, x):
         answer = task.targets[chosen[where][:, 1], task.positions.index(where)]
         return (x == answer) & (said[where]["none"] != answer)
     return {where: {site: one(where, x) for site, x in got.items()} for where, got in said.items()}
 
-def breaks(said, task, chosen) -> dict:
+def breaks(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether the prediction moved, but not to the source's answer, (s, n_pairs) bool."
     flip = flips(said, task, chosen)
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
     return {where: one(where, got) for where, got in said.items()}
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #d1356ee6
-def copies(said, task, chosen) -> dict:
+def copies(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
     lost = breaks(said, task, chosen)
     now = {where: task.tokens[p[:, 0], task.read[task.positions.index(where)]] for where, p in chosen.items()}
     def one(where, got): return {site: x & (said[where][site] == now[where]) for site, x in got.items()}
     return {where: one(where, got) for where, got in lost.items()}
 
-def right_alone(said, task, chosen) -> dict:
+def right_alone(said:dict, task:Task, chosen:dict) -> dict:
     "Position → whether target and source are both right when left alone, (s, n_pairs); needs the site `resid_post`."
     def one(where, got):
         if "resid_post" not in got:
@@ -244,7 +245,7 @@ def right_alone(said, task, chosen) -> dict:
     return {where: one(where, got) for where, got in said.items()}
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #c9ea4089
-def pair_strata(task, chosen) -> dict:
+def pair_strata(task:Task, chosen:dict) -> dict:
     "Position → stratum → mask over pairs (n_pairs,): all, and by the operation that the target asks for, `into=+1`."
     ops = labels(task, "operation")
     asked = {where: ops[p[:, 0], task.positions.index(where)] for where, p in chosen.items()}
@@ -253,7 +254,7 @@ def pair_strata(task, chosen) -> dict:
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #d1e0ed72
 @reads_weights
-def flip_rates(params, c, sites=None, protocol="audited") -> pd.DataFrame:
+def flip_rates(params:dict, c:str|Condition, sites:Sequence[str]=None, protocol:str="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
     task = condition(c).get_task()
     chosen = pairs(task, protocol)

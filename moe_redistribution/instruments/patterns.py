@@ -7,6 +7,7 @@ __all__ = ['PATTERN_PROTOCOLS', 'heads', 'patterns', 'query_mask', 'mean_pattern
            'relation', 'pattern_rows']
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #bd65bab7
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from einops import einsum
@@ -15,17 +16,18 @@ from ..tasks.task import strata
 from ..models.edits import each_layer
 from .rows import rows, tidy
 from .instrument import instrument
-from .subject import Population, opens, subject
+from .subject import Population, Subject, opens, subject
 from .ablation import units
+from ..models.condition import Condition
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #3eee2f16
-def heads(c) -> list:
+def heads(c:str|Condition|Subject) -> list:
     "Names of a condition's or a subject's heads."
     return [u for u in units(c) if "H" in u]
 
 @torch.no_grad()
 @opens
-def patterns(params, c, numbers=None, weighted=False):
+def patterns(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, weighted:bool=False):
     """Attention (s, n, head, query, key) on all inputs of the task, or on the examples `numbers`.
 
     `weighted`: times ‖v W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
@@ -57,7 +59,8 @@ def _patterns(s, tokens, weighted):
 # %% ../../nbs/4_instruments/07_patterns.ipynb #2fd241cd
 PATTERN_PROTOCOLS = ("audited", "paper")
 
-def query_mask(c, numbers=None, stratum="all", protocol="audited") -> torch.Tensor:
+def query_mask(c:Condition|Subject, numbers:Sequence[int]=None, stratum:str="all",
+               protocol:str="audited") -> torch.Tensor:
     """Which examples count at which query place: bool (n, place). `stratum`: a name of `tasks.strata`.
 
     Raises ValueError for unknown names, for the paper's numbers on another task, and where nothing is left."""
@@ -76,7 +79,8 @@ def query_mask(c, numbers=None, stratum="all", protocol="audited") -> torch.Tens
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #485b1f69
 @opens
-def mean_pattern(params, c, numbers=None, stratum="all", protocol="audited", weighted=False):
+def mean_pattern(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, stratum:str="all",
+                 protocol:str="audited", weighted:bool=False):
     "Mean attention (s, head, query, key) over the chosen examples (Fig. 13; see `query_mask` and `patterns`)."
     s = subject(params, c)
     which = query_mask(s, numbers, stratum, protocol)
@@ -93,7 +97,8 @@ def _mean(x, which):
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #3d6459b5
 @opens
-def spread(params, c, numbers=None, stratum="all", protocol="audited") -> dict:
+def spread(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, stratum:str="all",
+           protocol:str="audited") -> dict:
     """How inputs differ, each (s, head, query): `entropy` of a row in nats, mean over inputs; `effective_keys`, its
     exponential; `input_share`, the share of the rows' distance from even attention, Σ(a − 1/K)², that is not in their
     mean (K visible keys; nan where there is one)."""
@@ -108,12 +113,12 @@ def spread(params, c, numbers=None, stratum="all", protocol="audited") -> dict:
     return dict(entropy=entropy, effective_keys=entropy.exp(), input_share=share)
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #dd21091a
-def attention_between(mean, c, query, key):
+def attention_between(mean:torch.Tensor, c:Condition, query:str, key:str):
     "Attention (s, head) from one place to another in a mean pattern (s, head, query, key); places as in `Task.places`."
     places = subject(None, c).task.places
     return mean[:, :, places.index(choose("place", query, places)), places.index(choose("place", key, places))]
 
-def by_rank(x, total):
+def by_rank(x:torch.Tensor, total:torch.Tensor):
     """x (s, head, …) → (s, head, …) with the heads of each seed in falling order of `total` (s, head), and that order
     (s, head)."""
     if x.shape[:2] != total.shape: refuse("total", f"(seed, head) = {tuple(x.shape[:2])}", tuple(total.shape),
@@ -123,7 +128,7 @@ def by_rank(x, total):
 
 # %% ../../nbs/4_instruments/07_patterns.ipynb #9fb79652
 @opens
-def relation(params, c):
+def relation(params:dict|Subject, c:str|Condition|None):
     "Mean attention (s, head, query) to the place itself, to others with its token and to the rest."
     s = subject(params, c)
     t, x = s.task, patterns(s)
@@ -135,7 +140,7 @@ def relation(params, c):
 # %% ../../nbs/4_instruments/07_patterns.ipynb #cdd3ffdb
 @instrument("patterns")
 @opens
-def pattern_rows(params, c, seeds, **labels) -> pd.DataFrame:
+def pattern_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], **labels) -> pd.DataFrame:
     """Rows of every head of a population (s = len(seeds)), by written position: to_PLACE or `relation`, entropy (nats),
     input_share, and arrives (units of the residual stream). `labels`: stream, rule, step and any other row column.
 

@@ -8,6 +8,7 @@ __all__ = ['PROBED_SHARE', 'SETTINGS', 'L2', 'PROBED_SITES', 'ANSWER', 'group_sp
            'probe_rows', 'answer_rows', 'probes_of']
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #aedf9b55
+from collections.abc import Sequence
 from dataclasses import dataclass
 import itertools
 
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from ..tasks.errors import choose, refuse
 from ..tasks.task import labels as label_text, spans
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import check_population, member, check_modular, sites
 from .rows import rows, tidy
 from .instrument import before_end, instrument, is_first
@@ -28,7 +29,7 @@ from .subject import reads_weights
 # %% ../../nbs/4_instruments/12_probes.ipynb #6c843407
 PROBED_SHARE = 0.7
 
-def group_split(groups, seed=0) -> torch.Tensor:
+def group_split(groups:torch.Tensor, seed:int=0) -> torch.Tensor:
     "Which rows are fitted on: bool (n,), 70 % of the groups (n,) drawn with `seed`, each group whole (App. B)."
     names, at = torch.unique(torch.as_tensor(groups), return_inverse=True)
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
@@ -53,7 +54,7 @@ SETTINGS = {"audited": Setting(True, True, 0, 0, 10),
 L2 = 1.0                                             # the penalty ½‖w‖² of scikit-learn's default, bias excepted
 
 @torch.no_grad()
-def fit_converged(x, y, steps=10, tol=1e-3, white=None):
+def fit_converged(x:torch.Tensor, y:torch.Tensor, steps:int=10, tol:float=1e-3, white:Sequence=None):
     """Weights (p, d, k, c) of multinomial logistic regressions: features x (p, n, d), the last of them 1; one-hot
     labels y (k, n, c). Stops when no whitened gradient exceeds `tol`. A class without examples is never said.
     `white`: what `whiten_features(x)` gave, if it is at hand."""
@@ -70,7 +71,7 @@ def fit_converged(x, y, steps=10, tol=1e-3, white=None):
     return (whiten @ u).unflatten(2, y.shape[::2])
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #815ba3f2
-def whiten_features(x):
+def whiten_features(x:torch.Tensor):
     "Features (p, n, d) in which the ceiling of the curvature is one, the map to them (p, d, d), the penalty (p, d, d)."
     n, d = x.shape[1:]
     penalty = torch.full((d,), L2 / n, dtype=x.dtype).index_fill(0, torch.tensor(d - 1), 1e-6)
@@ -81,7 +82,7 @@ def whiten_features(x):
 def _absent(y): return (y.sum(1) == 0)[None, None]
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #ab5d2872
-def fit_adam(x, y, how:Setting, seed=0, steps=None):
+def fit_adam(x:torch.Tensor, y:torch.Tensor, how:Setting, seed:int=0, steps:int=None):
     "Weights (p, d, k, c) after `how.steps` steps of Adam (no decay) on `how.batch` rows drawn anew, or on all."
     g, d = torch.Generator().manual_seed(seed), x.shape[-1] - 1
     w = torch.empty(len(x), d + 1, *y.shape[::2]).uniform_(-d**-.5, d**-.5, generator=g).to(x.dtype)
@@ -156,7 +157,7 @@ def _prepared(x, fit, how):
         x = (x - mean) / torch.where(std > 1e-5 * (1e-3 + mean.abs()), std, torch.inf)
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
-def shuffle(y, places, seed=0):
+def shuffle(y:torch.Tensor, places:torch.Tensor, seed:int=0):
     "Labels y (k, n) in another order, each set its own, among rows of the same place (n,)."
     g, out = torch.Generator().manual_seed(seed + 1), y.clone()
     for place in places.unique():
@@ -170,7 +171,7 @@ def _balanced(right, y):
 
 def _each(right, y, classes): return torch.stack([right[:, y == v].mean(1) for v in classes], 1)
 
-def lookup_accuracy(keys, y, fit, score):
+def lookup_accuracy(keys:torch.Tensor, y:torch.Tensor, fit:torch.Tensor, score:torch.Tensor):
     "Accuracy (k,) on rows `score` of a table from keys (n,) to the most frequent of labels y (k, n) in rows `fit`."
     names, at = torch.unique(keys, return_inverse=True)
     out = []
@@ -182,13 +183,13 @@ def lookup_accuracy(keys, y, fit, score):
     return torch.stack(out)
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #4e4660fc
-def tokens_alone(c, y, fit, score, place=slice(None)):
+def tokens_alone(c:str|Condition, y:torch.Tensor, fit:torch.Tensor, score:torch.Tensor, place=slice(None)):
     "Accuracy (k,) of a table over (place, current token) for labels y (k, n · places): what needs no model at all."
     t = condition(c).get_task()
     at = torch.tensor([t.read[j] for j in t.scored])
     return lookup_accuracy((t.tokens[:, at] + t.d_vocab * at)[:, place].flatten(), y, fit, score)
 
-def features(params, c, at_sites) -> dict:
+def features(params:dict, c:str|Condition, at_sites:Sequence[str]) -> dict:
     """Sites at the scored places: name → (s, n, place, d).
 
     Of an FFN with experts, gate, up and hidden are those of all experts on every token, as the authors took them."""
@@ -212,7 +213,8 @@ def _sites(c, at_sites):
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #e714a98f
 @reads_weights
-def probe_rows(params, c, seeds, settings=("audited",), at_sites=PROBED_SITES, **labels) -> pd.DataFrame:
+def probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequence[str]=("audited",),
+               at_sites:Sequence[str]=PROBED_SITES, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) by site and place (App. B): operation_ and carry_ + accuracy, control,
     balanced, balanced_control; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code`
     take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
@@ -273,7 +275,8 @@ def _null_rows(c, y, where, seeds, labels):
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #567a6575
 @reads_weights
-def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, **labels) -> pd.DataFrame:
+def answer_rows(params:dict, c:str|Condition, seeds:Sequence[int], stream:str="authors", at_sites:Sequence[str]=ANSWER,
+                steps:int=50, **labels) -> pd.DataFrame:
     """Rows of a population (s = len(seeds)) on modular addition: answer_accuracy, of regressions fitted on 70 % of the
     pairs, on the others, at the equals sign of every site; edit `audited`, and `untrained` for the same seed before
     training. ValueError as in `probe_rows`."""
@@ -295,7 +298,7 @@ def answer_rows(params, c, seeds, stream="authors", at_sites=ANSWER, steps=50, *
 
 # %% ../../nbs/4_instruments/12_probes.ipynb #6d9e0771
 @instrument("probes", "operations, or sums of all pairs", rules=before_end)
-def probes_of(params, c, seeds, rule, **labels):
+def probes_of(params:dict, c:str|Condition, seeds:Sequence[int], rule:str, **labels):
     "`probe_rows` where a task has operations, at the first rule in all settings; of sums of all pairs `answer_rows`."
     if condition(c).get_task().modulus: return answer_rows(params, c, seeds, rule=rule, **labels)
     return probe_rows(params, c, seeds, tuple(SETTINGS) if is_first(c, rule) else ("audited",), rule=rule, **labels)

@@ -7,12 +7,13 @@ __all__ = ['DOMINANT', 'rerouted_answers', 'drops', 'dominant_expert', 'permuted
            'tabled_gates', 'cells', 'as_in', 'routes_held', 'gradient_norms', 'rerouting_rows']
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #10fd0c19
+from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
 from ..tasks.errors import refuse
-from ..tasks.task import labels, spans
+from ..tasks.task import Task, labels, spans
 from ..models.population import each_member, forward, loss, predict, unembed, watcher
 from .rows import rows, tidy
 from .instrument import instrument
@@ -20,11 +21,12 @@ from .ablation import edits_for, derangement, combine_edits
 from .routing import check_routed, routes, n_codes, tables
 from .subject import reads_weights
 from ..models.edits import apply_edit, resolve_name, of_members
+from ..models.condition import Condition
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #d883ed65
 @torch.no_grad()
 @reads_weights
-def rerouted_answers(params, c, each):
+def rerouted_answers(params:dict, c:str|Condition, each:Sequence):
     "Predictions (edit, s, n, read) under each set of edits of `gates` and `expert_out`; all else is computed once."
     c = check_routed(params, c)
     if not each:
@@ -44,7 +46,7 @@ def rerouted_answers(params, c, each):
     return torch.cat(out, 1)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #6084d716
-def drops(right, t):
+def drops(right:torch.Tensor, t:Task):
     """Fall in accuracy by label: `right` (edit, s, n, read) with the unedited model first → label → (edit − 1, s).
 
     The labels are those of the last of `t.by`, and "all" of them together."""
@@ -53,18 +55,18 @@ def drops(right, t):
     share = {v: right[:, :, torch.from_numpy(m)].double().mean(-1) for v, m in masks.items()}
     return {v: x[0] - x[1:] for v, x in share.items()}
 
-def dominant_expert(table, label):
+def dominant_expert(table:torch.Tensor, label:int):
     "The expert (s,) that gets most tokens of one label, from `table` (s, label, e)."
     return table[:, label].argmax(-1)
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #79e5a70d
-def permuted_experts(perm) -> dict:
+def permuted_experts(perm:Sequence) -> dict:
     "The edit that gives expert perm[e] what expert e had: experts' names are exchanged."
     if sorted(perm) != list(range(len(perm))):
         refuse("permuted", "each expert once", list(perm), fix="for example [1, 0, 2, 3]")
     return {"gates": lambda g: g[..., np.argsort(perm).tolist()]}
 
-def swapped_gates(order) -> dict:
+def swapped_gates(order:torch.Tensor) -> dict:
     "The edit that gives example i the gates of example order[i], at the same position."
     return {"gates": lambda g: g[:, order]}
 
@@ -73,7 +75,7 @@ def uniform_gates() -> dict:
     return {"gates": lambda g: g.sum(-1, keepdim=True).expand_as(g) / g.shape[-1]}
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #fb3cfd0c
-def tabled_gates(cells, k=1) -> dict:
+def tabled_gates(cells:torch.Tensor, k:int=1) -> dict:
     """The edit that gives each token the gates of its cell in `cells` (n, read): the k experts with the largest means.
 
     Their weights are in proportion to those means and sum to what gates sum to in the cell."""
@@ -89,12 +91,12 @@ def tabled_gates(cells, k=1) -> dict:
         return torch.zeros_like(mean).scatter(-1, at, kept)[:, flat].view_as(g)
     return {"gates": edit}
 
-def cells(t):
+def cells(t:Task):
     "Codes (n, read) of (position, current token)."
     return torch.arange(len(t.read)) * t.d_vocab + t.tokens[:, list(t.read)]
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #20152c88
-def as_in(params, other) -> dict:
+def as_in(params:dict, other:dict) -> dict:
     "Parameters whose router is `other`'s (a learned, initial or another seed's): it reads the stream of `params`."
     a, b = (tuple(p["W_router"].shape) for p in (params, other))
     if a != b: refuse("as_in", f"a router {a}", b, fix="take one of the same condition and seeds")
@@ -103,7 +105,7 @@ def as_in(params, other) -> dict:
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #19ad45bc
 @torch.no_grad()
 @reads_weights
-def routes_held(params, c, edits):
+def routes_held(params:dict, c:str|Condition, edits:dict):
     """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without
     them.
 
@@ -122,7 +124,7 @@ def routes_held(params, c, edits):
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #197ba48b
 @reads_weights
-def gradient_norms(params, c, tokens=None, targets=None) -> dict:
+def gradient_norms(params:dict, c:str|Condition, tokens:torch.Tensor=None, targets:torch.Tensor=None) -> dict:
     """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both
     §2).
 
@@ -173,7 +175,7 @@ def _edit_rows(params, c, t, put):
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #2c5b0dd4
 @instrument("rerouting", "a router", "one layer", "labels", "the usual routing rules")
 @reads_weights
-def rerouting_rows(params, c, seeds, **labels) -> pd.DataFrame:
+def rerouting_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)): drop (App. E, Fig. 19) and gradient_*.
 
     ValueError for a dense model. drop is the fall in accuracy by label, over the positions that have one: unit E0… or

@@ -8,15 +8,16 @@ __all__ = ['NORMS', 'check_routed', 'routes', 'entropy', 'loads', 'effective_exp
            'tables', 'redrawn_tables', 'iid_tables', 'fractions', 'overlap', 'saturation', 'pair_codes', 'routing_rows']
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #f5a30575
+from collections.abc import Sequence
 import math
 
 import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
-from ..tasks.task import labels, spans
+from ..tasks.task import Task, labels, spans
 from ..tasks.errors import choose, refuse
-from ..models.condition import LIMITS, condition
+from ..models.condition import Condition, LIMITS, condition
 from ..models.edits import resolve_name
 from ..models.population import check_population, each_member, forward, sites
 from .rows import rows, tidy
@@ -24,7 +25,7 @@ from .instrument import instrument
 from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #1bcaf32f
-def check_routed(params, c, seeds=None, layers=1):
+def check_routed(params:dict, c:str|Condition, seeds:Sequence[int]=None, layers:int=1):
     """The condition, if it has a router and `params` are its, one member for each of `seeds`; else ValueError, as for
     more `layers`, where they are not to be mixed up."""
     c = condition(c)
@@ -39,7 +40,7 @@ def check_routed(params, c, seeds=None, layers=1):
 # %% ../../nbs/4_instruments/08_routing.ipynb #8744894b
 @torch.no_grad()
 @reads_weights
-def routes(params, c, everywhere=False, layer=None):
+def routes(params:dict, c:str|Condition, everywhere:bool=False, layer:int=None):
     """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
 
     `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router, and for a
@@ -58,22 +59,22 @@ def routes(params, c, everywhere=False, layer=None):
     return probs.topk(c.top_k, dim=-1).indices, probs
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #45f7aff9
-def entropy(counts):
+def entropy(counts:torch.Tensor):
     "Entropy in bits along the last axis of counts or shares (..., k) → (...)."
     p = counts.double() / counts.sum(-1, keepdim=True).double().clamp(min=1e-300)
     return -torch.special.xlogy(p, p).sum(-1) / math.log(2) + 0.0
 
-def loads(chosen, n_experts):
+def loads(chosen:torch.Tensor, n_experts:int):
     "Share of the chosen places (s, n, read, k) that is each expert's: (s, e). A place of -1 is nobody's."
     on = torch.nn.functional.one_hot(chosen.flatten(1) + 1, n_experts + 1)[..., 1:].double()
     return on.sum(1) / (chosen >= 0).flatten(1).sum(1, keepdim=True)
 
-def effective_experts(chosen, n_experts):
+def effective_experts(chosen:torch.Tensor, n_experts:int):
     "Effective number of experts (s,): 2 to the entropy of the load."
     return 2 ** entropy(loads(chosen, n_experts))
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #9199919f
-def coactivation(chosen, n_experts):
+def coactivation(chosen:torch.Tensor, n_experts:int):
     """Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent.
 
     Tokens on which nobody works (-1) are none."""
@@ -83,17 +84,17 @@ def coactivation(chosen, n_experts):
     return einsum(on, on, "s n i, s n j -> s i j") / n[..., None], each[:, :, None] * each[:, None]
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #79df4829
-def crosstab(known, chosen, n_known, n_chosen):
+def crosstab(known:torch.Tensor, chosen:torch.Tensor, n_known:int, n_chosen:int):
     "Counts (s, known, chosen) of known (N,) and chosen (s, N), both integers from 0."
     at = (torch.arange(len(chosen), device=chosen.device)[:, None] * n_known + known) * n_chosen + chosen
     return at.flatten().bincount(minlength=len(chosen) * n_known * n_chosen).view(-1, n_known, n_chosen).double()
 
-def mutual_information(table):
+def mutual_information(table:torch.Tensor):
     "Mutual information of rows and columns in bits: (..., a, b) → (...). H(column) − H(column | row)."
     share = table.sum(-1) / table.sum((-1, -2)).clamp(min=1e-300)[..., None]
     return (entropy(table.sum(-2)) - (share * entropy(table)).sum(-1)).clamp(min=0)
 
-def conditional_information(table):
+def conditional_information(table:torch.Tensor):
     "Information left once g is known, in bits: (..., g, a, b) → (...)."
     share = table.sum((-1, -2)) / table.sum((-1, -2, -3))[..., None]
     return (share * mutual_information(table)).sum(-1)
@@ -102,17 +103,17 @@ def conditional_information(table):
 NORMS = {"min": torch.minimum, "arithmetic": lambda a, b: (a + b) / 2, "geometric": lambda a, b: (a * b).sqrt(),
          "max": torch.maximum}
 
-def nmi(table, norm="min"):
+def nmi(table:torch.Tensor, norm:str="min"):
     "Normalised mutual information (..., a, b) → (...), between 0 and 1; 0 where there is nothing to know."
     norm = NORMS[choose("normalisation", norm, list(NORMS))](entropy(table.sum(-1)), entropy(table.sum(-2)))
     return torch.where(norm > 1e-12, mutual_information(table) / norm.clamp(min=1e-12), 0.0)
 
-def explained_share(table):
+def explained_share(table:torch.Tensor):
     "Share of the entropy of the columns that the rows explain: (..., a, b) → (...); nan if there is none to explain."
     return mutual_information(table) / entropy(table.sum(-2))
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #19618219
-def label_codes(t) -> dict:
+def label_codes(t:Task) -> dict:
     """What is known of each labelled prediction, name → codes (N,): position, current token, both, label, all.
 
     The label is the last of `t.by` (operation, wraps, count). "at": the mask (n, read) of labelled predictions."""
@@ -125,12 +126,12 @@ def label_codes(t) -> dict:
     return {"at": at, "position": code(position), "token": code(token), "position_token": code(position, token),
             by: label, f"position_token_{by}": code(position, token, label)}
 
-def n_codes(codes):
+def n_codes(codes:torch.Tensor):
     "How many codes there are, if they are integers from 0."
     return int(codes.max()) + 1
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #35406b4b
-def tables(chosen, t, n_experts):
+def tables(chosen:torch.Tensor, t:Task, n_experts:int):
     """Counts of the first-chosen expert of `chosen` (s, n, read, k) against all `label_codes`: name → (s, known, e).
 
     Under "within" (s, position_token, label, e)."""
@@ -142,7 +143,7 @@ def tables(chosen, t, n_experts):
     return out | {"within": both.unflatten(1, (n_codes(cell), n_codes(label)))}
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #3386d753
-def redrawn_tables(table, draws=200, seed=0):
+def redrawn_tables(table:torch.Tensor, draws:int=200, seed:int=0):
     "Random tables with the margins of `table` (..., a, b), as if labels were shuffled: (draws, ..., a, b)."
     from scipy.stats import random_table
     flat = table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
@@ -154,23 +155,23 @@ def redrawn_tables(table, draws=200, seed=0):
             out[:, i][np.ix_(range(draws), a > 0, b > 0)] = drawn
     return torch.from_numpy(out).double().view(draws, *table.shape)
 
-def iid_tables(sizes, n_experts, draws=1000, seed=0):
+def iid_tables(sizes:Sequence, n_experts:int, draws:int=1000, seed:int=0):
     "App. E's null: tables (draws, a, e) of experts drawn uniformly, for labels that occur `sizes` times."
     share, rng = np.full(n_experts, 1 / n_experts), np.random.default_rng(seed)
     return torch.from_numpy(np.stack([rng.multinomial(n, share, draws) for n in sizes], 1)).double()
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #bde659a3
-def fractions(table):
+def fractions(table:torch.Tensor):
     "Share of each row of (..., a, e) that goes to each expert (Fig. 20)."
     return table / table.sum(-1, keepdim=True).clamp(min=1)
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #71e3adcb
-def overlap(a, b):
+def overlap(a:torch.Tensor, b:torch.Tensor):
     "Share of chosen places in common of two sets of routes (s, n, read, k) → (s,)."
     common = (a[..., :, None] == b[..., None, :]).any(-1) & (a >= 0)
     return common.double().flatten(1).sum(1) / (a >= 0).flatten(1).sum(1)
 
-def saturation(earlier, later, c, layer=None):
+def saturation(earlier:dict, later:dict, c:str|Condition, layer:int=None):
     "Share of the read-out tokens' experts (s,) that the earlier parameters choose as the later ones do. See `routes`."
     if len(earlier["W_E"]) != len(later["W_E"]):
         refuse("saturation", "the same seeds twice", f"{len(earlier['W_E'])} and {len(later['W_E'])}",
@@ -200,7 +201,7 @@ def _known_rows(chosen, t, c, put, draws):
             put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}", n_examples=asked)
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #8f085edf
-def pair_codes(t) -> dict:
+def pair_codes(t:Task) -> dict:
     "Descriptions of the pairs of modular addition, name → codes (n,): a, b, their sum and difference modulo p, wraps."
     (a, b), p = t.tokens[:, :2].T, t.modulus
     return {"a": a, "b": b, "sum": (a + b) % p, "difference": (a - b) % p, "wraps": (a + b >= p).long()}
@@ -236,7 +237,7 @@ def _load_rows(params, chosen, t, c, layer, put):
 # %% ../../nbs/4_instruments/08_routing.ipynb #879ac4a8
 @instrument("routing", "a router", "labels", "the usual routing rules")
 @reads_weights
-def routing_rows(params, c, seeds, draws=200, **labels) -> pd.DataFrame:
+def routing_rows(params:dict, c:str|Condition, seeds:Sequence[int], draws:int=200, **labels) -> pd.DataFrame:
     """Rows of a routed population (s = len(seeds)), App. E, Fig. 19, 20; `draws`: shuffled tables for floors.
 
     ValueError for a dense model, and for parameters or seeds that do not fit. With several layers each has its rows.

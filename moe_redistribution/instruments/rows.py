@@ -7,6 +7,7 @@ __all__ = ['ROW_COLUMNS', 'ROW_DEFAULTS', 'WHERE', 'TABLE_FORMS', 'rows', 'stand
            'select', 'table_form', 'write_frame', 'writable_path', 'table_file']
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #ad23468f
+from collections.abc import Sequence
 from pathlib import Path
 import os, re
 
@@ -22,7 +23,7 @@ ROW_COLUMNS = ("condition", "stream", "seed", "rule", "step", "split", "site", "
 ROW_DEFAULTS = dict(stream="authors", rule="final", step=-1, split="all", site="none", edit="none", unit="",
                     position="all", stratum="all", n_examples=0)
 
-def rows(values, seeds, **labels) -> pd.DataFrame:
+def rows(values, seeds:Sequence[int], **labels) -> pd.DataFrame:
     "One row a seed from `values` (s,); `labels` are row columns, each one value for all or one a seed."
     for n in labels: choose("row column", n, ROW_COLUMNS)
     if isinstance(seeds, str): refuse("seeds of rows", "whole numbers", repr(seeds), [42, 137], "a list of them")
@@ -32,7 +33,7 @@ def rows(values, seeds, **labels) -> pd.DataFrame:
 # %% ../../nbs/4_instruments/01_rows.ipynb #c36316c0
 WHERE = [c for c in ROW_COLUMNS if c not in ("value", "n_examples")]         # what a row is about
 
-def stand_twice(rows) -> np.ndarray:
+def stand_twice(rows:pd.DataFrame) -> np.ndarray:
     "Indices of those of ordered `rows` that are about the same as the one before."
     at = np.arange(1, len(rows))
     for c in reversed(WHERE):
@@ -40,7 +41,7 @@ def stand_twice(rows) -> np.ndarray:
         at = at[v[at] == v[at - 1]]
     return at
 
-def layer_order(name) -> str:
+def layer_order(name:str) -> str:
     "A name as it is sorted, L2 before L10: the number of its layer with zeros before it."
     return re.sub(r"^L(\d+)", lambda m: f"L{int(m[1]):05}", str(name))
 
@@ -50,7 +51,7 @@ def by_layer(column):
     return column.map({n: layer_order(n) for n in column.unique()})
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #c36316c1
-def tidy(frames) -> pd.DataFrame:
+def tidy(frames:Sequence) -> pd.DataFrame:
     """All rows in one frame, in a fixed order, so that the same measurements always give the same bytes.
 
     ValueError (expected, got, fix) for a frame without some column, and for a row that stands there twice."""
@@ -65,7 +66,7 @@ def tidy(frames) -> pd.DataFrame:
     refuse("rows", "each once", f"{len(again)} again, first of {first}", fix="drop the repetitions")
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #6c6f14eb
-def select(rows, **where) -> pd.DataFrame:
+def select(rows:pd.DataFrame, **where) -> pd.DataFrame:
     """The rows that have the given value in every named column.
 
     Each column is looked through in what the last one left: name a rare value first."""
@@ -78,25 +79,25 @@ TABLE_FORMS = {".parquet": lambda f: f.to_parquet(index=False, compression="zstd
                ".csv": lambda f: f.to_csv(index=False, lineterminator="\n").encode(),
                ".json": lambda f: f"{json_records(f)}\n".encode()}
 
-def table_form(path) -> str:
+def table_form(path:str|Path) -> str:
     "The suffix of a table's file, in small letters. ValueError, with the nearest of `TABLE_FORMS`, for another."
     fix = f"for example {Path(path).stem}.parquet"
     return choose("suffix of a table's file", Path(path).suffix.lower(), TABLE_FORMS, fix)
 
-def write_frame(frame, path):
+def write_frame(frame:pd.DataFrame, path:str|Path):
     """Writes a frame as parquet, CSV or JSON records by its suffix, whole or not at all. The same frame gives the same
     bytes. ValueError for another suffix; an OSError leaves an old file alone."""
     return write_whole(path, TABLE_FORMS[table_form(path)](frame))
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0003
-def writable_path(path) -> Path:
+def writable_path(path:str|Path) -> Path:
     "A path under which a file can be made. OSError (expected, got, fix) where it cannot."
     there = next(p for p in Path(path).absolute().parents if p.exists())
     if there.is_dir() and os.access(there, os.W_OK): return Path(path)
     fix = f"--out out/{Path(path).name}"
     refuse("out", "a place in a folder that can be written to", path, fix=fix, error=OSError)
 
-def table_file(path) -> Path:
+def table_file(path:str|Path) -> Path:
     "The path of a table. ValueError for another kind of file, or a folder; OSError where it cannot be written."
     if (out := Path(path)).suffix.lower() in TABLE_FORMS and not out.is_dir(): return writable_path(out)
     near = nearest(out.suffix, TABLE_FORMS)

@@ -7,6 +7,7 @@ __all__ = ['SENDERS', 'MEASURES', 'Receiver', 'chosen_ranks', 'check_remainder',
            'Tally', 'tally', 'score_rows_of', 'total_aarv', 'scores_of']
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #a3ccc81a
+from collections.abc import Iterable, Sequence
 from collections import defaultdict
 
 from fastcore.basics import patch
@@ -16,9 +17,10 @@ from ..tasks.errors import choose, refuse
 from .rows import rows, tidy
 from .instrument import instrument
 from .subject import Population, Subject, subject
-from .trace import parts, trace
+from .trace import Trace, parts, trace
 from .ablation import edits_for
 from .routing import check_routed
+from ..models.condition import Condition
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #d4ff69cd
 SENDERS = ("component", "head", "expert", "all")
@@ -27,28 +29,29 @@ SENDERS = ("component", "head", "expert", "all")
 class Receiver:
     """A router that reads a stream at `site`: `rows` (s, E, d) of its weights, the norm's `weight` (s, d) and, per
     token, its `norm` (s, b, t, 1); its `logits` (s, b, t, E), chosen `routes` (s, b, t, k) and `depth`."""
-    def __init__(self, site, rows, weight, norm, logits, routes, depth):
+    def __init__(self, site:str, rows:torch.Tensor, weight:torch.Tensor, norm, logits:torch.Tensor, routes:torch.Tensor,
+                 depth:int):
         self.site, self.rows, self.weight, self.norm = site, rows, weight[:, None, None], norm
         self.logits, self.routes, self.depth, self.ranks = logits, routes, depth, chosen_ranks(logits, routes)
         centred = rows - rows.mean(-2, keepdim=True)
         self.spread = (centred.square().sum(-1).mean(-1) / rows.shape[-1])[:, None, None]
-    def seen(self, u):
+    def seen(self, u:torch.Tensor):
         "A term (s, b, t, d) of the stream as the router sees it: over the stream's norm, times the norm's weight."
         return self.weight * u.to(self.norm) / self.norm
-    def scores(self, seen): return seen @ self.rows[:, None].mT
-    def null(self, seen): return seen.square().sum(-1) * self.spread
+    def scores(self, seen:torch.Tensor): return seen @ self.rows[:, None].mT
+    def null(self, seen:torch.Tensor): return seen.square().sum(-1) * self.spread
 
-def chosen_ranks(logits, routes):
+def chosen_ranks(logits:torch.Tensor, routes:torch.Tensor):
     "How many experts score higher than each chosen one: (s, b, t, k); 0 at a place that nobody works on (-1)."
     higher = (logits[..., None, :] > logits.gather(-1, routes.clamp(min=0))[..., None]).sum(-1)
     return higher * (routes >= 0)
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #a1efb98b
 @patch
-def score_sites(self:Population, by="component") -> list: return self.sites
+def score_sites(self:Population, by:str="component") -> list: return self.sites
 
 @patch
-def stream_terms(self:Population, tr, by="component"):
+def stream_terms(self:Population, tr:Trace, by:str="component"):
     one, split = self.n_layers == 1, choose("senders", by, SENDERS)
     if one and by == "expert": split = "component"                                      # no router hears an expert
     for name, u in parts(tr, self.params, split).items():
@@ -58,7 +61,7 @@ def stream_terms(self:Population, tr, by="component"):
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #ada740bf
 @patch
-def receivers(self:Population, tr) -> list:
+def receivers(self:Population, tr:Trace) -> list:
     c, out = check_routed(self.params, self.condition, layers=self.n_layers), []
     for l in range(self.n_layers):
         mid, rows = tr[f"L{l}.resid_mid"], self.params["W_router"][:, l].mT
@@ -73,10 +76,10 @@ def receivers(self:Population, tr) -> list:
     return out
 
 @patch
-def router_bias(self:Population, r): return None
+def router_bias(self:Population, r:Receiver): return None
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #c33acdbf
-def check_remainder(rest, whole, size, what, dtype):
+def check_remainder(rest:torch.Tensor, whole:torch.Tensor, size:torch.Tensor, what:str, dtype:torch.dtype):
     """ValueError if `rest`, what terms leave of the model's own `whole`, is more than rounding of `dtype`: 1e-5 of
     their size, a root mean square, 5e-2 in half. `size`: the sum of the terms' mean squares."""
     left, own = (x.double().square().mean() for x in (rest, whole))
@@ -86,13 +89,13 @@ def check_remainder(rest, whole, size, what, dtype):
     refuse(what, "terms that sum to the model's own", f"a remainder of {(left / own).sqrt():.2g} of it",
            fix="merge adapters and dequantise; with another norm or scale it cannot be taken apart")
 
-def mean_square(x):
+def mean_square(x:torch.Tensor):
     "Mean of squares in double precision."
     return x.double().square().mean()
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #d3e522db
 @torch.no_grad()
-def routing_scores(s:Subject, tokens, by="component") -> dict:
+def routing_scores(s:Subject, tokens:torch.Tensor, by:str="component") -> dict:
     """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits.
 
     For a few windows; `score_rows_of` needs less memory. ValueError for a model without routers, or whose scores are
@@ -113,7 +116,7 @@ def routing_scores(s:Subject, tokens, by="component") -> dict:
 # %% ../../nbs/4_instruments/17_scores.ipynb #5f985f41
 MEASURES = ("influence", "aps", "ans", "covariance", "aarv", "null")
 
-def measures(r:Receiver, part, null=None) -> torch.Tensor:
+def measures(r:Receiver, part:torch.Tensor, null:torch.Tensor=None) -> torch.Tensor:
     "`MEASURES` of each token (measure, s, b, t) for scores `part` (s, b, t, E); nan for `null` where there is none."
     middle = lambda x: x - x.mean(-1, keepdim=True)
     moved, chosen = (chosen_ranks(r.logits - part, r.routes) - r.ranks).abs().to(part.dtype), r.routes >= 0
@@ -126,20 +129,20 @@ def measures(r:Receiver, part, null=None) -> torch.Tensor:
 class Tally:
     "Sums over tokens, batch by batch, of the measures of every (router, sender), within masks (b, t) by name."
     def __init__(self): self.sums, self.n = defaultdict(float), defaultdict(float)
-    def add(self, r, sender, part, masks, null=None):
+    def add(self, r:Receiver, sender:str, part:torch.Tensor, masks:dict, null:torch.Tensor=None):
         each = measures(r, part, null)
         for stratum, mask in masks.items():
             inside = mask.to(each.device).double()
             self.sums[r.site, sender, stratum] += torch.einsum("msbt,bt->ms", each.double(), inside)
             self.n[r.site, sender, stratum] += mask.sum().item()
-    def rows(self, seeds, **labels) -> pd.DataFrame:
+    def rows(self, seeds:Sequence[int], **labels) -> pd.DataFrame:
         return tidy([rows(v, seeds, site=site, unit=sender, stratum=stratum, metric=metric, n_examples=int(n), **labels)
                      for (site, sender, stratum), sums in self.sums.items() if (n := self.n[site, sender, stratum])
                      for metric, v in zip(MEASURES, (sums / n).cpu()) if not v.isnan().all()])
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #524ce331
 @torch.no_grad()
-def tally(s:Subject, tokens, by="component", masks=None, into=None, edits=None) -> Tally:
+def tally(s:Subject, tokens:torch.Tensor, by:str="component", masks:dict=None, into=None, edits:dict=None) -> Tally:
     """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t), padding never; default all.
     `edits`: of the pass that is measured."""
     real = s.real(tokens)
@@ -163,7 +166,8 @@ def tally(s:Subject, tokens, by="component", masks=None, into=None, edits=None) 
     return into
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #755fd89b
-def score_rows_of(s:Subject, batches, seeds=(0,), by="component", **labels) -> pd.DataFrame:
+def score_rows_of(s:Subject, batches:Iterable, seeds:Sequence[int]=(0,), by:str="component",
+                  **labels) -> pd.DataFrame:
     "Rows of all measures over `batches` of tokens (b, t): site = router, unit = sender. Memory is that of one batch."
     total = Tally()
     for tokens in batches: tally(s, tokens, by, into=total)
@@ -172,7 +176,7 @@ def score_rows_of(s:Subject, batches, seeds=(0,), by="component", **labels) -> p
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #e183a8dc
 @torch.no_grad()
-def total_aarv(s:Subject, tokens, sender) -> dict:
+def total_aarv(s:Subject, tokens:torch.Tensor, sender:str) -> dict:
     """Site of each router → mean shift in rank of the experts that it chose, if a sender (site or unit) is put to zero
     and the model runs again: the total effect. Padding does not count."""
     keep, real = s.score_sites(), s.real(tokens)
@@ -183,7 +187,7 @@ def total_aarv(s:Subject, tokens, sender) -> dict:
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #050e2e78
 @instrument("scores", "a router", "an FFN that depends on the stream alone", "the usual routing rules")
-def scores_of(params, c, seeds, **labels) -> pd.DataFrame:
+def scores_of(params:dict, c:Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
     "Rows of `score_rows_of` by component, over all inputs of the task. ValueError for other seeds than its members."
     s = subject(params, c)
     s.check(seeds)

@@ -6,26 +6,27 @@
 __all__ = ['STEPS', 'components', 'movement', 'rms_length', 'speed', 'train_to', 'speeds', 'speed_rows', 'speed_of']
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #03dc2b52
+from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
-from ..models.condition import condition, RECIPES
+from ..models.condition import Condition, RECIPES, condition
 from ..models.population import forward, member, sites
-from ..training.loop import evaluate, init_members, train_interval, unflatten
+from ..training.loop import Members, evaluate, init_members, train_interval, unflatten
 from ..training.groups import check_work
 from .rows import rows, tidy
 from .instrument import at_first, instrument
 from .ablation import units
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #43cbc85f
-def components(c) -> list:
+def components(c:str|Condition) -> list:
     "What has a speed: embed, attn_out, ffn_out (with several layers, of each) and each expert."
     c = condition(c)
     outputs = [s for s in sites(c) if s.split(".")[-1] in ("embed", "attn_out", "ffn_out")]
     return outputs + [u for u in units(c) if "E" in u]
 
 @torch.no_grad()
-def movement(before, after, c, tokens=None) -> dict:
+def movement(before:dict, after:dict, c:str|Condition, tokens:torch.Tensor=None) -> dict:
     """How outputs move between two populations: (component, form) → (s, n, read, d), in units of the residual stream.
 
     Forms: own, total, and kept for a routed FFN; `was` is the output before. An expert `E0` has own alone, and `here`
@@ -63,13 +64,13 @@ def _experts(site, was, own, at_read):
     return out
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #a52cad68
-def rms_length(x, here=None):
+def rms_length(x:torch.Tensor, here:torch.Tensor=None):
     "√(mean over inputs and positions of ‖x‖²): x (s, n, read, d) → (s,). `here` (s, n, read): over these only."
     square = x.square().sum(-1)
     if here is None: return square.mean((1, 2)).sqrt()
     return ((square * here).sum((1, 2)) / here.sum((1, 2))).sqrt()
 
-def speed(before, after, c, at=None, tokens=None) -> dict:
+def speed(before:dict, after:dict, c:str|Condition, at:Sequence[str]=None, tokens:torch.Tensor=None) -> dict:
     """Component → form → RMS movement (s,) between two populations of one condition; `at`: some of `components`.
 
     Forms: own, total (and kept), each also `_centred`; size, of the output before. An expert: own, over its tokens (nan
@@ -94,7 +95,7 @@ def _speed(moved, names):
 # %% ../../nbs/4_instruments/10_speed.ipynb #a1b23ae3
 STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 300)
 
-def train_to(members, to):
+def train_to(members:Members, to:int):
     "Trains members, all at one step, up to step `to` by their recipe; returns a copy of the weights there."
     every, drawn = RECIPES[members.c.task]["eval_every"], members.c.get_task().source == "drawn"
     while (now := int(members.step[0])) < to:
@@ -102,7 +103,8 @@ def train_to(members, to):
         if drawn and int(members.step[0]) % every == 0: evaluate(members, None)
     return {n: v.clone() for n, v in unflatten(members.w, members.c).items()}
 
-def speeds(c, seeds, stream="authors", at=STEPS, gap=1, only=None) -> dict:
+def speeds(c:Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[int]=STEPS, gap:int|str=1,
+           only:Sequence[str]=None) -> dict:
     """Step k → `speed` of a population from step k to k + gap, or with gap "start" from 0 to k; `only`: components.
 
     Raises ValueError for bad seeds, streams, steps or components before any training."""
@@ -116,7 +118,8 @@ def speeds(c, seeds, stream="authors", at=STEPS, gap=1, only=None) -> dict:
     return {k: speed(seen[a], seen[b], c, only) for k, (a, b) in zip(at, pairs)}
 
 # %% ../../nbs/4_instruments/10_speed.ipynb #5a5a5dc5
-def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.DataFrame:
+def speed_rows(c:str|Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[int]=STEPS, gap:int|str=1,
+               **labels) -> pd.DataFrame:
     """Rows of `speeds` (a control for §4.2, App. D): metric own_step, kept_step, total_step, …_centred_step and size,
     by step and component.
 
@@ -133,7 +136,7 @@ def speed_rows(c, seeds, stream="authors", at=STEPS, gap=1, **labels) -> pd.Data
 # %% ../../nbs/4_instruments/10_speed.ipynb #c249aa92
 @instrument("speed", "an FFN", "batches drawn from all inputs", rules=at_first, streams=("authors", "paired"),
             live=True)
-def speed_of(params, c, seeds, stream, rule):
+def speed_of(params:dict, c:Condition, seeds:Sequence[int], stream:str, rule:str):
     """Learning speed at a few early steps, one step ahead and from the start; for the paired stream the distance of
     each layer's FFN from the start after ten steps."""
     if stream == "paired":

@@ -6,14 +6,15 @@
 __all__ = ['Subject', 'Population', 'subject', 'opens', 'reads_weights', 'Wrapped']
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #a420bbfd
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 
 from fastcore.basics import patch
 
 import torch
 from ..tasks.errors import refuse
-from ..tasks.task import check_tokens
-from ..models.condition import by_name, condition
+from ..tasks.task import Task, check_tokens
+from ..models.condition import Condition, by_name, condition
 from ..models.edits import each_layer, of_members, site_watcher
 from ..models.population import check_finite, check_population, each_member, forward, predict, sites
 
@@ -27,27 +28,27 @@ class Subject:
     `side_by_side`: may several sets of edits share a pass, each on its own examples? `finite`: is a nan an error?"""
     n_seeds, n_layers, device, units, side_by_side, finite, left = 1, 1, "cpu", (), True, True, {}
 
-    def run(self, tokens, edits=None, sink=None, read_only=False):
+    def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False):
         """Logits (s, b, t, v) of `tokens` (b, t), or (s, b, t); calls `at(site, value)` of `self.watch` at its sites.
         With `read_only` it may leave out, at its last sites and the logits, what nobody reads."""
         refuse(type(self).__name__, "a method `run`", "none", fix="see Subject", error=NotImplementedError)
     def __repr__(self): return f"{type(self).__name__}({self.name!r})"
-    def read_out(self, edits=None, tokens=None):
+    def read_out(self, edits:dict=None, tokens:torch.Tensor=None):
         "Logits (s, n, read, v) on the task's inputs, or on `tokens` (n, t) or (s, n, t)."
         tokens = (self.task.tokens if tokens is None else tokens).to(self.device)
         out = self.run(tokens, edits, read_only=True)
         self.reached()
         if self.finite: check_finite(out, self.name, lambda sink: self.run(tokens, edits, sink))
         return out if out.shape[2] == len(self.task.read) else out[:, :, list(self.task.read)]
-    def predict(self, edits=None, tokens=None): return self.read_out(edits, tokens).argmax(-1)
-    def check(self, seeds=None):
+    def predict(self, edits:dict=None, tokens:torch.Tensor=None): return self.read_out(edits, tokens).argmax(-1)
+    def check(self, seeds:Sequence[int]=None):
         "ValueError unless there is a member for each of `seeds`."
         if seeds is not None and len(seeds) != self.n_seeds:
             refuse("seeds", f"{self.n_seeds}, one a member of {self.name}", len(seeds), fix="name them all")
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #6b893a4e
 @patch
-def watch(self:Subject, edits=None, sink=None):
+def watch(self:Subject, edits:dict=None, sink:dict=None):
     "The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are `left`."
     inner = site_watcher(self.sites, edits, sink, self.n_seeds)
     kept = () if sink is None else getattr(sink, "keep", self.sites)
@@ -68,20 +69,20 @@ def reached(self:Subject):
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
 @patch
-def predict_and_lose(self:Subject, edits=None):
+def predict_and_lose(self:Subject, edits:dict=None):
     "(predictions (s, n, read), losses in nats of that shape, or None) on the task's inputs."
     return self.predict(edits), None
 
 @patch
-def own_edit(self:Subject, unit, how):
+def own_edit(self:Subject, unit:str, how:str):
     "The edits (site → edit) that a word of the subject's own stands for; None where it has no such word."
 
 @patch
-def replacement(self:Subject, site, how):
+def replacement(self:Subject, site:str, how:str):
     "What puts zero, mean or resample at a site in the subject's own way (a function); None for the usual one."
 
 @patch
-def real(self:Subject, tokens):
+def real(self:Subject, tokens:torch.Tensor):
     "Which of `tokens` are no padding: all, unless a subject says otherwise."
     return torch.ones(tokens.shape, dtype=torch.bool)
 
@@ -92,7 +93,7 @@ def members(self:Subject) -> list:
     refuse(self.name, "a method `members`", "none", fix="see Population", error=NotImplementedError)
 
 @patch
-def each(self:Subject, edits=None) -> list:
+def each(self:Subject, edits:dict=None) -> list:
     "(member, its edits) of every member: a subject of its own, and what `edits` (site → edit) are for it."
     return [(m, of_members(edits, slice(i, i + 1), self.n_seeds)) for i, m in enumerate(self.members())]
 
@@ -101,7 +102,7 @@ class Population(Subject):
     """A population as a subject: its parameters, and the condition that says what they are.
 
     Without parameters: its names."""
-    def __init__(self, params, c):
+    def __init__(self, params:dict, c:str|Condition):
         self.params, self.condition = params, condition(c)
         c = self.condition
         self.name, self.n_layers, self.task, self.sites = c.name, c.n_layers, c.get_task(), sites(c)
@@ -110,33 +111,33 @@ class Population(Subject):
     n_seeds = property(lambda self: len(self.params["W_E"]))
     device = property(lambda self: self.params["W_E"].device)
 
-    def run(self, tokens, edits=None, sink=None, read_only=False):
+    def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False):
         self.check()
         return forward(self.params, check_tokens(tokens, self.task, beginnings=True), self.condition, edits, sink,
                        read_only=read_only)
-    def predict(self, edits=None, tokens=None):
+    def predict(self, edits:dict=None, tokens:torch.Tensor=None):
         self.check()
         return predict(self.params, self.condition, edits, tokens, self.finite)
     def members(self):
         return [Population(one, self.condition) for one in each_member(self.params)]
-    def check(self, seeds=None): check_population(self.params, self.condition, seeds)
+    def check(self, seeds:Sequence[int]=None): check_population(self.params, self.condition, seeds)
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #7285977c
-def subject(params, c=None) -> Subject:
+def subject(params:dict|Subject, c:str|Condition|Subject=None) -> Subject:
     "A subject as it is; of parameters and their condition a `Population`, of no parameters (None) one with names only."
     both = [x for x in (params, c) if x is not None]
     if not (own := [x for x in both if isinstance(x, Subject)]): return Population(params, c)
     if len(both) == 1: return own[0]
     refuse("subject", f"{own[0].name} alone", f"{type(both[1]).__name__} for a condition beside it", fix="leave it out")
 
-def opens(f):
+def opens(f:Callable):
     "Makes `f(params, c, …)` take a subject instead of both."
     @wraps(f)
     def either(params, *rest, **named):
         return f(params, None, *rest, **named) if isinstance(params, Subject) else f(params, *rest, **named)
     return either
 
-def reads_weights(f):
+def reads_weights(f:Callable):
     """Makes `f(params, c, …)` take a population's subject instead of both, or the condition by its name; ValueError for
     another subject."""
     f = by_name(f)
@@ -154,10 +155,10 @@ class Wrapped(Subject):
     subject.
 
     `at` adds and takes off the seed axis of one."""
-    def __init__(self, name, task, sites, of, **more):
+    def __init__(self, name:str, task:Task, sites:Iterable[str], of:Callable, **more):
         self.name, self.task, self.sites, self.of = name, task, list(sites), of
         self.__dict__ |= more
-    def run(self, tokens, edits=None, sink=None, read_only=False):
+    def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False):
         at = self.watch(edits, sink)
         out = self.of(tokens.expand(1, *tokens.shape[-2:])[0], lambda site, value: at(site, value[None])[0])[None]
         self.reached()

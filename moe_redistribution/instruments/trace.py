@@ -6,6 +6,7 @@
 __all__ = ['SPLITS', 'Trace', 'Kept', 'trace', 'parts']
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #8a9acec1
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 
@@ -30,7 +31,7 @@ class Trace:
 
 class Kept(dict):
     "A sink that keeps the sites in `keep` and lets the others go."
-    def __init__(self, keep): self.keep = set(keep)
+    def __init__(self, keep:Sequence): self.keep = set(keep)
     def __setitem__(self, site, value):
         if site in self.keep: super().__setitem__(site, value)
 
@@ -50,7 +51,7 @@ def trace(params, tokens, c=None, keep=None, edits=None, grad=False) -> Trace:
 # %% ../../nbs/4_instruments/02_trace.ipynb #8b0bcc86
 SPLITS = ("component", "head", "source", "expert", "all")
 
-def parts(tr:Trace, params, by="component") -> dict:
+def parts(tr:Trace, params:dict, by:str="component") -> dict:
     """Terms of the final residual stream: name → (s, b, t, d). `by`: one of `SPLITS`.
 
     Names: embed, attn_out, ffn_out; finer ones in their place: tok and pos; H0…Hn or, by source, the task's places, and

@@ -8,6 +8,8 @@ __all__ = ['AuditUnit', 'KINDS', 'WRITERS', 'EDITS', 'AuditPass', 'SALIENCIES', 
            'audit_plan', 'audit', 'audit_forecast']
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #aeece843
+from pathlib import Path
+from collections.abc import Callable, Sequence
 from collections import namedtuple
 from functools import partial
 import math, time, zlib
@@ -34,7 +36,7 @@ KINDS, WRITERS = ("experts", "heads", "ffns"), ("attn_out", "ffn_out", "shared_o
 def _numbers(unit): return [int(n.rpartition("E")[2]) for n in unit.members]
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #324b8095
-def audit_unit(s:LanguageModel, name) -> AuditUnit:
+def audit_unit(s:LanguageModel, name:str) -> AuditUnit:
     "The unit that a name stands for: `L3.E7`, `L3.E1+E7`, `L3.H2`, `L3.ffn_out`, `L*.ffn_out`."
     first, *rest = name.split("+")
     prefix = first.rpartition(".")[0]
@@ -52,7 +54,7 @@ def audit_unit(s:LanguageModel, name) -> AuditUnit:
     return AuditUnit(f"{prefix}.{'+'.join(short)}", kind, int(prefix[1:]), tuple(f"{prefix}.{n}" for n in short))
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #8e73990c
-def audit_units(s:LanguageModel, asked) -> list:
+def audit_units(s:LanguageModel, asked:Sequence[str]) -> list:
     "The units of all names and kinds (`KINDS`) in `asked`, each once. ValueError for what the model has not got."
     every = {"experts": [u for u in s.units if ".E" in u], "heads": [u for u in s.units if ".H" in u],
              "ffns": [n for n in s.sites if n.endswith(".ffn_out")]}
@@ -62,7 +64,7 @@ def audit_units(s:LanguageModel, asked) -> list:
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #bd49d869
-def pair_edits(l, how, pairs, gates, means, by_scores=True) -> dict:
+def pair_edits(l:int, how:str, pairs:torch.Tensor, gates, means:dict, by_scores:bool=True) -> dict:
     """The edits that do `how` (zero, mean, route_around, swap:E2) to `pairs` (b, t, E) of layer l, which was given
     `gates`. A pair is barred by its score or, where a router has biases that would choose it still, by its choice."""
     p, on = f"L{l}.", pairs[None]
@@ -90,7 +92,7 @@ def _pairs_meant(mean, mine, has, touched, x):
 # %% ../../nbs/4b_language/08d_audit.ipynb #7e3bf0da
 EDITS = {"experts": ("zero", "mean", "route_around", "swap:E2"), "heads": ("zero", "mean"), "sites": ("zero", "mean")}
 
-def same_size(how, seed) -> PerMember:
+def same_size(how:Callable|str, seed:int) -> PerMember:
     "An edit that moves each token as far as `how` does, in a random direction."
     def put(x, own):
         away = apply_edit(how, x, own) - x
@@ -99,7 +101,7 @@ def same_size(how, seed) -> PerMember:
     return PerMember(put)
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #49d57a6f
-def can_have(s:LanguageModel, unit, how) -> bool:
+def can_have(s:LanguageModel, unit, how:str) -> bool:
     "Whether a unit can have an edit, `swap:E2` being none for E2 itself. ValueError for what no unit of its kind has."
     if unit.kind != "experts" or not how.startswith("swap:"):
         choose("edit", how, EDITS[unit.kind])
@@ -109,13 +111,13 @@ def can_have(s:LanguageModel, unit, how) -> bool:
     return choose("other expert", f"L{unit.layer}.{how.removeprefix('swap:')}", others) not in unit.members
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #47608d10
-def drawn_pairs(pool, n, g) -> torch.Tensor:
+def drawn_pairs(pool:torch.Tensor, n:int, g:torch.Generator) -> torch.Tensor:
     "In each window n (windows) pairs drawn from `pool` (windows, t, E), as booleans of its shape."
     score = torch.rand(pool.shape, generator=g).to(pool.device).masked_fill(~pool, -1).flatten(1)
     rank = score.argsort(1, descending=True).argsort(1)
     return (rank < n[:, None]).view_as(pool) & pool
 
-def other_sets(s:LanguageModel, unit, n) -> list:
+def other_sets(s:LanguageModel, unit, n:int) -> list:
     "Up to n other units of as many parts: of the same layer, or for a site the same site of other layers."
     if unit.layer is None: return []
     if unit.kind == "sites": kin = [x for x in s.sites if x.partition(".")[2] == unit.name.partition(".")[2]]
@@ -130,7 +132,7 @@ def other_sets(s:LanguageModel, unit, n) -> list:
 # %% ../../nbs/4b_language/08d_audit.ipynb #f513d4bd
 class AuditPlan:
     "The passes that units under edits need in each batch. `every`: in every so many windows a unit has draws."
-    def __init__(self, s:LanguageModel, units, edits, every=1, n_sets=19):
+    def __init__(self, s:LanguageModel, units:Sequence, edits:Sequence, every:int=1, n_sets:int=19):
         self.s, self.every, self.means = s, every, {}
         self.keys = [(u, how) for u in units for how in edits if can_have(s, u, how)]
         if not self.keys: refuse("audit", "units that can have these edits", ", ".join(edits), fix="other units")
@@ -168,7 +170,7 @@ def pairs_of(self:AuditPlan, b, k) -> torch.Tensor:
     out[..., mine] = gates[..., mine] != 0
     return out
 
-def has_biases(gate, args, E) -> bool:
+def has_biases(gate:torch.nn.Module, args:tuple, E:int) -> bool:
     "Has a router a number for each of E experts beside their scores, its own or among the `args` that it is given?"
     own = [*gate.named_parameters(), *gate.named_buffers()]
     return any("bias" in n and v.numel() == E for n, v in own) or any(of_experts(x, E) for x in args)
@@ -177,7 +179,7 @@ def has_biases(gate, args, E) -> bool:
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #3fcc82fc
 @patch
-def pair_pass(self:AuditPlan, b, sums, keys, pairs, barred=None):
+def pair_pass(self:AuditPlan, b, sums, keys:torch.Tensor, pairs:torch.Tensor, barred:torch.Tensor=None):
     "The pass that edits `pairs` (b, t, E), whose windows belong to `keys` (b); None if there are none."
     unit, how = self.keys[int(keys.max())]
     if not len(at := pairs.flatten(1).any(1).nonzero()[:, 0].cpu()): return None
@@ -190,7 +192,7 @@ def pair_pass(self:AuditPlan, b, sums, keys, pairs, barred=None):
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #945cb27d
 @patch
-def site_edits(self:AuditPlan, k) -> dict:
+def site_edits(self:AuditPlan, k:int) -> dict:
     "The edits of the heads or sites of key k."
     unit, how = self.keys[k]
     return combine_edits(self.s, {u: mean_edits(self.s, self.means, u) if how == "mean" else how for u in unit.members})
@@ -248,7 +250,7 @@ SALIENCIES = ("load", "gate_mass", "reap", "norm")
 
 class SaliencySums:
     "A sink that keeps of each expert's output only sums: tokens, gates, gate × norm, norm: (4, experts)."
-    def __init__(self, names):
+    def __init__(self, names:Sequence[str]):
         self.names, self.gates = {n: i for i, n in enumerate(names)}, {}
         self.keep = {*names, *(n.rpartition(".")[0] + ".gates" for n in names)}
         self.sums = torch.zeros(len(SALIENCIES), len(names), dtype=torch.float64)
@@ -292,7 +294,8 @@ def _audit_batch(plan, state, whole, group, first, n, say):
     state["spent"] += b.spent
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #3bba470c
-def audit_plan(s:LanguageModel, n_windows, units=("experts",), edits=("zero",), every=None, n_sets=19) -> AuditPlan:
+def audit_plan(s:LanguageModel, n_windows:int, units:Sequence[str]=("experts",), edits:Sequence[str]=("zero",),
+               every:int=None, n_sets:int=19) -> AuditPlan:
     "The plan of an audit over so many windows; draws in every sixth window, or in as many as leave 24 to each unit."
     every = min(6, max(1, n_windows // 24)) if every is None else every
     if every < 1: refuse("every", "1 or more", every, 1, "1 for draws in every window")
@@ -302,8 +305,9 @@ def audit_plan(s:LanguageModel, n_windows, units=("experts",), edits=("zero",), 
     return plan
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #c9bcab62
-def audit(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("experts",), edits=("zero",),
-          every=None, n_sets=19, part=None, say=None) -> pd.DataFrame:
+def audit(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
+          units:Sequence[str]=("experts",), edits:Sequence[str]=("zero",), every:int=None, n_sets:int=19,
+          part:str|Path=None, say:Callable=None) -> pd.DataFrame:
     """Rows of the `effect` of units under edits on the loss of a text, in nats a token, a seed for each stretch of it;
     with the unit `own load` or `same size` that of the draws, `beside` (a stratum) the unit's own in the same windows,
     and with `other sets` the mean of the others; `larger`: the share that the unit has of those at least as large.
@@ -355,8 +359,9 @@ def _saliency_rows(experts, tokens, gates, written, norms, n, of) -> list:
             enumerate(zip(experts, (x / mean if kind in ("reap", "norm") else x / max(n, 1)).tolist()))]
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #8a275615
-def audit_forecast(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("experts",),
-                   edits=("zero",), every=None, n_sets=19) -> dict:
+def audit_forecast(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
+                   units:Sequence[str]=("experts",), edits:Sequence[str]=("zero",), every:int=None,
+                   n_sets:int=19) -> dict:
     "What `audit` would take: passes over the text, edits, windows, seconds, and bytes beside the model's own."
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     n, group = sum(1 for _ in windows()), next(in_groups(windows(), batch))

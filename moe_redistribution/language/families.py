@@ -102,7 +102,7 @@ def _family(name, family):
 FAMILIES = Kind("family", "What a pass does not show of transformers models.", MIXTURES | DENSE, _family)
 
 # %% ../../nbs/4b_language/04c_families.ipynb #03d6ce6f
-def tiny_config(family, **sizes):
+def tiny_config(family:str, **sizes):
     "The config of a tiny model of a family: `TINY_SIZES` by the names that it knows, its own `Family.tiny`, `sizes`."
     hf = with_transformers()
     if family not in FAMILIES and family not in hf.CONFIG_MAPPING: choose("family", family, [*FAMILIES])
@@ -111,7 +111,7 @@ def tiny_config(family, **sizes):
     own = {n: v for n, v in TINY_SIZES.items() if n in known and not (n == "head_dim" and "kv_lora_rank" in known)}
     return hf.AutoConfig.for_model(family, **own | {n: v for n, v in of.tiny.items() if n in known} | sizes)
 
-def tiny_model(family, seed=0, dtype=torch.float32, **sizes):
+def tiny_model(family:str, seed:int=0, dtype:torch.dtype=torch.float32, **sizes):
     "A transformers model of a family with two layers, 50 tokens and random weights, also where zero is the custom."
     model = with_transformers().AutoModelForCausalLM.from_config(tiny_config(family, **sizes), dtype=dtype).eval()
     g = torch.Generator().manual_seed(seed)

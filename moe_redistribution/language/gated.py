@@ -9,6 +9,7 @@ __all__ = ['GATE_FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept
            'Distillation', 'distil']
 
 # %% ../../nbs/4b_language/03_gated.ipynb #a8886183
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,12 +26,12 @@ from .training import train_language
 # %% ../../nbs/4b_language/03_gated.ipynb #5afbc056
 class Gate(nn.Module):
     "Scores (b, h, i, j) of queries i and keys j from a normed stream x (b, t, d); weights (h, d, d_gate), 003 §2.2."
-    def __init__(self, d:int, heads:int, d_gate:int, generator=None):
+    def __init__(self, d:int, heads:int, d_gate:int, generator:torch.Generator=None):
         super().__init__()
         def drawn(): return nn.Parameter((2 * torch.rand(heads, d, d_gate, generator=generator) - 1) / d ** .5)
         self.W_gq, self.W_gk = drawn(), drawn()
 
-    def forward(self, x):
+    def forward(self, x:torch.Tensor):
         x = x.to(self.W_gq.dtype)                          # single precision, also on a half-precision model
         q, k = (torch.einsum("btd,hdg->bhtg", x, W) for W in (self.W_gq, self.W_gk))
         return q @ k.transpose(-1, -2) * self.W_gq.shape[-1] ** -.5
@@ -55,7 +56,7 @@ class Gating:
         if not self.tau > 0: refuse("tau", "a temperature above 0", self.tau, 1., "leave it at 1")
 
 # %% ../../nbs/4b_language/03_gated.ipynb #9f9f1059
-def kept_entries(scores, k:int) -> torch.Tensor:
+def kept_entries(scores:torch.Tensor, k:int) -> torch.Tensor:
     "Which entries (…, j) are among the k largest of their row; never one whose score is -inf."
     top = scores.topk(min(k, scores.shape[-1])).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, top, True) & (scores > -torch.inf)
@@ -95,7 +96,8 @@ SCORES = dict(gate=_from_gate, oracle=_oracle, random=_once, fresh=_fresh)
 GATED = "moe_redistribution_gated"                        # the name under which transformers knows `gated_attention`
 _LISTENERS = []
 
-def gated_attention(module, q, k, v, mask, scaling=None, dropout=0., **kwargs):
+def gated_attention(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, mask, scaling:float=None,
+                    dropout:float=0., **kwargs):
     "Output (b, i, h, d_head) and pattern (b, h, i, j) of attention under the module's gating; as eager without one."
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) if len(x[0]) < len(q[0]) else x for x in (k, v))
     A = q @ k.transpose(-1, -2) * (q.shape[-1] ** -.5 if scaling is None else scaling)
@@ -121,7 +123,7 @@ def _attending(model, name):
     finally: model.train(training).set_attn_implementation(before)
 
 @contextmanager
-def listening_to_attention(f):
+def listening_to_attention(f:Callable):
     "Within it `f(module, seen)` is called by every attention layer under `GATED`; `seen`: A, pattern, G, x, hidden."
     _LISTENERS.append(f)
     try: yield
@@ -137,7 +139,7 @@ def register_gated():
 
 # %% ../../nbs/4b_language/03_gated.ipynb #17324039
 @torch.no_grad()
-def attention_layers(model) -> dict:
+def attention_layers(model:torch.nn.Module) -> dict:
     """The attention modules of a causal transformers model, in order → their number of heads.
 
     ValueError (expected, got, fix) for a model whose attention does not take the interface, or adds to it."""
@@ -155,7 +157,7 @@ def attention_layers(model) -> dict:
            "take another family")
 
 # %% ../../nbs/4b_language/03_gated.ipynb #be8e05fd
-def new_gates(model, d_gate:int, seed:int) -> nn.ModuleList:
+def new_gates(model:torch.nn.Module, d_gate:int, seed:int) -> nn.ModuleList:
     "A fresh `Gate` for every attention layer of a model; they depend on `seed` only."
     layers = attention_layers(model)
     if d_gate < 1: refuse("d_gate", "1 or more", d_gate, 1, "use a wider gate")
@@ -168,7 +170,7 @@ def _parameter(x): return x if isinstance(x, nn.Parameter) else nn.Parameter(tor
 # %% ../../nbs/4b_language/03_gated.ipynb #e5269823
 def _keep_input(module, args, kwargs): module.gate_input = args[0] if args else kwargs["hidden_states"]
 
-def attach(model, gates=None, how=None, scales=None):
+def attach(model:torch.nn.Module, gates=None, how:str=None, scales=None):
     """Puts gates and a gating on every attention layer of `model`, in place; `scales` (layers, h): a head's factor.
 
     ValueError (expected, got, fix) if gates are asked for and not given, or do not fit."""
@@ -190,7 +192,7 @@ def attach(model, gates=None, how=None, scales=None):
 # %% ../../nbs/4b_language/03_gated.ipynb #823c959a
 _OWN = ("gating", "gate_heads", "gate_layer", "gate_input", "attn_gate", "attn_scale")
 
-def detach(model) -> nn.Module:
+def detach(model:torch.nn.Module) -> nn.Module:
     "Takes gates and gating off, in place: the model as it was before `attach`."
     for m in model.modules():
         if not is_gated(m): continue
@@ -203,11 +205,11 @@ def detach(model) -> nn.Module:
     return model
 
 # %% ../../nbs/4b_language/03_gated.ipynb #38bb6faa
-def is_gated(module) -> bool:
+def is_gated(module:torch.nn.Module) -> bool:
     "Does this attention have a gate?"
     return hasattr(module, "gate_hook")
 
-def gating_of(model):
+def gating_of(model:torch.nn.Module):
     "(gates, how, scales) that `attach` put on; None if there is nothing."
     layers = list(filter(is_gated, model.modules()))
     if not layers: return None
@@ -215,7 +217,7 @@ def gating_of(model):
     return each("attn_gate"), layers[0].gating, each("attn_scale")
 
 @contextmanager
-def deployed(model, gates=None, how=None, scales=None):
+def deployed(model:torch.nn.Module, gates=None, how:str=None, scales=None):
     "Within it the model attends under this gating, dense without one; on leaving as it did before."
     before = gating_of(model)
     attach(model, gates, how, scales)
@@ -225,18 +227,18 @@ def deployed(model, gates=None, how=None, scales=None):
 # %% ../../nbs/4b_language/03_gated.ipynb #5da84be9
 class PositionGate(nn.Module):
     "Scores (1, h, i, j) by position alone, from a `table` (h, T, T): a gate that reads no content."
-    def __init__(self, table):
+    def __init__(self, table:torch.Tensor):
         super().__init__()
         self.register_buffer("table", table)
-    def forward(self, x): return self.table[None, :, :x.shape[1], :x.shape[1]]
+    def forward(self, x:torch.Tensor): return self.table[None, :, :x.shape[1], :x.shape[1]]
 
-def last_keys(model, T:int) -> nn.ModuleList:
+def last_keys(model:torch.nn.Module, T:int) -> nn.ModuleList:
     "Gates, one a layer, whose k largest scores are the last k keys of a query, its own among them; texts up to T."
     place = torch.arange(T, dtype=torch.float32, device=next(model.parameters()).device)
     return nn.ModuleList(PositionGate(place.expand(h, T, T)) for h in attention_layers(model).values())
 
 @torch.no_grad()
-def usual_keys(model, tokens) -> nn.ModuleList:
+def usual_keys(model:torch.nn.Module, tokens:torch.Tensor) -> nn.ModuleList:
     "Gates, one a layer, with attention's mean weights over texts `tokens` (n, T), under the gating that it has."
     found, here = [], gating_of(model) or (None, None, None)
     with deployed(model, *here), listening_to_attention(lambda m, seen: found.append(seen.A.softmax(-1).mean(0))):
@@ -245,7 +247,7 @@ def usual_keys(model, tokens) -> nn.ModuleList:
 
 # %% ../../nbs/4b_language/03_gated.ipynb #4e25cd28
 @contextmanager
-def with_mean_attention(model, tokens):
+def with_mean_attention(model:torch.nn.Module, tokens:torch.Tensor):
     "Within it each attention layer gives its mean output over texts `tokens` (n, T), under the gating that it has."
     outputs, layers = {}, attention_layers(model)
     def keep(m, args, out): outputs[m] = out[0].mean((0, 1))
@@ -283,12 +285,12 @@ class Student:
 # %% ../../nbs/4b_language/03_gated.ipynb #7a858c7e
 class Distillation(nn.Module):
     "A model that stands still and its students, as a model whose only output is the sum of their losses."
-    def __init__(self, model, students):
+    def __init__(self, model:torch.nn.Module, students):
         super().__init__()
         self.model, self.students = model, students
         self.gates = nn.ModuleList(s.gates for s in students)
 
-    def forward(self, input_ids, use_cache=False):
+    def forward(self, input_ids, use_cache:bool=False):
         layers = []
         with torch.no_grad(), listening_to_attention(lambda module, seen: layers.append(seen)):
             self.model(input_ids=input_ids, use_cache=False)
@@ -296,7 +298,8 @@ class Distillation(nn.Module):
                     for s in self.students for gate, seen in zip(s.gates, layers))
         return SimpleNamespace(logits=total)
 
-def distil(model, students, batches, steps:int, lr:float=1e-2, desk=None, **choices) -> pd.DataFrame:
+def distil(model:torch.nn.Module, students, batches:Callable, steps:int, lr:float=1e-2, desk=None,
+           **choices) -> pd.DataFrame:
     """Trains the gates of `students` on a model's attention, which does not move (003 §3.3, §4.2); history as
     `train_language`, the loss summed over students. Students do not touch each other: no clipping, no decay."""
     if not students: refuse("students", "one or more", "none", fix="[Student(new_gates(model, 32, 0))]")

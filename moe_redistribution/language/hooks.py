@@ -6,6 +6,7 @@
 __all__ = ['Listener', 'put_first', 'listening']
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #ef528f71
+from collections.abc import Callable
 from contextlib import contextmanager
 
 from fastcore.basics import patch
@@ -19,20 +20,20 @@ from .watched import OURS, WATCHED, n_experts, under
 # %% ../../nbs/4b_language/05b_hooks.ipynb #2cecdf2a
 class Listener:
     "Hooks of one pass on one layer; `at(site, value)` is called for the sites in `wanted`."
-    def __init__(self, x:Layer, prefix, at, wanted, told):
+    def __init__(self, x:Layer, prefix:str, at:Callable, wanted, told):
         self.x, self.prefix, self.wanted, self.told, self._at = x, prefix, wanted, told, at
         self.kept = {}
     def wants(self, *sites): return any(self.prefix + s in self.wanted for s in sites)
-    def at(self, site, value):
+    def at(self, site:str, value:torch.Tensor):
         "`value`, which has no seed axis, or what an edit makes of it; the same object if there is none."
         if (name := site if site == "embed" else self.prefix + site) not in self.wanted: return value
         new = self._at(name, seeded := value[None])
         return value if new is seeded else new[0]
-    def real(self, device):
+    def real(self, device:str|torch.device):
         "Which of the pass's tokens are no padding, flat; of a longer text, its last ones."
         return self.told["real"][:, -self.kept["shape"][1]:].flatten().to(device)
-    def over_tokens(self, out, pattern, v): return pattern.shape[-2] == self.kept["shape"][1]
-    def fits(self, whole, parts, what, asked="its parts to sum to its output"):
+    def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor): return pattern.shape[-2] == self.kept["shape"][1]
+    def fits(self, whole:torch.Tensor, parts, what:str, asked:str="its parts to sum to its output"):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
         if parts.equal(whole) or nearly_equal(parts, whole): return
         if not (parts.isfinite().all() and whole.isfinite().all()): return
@@ -40,25 +41,25 @@ class Listener:
                f"another by up to {(parts - whole).abs().max():.2g}", fix="open it again, and see its report",
                error=RuntimeError)
 
-def put_first(out, new):
+def put_first(out, new:torch.Tensor):
     "What a module gave, with `new` as its first tensor."
     return (new, *out[1:]) if isinstance(out, tuple) else new
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #8c952ded
 @patch
-def into(self:Listener, module, args, kwargs):
+def into(self:Listener, module:torch.nn.Module, args:tuple, kwargs:dict):
     x = args[0] if args else kwargs["hidden_states"]
     self.kept["shape"] = x.shape[:2]
     self.kept["pre"] = new = self.at("embed", x) if self.prefix == "L0." else x
     if new is not x: return ((new, *args[1:]), kwargs) if args else (args, kwargs | dict(hidden_states=new))
 
 @patch
-def mix(self:Listener, module, args):
+def mix(self:Listener, module:torch.nn.Module, args:tuple):
     new = self.at("z", own := args[0].unflatten(-1, (self.x.heads, -1)))
     return None if new is own else (new.flatten(-2).to(args[0].dtype), *args[1:])
 
 @patch
-def after_mixer(self:Listener, module, args, out):
+def after_mixer(self:Listener, module:torch.nn.Module, args:tuple, out):
     first = first_tensor(out)
     new = self.at("attn_out", first)
     if self.x.reader is not None:
@@ -71,12 +72,12 @@ def after_mixer(self:Listener, module, args, out):
     if new is not first: return put_first(out, new)
 
 @patch
-def before_reader(self:Listener, module, args, kwargs):
+def before_reader(self:Listener, module:torch.nn.Module, args:tuple, kwargs:dict):
     if self.wants("resid_mid"): self.fits(first_tensor(args or kwargs), self.kept["mid"], "resid_mid")
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #f329ddcd
 @patch
-def after_gate(self:Listener, module, args, kwargs, out):
+def after_gate(self:Listener, module:torch.nn.Module, args:tuple, kwargs:dict, out):
     E = n_experts(self.x.experts)
     own, shape = route_again(module, args, kwargs, E), (*self.kept["shape"], E)
     scores = own.scores[:, :E].view(shape)
@@ -99,7 +100,7 @@ def shares(self:Listener, own):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #96cd43bc
 @patch
-def at_choice(self:Listener, index, weights):
+def at_choice(self:Listener, index:torch.Tensor, weights:torch.Tensor):
     E, real, k = n_experts(self.x.experts), self.real(weights.device), index.shape[-1]
     index, weights, shape = index.reshape(-1, k), weights.reshape(-1, k), self.kept["shape"]
     if not real.all(): weights = weights.masked_fill(~real[:, None], 0)
@@ -111,17 +112,17 @@ def at_choice(self:Listener, index, weights):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #4a728946
 @patch
-def after_experts(self:Listener, module, args, out): self.kept["experts"] = out
+def after_experts(self:Listener, module:torch.nn.Module, args:tuple, out): self.kept["experts"] = out
 
 @patch
-def after_shared(self:Listener, module, args, out):
+def after_shared(self:Listener, module:torch.nn.Module, args:tuple, out):
     gate = 1 if self.x.shared_gate is None else torch.sigmoid(self.x.shared_gate(args[0]))
     own = (gate * out).view(*self.kept["shape"], -1)
     self.kept["shared"] = new = self.at("shared_out", own)
     if new is not own: return (new.view_as(out) / gate).to(out.dtype)
 
 @patch
-def after_block(self:Listener, module, args, out):
+def after_block(self:Listener, module:torch.nn.Module, args:tuple, out):
     first, x = first_tensor(out), self.x
     new, parts = first, self.kept["experts"].view_as(first)
     if x.shared_rest:
@@ -134,17 +135,17 @@ def after_block(self:Listener, module, args, out):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #4a728947
 @patch
-def after_beside(self:Listener, module, args, out):
+def after_beside(self:Listener, module:torch.nn.Module, args:tuple, out):
     first = first_tensor(out)
     return self.to_stream(out, first, self.at("shared_out", first))
 
 @patch
-def after_ffn(self:Listener, module, args, out):
+def after_ffn(self:Listener, module:torch.nn.Module, args:tuple, out):
     first = first_tensor(out)
     return self.to_stream(out, first, first)
 
 @patch
-def to_stream(self:Listener, out, first, new):
+def to_stream(self:Listener, out, first:bool, new:torch.Tensor):
     "What one of the modules that enter the stream as the FFN gives; the last of them sees `ffn_out`, the sum."
     before = self.kept.pop("ffn", None)
     if self.x.beside is not None and before is None: self.kept["ffn"] = new
@@ -154,7 +155,7 @@ def to_stream(self:Listener, out, first, new):
     if new is not first: return put_first(out, new)
 
 @patch
-def after_layer(self:Listener, module, args, out):
+def after_layer(self:Listener, module:torch.nn.Module, args:tuple, out):
     first = first_tensor(out)
     if (new := self.at("resid_post", first)) is not first: return put_first(out, new)
 
@@ -178,7 +179,7 @@ def hang(self:Listener):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #28dd9acc
 @contextmanager
-def listening(model, layers, at, wanted, told):
+def listening(model:torch.nn.Module, layers, at:Callable, wanted, told):
     """Within it a pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was.
 
     `told`: `real` (b, t), which tokens are no padding; `moved`, where tokens that changed experts are counted."""

@@ -68,7 +68,7 @@ def first_tensor(x):
     return next((t for t in x if isinstance(t, torch.Tensor)), None) if hasattr(x, "__iter__") else None
 
 # %% ../../nbs/4b_language/05_layers.ipynb #3ef4d459
-def on_interface(module) -> bool:
+def on_interface(module:torch.nn.Module) -> bool:
     "Are these experts that transformers computes by a registered function?"
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
@@ -95,7 +95,7 @@ def recorded_calls(layers):
         for h in handles: h.remove()
 
 # %% ../../nbs/4b_language/05_layers.ipynb #74396544
-def decoder_layers(model, family) -> list:
+def decoder_layers(model:torch.nn.Module, family) -> list:
     "The modules of a model that are its decoder layers. ValueError (expected, got, fix) if there is no such list."
     if family.layers is not None: return list(model.get_submodule(family.layers))
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
@@ -110,7 +110,7 @@ def decoder_layers(model, family) -> list:
     refuse("model", "layers with modules of their own", "one in two layers", fix="copy.deepcopy for what is shared")
 
 # %% ../../nbs/4b_language/05_layers.ipynb #7974bd84
-def stream_parts(calls, scale) -> list:
+def stream_parts(calls, scale:float) -> list:
     """The calls of one, two or three modules whose outputs, times `scale`, a layer adds to its input; [] if none do.
     `calls`: those of the layer, itself the last."""
     whole = calls[-1]
@@ -151,8 +151,8 @@ def looks_at_others(call) -> bool:
 # %% ../../nbs/4b_language/05_layers.ipynb #2719081b
 class Silent:
     "A pass in which experts say nothing."
-    def at_choice(self, index, weights): return index, torch.zeros_like(weights)
-    def wants(self, site): return False
+    def at_choice(self, index:torch.Tensor, weights:torch.Tensor): return index, torch.zeros_like(weights)
+    def wants(self, site:str): return False
 
 def mixture_parts(calls) -> dict:
     "Router, experts, block and shared experts of a layer as fields of `Layer`, from its `calls`; {} without a mixture."
@@ -203,16 +203,16 @@ def _block_parts(calls, experts, block):
 # %% ../../nbs/4b_language/05_layers.ipynb #62526867
 class Hearing:
     "A pass that only takes note of what an attention's pattern and values are shaped like, and of indices of experts."
-    def __init__(self, tokens): self.tokens, self.seen, self.index = tokens, {}, None
-    def at_choice(self, index, weights):
+    def __init__(self, tokens:torch.Tensor): self.tokens, self.seen, self.index = tokens, {}, None
+    def at_choice(self, index:torch.Tensor, weights:torch.Tensor):
         self.index = index
         return index, weights
-    def wants(self, site): return False
-    def over_tokens(self, out, pattern, v):
+    def wants(self, site:str): return False
+    def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor):
         if pattern.shape[-2:] != (self.tokens.shape[1],) * 2: return False
         self.mixed = nearly_equal(mix_values(pattern, v), out)
         return True
-    def at(self, site, value):
+    def at(self, site:str, value:torch.Tensor):
         self.seen[site] = value.shape
         return value
 
@@ -322,7 +322,7 @@ class Probe:
 OFF_INTERFACE = ("dbrx", "doge", "jetmoe", "llama4", "llama4_text", "longcat_flash", "nllb-moe")
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4}                                     # half precision: a tenth
 
-def probe_tokens(model):
+def probe_tokens(model:torch.nn.Module):
     "Sixteen tokens (2, 8) that a model knows, drawn once, none of them its padding."
     config = model.config.get_text_config()
     g, n = torch.Generator().manual_seed(0), model.get_input_embeddings().weight.shape[0]
@@ -332,18 +332,18 @@ def probe_tokens(model):
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
 # %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
-def off(ours, own) -> float:
+def off(ours:torch.Tensor, own:torch.Tensor) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()
 
 # %% ../../nbs/4b_language/05_layers.ipynb #ce1c1421
-def check_causal(model, plain, other):
+def check_causal(model:torch.nn.Module, plain:torch.Tensor, other:torch.Tensor):
     "ValueError for a model whose answers (b, t, v) to all but a last token change with that token."
     if off(other[:, :-1], plain[:, :-1]) <= 10 * LIMIT.get(plain.dtype, .01): return
     refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens",
            "olmoe", "open another: a mask over later tokens is part of what is opened")
 
-def check_interface(model, layers):
+def check_interface(model:torch.nn.Module, layers):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
     kind = model.config.model_type
     every = [m for layer in layers for m in layer.modules()]
@@ -359,7 +359,7 @@ def check_interface(model, layers):
            "open another family; weights that are quantised: load them with dequantize=True")
 
 # %% ../../nbs/4b_language/05_layers.ipynb #418af448
-def check_here(model):
+def check_here(model:torch.nn.Module):
     "ValueError for weights on the device meta that no hook of accelerate brings when they are needed."
     brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
     inside = {p for m in brought for p in m.parameters()}
@@ -367,14 +367,14 @@ def check_here(model):
         refuse("model", "weights with numbers", f"{away[0]} on the device meta",
                fix="from_pretrained, or to_empty and weights")
 
-def base_of(model):
+def base_of(model:torch.nn.Module):
     "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
     if not hasattr(model, "get_base_model"): return model
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         refuse("model", "adapters within its modules", "prompts before its tokens", fix="a model with LoRA or its kin")
     return model.get_base_model()
 
-def device_of(model):
+def device_of(model:torch.nn.Module):
     "Where a model takes its tokens: its embedding's device, also of one that is spread over devices or disks."
     table = model.get_input_embeddings()
     return getattr(getattr(table, "_hf_hook", None), "execution_device", None) or table.weight.device
@@ -408,7 +408,7 @@ def _with_ours(model, said, plain, calls, heard) -> tuple:
 
 # %% ../../nbs/4b_language/05_layers.ipynb #2fb9b319
 @torch.no_grad()
-def probe_model(model, family=None) -> Probe:
+def probe_model(model:torch.nn.Module, family=None) -> Probe:
     """A model tried on a few tokens, its own functions against ours.
 
     ValueError for one whose layers are not found, whose experts go past transformers' interface, whose numbers are not
@@ -432,7 +432,7 @@ def probe_model(model, family=None) -> Probe:
     return Probe(layers, error, other, max(sent_otherwise(calls, r) for r in routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
-def with_router(x, calls) -> Layer:
+def with_router(x:Layer, calls) -> Layer:
     "A layer whose router was asked again with its own scores; what it has not got then is `absent`."
     if x.gate is None: return x
     inner = next(c for c in calls if c.module is x.gate)
@@ -460,7 +460,7 @@ def chosen_anyhow(call, own) -> bool:
     return turned.out[2].equal(own.out[2]) and own.out[2].shape[-1] < own.E
 
 # %% ../../nbs/4b_language/05_layers.ipynb #1b5e6d74
-def asked_again(call, E) -> tuple:
+def asked_again(call, E:int) -> tuple:
     "(`RouterPass` of a router on what it was given, None), or why it cannot be asked with other scores."
     try:
         own = route_again(call.module, call.args, call.kwargs, E)
@@ -469,13 +469,13 @@ def asked_again(call, E) -> tuple:
     if own.times > 1: return own, "it has several maps with a row an expert"
     return own, None if _same(again.out[1:3], call.out[1:3]) else "its own scores give another choice"
 
-def sent_otherwise(calls, routes) -> float:
+def sent_otherwise(calls, routes:dict) -> float:
     "Share of (token, router) whose experts are others in `routes` (experts → indices) than in the record of a pass."
     own = {c.module: c for of in calls for c in of if c.module in routes}
     differ = [(_choice(own[m])[0].sort(-1)[0] != index.sort(-1)[0]).any(-1) for m, index in routes.items() if m in own]
     return torch.cat(differ).double().mean().item() if differ else 0.
 
-def layers_of(model, family=None) -> list:
+def layers_of(model:torch.nn.Module, family=None) -> list:
     "A `Layer` for every decoder layer; errors as `probe_model`."
     return probe_model(model, family).layers
 

@@ -9,6 +9,8 @@ __all__ = ['STRETCHES', 'EDGES', 'stretch_of', 'tokens_told', 'summed_over_text'
            'comparison_table']
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #fe66749e
+from pathlib import Path
+from collections.abc import Callable
 import math, time
 
 import pandas as pd
@@ -17,7 +19,7 @@ from ..tasks.errors import refuse
 from ..training.store import seal
 from ..instruments.rows import rows, tidy
 from ..instruments.routing import entropy
-from ..instruments.trace import trace
+from ..instruments.trace import Trace, trace
 from .watched import n_experts
 from .opened import LanguageModel
 from .streaming import (in_groups, kept_so_far, model_key, windows_asked,
@@ -26,15 +28,16 @@ from .streaming import (in_groups, kept_so_far, model_key, windows_asked,
 # %% ../../nbs/4b_language/08b_loads.ipynb #25387ed5
 STRETCHES = 200
 
-def stretch_of(window, n_windows) -> int:
+def stretch_of(window:int, n_windows:int) -> int:
     "Which stretch of the text a window belongs to: neighbours share one, and there are at most `STRETCHES`."
     return window * min(n_windows, STRETCHES) // n_windows
 
-def tokens_told(say, each):
+def tokens_told(say:Callable, each):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
-def summed_over_text(groups, add, state, part=None, key=None, say=None, every=5):
+def summed_over_text(groups, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
+                     every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
     kept every so many seconds: a run with the same key goes on from there."""
     done, last = 0, time.monotonic()
@@ -54,11 +57,11 @@ def summed_over_text(groups, add, state, part=None, key=None, say=None, every=5)
 # %% ../../nbs/4b_language/08b_loads.ipynb #c12c579c
 EDGES = 2. ** torch.arange(-20, 8.01, .125)                        # of the bins of margins; below the first: nought
 
-def margin_counts(margins) -> torch.Tensor:
+def margin_counts(margins:torch.Tensor) -> torch.Tensor:
     "How many of `margins` fall into each bin of `EDGES`."
     return torch.bucketize(margins.float().cpu(), EDGES).bincount(minlength=len(EDGES) + 1).double()
 
-def margin_quantile(counts, q) -> float:
+def margin_quantile(counts:torch.Tensor, q:float) -> float:
     "The q-quantile of what `margin_counts` counted: the middle of its bin, 0 in the lowest; nan of nothing."
     if not (total := counts.sum()): return math.nan
     i = int((counts.cumsum(0) < q * total).sum())
@@ -70,21 +73,21 @@ def routers_of(s:LanguageModel) -> list:
     if found := [l for l in range(s.n_layers) if f"L{l}.routes" in s.sites]: return found
     refuse("model", "one with routers", f"{s.name}, which is dense", fix="a mixture of experts")
 
-def counted_tokens(s:LanguageModel, tokens, tokenize) -> torch.Tensor:
+def counted_tokens(s:LanguageModel, tokens:torch.Tensor, tokenize:Callable) -> torch.Tensor:
     "Which of `tokens` (b, t) count: those that are neither padding nor the tokenizer's `begin` and `specials`."
     apart = {*getattr(tokenize, "begin", ())} | {*getattr(tokenize, "specials", ())}
     return s.real(tokens) & ~torch.isin(tokens, torch.tensor(sorted(apart), dtype=tokens.dtype))
 
-def chosen_here(routes, E) -> torch.Tensor:
+def chosen_here(routes:torch.Tensor, E:int) -> torch.Tensor:
     "Which of E experts each token goes to: (tokens, k), -1 for nobody, as booleans (tokens, E)."
     return torch.nn.functional.one_hot(routes + 1, E + 1)[..., 1:].any(-2)
 
-def route_sites(s:LanguageModel, l) -> list:
+def route_sites(s:LanguageModel, l:int) -> list:
     "The sites of a router that loads are read from; some have no scores, such as one that looks a token up."
     return [n for n in (f"L{l}.routes", f"L{l}.gates", f"L{l}.router_logits") if n in s.sites]
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #019f1ed7
-def add_loads(state, l, tr, counts):
+def add_loads(state:dict, l:int, tr:Trace, counts:torch.Tensor):
     "Adds one batch to the sums of layer l; `counts` (tokens): who counts."
     g = tr[f"L{l}.gates"][0].flatten(0, 1)[counts]
     on = chosen_here(tr[f"L{l}.routes"][0].flatten(0, 1)[counts], g.shape[1])
@@ -123,7 +126,8 @@ def _load_rows(state, l, name) -> list:
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #009729bd
 @torch.no_grad()
-def text_loads(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, part=None, say=None) -> pd.DataFrame:
+def text_loads(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
+               part:str|Path=None, say:Callable=None) -> pd.DataFrame:
     """Rows of every router over a text file: `load` (share of tokens) and `gate_mass` (mean gate) of each expert,
     `entropy` of the loads in bits, `margin` (quantiles; of an expert, how far its tokens lie above the next) and
     `near_ties`; with the rule `null` what an even router would give.
@@ -142,7 +146,7 @@ def text_loads(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=Non
     return tidy([f for l in own for f in _load_rows(state, l, s.name)])
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #9aafc607
-def loads_table(found) -> pd.DataFrame:
+def loads_table(found:pd.DataFrame) -> pd.DataFrame:
     "One line a router from rows of `text_loads`: who is busy, the entropy beside that of an even router, margins."
     out = {}
     for site, own in sorted(found.groupby("site"), key=lambda x: int(x[0][1:].split(".")[0])):
@@ -158,7 +162,7 @@ def loads_table(found) -> pd.DataFrame:
     return pd.DataFrame(out).T.rename_axis("layer")
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #7328acbe
-def load_map(found, metric="load", ax=None):
+def load_map(found:pd.DataFrame, metric:str="load", ax=None):
     "A heat map of a measure, layers by experts, as multiples of an even share; from rows of `text_loads`."
     import matplotlib.pyplot as plt
     own = found[(found["metric"] == metric) & found["unit"].ne("")]
@@ -179,7 +183,7 @@ def _pair_counts(on_a, on_b):
     both = on_a & on_b
     return (on_a == on_b).all(1).sum().double()[None], both.sum().double()[None], on_a.double().T @ on_b.double()
 
-def add_comparison(state, l, tr_a, tr_b, counts, order):
+def add_comparison(state:dict, l:int, tr_a:Trace, tr_b:Trace, counts:torch.Tensor, order:torch.Tensor):
     "Adds one batch to the sums of layer l; `order` of the tokens that count: that of the null."
     gates = [tr[f"L{l}.gates"][0].flatten(0, 1)[counts].double().cpu() for tr in (tr_a, tr_b)]
     E = gates[0].shape[1]
@@ -192,7 +196,7 @@ def add_comparison(state, l, tr_a, tr_b, counts, order):
     for name, v in new.items(): state[f"{l} {name}"] = state.get(f"{l} {name}", 0) + v
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #ddd7cc4d
-def best_matching(table):
+def best_matching(table:torch.Tensor):
     "The one-to-one matching of rows to columns of a square table with the largest sum: (columns, sum)."
     from scipy.optimize import linear_sum_assignment
     at, to = linear_sum_assignment(table.numpy(), maximize=True)
@@ -217,7 +221,8 @@ def _comparison_rows(state, l, name) -> list:
     return out
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #273ca151
-def add_divergence(state, logits_a, logits_b, targets, counts, at):
+def add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, targets:torch.Tensor, counts:torch.Tensor,
+                   at:torch.Tensor):
     "Adds one batch: by stretch `at` (b) of each window the losses of both, the divergence and the tokens."
     for i, stretch in enumerate(at):                                      # window by window: logits are large
         p, q = (x[0, i].float().log_softmax(-1) for x in (logits_a, logits_b))
@@ -226,7 +231,7 @@ def add_divergence(state, logits_a, logits_b, targets, counts, at):
         state["lost"][:, stretch] += (each * on).sum(1).double().cpu()
         state["tokens"][stretch] += int(on.sum())
 
-def check_same_text(a, b, windows_a, windows_b):
+def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
     "ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts."
     if a.d_vocab != b.d_vocab:
         refuse("compare", f"two vocabularies of {a.d_vocab}", b.d_vocab, a.d_vocab, "checkpoints of one model")
@@ -239,8 +244,9 @@ def check_same_text(a, b, windows_a, windows_b):
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #af51e353
 @torch.no_grad()
-def compare_routes(a:LanguageModel, b:LanguageModel, text, tokenize, tokenize_b=None, context=512, batch=8, tokens=None,
-                   part=None, say=None) -> pd.DataFrame:
+def compare_routes(a:LanguageModel, b:LanguageModel, text:str|Path, tokenize:Callable, tokenize_b:Callable=None,
+                   context:int=512, batch:int=8, tokens:int=None, part:str|Path=None,
+                   say:Callable=None) -> pd.DataFrame:
     """Rows of the routes of two models over one text: of every layer `same_set` (share of tokens), `overlap`,
     `matched_overlap` and the `match` of each expert, `gate_correlation`; of the answers `loss` (unit A and B),
     `loss_difference` (B minus A) and `divergence` in nats, a seed for each stretch of the text.
@@ -272,7 +278,7 @@ def _divergence_rows(state, name) -> list:
     return [rows(v, seeds, metric=m, unit=u, **of) for m, u, v in
             (("loss", "A", a), ("loss", "B", b), ("loss_difference", "", b - a), ("divergence", "", kl))]
 
-def comparison_table(found) -> pd.DataFrame:
+def comparison_table(found:pd.DataFrame) -> pd.DataFrame:
     "One line a router from rows of `compare_routes`: each number with its null in brackets."
     shown = {"same_set": "same set", "overlap": "overlap", "matched_overlap": "matched", "gate_correlation": "gates"}
     own = found[found["metric"].isin(shown)].pivot(index="site", columns=["metric", "unit"], values="value")

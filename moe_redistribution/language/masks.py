@@ -7,6 +7,7 @@ __all__ = ['WAYS', 'mass_in_top', 'entropy_ratio', 'f1_of', 'source_kept', 'open
            'attention_means', 'hidden_out', 'gate_measures', 'attention_rows', 'sparsity_curve']
 
 # %% ../../nbs/4b_language/09_masks.ipynb #420d594d
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pandas as pd
@@ -17,17 +18,17 @@ from .gated import (gating_of, attention_layers, deployed, kept_entries,
 from ..instruments.rows import rows, tidy
 
 # %% ../../nbs/4b_language/09_masks.ipynb #a87e4f24
-def mass_in_top(P, k:int) -> torch.Tensor:
+def mass_in_top(P:torch.Tensor, k:int) -> torch.Tensor:
     "Share (b, h, i) of each row of attention P (b, h, i, j) that its k largest entries hold."
     return P.topk(min(k, P.shape[-1])).values.sum(-1) / P.sum(-1)
 
-def entropy_ratio(P) -> torch.Tensor:
+def entropy_ratio(P:torch.Tensor) -> torch.Tensor:
     "Entropy of each row of causal attention over log(i + 1), for queries i ≥ 1: (b, h, i − 1), from 0 to 1."
     keys = torch.arange(2, P.shape[-2] + 1, device=P.device)
     return torch.special.entr(P[..., 1:, :] / P[..., 1:, :].sum(-1, keepdim=True)).sum(-1) / keys.log()
 
 # %% ../../nbs/4b_language/09_masks.ipynb #c611fcc3
-def f1_of(scores, A, k:int) -> torch.Tensor:
+def f1_of(scores:torch.Tensor, A:torch.Tensor, k:int) -> torch.Tensor:
     """Share (b, h, rows) of the k largest entries of attention logits A (b, h, i, j) that are among the k largest of
     `scores`, both -inf at hidden keys; only rows with more than k keys. ValueError if there is none."""
     open_rows = ((A > -torch.inf).sum(-1) > k)[0, 0]
@@ -36,7 +37,7 @@ def f1_of(scores, A, k:int) -> torch.Tensor:
     found, wanted = (kept_entries(x[..., open_rows, :], k) for x in (scores, A))
     return (found & wanted).sum(-1) / k
 
-def source_kept(scores, source, k:int) -> torch.Tensor:
+def source_kept(scores:torch.Tensor, source:torch.Tensor, k:int) -> torch.Tensor:
     """Is the entry that the next token needs among the k largest of `scores` (b, h, i, j)? (h, queries), as 0 or 1.
 
     `source` (b, i): the key that the answer of query i stands at, -1 for a query that needs none; only queries that
@@ -47,21 +48,21 @@ def source_kept(scores, source, k:int) -> torch.Tensor:
     return kept_entries(scores[b, :, i], k).gather(-1, needed)[..., 0].T
 
 # %% ../../nbs/4b_language/09_masks.ipynb #8303a70e
-def openness(P, G) -> torch.Tensor:
+def openness(P:torch.Tensor, G:torch.Tensor) -> torch.Tensor:
     "Mean of σ(G) over a row, weighted by the attention P that it gates: (b, h, i), from 0 to 1."
     return (P * G.sigmoid()).sum(-1) / P.sum(-1)
 
-def open_under_gate(seen, l=None, at=None):
+def open_under_gate(seen, l:int=None, at=None):
     "`openness` (b, h, i) of what a listener sees of a layer under a soft gate; a measure for `attention_means`."
     return openness(seen.A.softmax(-1), seen.G.masked_fill(seen.hidden, 0.))
 
-def efficiency(random, gate, oracle):
+def efficiency(random:float, gate:float, oracle:float):
     "Share of the way from random masks to the oracle's that a gate goes; any three perplexities (003, Table 9)."
     return (random - gate) / (random - oracle)
 
 # %% ../../nbs/4b_language/09_masks.ipynb #bde9e6e8
 @torch.no_grad()
-def attention_means(model, tokens, measures, batch:int=64) -> dict:
+def attention_means(model:torch.nn.Module, tokens:torch.Tensor, measures:dict, batch:int=64) -> dict:
     """Means by (layer, head) of `measures`, name → f(seen, layer, texts) → (…, h, n) or, by head, (h, n); `tokens`
     (n, t), of which `texts` is the slice of a batch. The model attends as it does, dense if nothing is attached."""
     found, model_mode, device = {}, model.training, next(model.parameters()).device
@@ -81,11 +82,11 @@ def attention_means(model, tokens, measures, batch:int=64) -> dict:
     return {n: torch.stack([x / k for _, (x, k) in sorted(of.items())]) for n, of in found.items()}
 
 # %% ../../nbs/4b_language/09_masks.ipynb #25e5b4a8
-def hidden_out(x, seen):
+def hidden_out(x:torch.Tensor, seen):
     "Scores with −∞ wherever a query cannot see the key."
     return x.masked_fill(seen.hidden, -torch.inf)
 
-def gate_measures(gates, k, source=None) -> dict:
+def gate_measures(gates, k:int, source=None) -> dict:
     "The measures that compare gates, one a layer, with attention's own top k and with the language's `source`."
     def scores(seen, l): return hidden_out(gates[l](seen.x), seen)
     out = {"f1": lambda seen, l, at: f1_of(scores(seen, l), hidden_out(seen.A, seen), k)}
@@ -93,7 +94,8 @@ def gate_measures(gates, k, source=None) -> dict:
     return out
 
 # %% ../../nbs/4b_language/09_masks.ipynb #34400b51
-def attention_rows(model, tokens, ks, seeds, source=None, **labels) -> pd.DataFrame:
+def attention_rows(model:torch.nn.Module, tokens:torch.Tensor, ks:Sequence[int], seeds:Sequence[int], source=None,
+                   **labels) -> pd.DataFrame:
     """Rows of every layer and head: `mass` and, with a `source`, `source_kept` by attention itself, for each k in `ks`
     (stratum); `entropy_ratio`; under soft gates `openness`."""
     own = {"entropy_ratio": lambda seen, l, at: entropy_ratio(seen.pattern)}
@@ -116,7 +118,7 @@ def attention_rows(model, tokens, ks, seeds, source=None, **labels) -> pd.DataFr
 WAYS = {"random": ("C7", "random mask"), "bce": ("C1", "gate, BCE"), "kl": ("C0", "gate, KL"),
         "oracle": ("k", "oracle")}
 
-def sparsity_curve(found, ax=None, log=True):
+def sparsity_curve(found:pd.DataFrame, ax=None, log:bool=True):
     "Axes with perplexity against k, from rows of `ppl` by edit and stratum `k=…`: means over seeds; a line for dense."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(5, 3.2))[1]

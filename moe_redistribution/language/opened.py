@@ -25,15 +25,16 @@ from ..models.edits import Names
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
-from .layers import READ_ONLY, base_of, device_of, layer_sites, probe_model
+from .layers import Layer, READ_ONLY, base_of, device_of, layer_sites, probe_model
 from .hooks import listening
 from .watched import n_experts
 from .reading import TextSubject
 from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told, token_mask,
                                                routes_apart)
+from ..instruments.trace import Trace
 
 # %% ../../nbs/4b_language/07_opened.ipynb #91c00962
-def text_task(tokens, d_vocab, name="text", pad=None) -> Task:
+def text_task(tokens:torch.Tensor, d_vocab:int, name:str="text", pad:int=None) -> Task:
     """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
 
     ValueError if they are no such windows, or hold the token `pad`."""
@@ -57,7 +58,8 @@ class LanguageModel(TextSubject):
     windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
     none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
-    def __init__(self, model, tokens=None, name=None, batch=None, pad=None, family=None):
+    def __init__(self, model:torch.nn.Module, tokens:torch.Tensor=None, name:str=None, batch:int=None, pad:int=None,
+                 family=None):
         model = base_of(model)                                                         # adapters hang within it
         if not hasattr(model, "get_input_embeddings"):
             refuse("model", "a causal transformers model", type(model).__name__, "olmoe", "AutoModelForCausalLM")
@@ -77,18 +79,19 @@ class LanguageModel(TextSubject):
 
 # %% ../../nbs/4b_language/07_opened.ipynb #c318e324
 @patch
-def real(self:LanguageModel, tokens):
+def real(self:LanguageModel, tokens:torch.Tensor):
     "Which of `tokens` are no padding."
     return torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
 
-def unit_names(x) -> list:
+def unit_names(x:Layer) -> list:
     "Heads and experts of a `Layer`."
     return ([f"H{h}" for h in range(x.heads) if "z" not in x.absent]
             + [f"E{e}" for e in range(0 if x.experts is None else n_experts(x.experts))])
 
 # %% ../../nbs/4b_language/07_opened.ipynb #3f7c3018
 @patch
-def run(self:LanguageModel, tokens, edits=None, sink=None, read_only=False, grad=False):
+def run(self:LanguageModel, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False,
+        grad:bool=False):
     """Logits (1, b, t, v) of tokens (b, t); with `grad` they and what the sink keeps have a graph, in which whatever is
     kept stands on the way to the logits. RuntimeError if the parts of a block do not sum to its output; ValueError for
     tokens that the model has no place for, a site that the pass does not reach, and what is not finite."""
@@ -115,7 +118,7 @@ def _run(self:LanguageModel, tokens, edits, sink, grad):
 # %% ../../nbs/4b_language/07_opened.ipynb #3f7c3019
 @patch
 @contextmanager
-def passes(self:LanguageModel, edits, sink=None, grad=False):
+def passes(self:LanguageModel, edits:dict, sink:dict=None, grad:bool=False):
     """Within it every pass of the model has `edits`, as `combine_edits` makes them, at the tokens of `here` and
     `places` (b, t), and fills the sink. Gives `at(site, value)`, and what listeners are told."""
     told, others = routes_apart(edits)
@@ -133,23 +136,23 @@ def passes(self:LanguageModel, edits, sink=None, grad=False):
     with routers_told(self, told), listening(self.model, self.layers, at, wanted, own): yield at, own
 
 # %% ../../nbs/4b_language/07_opened.ipynb #fc6ad8d5
-def check_decides(site):
+def check_decides(site:str):
     "ValueError for a site that can only be read."
     if site.split(".")[-1] in READ_ONLY:
         refuse("edit", "a site that decides something", site, site.split(".")[0] + ".gates", "edit the gates")
 
-def on_the_way(x):
+def on_the_way(x:torch.Tensor):
     "An activation as one that a graph goes through; a leaf of it where no weight before it wants a gradient."
     if not x.is_floating_point(): return x
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
-def of_expert(site): return re.search(r"\.E\d+$", site) is not None
+def of_expert(site:str): return re.search(r"\.E\d+$", site) is not None
 
-def counted_at(site, real, x):
+def counted_at(site:str, real:torch.Tensor, x:torch.Tensor):
     "`real` (b, t) as a mask for an activation x (1, b, t, …), or a pattern; None for an expert, which has no padding."
     return None if of_expert(site) else token_mask(real, site, x)
 
-def changed_tokens(site, before, after, real) -> int:
+def changed_tokens(site:str, before:dict, after:dict, real:torch.Tensor) -> int:
     "How many tokens an edit changed at a site, no padding; of a pattern, how many queries."
     if after is before: return 0
     differs, mask = before != after, counted_at(site, real.to(before.device), before)
@@ -158,7 +161,7 @@ def changed_tokens(site, before, after, real) -> int:
     return int(differs.flatten(3).any(-1).sum())
 
 @patch
-def replacement(self:LanguageModel, site, how):
+def replacement(self:LanguageModel, site:str, how:str):
     if self.pad is None or how == "zero" or of_expert(site): return None
     return partial(replace_among, lambda x: counted_at(site, self.here.to(x.device), x), how)
 
@@ -175,17 +178,17 @@ def _each(self:LanguageModel, of, edits, tokens):
     return torch.cat(out, 1)
 
 # %% ../../nbs/4b_language/07_opened.ipynb #d4f5e594
-def batch_sizes(n, batch) -> list:
+def batch_sizes(n:int, batch:int) -> list:
     "Sizes of batches of about `batch` of n windows, as even as can be, so that none is left alone."
     k = max(1, n // (batch or n))
     return [n // k + (i < n % k) for i in range(k)]
 
 @patch
-def predict(self:LanguageModel, edits=None, tokens=None):
+def predict(self:LanguageModel, edits:dict=None, tokens:torch.Tensor=None):
     return self._each(lambda at, x: x.argmax(-1), edits, self.task.tokens if tokens is None else tokens)
 
 @patch
-def predict_and_lose(self:LanguageModel, edits=None):
+def predict_and_lose(self:LanguageModel, edits:dict=None):
     "(most probable next tokens, losses in nats), each (1, n, t), on the task's windows; one pass gives both."
     def both(at, logits):
         x, target = logits[0].float(), self.task.targets[at].to(logits.device)
@@ -196,7 +199,7 @@ def predict_and_lose(self:LanguageModel, edits=None):
 
 # %% ../../nbs/4b_language/07_opened.ipynb #8da565f3
 @patch
-def own_edit(self:LanguageModel, unit, how):
+def own_edit(self:LanguageModel, unit:str, how:str):
     """The edits (site → function) that an expert's `route_around` or `swap:E2`, a word for its routes, or a limit
     stands for; None for another edit."""
     check_decides(unit)
@@ -235,8 +238,8 @@ def _moved_to(e, other, gates):
     return new
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
-def open_model(model, tokens=None, dtype="auto", device_map=None, batch=None, pad=None, family=None,
-               **more) -> LanguageModel:
+def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,
+               batch:int=None, pad:int=None, family=None, **more) -> LanguageModel:
     """A subject from a transformers model, a folder with its weights, or a name on the hub.
 
     `dtype`, `device_map` and `more` as in `from_pretrained`; `family`: a `Family`, for what a pass cannot show.
@@ -257,7 +260,7 @@ class Report:
     __repr__ = __str__
     def _repr_html_(self): return f"<p>{html.escape(self.headline)}</p>{self.table.to_html(index=False)}"
 
-def made_of(x) -> tuple:
+def made_of(x:Layer) -> tuple:
     "What mixes tokens in a `Layer`, its FFN, and what is not reached → why."
     def kind(m): return "–" if m is None else type(m).__name__
     n = 0 if x.experts is None else n_experts(x.experts)
@@ -289,7 +292,7 @@ def report(self:LanguageModel) -> Report:
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0643d789
 @torch.no_grad()
-def sum_of_parts(s:LanguageModel, tr, layer) -> float:
+def sum_of_parts(s:LanguageModel, tr:Trace, layer:int) -> float:
     "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."
     p = f"L{layer}."
     whole, gates = tr[p + "ffn_out"][0].flatten(0, 1), tr[p + "gates"][0].flatten(0, 1)

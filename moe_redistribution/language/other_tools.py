@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from ..tasks.errors import refuse
 from .watched import n_experts
+from ..instruments.subject import Subject
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #62d3e6ca
 LENS = {"pattern": "attn.hook_pattern", "z": "attn.hook_z", "attn_out": "hook_attn_out", "resid_mid": "hook_resid_mid",
@@ -24,7 +25,7 @@ SAME_IN_LENS = {"hook_out": "resid_post", "attn.hook_out": "attn_out", "mlp.hook
                 "ln2.hook_in": "resid_mid", "mlp.gate.hook_expert_weights": "gates",
                 "mlp.gate.hook_expert_indices": "routes"}
 
-def to_lens(site, router="gate") -> str:
+def to_lens(site:str, router:str="gate") -> str:
     """The hook of TransformerLens' bridge that holds a site. `router`: its name for the family's router, as in GPT-OSS
     `router`. ValueError with the reason for a site that it has no hook for."""
     if site in ("embed", "logits"): return dict(embed="hook_embed", logits="unembed.hook_out")[site]
@@ -35,7 +36,7 @@ def to_lens(site, router="gate") -> str:
            fix=f"one of embed, L0.{', L0.'.join(LENS)}")
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #50e2a4b8
-def from_lens(hook, router="gate") -> str:
+def from_lens(hook, router:str="gate") -> str:
     "The site that a hook of TransformerLens holds. ValueError for a hook that is none of ours."
     if hook in ("hook_embed", "embed.hook_out"): return "embed"
     if hook in ("unembed.hook_out", "hook_unembed"): return "logits"
@@ -47,7 +48,7 @@ def from_lens(hook, router="gate") -> str:
            fix=f"one of hook_embed, blocks.0.{', blocks.0.'.join(LENS.values())}")
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #aa7e8279
-def routes_from_engine(arrays, s) -> dict:
+def routes_from_engine(arrays, s:Subject) -> dict:
     """Layer → routes (b, t, k) for `replay`, from a request's `routed_experts` (t, layers, k) or some of one length.
 
     ValueError for what is no such array, for layers that are not this model's, and experts that it has not got."""
@@ -76,7 +77,7 @@ def read_routes(x) -> torch.Tensor:
            fix="what the engine returned, prompt first")
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #90734eb8
-def routes_to_engine(routes, dtype=np.int16) -> list:
+def routes_to_engine(routes:torch.Tensor, dtype=np.int16) -> list:
     """A request's `routed_experts` (t, layers with experts, k) for each window of routes (layer → (b, t, k), or with an
     axis of one before). ValueError for layers of several k, and tokens without an expert."""
     own = [routes[l].reshape(-1, *routes[l].shape[-2:]) for l in sorted(routes)]

@@ -7,6 +7,7 @@ __all__ = ['NEVER', 'INDEX', 'TextSubject', 'is_expert', 'check_one_token', 'tok
            'read_saved']
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #e1127e27
+from collections.abc import Callable, Iterable, Sequence
 from collections import Counter
 from pathlib import Path
 import hashlib, json, re
@@ -20,7 +21,7 @@ from ..tasks.errors import choose, refuse
 from ..training.store import write_whole
 from ..models.edits import each_layer
 from ..instruments.ablation import combine_edits
-from ..instruments.trace import trace
+from ..instruments.trace import Trace, trace
 from .small import with_transformers
 from .weights import check_hooks, check_tokens_of, weights_digest
 from .terms import Layered, check_sums, linear_weight, exact_dtype, final_norm, rms_of
@@ -33,12 +34,12 @@ class TextSubject(Layered):
     A class of it has `passes(edits)`: a context in which every pass of `model` has these edits at the tokens that
     `here` and `places` (b, t) describe. It gives `at(site, value)`, and what listeners are told."""
 
-def is_expert(site) -> bool:
+def is_expert(site:str) -> bool:
     "Has a site rows of its own tokens?"
     return re.search(r"\.E\d+$", site) is not None
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #41e332c5
-def check_one_token(edits, sites):
+def check_one_token(edits:dict, sites:Sequence[str]):
     "ValueError for edits, and the `sites` that they are of, that mean something else when a pass sees one new token."
     for unit, how in edits.items():
         how = limit.how if (limit := limit_of(how)) else how
@@ -91,7 +92,7 @@ def _settings(new, stops, pad):
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
 @patch
-def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> torch.Tensor:
+def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, stop=None, **more) -> torch.Tensor:
     """The next `new` tokens (b, new) after prompts `tokens` (b, t), greedy, under `edits`.
 
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
@@ -118,7 +119,7 @@ def generate(self:TextSubject, tokens, new, edits=None, stop=None, **more) -> to
     return out[:, tokens.shape[1]:]
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #ce93bd1e
-def token_batches(s:TextSubject, tokens):
+def token_batches(s:TextSubject, tokens:torch.Tensor|Iterable):
     "Batches of tokens (n, t), of `s.batch` windows or 8; of an iterable of batches, those."
     if not isinstance(tokens, torch.Tensor): return iter(tokens)
     if tokens.ndim == 2: return iter(tokens.split(s.batch or 8))
@@ -131,7 +132,7 @@ def token_text(tokenizer):
     refuse("tokenizer", "one with a method `decode`", type(tokenizer).__name__, fix="AutoTokenizer, or tokenizer_of")
 
 @patch
-def tokens_of(self:TextSubject, unit, tokens, tokenizer=None, around=5) -> pd.DataFrame:
+def tokens_of(self:TextSubject, unit:str, tokens:torch.Tensor|Iterable, tokenizer=None, around:int=5) -> pd.DataFrame:
     """The tokens that go to an expert such as `L3.E7`: window, position, token, text, gate, and the text of `around`
     tokens before and after. `tokens` (n, t) or an iterable of batches. No padding. ValueError for what is no expert."""
     choose("expert", unit, [u for u in self.units if ".E" in u])
@@ -147,7 +148,7 @@ def tokens_of(self:TextSubject, unit, tokens, tokenizer=None, around=5) -> pd.Da
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #d1a8935d
 @patch
-def written_terms(self:TextSubject, unit, batch):
+def written_terms(self:TextSubject, unit:str, batch:int):
     """What an expert or a head adds to the final norm's input at its tokens, over the norm and times its weight, as
     (n, d); their window and position (n, 2); and the scale of the model's logits. ValueError for a unit that does not
     enter the stream alone."""
@@ -174,7 +175,7 @@ def _head_terms(x, real, z, h, unit):
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #0af2a257
 @patch
-def logit_scale(self:TextSubject, tr, last):
+def logit_scale(self:TextSubject, tr:Trace, last):
     "The model's logits over those of the unembedding. ValueError where they are no multiple, as capped ones."
     said = self.model.get_output_embeddings()(final_norm(self.model)(tr[last])).float()
     logits = tr["logits"].float()
@@ -191,7 +192,8 @@ def _ranked(effects, top):
 # %% ../../nbs/4b_language/06c_reading.ipynb #6fa95279
 @patch
 @torch.no_grad()
-def writes(self:TextSubject, unit, tokens, top=10, tokenizer=None, each=False) -> pd.DataFrame:
+def writes(self:TextSubject, unit:str, tokens:torch.Tensor|Iterable, top:int=10, tokenizer=None,
+           each:bool=False) -> pd.DataFrame:
     """The `top` tokens whose logits an expert or a head raises most by its direct effect (norm held, its gate in it):
     rank, token, text, and effect in logits, from its mean over the vocabulary. The mean over its tokens, or `each`
     with window and position. `tokens` (n, t) or an iterable of batches; ValueError for a unit without tokens there."""
@@ -213,7 +215,7 @@ def writes(self:TextSubject, unit, tokens, top=10, tokenizer=None, each=False) -
 # %% ../../nbs/4b_language/06c_reading.ipynb #eb59f8a3
 INDEX = "index.json"
 
-def read_index(folder) -> dict:
+def read_index(folder:str|Path) -> dict:
     "What a folder of saved activations says of itself; {} if it is new or empty. ValueError for another folder."
     path = Path(folder)
     if not path.exists() or path.is_dir() and not any(path.iterdir()): return {}
@@ -223,7 +225,7 @@ def read_index(folder) -> dict:
     refuse(f"folder {path.name}", f"a new folder, or one whose {INDEX} is of activations", "something else",
            fix="another folder")
 
-def read_saved(folder, site, shard=None) -> torch.Tensor:
+def read_saved(folder:str|Path, site:str, shard=None) -> torch.Tensor:
     """A site of a folder that `save` wrote, window by window, or an expert's rows, whose window and position are
     `L3.E7.at`; or `tokens`. Of one `shard`, by number, or of all. ValueError for what is not there."""
     if not (index := read_index(folder)):
@@ -274,7 +276,8 @@ class _Shards:
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #f374b360
 @patch
-def save(self:TextSubject, sites, folder, tokens, most=1 << 28, dtype=None, edits=None, say=None) -> dict:
+def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Tensor|Iterable, most:int=1 << 28,
+         dtype:str=None, edits:dict=None, say:Callable=None) -> dict:
     """Keeps `sites` of a pass over `tokens` (n, t), or over an iterable of batches, in a folder; gives its index.
 
     Shards have up to `most` bytes; `dtype` to keep numbers in another type; `edits`: words, such as {"L3.E7": "zero"}.

@@ -7,6 +7,7 @@ __all__ = ['IN_FFN', 'SLACK', 'Recorded', 'of_windows', 'window_losses', 'parts_
            'changed_experts', 'begun_at']
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #85b57afc
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 import re
@@ -19,11 +20,12 @@ from .weights import check_tokens_of
 from .watched import WATCHED, n_experts
 from .router_pass import chosen_gates, dense_gates
 from .opened import LanguageModel
+from .layers import Layer
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #024b31ca
 class Recorded(torch.nn.Module):
     "Stands where a layer stood, and gives what that layer gave; its other attributes are the layer's."
-    def __init__(self, layer, out):
+    def __init__(self, layer:int, out):
         super().__init__()
         self.__dict__["layer"], self.out = layer, out
     def forward(self, *args, **kwargs): return self.out
@@ -31,25 +33,25 @@ class Recorded(torch.nn.Module):
         try: return super().__getattr__(name)
         except AttributeError: return getattr(self.__dict__["layer"], name)
 
-def of_windows(v, at, n):
+def of_windows(v, at:Sequence, n:int):
     "What a module gave for the windows `at`, from what it gave for n windows: (n, …), (n tokens, …), or nested."
     if isinstance(v, (tuple, list)): return type(v)(of_windows(x, at, n) for x in v)
     if isinstance(v, dict): return {k: of_windows(x, at, n) for k, x in v.items()}
     if not isinstance(v, torch.Tensor) or not v.ndim or len(v) % n: return v
     return v[at] if len(v) == n else v.unflatten(0, (n, -1))[at].flatten(0, 1)
 
-def window_losses(logits, targets) -> torch.Tensor:
+def window_losses(logits:torch.Tensor, targets:torch.Tensor) -> torch.Tensor:
     "Losses in nats (b, t) of logits (b, t, v), window by window: the log of a softmax is as large as the logits."
     return torch.stack([torch.nn.functional.cross_entropy(x.float(), y.to(x.device), reduction="none")
                         for x, y in zip(logits, targets)]).double().cpu()
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #a87d087d
-def parts_kept(x) -> dict:
+def parts_kept(x:Layer) -> dict:
     "The modules of a layer whose output an edit of its FFN leaves alone, and the layer itself: kind → module."
     own = dict(whole=x.whole, attn=x.mixer if x.attn is None else x.attn, experts=x.experts, shared=x.shared)
     return {kind: m for kind, m in own.items() if m is not None}
 
-def gates_given(experts, index, weights, real) -> torch.Tensor:
+def gates_given(experts, index:torch.Tensor, weights:torch.Tensor, real:torch.Tensor) -> torch.Tensor:
     "Gates (b, t, E) that experts were called with; none for tokens that are not `real` (b, t)."
     k = index.shape[-1]
     dense = dense_gates(weights.reshape(-1, k), index.reshape(-1, k), n_experts(experts))
@@ -59,7 +61,7 @@ def gates_given(experts, index, weights, real) -> torch.Tensor:
 class RecordedBatch:
     """One plain pass over windows (b, t + 1) whose layers are kept: `loss` (b), the mean of each window in nats, and
     `spent`, how many (window, layer) were run so far."""
-    def __init__(self, s:LanguageModel, group, sink=None):
+    def __init__(self, s:LanguageModel, group, sink:dict=None):
         check_tokens_of(s.model, group[:, 1:])
         self.s, self.tokens, self.targets, self.said = s, group[:, :-1], group[:, 1:], {}
         self.real = s.real(self.targets)
@@ -78,20 +80,20 @@ class RecordedBatch:
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #f7f4f5ee
 @patch
-def over_windows(self:RecordedBatch, losses, at=slice(None)):
+def over_windows(self:RecordedBatch, losses:torch.Tensor, at:slice|Sequence=slice(None)):
     "Means (windows) over the targets that are no padding."
     on = self.real[at]
     return (losses * on).sum(1) / on.sum(1).clamp(min=1)
 
 @patch
-def gates_of(self:RecordedBatch, l) -> torch.Tensor:
+def gates_of(self:RecordedBatch, l:int) -> torch.Tensor:
     "Gates (b, t, E) that the experts of layer l were given."
     return gates_given(self.s.layers[l].experts, *self.said["experts", l][0], self.s.real(self.tokens))
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #0c0b72b6
 IN_FFN = re.compile(r"router_logits|routes|gates|shared_out|ffn_out|E\d+")
 
-def start_of(s:LanguageModel, edits):
+def start_of(s:LanguageModel, edits:dict):
     "(layer, does it lie within the FFN?) at which a pass under `edits` first differs from a plain one."
     here = [(int(m[1]), m[2]) if (m := re.fullmatch(r"L(\d+)\.(.*)", site)) else
             (s.n_layers, "") if site == "logits" else (0, site) for site in edits]
@@ -107,7 +109,7 @@ class _AtExperts:
     def at(self, site, value): return apply_edit(self.edits[site], value[None])[0]
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #e80c723b
-def changed_experts(b, l, at, edits, touched, shares):
+def changed_experts(b, l:int, at, edits:dict, touched:torch.Tensor, shares):
     """A forward for the experts of layer l that runs them for the tokens alone whose gates `edits` (`gates`, `E3` →
     edit) or the router changed, or that are `touched` (windows, t); the share of these is added to `shares`."""
     x, real, n = b.s.layers[l].experts, b.s.real(b.tokens)[at], len(b.tokens)
@@ -130,7 +132,7 @@ def changed_experts(b, l, at, edits, touched, shares):
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #434567b2
 @contextmanager
-def begun_at(b:RecordedBatch, l, at, inside=None, touched=None):
+def begun_at(b:RecordedBatch, l:int, at, inside=None, touched:torch.Tensor=None):
     """Within it a pass over the windows `at` of a batch begins at layer l; where edits of its experts are given
     (`inside`), only its FFN is run, and its experts as by `changed_experts`. Gives a list of their shares."""
     n, layers, shares = len(b.tokens), b.s.layers, []
@@ -155,7 +157,8 @@ def _say_again(out, *args, **kwargs): return out
 # %% ../../nbs/4b_language/08c_recorded.ipynb #f80d5743
 @patch
 @torch.no_grad()
-def losses(self:RecordedBatch, edits, at=None, touched=None, share=True) -> torch.Tensor:
+def losses(self:RecordedBatch, edits:dict, at=None, touched:torch.Tensor=None,
+           share:bool=True) -> torch.Tensor:
     "Losses (windows, t) under `edits` of the windows `at` (default: all); without `share` in a whole pass."
     at, edits = torch.arange(len(self.tokens)) if at is None else at, combine_edits(self.s, edits)
     l, within = start_of(self.s, edits) if share else (0, False)
@@ -174,7 +177,7 @@ def losses(self:RecordedBatch, edits, at=None, touched=None, share=True) -> torc
 SLACK = {torch.float64: 1e-9, torch.float32: 1e-6}                  # of a mean loss, of its size; in half precision .01
 
 @patch
-def checked_losses(self:RecordedBatch, edits, at, touched=None):
+def checked_losses(self:RecordedBatch, edits:dict, at, touched:torch.Tensor=None):
     """(losses (windows, t) of a whole pass, has a pass that begins at the edit the same mean in each window?)
 
     Between the two the model reads something else, so that what a layer remembers by itself is not taken for its

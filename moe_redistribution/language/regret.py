@@ -6,6 +6,8 @@
 __all__ = ['live_weights', 'other_routes', 'route_regret']
 
 # %% ../../nbs/4b_language/08e_regret.ipynb #6334b454
+from pathlib import Path
+from collections.abc import Callable
 import math
 
 import pandas as pd
@@ -19,7 +21,7 @@ from .loads import routers_of
 from .recorded import RecordedBatch
 
 # %% ../../nbs/4b_language/08e_regret.ipynb #dadd430e
-def live_weights(P, sets, weights, chosen) -> torch.Tensor:
+def live_weights(P:torch.Tensor, sets:torch.Tensor, weights:torch.Tensor, chosen:torch.Tensor) -> torch.Tensor:
     """Weights (…, k) that a router with probabilities P (…, E) gives other `sets` (…, k), by its own rule: it
     gave `weights` to those `chosen`. ValueError where these are neither shares nor multiples of P."""
     own, total = P.gather(-1, chosen), weights.sum(-1, keepdim=True)
@@ -29,7 +31,7 @@ def live_weights(P, sets, weights, chosen) -> torch.Tensor:
     if alike(total): return new / new.sum(-1, keepdim=True).clamp(min=1e-30) * total
     refuse("regret", "weights that are probabilities, or shares of them", "others", fix="leave --regret out")
 
-def other_routes(chosen, E, n, g) -> torch.Tensor:
+def other_routes(chosen:torch.Tensor, E:int, n:int, g:torch.Generator) -> torch.Tensor:
     "n sets (b, n, k) of k of E experts for each token, none of them the one that is `chosen` (b, k)."
     out = torch.stack([torch.stack([torch.randperm(E, generator=g)[:len(c)] for _ in range(n)]) for c in chosen])
     while (same := (out.sort(-1)[0] == chosen.sort(-1)[0][:, None]).all(-1)).any():
@@ -38,8 +40,8 @@ def other_routes(chosen, E, n, g) -> torch.Tensor:
 
 # %% ../../nbs/4b_language/08e_regret.ipynb #748e69f5
 @torch.no_grad()
-def route_regret(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, sample=32, others=7,
-                 say=None) -> pd.DataFrame:
+def route_regret(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
+                 sample:int=32, others:int=7, say:Callable=None) -> pd.DataFrame:
     """Rows of `regret` in nats and `better` for about `sample` tokens of every router, a seed for each token; with the
     rule `null` those of a route that was drawn. It takes `sample` × `others` windows a layer."""
     windows = windows_asked(s, text, tokenize, context, batch, tokens)

@@ -20,7 +20,7 @@ class RouterPass(TorchFunctionMode):
     """Within it a router runs as its family wrote it. `scores`: what the last linear map with a row an expert gave
     (tokens, E), or some more), or the `other` scores that it went on with; `made`: what it made of them, so shaped;
     `weight`, `bias`: of that map."""
-    def __init__(self, E, other=None, at=None):
+    def __init__(self, E:int, other:dict=None, at=None):
         super().__init__()
         self.E, self.other, self.at, self.times, self.scores, self.made = E, other, at, 0, None, []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -37,7 +37,7 @@ class RouterPass(TorchFunctionMode):
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #5e96bc2d
 @contextmanager
-def without_biases(gate, barred):
+def without_biases(gate:torch.nn.Module, barred:torch.Tensor):
     "Within it a router's own biases (E, or some more) leave experts that are `barred` (E) of any choice."
     named = [*gate.named_parameters(), *gate.named_buffers()] if barred.any() else []
     own = [p for n, p in named if "bias" in n and of_experts(p, len(barred))]
@@ -48,18 +48,18 @@ def without_biases(gate, barred):
     finally:
         for p, was in zip(own, before): p.data = was
 
-def of_experts(x, E):
+def of_experts(x, E:int):
     "Is this a number for each of E experts, or for some more classes?"
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1 and E <= len(x) <= E + 4
 
-def leave_out(x, barred):
+def leave_out(x:torch.Tensor, barred:torch.Tensor):
     "A bias x with -1e4 for the experts that are `barred`."
     out = x.clone().flatten()
     out[:len(barred)][barred] = -1e4
     return out.view_as(x)
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #ef6db445
-def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
+def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:torch.Tensor=None) -> RouterPass:
     """A router with E experts once more on what it was called with; with other `scores` (tokens, E), by its own rule:
     -inf bars an expert. `out` is what it gives: logits, weights, indices.
 
@@ -87,7 +87,7 @@ def route_again(gate, args, kwargs, E, scores=None) -> RouterPass:
            "fewer by the family's rule", fix="bar fewer, or close them in the gates")
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #aa91eb86
-def apart_from_barred(own, new, scores) -> RouterPass:
+def apart_from_barred(own:torch.Tensor, new:torch.Tensor, scores:torch.Tensor) -> RouterPass:
     "`new`, a router's pass with other `scores` (tokens, E), as its `own` at tokens that a bar alone does not concern."
     closed, before = scores == -torch.inf, own.scores[:, :scores.shape[1]]
     same = ((scores == before) | closed).all(1)
@@ -100,7 +100,7 @@ def apart_from_barred(own, new, scores) -> RouterPass:
     return new
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #7fcea4bc
-def nearly_equal(a, b):
+def nearly_equal(a:torch.Tensor, b:torch.Tensor):
     """Are two tensors (…, d) the same up to the rounding of their type? Entry by entry, so that one large entry hides
     nothing: within 1e-4 in single precision and 2e-2 in half, of the entry and of its token's mean size."""
     slack = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 2e-2)
@@ -124,11 +124,11 @@ def probabilities(own:RouterPass):
     return min(filter(of_it, made), key=rank, default=None)                                     # the first of equals
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #f7631e53
-def dense_gates(weights, index, E):
+def dense_gates(weights:torch.Tensor, index:torch.Tensor, E:int):
     "Weights (tokens, E) of all experts, 0 for those that are not chosen."
     return weights.new_zeros(len(weights), E).scatter_add_(1, index, weights)
 
-def chosen_gates(dense):
+def chosen_gates(dense:torch.Tensor):
     """(weights, indices) of the experts whose weight in `dense` (tokens, E) is not 0, as many as the busiest token has.
     A token with fewer repeats one of its own with weight 0, which works on nothing."""
     on = dense != 0

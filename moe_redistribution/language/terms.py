@@ -11,16 +11,16 @@ from fastcore.basics import patch
 import torch
 from ..tasks.errors import choose, refuse
 from ..instruments.subject import Subject
-from ..instruments.trace import trace
+from ..instruments.trace import Trace, trace
 from ..instruments.scores import SENDERS, Receiver, check_remainder, mean_square
 from .router_pass import nearly_equal
 
 # %% ../../nbs/4b_language/06_terms.ipynb #d3584b47
-def exact_dtype(x):
+def exact_dtype(x:torch.Tensor):
     "The type that terms are multiplied and summed in: at least single precision."
     return torch.promote_types(x.dtype, torch.float32)
 
-def dense_weight(module, what, dtype):
+def dense_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
     "The weight (out, in) of a linear layer in a dtype. ValueError for one without plain numbers, as quantised."
     W = getattr(module, "weight", None)
     plain = isinstance(W, torch.Tensor) and W.is_floating_point() and W.ndim == 2
@@ -28,7 +28,7 @@ def dense_weight(module, what, dtype):
     refuse(what, "a linear layer with a matrix of numbers", f"{type(module).__name__}{', offloaded' if plain else ''}",
            fix="merge adapters, dequantise, and load it without offloading")
 
-def linear_weight(module, what, dtype):
+def linear_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
     "`dense_weight` of a module that is its matrix and a bias alone, as is tried. ValueError for one with an adapter."
     W, bias = dense_weight(module, what, dtype), getattr(module, "bias", None)
     draw = torch.randn(4, W.shape[1], generator=torch.Generator().manual_seed(0)).to(module.weight)
@@ -42,7 +42,7 @@ class Layered(Subject):
     "A subject with `layers`, each a `Layer`; their weights say what the terms of its stream are."
 
 @patch
-def stream_terms(self:Layered, tr, by="component"):
+def stream_terms(self:Layered, tr:Trace, by:str="component"):
     """(sender, depth, (1, b, t, d)) of all terms of the stream; a router in layer l reads those of depth ≤ 2 l + 1.
 
     `by`: whole outputs; attention by head; FFNs by expert; all."""
@@ -96,7 +96,7 @@ def _experts(self:Layered, tr, x, p):
 # %% ../../nbs/4b_language/06_terms.ipynb #14345ec2
 NORM_EPS = ("variance_epsilon", "eps", "epsilon")
 
-def rms_of(norm, x, what):
+def rms_of(norm, x:torch.Tensor, what:str):
     """(weight (d,), divisor (…, 1)) of an RMSNorm module at x (…, d), in the dtype of x; None for the module: 1 and 1.
 
     ValueError for another kind of norm: it is tried on a draw. Some families keep the weight less 1."""
@@ -116,7 +116,7 @@ def rms_of(norm, x, what):
 
 # %% ../../nbs/4b_language/06_terms.ipynb #4ae39a90
 @patch
-def receivers(self:Layered, tr) -> list:
+def receivers(self:Layered, tr:Trace) -> list:
     """A `Receiver` for the router of every layer that has one; sums are made in single precision or better. ValueError
     for a model without routers that read the stream."""
     out = []
@@ -141,7 +141,7 @@ def router_bias(self:Layered, r):
     return None if bias is None else bias[:r.logits.shape[-1]].to(r.logits.dtype).expand_as(r.logits)
 
 @patch
-def score_sites(self:Layered, by="component") -> list:
+def score_sites(self:Layered, by:str="component") -> list:
     "The sites that `stream_terms` and `receivers` read."
     inner = {"attn_out", "ffn_out", "resid_mid", "router_logits", "routes"}
     if by in ("head", "all"): inner |= {"z"}
@@ -151,7 +151,7 @@ def score_sites(self:Layered, by="component") -> list:
 
 # %% ../../nbs/4b_language/06_terms.ipynb #3efc2a61
 @torch.no_grad()
-def head_sources(s:Layered, tokens, head, site) -> torch.Tensor:
+def head_sources(s:Layered, tokens:torch.Tensor, head, site:str) -> torch.Tensor:
     """What a head such as `L0.H2` puts into the scores of a later router, by key: (1, b, query, key, E); over keys it
     sums to the head's scores. ValueError for a head that the router does not see."""
     l, h = (int(n) for n in choose("head", head, [u for u in s.units if ".H" in u])[1:].split(".H"))
@@ -168,12 +168,12 @@ def head_sources(s:Layered, tokens, head, site) -> torch.Tensor:
     return tr[f"L{l}.pattern"][:, :, h, :, :, None] * says[:, :, None] / r.norm[..., None]
 
 # %% ../../nbs/4b_language/06_terms.ipynb #865798da
-def final_norm(model):
+def final_norm(model:torch.nn.Module):
     "The last norm of a model's decoder, which its head reads through; None if it has none."
     return next((m for m in reversed([*model.get_decoder().children()]) if "norm" in type(m).__name__.lower()), None)
 
 @torch.no_grad()
-def answer_terms(s:Layered, tokens, targets, by="component") -> dict:
+def answer_terms(s:Layered, tokens:torch.Tensor, targets:torch.Tensor, by:str="component") -> dict:
     """Sender → its term (1, b, t) in the logit of `targets` (b, t), the final norm held at its actual value (direct
     logit attribution). They sum to the logit; `remainder` is rounding. ValueError for another norm than RMSNorm, a cap
     of the logits, and layers whose weights are not all that they do (adapters, quantised ones)."""

@@ -7,6 +7,7 @@ __all__ = ['SCHEDULES', 'one_cycle', 'cosine', 'linear', 'parameters_named', 'ro
            'LanguageTraining', 'standing_still', 'train_language', 'train_part']
 
 # %% ../../nbs/4b_language/02_training.ipynb #fa0642b6
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 import math, re
@@ -22,17 +23,17 @@ from .small import next_token_loss
 # %% ../../nbs/4b_language/02_training.ipynb #a1649c1d
 def _ease(a, b, x): return b + (a - b) / 2 * (1 + math.cos(math.pi * x))
 
-def one_cycle(step, steps, warmup=.3) -> float:
+def one_cycle(step:int, steps:int, warmup:float=.3) -> float:
     "As torch's OneCycleLR, betas left alone: from 1/25 up to 1 in a share `warmup` of the steps, then down to 4e-6."
     top = warmup * steps - 1
     return _ease(1 / 25, 1, step / top) if step < top else _ease(1, 4e-6, (step - top) / (steps - 1 - top))
 
-def cosine(step, steps, warmup=.02) -> float:
+def cosine(step:int, steps:int, warmup:float=.02) -> float:
     "In a line up to 1, then half a cosine towards 0."
     up = warmup * steps
     return (step + 1) / (up + 1) if step < up else _ease(1, 0, (step - up) / (steps - up))
 
-def linear(step, steps, warmup=.2) -> float:
+def linear(step:int, steps:int, warmup:float=.2) -> float:
     "In a line up to 1, then in a line towards 0."
     up = warmup * steps
     return (step + 1) / (up + 1) if step < up else (steps - step) / (steps - up)
@@ -40,7 +41,7 @@ def linear(step, steps, warmup=.2) -> float:
 SCHEDULES = dict(one_cycle=one_cycle, cosine=cosine, linear=linear)
 
 # %% ../../nbs/4b_language/02_training.ipynb #98c3025f
-def parameters_named(model, expressions) -> list:
+def parameters_named(model:torch.nn.Module, expressions:Sequence[str]) -> list:
     "Names of the parameters in which some of these regular expressions are found. ValueError for one that fits none."
     expressions, names = [expressions] if isinstance(expressions, str) else expressions, dict(model.named_parameters())
     for e in expressions:
@@ -49,7 +50,7 @@ def parameters_named(model, expressions) -> list:
                    "name one of model.named_parameters()")
     return [n for n in names if any(re.search(e, n) for e in expressions)]
 
-def router_names(model) -> list:
+def router_names(model:torch.nn.Module) -> list:
     "Names of the routers' parameters; empty for a dense model."
     return [n for n, _ in model.named_parameters() if re.search(r"\.(gate|router)\.(weight|bias)$", n)]
 
@@ -86,7 +87,7 @@ class LanguageRecipe:
 
 # %% ../../nbs/4b_language/02_training.ipynb #1fd55838
 @patch
-def lr_at(self:LanguageRecipe, step) -> float:
+def lr_at(self:LanguageRecipe, step:int) -> float:
     "The learning rate of this step, counted from 0."
     return self.lr * SCHEDULES[self.schedule](step, self.steps, *([] if self.warmup is None else [self.warmup]))
 
@@ -98,7 +99,7 @@ def look_steps(self:LanguageRecipe) -> list:
 # %% ../../nbs/4b_language/02_training.ipynb #eb15b38f
 class LanguageTraining:
     "A model in training by a recipe: its parameters that move, their optimiser, the step and what was seen so far."
-    def __init__(self, model, recipe, loss_of=next_token_loss, after_backward=None):
+    def __init__(self, model:torch.nn.Module, recipe, loss_of:Callable=next_token_loss, after_backward:Callable=None):
         self.model, self.recipe, self.loss_of, self.after_backward = model, recipe, loss_of, after_backward
         routers, still = router_names(model), set(parameters_named(model, recipe.frozen))
         if (recipe.aux_weight or not recipe.task_gradient_to_router) and not routers:
@@ -113,7 +114,7 @@ class LanguageTraining:
 
 # %% ../../nbs/4b_language/02_training.ipynb #ace461b1
 @patch
-def gradients(self:LanguageTraining, tokens) -> torch.Tensor:
+def gradients(self:LanguageTraining, tokens:torch.Tensor) -> torch.Tensor:
     "Leaves gradients of the loss on windows (n, T + 1) in what moves; returns the task's part of the loss."
     weight = self.recipe.aux_weight
     out = self.model(input_ids=tokens[:, :-1], use_cache=False, **(dict(output_router_logits=True) if weight else {}))
@@ -128,7 +129,7 @@ def gradients(self:LanguageTraining, tokens) -> torch.Tensor:
     return task.detach()
 
 @patch
-def one_step(self:LanguageTraining, tokens) -> torch.Tensor:
+def one_step(self:LanguageTraining, tokens:torch.Tensor) -> torch.Tensor:
     "A step on windows (n, T + 1); returns their loss before it."
     torch.manual_seed(generator_of("step", self.recipe.seed, self.step).initial_seed())
     loss = self.gradients(tokens.to(self.device))
@@ -154,7 +155,7 @@ def state(self:LanguageTraining):
 
 @patch
 @torch.no_grad()
-def take_up(self:LanguageTraining, tensors, info):
+def take_up(self:LanguageTraining, tensors:dict, info:dict):
     "Goes on from a `state`."
     for n, t in self.held().items(): t.copy_(tensors[f"p/{n}"])
     for n, t in tensors.items():
@@ -165,7 +166,7 @@ def take_up(self:LanguageTraining, tensors, info):
 
 # %% ../../nbs/4b_language/02_training.ipynb #0d56825d
 @patch
-def until(self:LanguageTraining, end, batches, measures):
+def until(self:LanguageTraining, end, batches:Callable, measures):
     "Trains to step `end` and notes the mean loss on the way, and the measures there."
     losses = [self.one_step(batches(self.step)) for _ in range(end - self.step)]
     seen = dict(step=self.step, loss=torch.stack(losses).double().mean().item())
@@ -174,7 +175,7 @@ def until(self:LanguageTraining, end, batches, measures):
 
 # %% ../../nbs/4b_language/02_training.ipynb #d94b6a4c
 @contextmanager
-def standing_still(model, but):
+def standing_still(model:torch.nn.Module, but):
     "No parameter but these wants a gradient; on leaving, those that did want it again, and no gradient is left."
     still = [p for n, p in model.named_parameters() if p.requires_grad and n not in but]
     for p in still: p.requires_grad_(False)
@@ -184,8 +185,9 @@ def standing_still(model, but):
         model.zero_grad()
 
 # %% ../../nbs/4b_language/02_training.ipynb #9637d295
-def train_language(model, batches, steps:int, lr:float=3e-3, measures=None, loss_of=next_token_loss,
-                   after_backward=None, desk=None, **choices) -> pd.DataFrame:
+def train_language(model:torch.nn.Module, batches:Callable, steps:int, lr:float=3e-3, measures=None,
+                   loss_of:Callable=next_token_loss, after_backward:Callable=None, desk=None,
+                   **choices) -> pd.DataFrame:
     """Trains `model` in place; a row a look: step, mean loss since the last (nats), and `measures`, name → f(model).
 
     `batches(step)`: windows (n, T + 1); `loss_of(logits, tokens)`: a scalar; `after_backward(model, step)` may change
@@ -205,7 +207,8 @@ def train_language(model, batches, steps:int, lr:float=3e-3, measures=None, loss
     return pd.DataFrame(training.history, columns=["step", "loss", *(measures or {})])
 
 # %% ../../nbs/4b_language/02_training.ipynb #c0ffee01
-def train_part(desk, name, model, batches, steps:int, share=0., **choices) -> pd.DataFrame:
+def train_part(desk, name:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0.,
+               **choices) -> pd.DataFrame:
     """`train_language` as the part `name` of a desk's job, done once: a second call gives the same weights and history.
 
     `share`: how much of the job it is. OutOfTime if the desk's time is over, with the state kept."""

@@ -13,7 +13,7 @@ from .small import with_transformers
 # %% ../../nbs/4b_language/04b_upcycled.ipynb #aeed0865
 MIXTURE_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}     # another FFN, else one layer
 
-def mixture_config(model, E, k):
+def mixture_config(model:torch.nn.Module, E:int, k:int):
     """The configuration of a mixture with `E` experts, `k` of them a token, each as wide as the FFN of a dense model.
 
     ValueError for another family, and for more experts a token than there are."""
@@ -28,7 +28,7 @@ def mixture_config(model, E, k):
     return with_transformers().AutoConfig.for_model(family, **own | experts | dict(num_experts_per_tok=k))
 
 # %% ../../nbs/4b_language/04b_upcycled.ipynb #24c32e46
-def mixture_weights(model, E, seed=0) -> dict:
+def mixture_weights(model:torch.nn.Module, E:int, seed:int=0) -> dict:
     "Weights of the mixture, by name: each FFN of a dense model E times, and routers drawn from `seed`."
     own, g = model.state_dict(), torch.Generator().manual_seed(seed)
     again = lambda w: w[None].repeat(E, 1, 1)
@@ -39,7 +39,7 @@ def mixture_weights(model, E, seed=0) -> dict:
         own[p + "gate.weight"] = (torch.randn(E, gate.shape[1], generator=g) / gate.shape[1] ** .5).to(gate)
     return own
 
-def upcycled_model(model, E=4, k=2, seed=0):
+def upcycled_model(model:torch.nn.Module, E:int=4, k:int=2, seed:int=0):
     """A dense transformers model as a mixture of `E` equal experts, `k` of them a token, with random routers: a new
     model, with the same logits up to rounding.
 

@@ -19,12 +19,13 @@ from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit
 from .watched import n_experts
 from .router_pass import RouterPass, chosen_gates, dense_gates, nearly_equal
+from ..instruments.subject import Subject
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #05d3aa88
 class At:
     """An edit `how` (a word, tensor or function) at some tokens: `where` is a position, a slice or list of positions,
     or a mask (b, t) of bool; tokens after a mask's last column are left alone. ValueError for anything else."""
-    def __init__(self, how, where):
+    def __init__(self, how:str, where):
         self.how, self.where, ask = how, where, "a position from 0 on, a slice, a list of these, or a mask (b, t)"
         if isinstance(where, torch.Tensor) and where.dtype == torch.bool and where.ndim == 2: return
         if isinstance(where, torch.Tensor) and where.dtype != torch.bool: where = where.flatten().tolist()
@@ -36,7 +37,7 @@ class At:
                    "count positions from the first token")
         self.where = where
     def __repr__(self): return f"At({self.how!r}, {self.where!r})"
-    def mask(self, places):
+    def mask(self, places:torch.Tensor):
         "Which tokens at positions `places` (b, t) are meant, (b, t)."
         if isinstance(self.where, slice):
             on = places >= (self.where.start or 0)
@@ -57,7 +58,7 @@ def limit_of(how):
     refuse(f"edit {how!r}", "positions such as 3, 0,5 or 4: behind the @", repr(where), f"{word}@4:")
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #0ee82783
-def steer(vector, scale=1.):
+def steer(vector:torch.Tensor, scale:float=1.):
     "An edit that adds `scale` times a `vector` (d,) to every token of a site. ValueError where it does not fit."
     if not isinstance(vector, torch.Tensor) or vector.ndim != 1 or not vector.isfinite().all():
         refuse("steering vector", "a tensor of d finite numbers", tuple(getattr(vector, "shape", ())) or vector)
@@ -67,16 +68,16 @@ def steer(vector, scale=1.):
     return add
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #b0b16347
-def token_mask(on, site, x):
+def token_mask(on:torch.Tensor, site:str, x:torch.Tensor):
     "A mask `on` (b, t) of tokens shaped to an activation x (1, b, t, …); of a pattern, to its queries."
     if site.endswith(".pattern"): return on[None, :, None, :, None]
     return on.view(1, *on.shape, *[1] * (x.ndim - 3))
 
-def places_of(real):
+def places_of(real:torch.Tensor):
     "Positions (b, t) of tokens of which some are `real` (b, t) and the others padding: each window's first one is 0."
     return real.cumsum(1) - 1
 
-def limit_edits(s, made, limit:At) -> dict:
+def limit_edits(s:Subject, made:dict, limit:At) -> dict:
     "`made` (site → edit) with an effect at the tokens of `limit` alone; `s.places` says where a pass stands."
     out = {}
     for site, how in made.items():
@@ -110,7 +111,8 @@ CLASSES = 4                                                # places for no exper
 class ChoicePass(RouterPass):
     """A `RouterPass` whose last top-k among E experts gives the `given` ones (tokens, k), or the best `k` of those that
     are not `barred` (tokens, E + 4). `forced`: tokens at which the groups would not have allowed that."""
-    def __init__(self, E, k, at=None, last=None, barred=None, given=None, new_k=None, other=None):
+    def __init__(self, E:int, k:int, at=None, last=None, barred:torch.Tensor=None, given=None, new_k:int=None,
+                 other:dict=None):
         super().__init__(E, other, at)
         self.k, self.last, self.barred, self.given, self.new_k = k, last, barred, given, new_k or k
         self.choices, self.masked, self.chosen, self.answer = 0, (None, None), None, None
@@ -129,12 +131,12 @@ class ChoicePass(RouterPass):
         return out
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #4df520ab
-def as_wide(barred, x):
+def as_wide(barred:torch.Tensor, x:torch.Tensor):
     "`barred` (tokens, E + 4) in the shape of scores x, which may have less places for no expert."
     return barred[:, :x.shape[-1]].view_as(x)
 
 @patch
-def choose(self:ChoicePass, x):
+def choose(self:ChoicePass, x:torch.Tensor):
     whole = (self.masked[0] if self.masked[1] is x else x).flatten(0, -2)
     outside, index = whole != x.flatten(0, -2), self.given
     if index is None:
@@ -151,14 +153,15 @@ def weights_of(out):
     if not isinstance(out, tuple) or len(out) < 3: return
     if isinstance(out[2], torch.Tensor) and getattr(out[1], "shape", None) == out[2].shape: return 1, 2
 
-def is_choice(chosen, out, at) -> bool:
+def is_choice(chosen:torch.Tensor, out, at) -> bool:
     "Are these the indices that a router returns? Where a weight is 0 it may have put another in the place of a skip."
     w, i = (out[n].flatten(0, -2) for n in at)
     if chosen is None or chosen.numel() != i.numel(): return False
     return bool(((chosen.reshape(i.shape).sort(-1)[0] == i.sort(-1)[0]).all(-1) | (w == 0).any(-1)).all())
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #48e19e6a
-def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=None):
+def choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out, E:int, site:str, barred:torch.Tensor=None,
+                 given=None, k:int=None):
     """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave;
     (tokens,) where its groups would not have allowed that; and all that it returns. ValueError for one that does not
     choose by a top-k, or counts on its own k."""
@@ -179,7 +182,7 @@ def choose_again(gate, args, kwargs, out, E, site, barred=None, given=None, k=No
     return dense_gates(w, i, E + CLASSES), new.forced, said
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #acce3c8e
-def check_routes(routes, own, E, real, site):
+def check_routes(routes:torch.Tensor, own:torch.Tensor, E:int, real:torch.Tensor, site:str):
     """Routes shaped like the router's `own` (b, t, k), or with an axis of one before, as (tokens, k); at padding they
     are its own. ValueError for what no router can have made: other tokens, another k, no such experts, one twice."""
     is_whole = isinstance(routes, torch.Tensor) and not routes.is_floating_point() and routes.dtype != torch.bool
@@ -213,12 +216,12 @@ class RouteEdit:
     "What a router is told, step by step."
     steps: tuple
     def at(self, limit): return RouteEdit(tuple(replace(step, limit=limit) for step in self.steps))
-    def then(self, other): return RouteEdit(self.steps + other.steps)
+    def then(self, other:dict): return RouteEdit(self.steps + other.steps)
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #d9b8ff52
 WORDS = ("never:E3", "only:E2,E5", "k=3")
 
-def route_edit(site, how, E) -> RouteEdit:
+def route_edit(site:str, how, E:int) -> RouteEdit:
     "The edit of routes that a word, a tensor or a function stands for. ValueError for what is none of these."
     if isinstance(how, RouteEdit): return how
     if isinstance(how, torch.Tensor) or callable(how): return RouteEdit((RouteStep(given=how),))
@@ -235,12 +238,12 @@ def route_edit(site, how, E) -> RouteEdit:
     if len(barred) < E: return RouteEdit((RouteStep(tuple(sorted(barred)), word == "only"),))
     refuse(site, "an expert that may work", how, fix="bar fewer")
 
-def replay(routes) -> dict:
+def replay(routes:dict) -> dict:
     "Edits for recorded `routes` (layer → tensor). Weights are what the routers give to these experts now."
     return {f"L{l}.routes": r for l, r in routes.items()}
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
-def take_step(step, s, site, ask, own, index, barred):
+def take_step(step:RouteStep, s:Subject, site:str, ask, own, index:torch.Tensor, barred:torch.Tensor):
     """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and the tokens that it is taken at. `own`:
     gates as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
     E, on = barred.shape[1] - CLASSES, torch.ones(len(own), dtype=torch.bool, device=own.device)
@@ -266,7 +269,7 @@ def take_step(step, s, site, ask, own, index, barred):
     return torch.where(on[:, None], new, own), barred, on
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #08fd1bb5
-def tell_router(s, site, edit, E, gate, args, kwargs, out):
+def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict, out):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
     if (at := weights_of(out)) is None:
         refuse(site, "a router that returns weights and indices", type(gate).__name__, fix="edit the gates")
@@ -291,7 +294,7 @@ def tell_router(s, site, edit, E, gate, args, kwargs, out):
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #82fa3865
 @contextmanager
-def routers_told(s, edits):
+def routers_told(s:Subject, edits:dict):
     """Within it the routers of a subject with `layers` choose as `edits` (site → `RouteEdit`) say, and all that listens
     later hears it. `s.here` and `s.places` say which tokens count, and their positions."""
     handles = []
@@ -306,7 +309,7 @@ def routers_told(s, edits):
     finally:
         for h in handles: h.remove()
 
-def routes_apart(edits):
+def routes_apart(edits:dict):
     "(edits of routes, the others) of `edits`; ValueError for the routes and the logits of one router."
     told = {site: how for site, how in edits.items() if site.endswith(".routes")}
     for site in told:

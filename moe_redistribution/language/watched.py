@@ -7,6 +7,7 @@ __all__ = ['OURS', 'WATCHED', 'one_expert', 'n_experts', 'experts_in_use', 'own_
            'transformers_here', 'under', 'tell', 'configs_of']
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #b090b672
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 import sys
@@ -19,7 +20,7 @@ from .gated import gated_attention, is_gated
 OURS = "moe_redistribution"                             # the name under which transformers knows the functions below
 WATCHED = {}                                            # module → the `Listener` of a pass that is under way
 
-def one_expert(self, e, x):
+def one_expert(self, e, x:torch.Tensor):
     "Output of expert e of a transformers experts module for x (tokens, d), in whichever layout the family has."
     def linear(x, name):
         W, bias = getattr(self, name)[e], getattr(self, f"{name}_bias", None)
@@ -34,7 +35,7 @@ def n_experts(experts) -> int:
     return len(experts.down_proj)
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #1b788c2a
-def experts_in_use(self, hidden, index, weights):
+def experts_in_use(self, hidden, index:torch.Tensor, weights:torch.Tensor):
     "Weighted sum (tokens, d) over each token's experts, `index` and `weights` (tokens, k)."
     pass_ = WATCHED.get(self)
     if pass_ is not None: index, weights = pass_.at_choice(index, weights)
@@ -52,12 +53,13 @@ def experts_in_use(self, hidden, index, weights):
     return out
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #f6888e70
-def own_eager(module):
+def own_eager(module:torch.nn.Module):
     "The eager attention function of the file that defines an attention module, or the class that it derives from."
     for c in type(module).__mro__:
         if (f := getattr(sys.modules[c.__module__], "eager_attention_forward", None)) is not None: return f
 
-def attention_watched(module, q, k, v, attention_mask=None, **kwargs):
+def attention_watched(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, attention_mask=None,
+                      **kwargs):
     "Eager attention, or the gated one; the pass that is under way sees pattern (1, b, h, i, j) and v (1, b, t, h, d)."
     eager = gated_attention if is_gated(module) else own_eager(module)
     out, pattern = eager(module, q, k, v, attention_mask, **kwargs)
@@ -68,7 +70,7 @@ def attention_watched(module, q, k, v, attention_mask=None, **kwargs):
     v_new, new = pass_.at("v", each), pass_.at("pattern", pattern)
     return (mix_values(new, v_new) if v_new is not each or new is not pattern else out), new
 
-def mix_values(pattern, v):
+def mix_values(pattern:torch.Tensor, v:torch.Tensor):
     "Values v (b, j, h, d) by a pattern (b, h, i, j): (b, i, h, d)."
     return (pattern.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2).contiguous()
 
@@ -86,7 +88,7 @@ def transformers_here():
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #1ac4b857
 @contextmanager
-def under(model, experts=None, attention=None):
+def under(model:torch.nn.Module, experts=None, attention=None):
     "Within it a model is in evaluation, and these implementations compute its experts and attention."
     modes, text = [(m, m.training) for m in model.modules() if m.training], type(model.config.get_text_config())
     new = dict(_experts_implementation=experts) if experts is not None else {}
@@ -106,13 +108,13 @@ def under(model, experts=None, attention=None):
         if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
         for c, was in before[1:]: tell(c, was)                                  # parts of a model of several kinds
 
-def tell(config, names):
+def tell(config, names:Sequence[str]):
     "Sets what a config names, where it is another."
     for n, new in names.items():
         if getattr(config, n, None) != new: setattr(config, n, new)
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #a3aec181
-def configs_of(model) -> list:
+def configs_of(model:torch.nn.Module) -> list:
     "The configs of a model and its parts, its own first."
     every = [model.config, *(m.config for m in model.modules() if hasattr(m, "config"))]
     return [*{id(c): c for c in every}.values()]

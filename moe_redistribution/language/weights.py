@@ -8,6 +8,7 @@ __all__ = ['LARGEST', 'WHOLE', 'SIZES', 'DTYPES', 'model_folder', 'weights_in', 
            'check_hooks', 'file_digest', 'weights_digest']
 
 # %% ../../nbs/4b_language/04_weights.ipynb #a7aadfb8
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 import hashlib, json, math, warnings
@@ -21,7 +22,7 @@ from ..training.store import seal_hash
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
-def model_folder(model) -> Path:
+def model_folder(model:str|Path) -> Path:
     """The folder of a model, or None for a name on the hub.
 
     ValueError for a folder without a model or with what is no file, an adapter, and an index that points elsewhere."""
@@ -50,7 +51,7 @@ def model_folder(model) -> Path:
 WHOLE = "model.safetensors"
 _MASKS = ("attn.bias", "attention.bias", "masked_bias", "position_ids")           # buffers that old files hold as well
 
-def weights_in(folder) -> list:
+def weights_in(folder:str|Path) -> list:
     "(name, type) of every weight in the files of a folder that are read, and the names that its index has, or None."
     index = folder / f"{WHOLE}.index.json"
     told = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else None
@@ -59,7 +60,7 @@ def weights_in(folder) -> list:
         with safe_open(folder / file, "pt") as f: held += [(n, f.get_slice(n).get_dtype()) for n in f.keys()]
     return held, told and [*told]
 
-def check_files(name, held, told, quantised):
+def check_files(name:str, held, told, quantised):
     "ValueError for what `weights_in` found if it is not one model's; `quantised`: does its config say so?"
     names, fix = [n for n, _ in held], "the files as they were published"
     if twice := sorted({n for n in names if names.count(n) > 1} if len({*names}) < len(names) else ()):
@@ -76,7 +77,7 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "head_dim", "vocab_size", "max_position_embeddings", "sliding_window", "num_experts_per_tok", "n_group",
          "topk_group")
 
-def check_config(name, config, held):
+def check_config(name:str, config, held):
     "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
@@ -94,7 +95,7 @@ def check_config(name, config, held):
 # %% ../../nbs/4b_language/04_weights.ipynb #fd05f1c6
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
-def read_model(model, dtype="auto", device_map=None, **more):
+def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **more):
     """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`.
 
     It never runs code that a model brings, unless `trust_remote_code=True` is given. ValueError for a folder without a
@@ -113,7 +114,7 @@ def read_model(model, dtype="auto", device_map=None, **more):
     return found
 
 # %% ../../nbs/4b_language/04_weights.ipynb #194b0e15
-def in_one_message(name, f):
+def in_one_message(name:str, f:Callable):
     "What `f()` gives. ValueError for whatever transformers raises; what it warns of is found out by other means."
     said, log = None, with_transformers().utils.logging
     before = log.get_verbosity()
@@ -130,7 +131,7 @@ def in_one_message(name, f):
            fix="a folder that save_pretrained wrote, of a family that transformers has")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #6aedfdca
-def check_complete(name, told):
+def check_complete(name:str, told):
     "ValueError if `told`, the loading info of `from_pretrained`, knows a weight of the model or of the files only."
     for kind, what in (("missing", "all weights of"), ("unexpected", "no weights but those of"),
                        ("mismatched", "weights of the shapes in")):
@@ -140,7 +141,7 @@ def check_complete(name, told):
                fix="the config.json that belongs to these files, or the files that are absent")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #1183d283
-def check_class(name, model, config):
+def check_class(name:str, model:torch.nn.Module, config):
     "ValueError if a model is of another class than its config names, or has two matrices where it says one."
     own, named = type(model).__name__, config.architectures or [type(model).__name__]
     if own not in named:
@@ -153,7 +154,7 @@ def check_class(name, model, config):
 
 # %% ../../nbs/4b_language/04_weights.ipynb #baac464f
 @torch.no_grad()
-def check_runs(name, model):
+def check_runs(name:str, model:torch.nn.Module):
     "ValueError if a model fails on two tokens, or says what is no number; the first of its modules that does is named."
     first = []
     def heard(n, out):
@@ -167,7 +168,7 @@ def check_runs(name, model):
         refuse(f"model {name}", "finite activations", f"nan or infinity, first at {(first or ['the logits'])[0]}",
                fix="the config.json that belongs to these files")
 
-def check_weights(name, model):
+def check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():
         if w.is_meta or w.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64): continue
@@ -176,7 +177,7 @@ def check_weights(name, model):
                    fix="the files as they were published")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #be4c1e04
-def check_tokens_of(model, tokens):
+def check_tokens_of(model:torch.nn.Module, tokens:torch.Tensor):
     "ValueError for no int64 tokens (…, t), and those that the model has no row of its embedding or no position for."
     if tokens.dtype != torch.int64 or not tokens.numel():
         refuse("tokens", "int64 numbers (…, t), one or more", f"{tokens.dtype} {tuple(tokens.shape)}", fix="(1, 64)")
@@ -190,7 +191,7 @@ def check_tokens_of(model, tokens):
                f"--context {places}")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #10873b65
-def check_hooks(model):
+def check_hooks(model:torch.nn.Module):
     "ValueError for a model that is compiled, in part or whole: what was compiled calls no hook."
     for name, m in model.named_modules():
         own = hasattr(m, "_orig_mod") or hasattr(getattr(m, "forward", None), "_torchdynamo_orig_callable")
@@ -206,12 +207,12 @@ def _sha256(path, size, mtime):
         while piece := f.read(1 << 20): h.update(piece)
     return h.hexdigest()
 
-def file_digest(path) -> str:
+def file_digest(path:str|Path) -> str:
     "SHA-256 of a file, read again only if its size or time of change is another."
     of = Path(path).stat()
     return _sha256(str(path), of.st_size, of.st_mtime_ns)
 
-def weights_digest(model) -> str:
+def weights_digest(model:torch.nn.Module) -> str:
     """A hash of a transformers model: its config, and every weight and buffer by name, type, shape and bytes.
 
     Weights that are not in memory count by the files that they come from."""

@@ -17,13 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import hashlib
-import json
-import pkgutil
-import re
-import sys
-import time
-import warnings
+import hashlib, json, pkgutil, re, sys, time, warnings
 
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
