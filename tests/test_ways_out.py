@@ -20,9 +20,11 @@ from moe_redistribution.language.training import train_language
 from moe_redistribution.language.ways_out import (lens_state, open_member, save_member, to_transformer_lens,
                                                   to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
+from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Trained, Transformer, forward, init, member, place_of
 from moe_redistribution.tasks.commands import show_table
 from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.store import Run, Store
 
 MOE, DEEP = "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k2-h16-silu+norm+L2"
 NAMES = [MOE, DEEP, "add7/ffn-h16-silu", "modadd/glu-h20-gelu", "hist/no_ffn", "add7/moe-e2k1-h8-silu+tokens"]
@@ -110,6 +112,18 @@ def test_a_committed_checkpoint_is_written_in_the_authors_form_by_its_seeds():
     again, _ = from_authors(to_authors(params, name, 256), "silu")
     assert all(torch.equal(v, params[n][2:3]) for n, v in again.items())
     assert torch.equal(to_authors(params, name, member=2)["vocab.weight"], params["W_E"][2])
+
+
+def test_a_population_of_the_store_is_asked_by_its_seeds(tmp_path):
+    name, store = "add7/ffn-h8-silu", Store(tmp_path)
+    for seed in (137, 42):
+        weights = {n: v[0] for n, v in population(name, (seed,)).items()}
+        store.save(Run(condition(name), seed, "authors", {"final": weights}, pd.DataFrame({"step": [1]}),
+                       dict(seed=seed, stream="authors", step=1, failed=None)))
+    params = store.population(name, [42, 137], "final")
+    assert params.seeds == [42, 137] and place_of(params, 137) == 1
+    assert torch.equal(to_authors(params, name, 137)["vocab.weight"], population(name, (137,))["W_E"][0])
+    with pytest.raises(ValueError, match=r"one of the seeds \[42, 137\]; got 1"): Transformer(params, name, seed=1)
 
 
 @pytest.mark.parametrize("how, says", [
