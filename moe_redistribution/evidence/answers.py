@@ -7,6 +7,8 @@ __all__ = ['WHOLE_ONLY', 'ORDERED', 'COMPARE_COLUMNS', 'OTHER', 'POWERS', 'NO_LI
            'compare', 'number_row', 'contrasts', 'contrast', 'contrast_table', 'survivors', 'comparison']
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #753e670d
+from pathlib import Path
+from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose
@@ -52,7 +54,7 @@ def _ours(rows, c, null):
     return (i.mean, float(x.std()), i.lo, i.hi, i.n), notes
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #ac8d625d
-def finest_prints(paper, bridge) -> dict:
+def finest_prints(paper:str, bridge:pd.DataFrame) -> dict:
     """id → (print, margin): of all prints of the same number of the same cell the one with a spread, or with most
     digits.
 
@@ -73,7 +75,8 @@ def finest_prints(paper, bridge) -> dict:
 # %% ../../nbs/5_evidence/07_answers.ipynb #8f4543a0
 COMPARE_COLUMNS = """id item task variant condition metric paper_mean paper_std paper_n ours_mean ours_std ours_lo
                      ours_hi ours_n baseline protocol verdict n_decides reason""".split()
-def compare(rows, item, protocol="paper", rule=None, seeds=None, stream=None):
+def compare(rows:pd.DataFrame|Measured, item:str, protocol:str="paper", rule:str=None, seeds:Sequence[int]=None,
+            stream:str=None):
     """Every number of one table or figure beside ours: a frame with COMPARE_COLUMNS, all in fractions, ordered by id.
 
     `rule`, `seeds` and `stream` override the claim's; rows of several instruments have a column that names them.
@@ -115,7 +118,7 @@ def _shown(ours, log):
     return (10**mean, sd, 10**lo, 10**hi, n) if log else ours
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #7d6d9ae8
-def number_row(rows, p, c, protocol="paper", fine=None) -> dict:
+def number_row(rows:pd.DataFrame|Measured, p, c:Claim, protocol:str="paper", fine:Sequence=None) -> dict:
     """One row of `compare`: printed value `p`, its claim `c` (None if unknown), and the finest print of its cell,
     `fine`."""
     line = dict(id=p.id, item=p.item, task=p.task, variant=p.variant, metric=p.metric, paper_mean=p.value,
@@ -153,7 +156,8 @@ def _judged(ours, p, c, margin, protocol):
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
-def contrasts(rows, edit="mean", rule=None, seeds=None, item="contrast"):
+def contrasts(rows:pd.DataFrame|Measured, edit:str="mean", rule:str=None, seeds:Sequence[int]=None,
+              item:str="contrast"):
     """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed;
     CONTRAST_COLUMNS.
 
@@ -184,7 +188,7 @@ def _contrast(rows, c):
     return line | paired_contrast(a, b, c.margin)
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #8a1394c9
-def contrast(rows, a, b, edit="mean", rule=None, seeds=None):
+def contrast(rows:pd.DataFrame|Measured, a:str, b:str, edit:str="mean", rule:str=None, seeds:Sequence[int]=None):
     "The row of `contrasts` that sets `a` against `b`, a Series. ValueError if no claims.csv registers it."
     table = contrasts(rows, edit, rule, seeds)
     known = list(table["a"] + " vs " + table["b"])
@@ -192,7 +196,7 @@ def contrast(rows, a, b, edit="mean", rule=None, seeds=None):
     return table.iloc[known.index(f"{a} vs {b}")]
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #1f06434a
-def contrast_table(root=None) -> pd.DataFrame:
+def contrast_table(root:str|Path=None) -> pd.DataFrame:
     """Every registered contrast: `family`, the columns of `contrasts`, and over all that have their seeds Holm's p of
     the paired t test (`p_t_all`) and of equivalence (`p_equivalence_all`)."""
     families = claims().query("item.str.startswith('contrast')").groupby("item", sort=False)["edit"].unique()
@@ -203,7 +207,7 @@ def contrast_table(root=None) -> pd.DataFrame:
         got[f"{p}_all"] = pd.Series(holm(got.loc[whole, p].astype(float)), got.index[whole]) if whole.any() else np.nan
     return got[["family", *(c for c in got if c != "family")]]
 
-def survivors(table) -> pd.DataFrame:
+def survivors(table:pd.DataFrame) -> pd.DataFrame:
     "Of a `contrast_table`: contrasts with all their seeds that are different, and equivalent, by either correction."
     whole = table[table["n"] == table["n_fixed"]].astype({"p_t_all": float, "p_equivalence_all": float})
     said = {"different": ("different", "p_t_all"), "equivalent": ("equivalent", "p_equivalence_all")}
@@ -212,7 +216,7 @@ def survivors(table) -> pd.DataFrame:
                          "too": {k: int((v & (whole[said[k][1]] < .05)).sum()) for k, v in family.items()}})
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #d8346418
-def comparison(rows, item, root=None) -> pd.DataFrame:
+def comparison(rows:pd.DataFrame|Measured, item:str, root:str|Path=None) -> pd.DataFrame:
     "One item of the paper under both protocols, one above the other: the content of `results/paper/<item>.csv`."
     if "learned" in set(claims().query("item == @item")["rule"]):
         rows = pd.concat([rows, learned_rows(rows, root)], ignore_index=True)

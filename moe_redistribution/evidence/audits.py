@@ -13,7 +13,7 @@ from .statistics import TINY, holm, interval
 from .verdicts import FLIPS, TIE, Decision, Registered, decide, found_here, judge
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #79ae2ec3
-def sign_flip_tests(each, n_resamples=None) -> np.ndarray:
+def sign_flip_tests(each, n_resamples:int=None) -> np.ndarray:
     """Two-sided p that the mean of each of some 1-d arrays is 0, by sign flips: exact while 2ⁿ is no more than
     `n_resamples` (default: 40 an array, 9,999 at least)."""
     most, rng = max(map(len, each)), np.random.default_rng(0)
@@ -62,7 +62,7 @@ def _shares(found) -> dict:
 
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #4a7c81f1
-def audit_table(found) -> pd.DataFrame:
+def audit_table(found:pd.DataFrame) -> pd.DataFrame:
     """A line for each unit and edit from rows of `language.audit.audit`, largest effect first: `verdict`, `effect` over
     the text with its bootstrap interval, `null` and what goes `beyond` it, both p by sign flips with Holm's correction,
     and `larger`, its share among other sets of its size. In nats a token."""
@@ -75,7 +75,7 @@ def audit_table(found) -> pd.DataFrame:
                         p_beyond=b.p, **other, n=a.n, n_beyond=b.n))
     return pd.DataFrame(out).sort_values("effect", key=lambda c: [-x.mean for x in c], ignore_index=True, kind="stable")
 
-def bounds_apart(table) -> pd.DataFrame:
+def bounds_apart(table:pd.DataFrame) -> pd.DataFrame:
     "The table for a file: each interval as three columns."
     out = table.copy()
     for c in ("effect", "beyond"):
@@ -84,14 +84,14 @@ def bounds_apart(table) -> pd.DataFrame:
         out[c] = [i.mean for i in table[c]]
     return out
 
-def shown_audit(table, digits=4) -> str:
+def shown_audit(table:pd.DataFrame, digits:int=4) -> str:
     "The table as text, intervals in brackets."
     form = {c: (lambda x: f"{x:+.{digits}f}") for c in ("effect", "null", "beyond")}
     form |= {c: "{:.3f}".format for c in ("p", "p_beyond", "larger")}
     return table.drop(columns=["n_beyond"]).to_string(index=False, formatters=form)
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #8fd9f53c
-def saliency_table(found, edit="zero") -> pd.DataFrame:
+def saliency_table(found:pd.DataFrame, edit:str="zero") -> pd.DataFrame:
     "Spearman's correlation of each saliency with the effect of an edit, over the experts, each layer's mean taken off."
     own = found[found["metric"].eq("effect") & found["unit"].eq("") & found["stratum"].eq("all")]
     choose("edit", edit, sorted(set(own["edit"])))
@@ -115,7 +115,7 @@ def saliency_table(found, edit="zero") -> pd.DataFrame:
     return pd.DataFrame(out)
 
 # %% ../../nbs/5_evidence/07d_audits.ipynb #9784ca46
-def audit_map(table, ax=None):
+def audit_map(table:pd.DataFrame, ax=None):
     "Bars of effects with their intervals, nulls as grey marks; from `audit_table`. Found here: dark."
     import matplotlib.pyplot as plt
     several, y = table["edit"].nunique() > 1, range(len(table))

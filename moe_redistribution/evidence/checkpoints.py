@@ -6,6 +6,7 @@
 __all__ = ['checkpoint_path', 'checkpoint', 'checkpoint_seeds', 'right_answers']
 
 # %% ../../nbs/5_evidence/04b_checkpoints.ipynb #752da23f
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,17 +14,17 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task
 from ..tasks.data import SEEDS
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..models.population import Trained, predict
 from ..training.store import Damaged, unseal, of_clone
 from .table_files import ROOT
 
 # %% ../../nbs/5_evidence/04b_checkpoints.ipynb #e741ff25
-def checkpoint_path(c, rule, root=None) -> Path:
+def checkpoint_path(c:str|Condition, rule:str, root:str|Path=None) -> Path:
     "Where a condition's committed weights at a rule lie."
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
-def checkpoint(c, rule="first256", root=None) -> dict:
+def checkpoint(c:str|Condition, rule:str="first256", root:str|Path=None) -> dict:
     """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete), which are read
     under no other condition.
 
@@ -38,7 +39,7 @@ def checkpoint(c, rule="first256", root=None) -> dict:
     tensors, info = _its_own(c, rule, root)
     return Trained({n: v.float() for n, v in tensors.items()}, c, info["seeds"])
 
-def checkpoint_seeds(c, rule="first256", root=None) -> list:
+def checkpoint_seeds(c:str|Condition, rule:str="first256", root:str|Path=None) -> list:
     "The seeds that a committed checkpoint stacks, in order."
     return _its_own(c, rule, root)[1]["seeds"]
 
@@ -52,7 +53,7 @@ def _its_own(c, rule, root):
            fix=f"git checkout checkpoints/{'.'.join(expected)}.safetensors", error=Damaged)
 
 @torch.no_grad()
-def right_answers(params, c, seeds=SEEDS) -> pd.DataFrame:
+def right_answers(params:dict, c:str|Condition, seeds:Sequence[int]=SEEDS) -> pd.DataFrame:
     "Of a population's scored predictions on all inputs, how many are `right`, `of` how many; one row a seed."
     t = get_task(condition(c).task)
     hit = (predict(params, c) == t.targets)[:, :, list(t.scored)]

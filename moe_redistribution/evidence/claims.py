@@ -9,6 +9,7 @@ __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGG
            'Claim', 'claims', 'paper_items', 'contrasts_asked', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
+from collections.abc import Callable, Sequence
 from collections import namedtuple
 from functools import lru_cache
 from itertools import product
@@ -35,22 +36,22 @@ Reading = namedtuple("Reading", [c for c in ASKS if c not in ("versus", "aggrega
 Reading.__doc__ = "The columns that pick rows, as text. `condition`, `position` and `unit` may list several."
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #54fb94c4
-def seed_list(text):
+def seed_list(text:str):
     "The seeds a claim names: `1-64` or `42 137 256` → sorted list of int."
     lo, dash, hi = text.partition("-")
     return list(range(int(lo), int(hi) + 1)) if dash else sorted(int(s) for s in text.split())
 
-def each_name(names) -> list:
+def each_name(names:str) -> list:
     "The conditions of a claim's cell; in a word of `versus` a bar stands between those that are averaged."
     return names.replace("|", " ").split()
 
-def is_condition(name) -> bool:
+def is_condition(name:str) -> bool:
     "Is this the name of a condition, and not of an arm of a study, such as `granularity.night/grid/8e4a`?"
     return name.partition("/")[0] in TASK_RULES
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0f5fd034
 @lru_cache(maxsize=None)
-def baselines(task="add7") -> dict:
+def baselines(task:str="add7") -> dict:
     "Digit accuracy of each null of a task."
     t = get_task(task)
     return {n: round(hit[:, list(t.scored)].double().mean().item(), 6) for n, hit in nulls(t).items()}
@@ -60,13 +61,13 @@ def cells_of(reading) -> list:
     "(condition, position, unit) of each cell of a reading; an empty unit is the whole."
     return list(product(each_name(reading.condition), reading.position.split(), reading.unit.split() or [""]))
 
-def null_score(reading, null) -> float:
+def null_score(reading, null:str) -> float:
     "What a null of the task of a reading scores."
     known = baselines(reading.condition.split("/")[0])
     return known[choose("null", null, list(known))]
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #de8986fb
-def as_versus(reading, word):
+def as_versus(reading, word:str):
     "A reading as a word of `versus` changes it; a float where the word is a constant."
     if "=" not in word: return reading._replace(condition=word)
     said = dict(part.split("=", 1) for part in word.split("&"))
@@ -124,21 +125,21 @@ def _failed(r, name, seeds) -> str:
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e883ae76
 class Measured:
     "Rows in long form by condition, and what was worked out from them, each thing once."
-    def __init__(self, rows):
+    def __init__(self, rows:pd.DataFrame):
         self._made, self._of = {}, {"": rows}
         if "condition" in rows: self._of = {"": rows.iloc[:0]} | dict(list(rows.groupby("condition", sort=False)))
 
     @classmethod
-    def of(cls, rows): return rows if isinstance(rows, Measured) else cls(rows)
+    def of(cls, rows:pd.DataFrame): return rows if isinstance(rows, Measured) else cls(rows)
 
-    def own(self, name) -> pd.DataFrame: return self._of.get(name, self._of[""])
+    def own(self, name:str) -> pd.DataFrame: return self._of.get(name, self._of[""])
 
-    def once(self, key, make):
+    def once(self, key, make:Callable):
         "What `make()` gives, made the first time that `key` is asked for."
         if key not in self._made: self._made[key] = make()
         return self._made[key]
 
-    def runs(self, name, stream) -> set:
+    def runs(self, name:str, stream:str) -> set:
         "Seeds of a condition of which there is any row."
         own = self.own(name)
         return set(own.loc[(own["condition"] == name) & (own["stream"] == stream), "seed"])
@@ -180,7 +181,7 @@ def _ratio(x, y):
     r = x.mean() / y.mean()
     return pd.Series(r + (x - r * y) / y.mean(), index=both.index)
 
-def by_seed(cells):
+def by_seed(cells:pd.DataFrame):
     "The mean of the cells in each seed, nan where one of them is; a constant as it is."
     return cells if isinstance(cells, float) else cells.mean(axis=1, skipna=False)
 
@@ -205,7 +206,7 @@ class Claim(_Line):
     __slots__ = ()
 
     @classmethod
-    def of(cls, lines) -> list:
+    def of(cls, lines:pd.DataFrame) -> list:
         "The claims in `lines`, some rows of one of the tables."
         lines = lines.rename(columns={"id": "key"})
         known = [c for c in lines if c in cls._fields]
@@ -244,7 +245,7 @@ def question(self:Claim) -> tuple:
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #9a7891ce
 @patch
-def at(self:Claim, rule=None, seeds=None, stream=None) -> Claim:
+def at(self:Claim, rule:str=None, seeds:Sequence[int]=None, stream:str=None) -> Claim:
     "The claim read at another rule, in other seeds or another stream."
     seeds = " ".join(map(str, seeds)) if seeds else self.seeds
     return self._replace(rule=rule or self.rule, seeds=seeds, stream=stream or self.stream)
@@ -259,7 +260,7 @@ def _fractions(claim, cells):
            "divide percent by 100")
 
 @patch
-def sides(self:Claim, rows) -> tuple:
+def sides(self:Claim, rows:pd.DataFrame|Measured) -> tuple:
     """Seeds × cells of its condition, a list of those of its other sides (or their constants), and what is missing, in
     sentences. `rows`: a frame, or `Measured`, which is faster for many claims."""
     rows, read, notes = Measured.of(rows), [], []
@@ -270,7 +271,7 @@ def sides(self:Claim, rows) -> tuple:
     return read[0], read[1:], list(dict.fromkeys(notes))
 
 @patch
-def values(self:Claim, rows) -> tuple:
+def values(self:Claim, rows:pd.DataFrame|Measured) -> tuple:
     "One value a seed (a Series, nan where a seed failed), and notes on what is missing."
     cells, others, notes = self.sides(rows)
     return _together(self.aggregate, np.log10(cells.astype(float)) if self.scale == "log10" else cells, others), notes
@@ -301,7 +302,7 @@ def _claims(paths, *changed):
             "other values at " + ", ".join(df["id"][~fits]), "the committed file", "correct these rows")
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #eeebb920
-def claims(path=None) -> pd.DataFrame:
+def claims(path:str|Path=None) -> pd.DataFrame:
     """The bridge id → our rows, one row per (id, protocol). Raises ValueError where it contradicts `paper_values`.
 
     `unit_factor` × our fraction = the printed number; `n` seeds were fixed beforehand, and so was the `margin` (a
@@ -309,7 +310,7 @@ def claims(path=None) -> pd.DataFrame:
     paths = tuple([of_clone(Path(path))] if path else study_tables("claims"))
     return _claims(paths, *_state(paths)).copy()
 
-def paper_items(bridge=None) -> list:
+def paper_items(bridge:pd.DataFrame=None) -> list:
     "Tables, figures and sections of the paper whose numbers have a line in the bridge."
     items = (claims() if bridge is None else bridge)["item"].unique()
     return sorted(i for i in items if not i.startswith("contrast"))
@@ -360,7 +361,7 @@ def _statements(paths, pages, *changed):
            "other values at " + ", ".join(df["key"][bad].unique()), "the committed file", "correct these rows")
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #c2d02cda
-def statements(path=None) -> pd.DataFrame:
+def statements(path:str|Path=None) -> pd.DataFrame:
     """Every claim of the papers, one row per (key, protocol), in their order.
 
     ValueError names the rows that do not fit. `margin` (unit of the values) is the smallest difference that counts, 0

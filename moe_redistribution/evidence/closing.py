@@ -6,6 +6,7 @@
 __all__ = ['verdict_table', 'contrast_asks', 'contrast_answers']
 
 # %% ../../nbs/5_evidence/10b_closing.ipynb #3a054a74
+from collections.abc import Sequence
 import pandas as pd
 from ..tasks.errors import refuse
 from .answers import contrasts
@@ -19,7 +20,7 @@ def _between(mean, lo, hi, digits):
     few = 0 if max(map(abs, (mean, lo, hi))) >= 100 else digits                # entries of a book, and not shares
     return f"{Interval(mean, lo, hi, None, None):+.{few}f}"
 
-def verdict_table(beginnings, caption, digits=3) -> Shown:
+def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
     interval under both readings with n, the smallest difference that counts, and what the control is."""
     both = statements().query("protocol in ('paper', 'audited')")
@@ -44,7 +45,7 @@ def contrast_asks() -> pd.Series:
     "What each registered contrast asks: its note, by id, with a minus for *less*."
     return claims().query("protocol == 'audited'").set_index("id")["note"].map(as_minus)
 
-def contrast_answers(rows, families, caption, edits=("none",), digits=3) -> Shown:
+def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits=("none",), digits:int=3) -> Shown:
     "The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome, n."
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
     difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]

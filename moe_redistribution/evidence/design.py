@@ -6,6 +6,8 @@
 __all__ = ['DESIGN_RULES', 'check_design', 'at_a_guess']
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #0a90b302
+from pathlib import Path
+from collections.abc import Sequence
 import pandas as pd
 from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, is_condition
 from .printed import study_lines
@@ -69,7 +71,7 @@ def _two_margins(said, bridge):
 _CHECKS = dict(zip(DESIGN_RULES, (_cannot_reject, _cannot_fail, _no_control, _no_unit, _no_guess, _two_margins)))
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #a00ff5e3
-def check_design(keys=None, data=None) -> pd.DataFrame:
+def check_design(keys:Sequence=None, data:str|Path=None) -> pd.DataFrame:
     """Faults in the design of contrasts and statements in `data`: table, key, protocol, rule, got, fix; empty if none.
 
     `keys`: only lines with these (table, key); families are counted over all lines. FileNotFoundError without a
@@ -81,7 +83,7 @@ def check_design(keys=None, data=None) -> pd.DataFrame:
     return out if keys is None else out[[k in set(keys) for k in zip(out["table"], out["key"])]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #d2e517c9
-def at_a_guess(contrasts, data=None) -> pd.DataFrame:
+def at_a_guess(contrasts:pd.DataFrame, data:str|Path=None) -> pd.DataFrame:
     """Of recorded `contrasts` (as `results/contrasts.csv` has them) those whose two means both lie within the margin of
     a guess: key, mean_a, mean_b, guess, margin.
 

@@ -21,14 +21,14 @@ def _ledger(path, changed):
     table = pd.read_csv(path, keep_default_na=False, na_values=blank)
     return {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
-def claim(key):
+def claim(key:str):
     "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
     path = of_clone(DATA.parent / "results/ledger.csv")
     known = _ledger(path, path.stat().st_mtime_ns)
     return known[choose("claim", key, list(known))]
 
 # %% ../../nbs/5_evidence/09b_findings.ipynb #74a7855d
-def numbers(*items, protocol="paper") -> pd.DataFrame:
+def numbers(*items, protocol:str="paper") -> pd.DataFrame:
     "The printed numbers of these items beside ours, as recorded under one protocol; by id."
     found = pd.concat([pd.read_csv(of_clone(DATA.parent / f"results/paper/{i}.csv")) for i in items])
     return found[found["protocol"] == protocol].set_index("id")

@@ -7,6 +7,7 @@ __all__ = ['ANCHORS', 'paper_of', 'claims_of', 'verdict_link', 'word_link', 'sti
            'open_claims']
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #b8f1c038
+from collections.abc import Sequence
 import re
 import pandas as pd
 from ..tasks.errors import choose, refuse
@@ -17,11 +18,11 @@ from ..training.store import of_clone
 from .tables import md_table
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #dbad9808
-def paper_of(key) -> str:
+def paper_of(key:str) -> str:
     "The number of the paper that a claim's key, or the name of an item, belongs to: 000 is the main one."
     return key[:3] if re.match(r"0\d\d\W", key) else "000"
 
-def claims_of(paper, asked="paper") -> list:
+def claims_of(paper:str, asked:str="paper") -> list:
     """The recorded claims of a paper, as `claim` gives them; `asked`: by the `paper`, or `here`, our own questions.
 
     ValueError for one that is not among `papers`, and for another asker."""
@@ -30,14 +31,14 @@ def claims_of(paper, asked="paper") -> list:
     return [claim(k) for k in book.loc[(book["key"].map(paper_of) == paper) & (book["asked"] == asked), "key"]]
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #a44021cb
-def verdict_link(c, root="../../", word=None) -> str:
+def verdict_link(c, root:str="../../", word:str=None) -> str:
     "A claim's verdict as a link to its line in the ledger."
     return f"[{word or c.verdict}]({root}claims.ipynb#{c.key})"
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #20711e74
 ANCHORS = {"inconclusive (too few seeds)": "too-few-seeds"}
 
-def word_link(verdict, root="../../") -> str:
+def word_link(verdict:str, root:str="../../") -> str:
     "A verdict as a link to the glossary."
     anchor = ANCHORS.get(verdict, verdict.replace("'", "").replace(" ", "-"))
     return f"[{verdict}]({root}glossary.ipynb#{anchor})"
@@ -55,11 +56,11 @@ def page_of(c) -> str:
     "The notebook that judges a claim, a path under nbs/."
     return c.page.partition("#")[0]
 
-def shown_link(c, word, root="../../") -> str:
+def shown_link(c, word:str, root:str="../../") -> str:
     "A link to the place where its page shows a claim."
     return f"[{word}]({root}{page_of(c)}#{c.key})"
 
-def main_claims(lines, caption, scale=1, places=2, root="../../") -> str:
+def main_claims(lines, caption:str, scale:float=1, places:int=2, root:str="../../") -> str:
     "A table of claims: `lines` are (key, what it says, which reading, a word for its page); numbers times `scale`."
     def verdict(c): return "; ".join(filter(None, [verdict_link(c, root), still_open(c)]))
     return md_table([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, scale, places),
@@ -67,7 +68,7 @@ def main_claims(lines, caption, scale=1, places=2, root="../../") -> str:
                      for k, says, how, word in lines for c in [claim(k)]], caption)
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #ae85a364
-def open_claims(keys, root="../../") -> str:
+def open_claims(keys:Sequence, root:str="../../") -> str:
     "A table of open claims: what they say, seeds so far under their two readings, seeds that would decide."
     found = [claim(k) for k in keys]
     for c in found:

@@ -6,6 +6,7 @@
 __all__ = ['STORED', 'Page', 'page_hash', 'missing_runs', 'stands_on', 'Opening', 'stored_pages', 'stale_pages']
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #d6238a92
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 import hashlib, json
@@ -27,7 +28,8 @@ class Page:
     `items`: items of a paper whose claims it answers; `more`: instrument → conditions besides; `streams` of those rows;
     `waits`: conditions whose runs it needs, though it prints no number of them; `files`: others under the repository's
     root, such as results/ledger.csv or data/*/claims.csv. ValueError for an item that no claim names."""
-    def __init__(self, items="", streams=READ, waits=(), files=(), root=None, **more):
+    def __init__(self, items="", streams:Sequence[str]=READ, waits:Sequence=(), files:Sequence=(),
+                 root:str|Path=None, **more):
         self.items, self.streams, self.waits, self.files = items, tuple(streams), tuple(waits), tuple(files)
         self.more, self.root = {i: list(dict.fromkeys(names)) for i, names in more.items()}, Path(root or ROOT)
         self.own = asked_pairs(*items.split())
@@ -48,7 +50,7 @@ class Page:
         return gather(self.needs, self.streams, self.root)
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #dfa5559b
-def page_hash(page) -> str:
+def page_hash(page:Page) -> str:
     "Twelve digits that change when anything changes that a page reads."
     wanted = pd.DataFrame(page.needs, columns=["kind", "condition"])
     lines = manifest(page.root).merge(wanted, on=["kind", "condition"])
@@ -61,7 +63,7 @@ def page_hash(page) -> str:
             h.update(hashlib.sha256(as_committed(path).read_bytes()).digest())
     return h.hexdigest()[:12]
 
-def missing_runs(page) -> pd.DataFrame:
+def missing_runs(page:Page) -> pd.DataFrame:
     "Seeds of the paper that a page needs and nobody has trained: condition, how many, expected hours of one core."
     have, out = far_enough()["first"], []
     names = [n for instrument, n in page.own if instrument not in computed_kinds() and is_condition(n)]
@@ -72,7 +74,7 @@ def missing_runs(page) -> pd.DataFrame:
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #9963f0f8
-def stands_on(page) -> str:
+def stands_on(page:Page) -> str:
     """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
 
     Of a condition each seed is one trained model; of a study several arms of one seed may read one training."""
@@ -93,14 +95,14 @@ def stands_on(page) -> str:
 
 class Opening:
     "A page's sentence as a notebook shows it, with what was read stored beside it; `text` follows it."
-    def __init__(self, page, text="", quiet=False):
+    def __init__(self, page:Page, text:str="", quiet:bool=False):
         self.page, self.text = page, "" if quiet else stands_on(page) + text
     def _repr_mimebundle_(self, include=None, exclude=None):
         stored = self.page.wish | dict(hash=page_hash(self.page))
         return {STORED: json.loads(json.dumps(stored)), "text/markdown": self.text, "text/plain": self.text}
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #3ccc3acf
-def stored_pages(root=None) -> dict:
+def stored_pages(root:str|Path=None) -> dict:
     "Notebook (a path under nbs/) → (its `Page`, the hash that it was run with), from the outputs that it holds."
     found, nbs = {}, Path(root or ROOT) / "nbs"
     for path in sorted(nbs.rglob("[!_]*.ipynb")):
@@ -112,6 +114,6 @@ def stored_pages(root=None) -> dict:
                                                        wish["hash"])
     return found
 
-def stale_pages(root=None) -> list:
+def stale_pages(root:str|Path=None) -> list:
     "Notebooks that were run with other rows or files than there are now."
     return [path for path, (page, was) in stored_pages(root).items() if page_hash(page) != was]

@@ -7,6 +7,7 @@ __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'MARGIN_COLUMNS', 'chec
            'study_lines', 'check_sum', 'paper_values', 'printed_items', 'quantity', 'margins']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
+from collections.abc import Sequence
 from functools import lru_cache
 import hashlib
 import re
@@ -29,7 +30,7 @@ READ_OFF = .01                            # how finely a bar of a printed pictur
 
 def _place(path): return path.relative_to(DATA.parent).as_posix() if path.is_relative_to(DATA.parent) else path.name
 
-def checked_table(paths, columns, key, numbers) -> pd.DataFrame:
+def checked_table(paths:Sequence, columns:Sequence[str], key:Sequence[str], numbers:Sequence[str]) -> pd.DataFrame:
     """One table of one or several CSVs: each with exactly `columns` and at least one row, `key` unique over all; text
     stays text, `numbers` become floats."""
     def read(path):
@@ -45,7 +46,7 @@ def checked_table(paths, columns, key, numbers) -> pd.DataFrame:
     return df.assign(**{c: pd.to_numeric(df[c].replace("", np.nan)).astype(float) for c in numbers})
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #323fa08e
-def study_tables(name, data=None, needed=True) -> list:
+def study_tables(name:str, data:str|Path=None, needed:bool=True) -> list:
     """Where `name`.csv lies for every study that has one, each as committed: by the number of its paper, then by name.
 
     FileNotFoundError without a clone, if it is `needed`."""
@@ -61,17 +62,17 @@ def _about(folder):
 @lru_cache(maxsize=None)
 def _read_about(path, changed): return tuple(checked_table([of_clone(path)], ["paper", "title"], ["paper"], []).iloc[0])
 
-def papers(data=None) -> dict:
+def papers(data:str|Path=None) -> dict:
     "Number → title of every paper that a study is about, in order; the first is the main one."
     return dict(_about(p.parent) for p in study_tables("paper", data))
 
-def study_lines(name, data=None) -> pd.DataFrame:
+def study_lines(name:str, data:str|Path=None) -> pd.DataFrame:
     "The lines of every study's `name`.csv as they are written, all text, one study below the other."
     return pd.concat([pd.read_csv(p, dtype=str, keep_default_na=False) for p in study_tables(name, data)],
                      ignore_index=True)
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #39274bea
-def check_sum(path) -> Path:
+def check_sum(path:str|Path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
     want = dict(line.split()[::-1]
                 for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
@@ -89,7 +90,7 @@ def _printed(*paths):
     digit = digit.mask(note.str.startswith("approx"), 0.0).mask(note.str.startswith("approximate read-off"), READ_OFF)
     return df.assign(value=df["mean"] / scale, value_std=df["std"] / scale, digit=digit)
 
-def paper_values(path=None) -> pd.DataFrame:
+def paper_values(path:str|Path=None) -> pd.DataFrame:
     """Every number the papers print, one row per `id`; `value` and `value_std` are fractions where `unit` is percent.
 
     An id of a companion begins with its number, as in `004.F_grid.001`, and so does its item. `digit`: unit of the last
@@ -99,7 +100,7 @@ def paper_values(path=None) -> pd.DataFrame:
     return _printed(*((p, check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #b1f44b39
-def printed_items(item) -> list:
+def printed_items(item:str) -> list:
     """The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`).
 
     ValueError with the nearest."""
@@ -110,7 +111,7 @@ def printed_items(item) -> list:
 # %% ../../nbs/5_evidence/02_printed.ipynb #04562cd8
 MARGIN_COLUMNS = "quantity scale share digits least most why".split()
 
-def quantity(unit, stream="", aggregate="", metric=""):
+def quantity(unit:str, stream:str="", aggregate:str="", metric:str=""):
     """Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's.
 
     A fact is what needs no run: its `stream` is `none`."""
@@ -119,7 +120,7 @@ def quantity(unit, stream="", aggregate="", metric=""):
         return "fact as a share" if unit in ("percent", "fraction") else "fact"
     return "ratio" if aggregate == "ratio" else unit
 
-def margins(bridge) -> pd.DataFrame:
+def margins(bridge:pd.DataFrame) -> pd.DataFrame:
     """`margin` and `scale` of every line of a bridge; nan for ids that the paper does not print.
 
     On a linear scale a margin is in our unit: `share` of the printed value or `digits` last digits, whichever is more;

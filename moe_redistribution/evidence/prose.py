@@ -29,7 +29,8 @@ def prose(*lines) -> str:
     return typeset("\n".join(lines))
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #51c6d8ab
-def read_as(c, reading="audited", scale=1, places=2, sign="+", unit="", form="{mean}{span}{unit}, n = {n}") -> str:
+def read_as(c, reading:str="audited", scale:float=1, places:int=2, sign:str="+", unit:str="",
+            form:str="{mean}{span}{unit}, n = {n}") -> str:
     """What one reading of a claim found, in words: mean, 95% interval, `unit` of 1 / `scale`, n, in the order of
     `form`; `–` where there is nothing.
 
@@ -47,14 +48,14 @@ def read_as(c, reading="audited", scale=1, places=2, sign="+", unit="", form="{m
     return typeset(form.format(mean=number(mean), span=span, unit=unit, n=f"{n:.0f}"))
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #a3b44427
-def points(c, reading="audited", sign="+", scale=100, unit="points", places=0) -> str:
+def points(c, reading:str="audited", sign:str="+", scale:float=100, unit:str="points", places:int=0) -> str:
     "A claim's difference as a sentence has it: `read_as` in points, the interval after that word, over how many seeds."
     return read_as(c, reading, scale, places, sign, unit, "{mean}{unit}{span} over {n} seeds")
 
-def margin_text(c, scale=1, unit="") -> str:
+def margin_text(c, scale:float=1, unit:str="") -> str:
     "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
-def ruling(c, ledger="../../claims.ipynb") -> str:
+def ruling(c, ledger:str="../../claims.ipynb") -> str:
     "A claim's verdict, as a link from a study's page to its row in the table of all claims."
     return f"[{c.verdict}]({ledger}#{c.key})"

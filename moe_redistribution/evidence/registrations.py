@@ -7,6 +7,7 @@ __all__ = ['REGISTERED_TABLES', 'SENTENCES', 'DEFINES', 'ACCESS', 'FILE', 'COLUM
            'definitions', 'pilots', 'have_pilots', 'registrations', 'unregistered_lines', 'registered_on']
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #e71099eb
+from collections.abc import Sequence
 import hashlib
 import json
 from pathlib import Path
@@ -24,7 +25,7 @@ REGISTERED_TABLES = {"statements": "key", "claims": "id"}
 SENTENCES = "sentences"                     # the words of a statement, registered apart from what is tested
 DEFINES = ["expects", *ASKS, "null", "seeds", "over", "margin"]
 
-def definition_hash(row) -> str:
+def definition_hash(row:dict) -> str:
     """First twelve digits of the SHA-256 of what defines a line of `data/` (`DEFINES`); `row`: a dict or Series of its
     columns.
 
@@ -40,11 +41,11 @@ def definition_hash(row) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #970230cc
-def sentence_hash(line) -> str:
+def sentence_hash(line:dict) -> str:
     "First twelve digits of the SHA-256 of the words of a statement."
     return hashlib.sha256(line["statement"].encode()).hexdigest()[:12]
 
-def definitions(data=None) -> pd.DataFrame:
+def definitions(data:str|Path=None) -> pd.DataFrame:
     """Every line of the tables in `data`, as it stands, and every sentence: table, key, protocol, hash.
 
     A sentence has the protocol `paper`, whose line it stands in. FileNotFoundError without a clone."""
@@ -65,19 +66,19 @@ ACCESS = {"nothing run": "older than every row that it reads",
           "no rows": "it reads none: a fact of the code, a baseline, or a reason why there is no number"}
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
 PILOTS = "begins seen where".split()        # columns of a study's pilots.csv
-def pilots(data=None) -> pd.DataFrame:
+def pilots(data:str|Path=None) -> pd.DataFrame:
     """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seen`, and
     `where` its figures stand. Empty where no study has such a file. ValueError on other columns."""
     paths = study_tables("pilots", data, needed=False)
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 
-def have_pilots(keys, data=None) -> pd.Series:
+def have_pilots(keys:Sequence, data:str|Path=None) -> pd.Series:
     "For each of `keys`, whether a pilot of its question is on file."
     begins = tuple(" ".join(pilots(data)["begins"]).split())
     return pd.Series(keys, dtype=str).str.startswith(begins) if begins else pd.Series(False, index=range(len(keys)))
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #4c0de903
-def registrations(path=None) -> pd.DataFrame:
+def registrations(path:str|Path=None) -> pd.DataFrame:
     """The last registration of every (table, key, protocol): COLUMNS, and `amended`, how many went before it.
 
     `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `pilots` knows of trials, *nothing run*
@@ -96,7 +97,7 @@ def registrations(path=None) -> pd.DataFrame:
     return lines.drop_duplicates(key, keep="last").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #cef5f6ef
-def unregistered_lines(path=None, data=None) -> pd.DataFrame:
+def unregistered_lines(path:str|Path=None, data:str|Path=None) -> pd.DataFrame:
     """Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its
     hash, or empty)."""
     last = registrations(path).rename(columns={"hash": "registered"})[["table", "key", "protocol", "registered"]]
@@ -104,7 +105,7 @@ def unregistered_lines(path=None, data=None) -> pd.DataFrame:
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d1a11bb6
-def registered_on(table, path=None) -> pd.DataFrame:
+def registered_on(table:pd.DataFrame, path:str|Path=None) -> pd.DataFrame:
     """Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol).
 
     ValueError names the nearest table."""

@@ -8,6 +8,7 @@ __all__ = ['NO_ROWS', 'READ', 'recorded_rows', 'recorded_runs', 'by_condition', 
            'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
 from .table_files import ROOT, kinds, read_table
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #486e4e47
-def recorded_rows(name, instrument="ablation", root=None, **where) -> pd.DataFrame:
+def recorded_rows(name:str, instrument:str="ablation", root:str|Path=None, **where) -> pd.DataFrame:
     """Rows of one instrument for one condition, or those with the given values (`stream="paired"`, `rule="final"`).
 
     FileNotFoundError says which command makes what is not recorded; ValueError what there is where nothing fits."""
@@ -41,7 +42,7 @@ def recorded_rows(name, instrument="ablation", root=None, **where) -> pd.DataFra
     return found.reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #2357c55a
-def recorded_runs(root=None) -> pd.DataFrame:
+def recorded_runs(root:str|Path=None) -> pd.DataFrame:
     "Every recorded run, as `runs.run_frame` gives them."
     files = sorted(of_clone(Path(root or ROOT) / "results/runs").glob("*.parquet"))
     return _runs(*((as_committed(p), p.stat().st_mtime_ns) for p in files)).copy()
@@ -51,11 +52,11 @@ def _runs(*files):
     "The runs of these files, read once while they stay as they are."
     return pd.concat([pd.read_parquet(p) for p, _ in files], ignore_index=True)
 
-def by_condition(runs, of) -> pd.Series:
+def by_condition(runs:pd.DataFrame, of) -> pd.Series:
     "`of(condition)` for each run, worked out once a condition."
     return runs["condition"].map({n: of(condition(n)) for n in runs["condition"].unique()})
 
-def weightless_runs(name, root=None, but=()) -> list:
+def weightless_runs(name:str, root:str|Path=None, but=()) -> list:
     """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
     its own."""
     first, runs = TASK_RULES[condition(name).task][0], read_table("runs", name, root=root)
@@ -64,23 +65,23 @@ def weightless_runs(name, root=None, but=()) -> list:
             for r in runs.itertuples() if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #198ac62e
-def unlearned_runs(root=None) -> pd.DataFrame:
+def unlearned_runs(root:str|Path=None) -> pd.DataFrame:
     """Recorded runs that never got more than half of their test pairs right (of modular addition: no other task has a
     rule `first99`), the limit of the authors' script for Figure 15b."""
     runs = recorded_runs(root)
     return runs.query("first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
 
-def generalised_rows(rows, root=None) -> pd.DataFrame:
+def generalised_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     "Rows but those of `unlearned_runs` runs: in a model that has no rule, nothing can be said of where it is."
     keys = ["condition", "stream", "seed"]
     return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(unlearned_runs(root)[keys]))]
 
-def learned_rows(rows, root=None) -> pd.DataFrame:
+def learned_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     "Rows at `first99` once more, under the rule `learned_rows`: without a value where the run is `unlearned_runs`."
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised_rows(own, root).index)))
 
-def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
+def recorded_history(names:str|Sequence[str], stream:str="authors", root:str|Path=None) -> pd.DataFrame:
     """The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies.
 
     FileNotFoundError says what is missing and which command makes it."""
@@ -93,7 +94,7 @@ def recorded_history(names, stream="authors", root=None) -> pd.DataFrame:
     return whole[whole["stream"] == stream].dropna(axis=1, how="all").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #ee52d955
-def far_enough(runs=None) -> dict:
+def far_enough(runs:pd.DataFrame=None) -> dict:
     "Seeds recorded as far as orders of each kind ask: until → (condition, stream) → set of seeds."
     runs = recorded_runs() if runs is None else runs
     ended, at = (runs["failed"].notna() | (runs["step"] >= by_condition(runs, lambda c: c.steps)),
@@ -106,7 +107,7 @@ def far_enough(runs=None) -> dict:
 # %% ../../nbs/5_evidence/04c_selection.ipynb #ca2609a1
 NO_ROWS = pd.DataFrame(columns=list(ROW_COLUMNS))
 
-def run_rows(runs) -> pd.DataFrame:
+def run_rows(runs:pd.DataFrame) -> pd.DataFrame:
     """What finished runs have at each checkpoint rule: its `score`, whether that is what the rule asks (`reached`), the
     `epoch` if so, and `epoch_restricted`, which is the end of the schedule if not: its mean is the restricted mean of
     survival analysis."""
@@ -146,7 +147,7 @@ def asked_pairs(*items) -> list:
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c7b71556
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
-def rows_of(instrument, names, streams=None, root=None) -> pd.DataFrame:
+def rows_of(instrument, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
     "Rows of one instrument for some conditions, facts and runs among them; what is not recorded is left out."
     names = [names] if isinstance(names, str) else list(names)
     if instrument in computed_kinds(): found = tidy([NO_ROWS, *map(computed_kinds()[instrument], names)])
@@ -154,7 +155,7 @@ def rows_of(instrument, names, streams=None, root=None) -> pd.DataFrame:
     if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]
 
-def gather(pairs, streams=READ, root=None) -> pd.DataFrame:
+def gather(pairs, streams:Sequence[str]=READ, root:str|Path=None) -> pd.DataFrame:
     """Rows of (instrument, condition) pairs in some streams, with the instrument that measured them; what is not
     recorded is left out."""
     wanted = {}
@@ -163,7 +164,7 @@ def gather(pairs, streams=READ, root=None) -> pd.DataFrame:
     found = [f for f in found if len(f)]
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
 
-def item_rows(item, root=None) -> pd.DataFrame:
+def item_rows(item:str, root:str|Path=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper."
     return gather(asked_pairs(item), READ, root)
 
@@ -175,7 +176,7 @@ def _lines(readings) -> pd.DataFrame:
              for r in readings for name, at, _ in cells_of(r)]
     return pd.DataFrame(list(dict.fromkeys(lines)), columns=["instrument", "condition", *_PLACES])
 
-def rows_behind(readings, root=None) -> pd.DataFrame:
+def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
     "Every recorded row that some readings name, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]
     for instrument, lines in _lines(readings).groupby("instrument", sort=False):
@@ -192,11 +193,11 @@ def rows_behind(readings, root=None) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/04c_selection.ipynb #e7952f4e
 class RowsBehind(Measured):
     "The recorded rows behind some readings; `every()`: readings that tell, besides, which runs there are."
-    def __init__(self, readings, root=None, every=None):
+    def __init__(self, readings, root:str|Path=None, every:int=None):
         super().__init__(rows_behind(readings, root))
         self.root, self.every = root, every
 
-    def runs(self, name, stream) -> set:
+    def runs(self, name:str, stream:str) -> set:
         if self.every is None: return super().runs(name, stream)
         mine = [r._replace(condition=name) for r in self.once("every", self.every) if name in each_name(r.condition)]
         return self.once(("all", name), lambda: Measured(rows_behind(mine, self.root))).runs(name, stream)

@@ -8,6 +8,7 @@ __all__ = ['TINY', 'MOST', 'Result', 'Tost', 'VARIANCE_SOURCES', 'Verdict', 'Int
            'seeds_beside', 'flips_needed', 'delta', 'verdict']
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ac5500fa
+from collections.abc import Sequence
 from collections import namedtuple
 import numpy as np
 import pandas as pd
@@ -36,7 +37,7 @@ class Interval(namedtuple("Interval", "mean lo hi n method")):
     def __format__(self, spec):
         return f"{self.mean:{spec}} [{self.lo:{spec}}, {self.hi:{spec}}]" if spec else str(self)
 
-def interval(values, method=None, level=0.95):
+def interval(values:np.ndarray|Sequence, method:str=None, level:float=0.95):
     """Mean over seeds with its confidence interval: Student's t below n = 20, BCa from there.
 
     `values`: one per seed. One seed gives nan bounds, no variance lo = hi = mean; over `MOST` are refused by BCa."""
@@ -65,12 +66,12 @@ def _t_test(a, b=None, null=0.0, side="two-sided"):
     else: p = _stats().ttest_ind(a - null, b, equal_var=False, alternative=side).pvalue
     return Result(d, float(p), float(d / np.sqrt(np.mean([g.var(ddof=1) for g in groups]))))
 
-def welch(a, b):
+def welch(a:np.ndarray|Sequence, b:np.ndarray|Sequence):
     "Welch's two-sided test of two groups of seeds: mean(a) - mean(b), p, Cohen's d. Fewer than 2 seeds give nan."
     return _t_test(_finite(a), _finite(b))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ff5094a8
-def welch_from_stats(mean1, std1, n1, mean2, std2, n2, ddof=0):
+def welch_from_stats(mean1:float, std1:float, n1:float, mean2:float, std2:float, n2:float, ddof:int=0):
     "Welch's two-sided p from printed means and spreads; `ddof=0` re-inflates them as the paper's need."
     for n in (n1, n2):
         if n < 2: refuse("welch_from_stats", "two seeds or more on each side", n, "n = 2", "one seed has no spread")
@@ -84,7 +85,7 @@ def _pairs(a, b):
     if len(a) == len(b): return np.sort(a - b)     # sorted: the order of the seeds must not reach the random flips
     refuse("pairs", "two arms of equal length", f"{len(a)} and {len(b)}", "the shared seeds", "match arms by seed")
 
-def paired_permutation(a, b, n_resamples=9_999):
+def paired_permutation(a:np.ndarray|Sequence, b:np.ndarray|Sequence, n_resamples:int=9_999):
     "Two-sided sign-flip test on a - b, seed by seed: difference, p (exact while 2ⁿ ≤ `n_resamples`), effect d_z."
     d = _pairs(a, b)
     if len(d) == 1 or np.abs(d).max() < TINY: return _t_test(d)._replace(p=1.0)      # every flip is as extreme
@@ -94,7 +95,7 @@ def paired_permutation(a, b, n_resamples=9_999):
     return _t_test(d)._replace(p=float(p))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #8911aa0e
-def holm(pvalues):
+def holm(pvalues:Sequence):
     "Holm's step-down adjusted p values, in the order given; compare them with α itself. Refuses nan."
     p = _finite(pvalues)
     order = np.argsort(p, kind="stable")
@@ -103,11 +104,11 @@ def holm(pvalues):
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #67a2127f
 Tost = namedtuple("Tost", "difference p p_difference effect outcome")
-def outcome(p_equivalence, p_difference, alpha=0.05):
+def outcome(p_equivalence:float, p_difference:float, alpha:float=0.05):
     "`equivalent` if shown to lie inside the margin, else `different` if shown not to be zero, else `inconclusive`."
     return "equivalent" if p_equivalence < alpha else "different" if p_difference < alpha else "inconclusive"
 
-def tost(a, b, margin, paired=True, alpha=0.05):
+def tost(a:np.ndarray|Sequence, b:np.ndarray|Sequence, margin:float, paired:bool=True, alpha:float=0.05):
     "Two one-sided t tests that |mean(a) - mean(b)| < `margin` (unit of the values), paired by position or Welch's."
     if not margin > 0: refuse("tost", "a margin above 0", margin, "the claim's margin", "use that of its line")
     a, b = (_pairs(a, b), None) if paired else (_finite(a), _finite(b))
@@ -116,7 +117,7 @@ def tost(a, b, margin, paired=True, alpha=0.05):
     return Tost(d, p, p_difference, effect, outcome(p, p_difference, alpha))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ae07862f
-def paired_contrast(a, b, margin) -> dict:
+def paired_contrast(a:np.ndarray|Sequence, b:np.ndarray|Sequence, margin:float) -> dict:
     """What two arms (n,) with the same seeds say of a − b: both means, the difference with its 95 % interval (lo, hi), p of
     sign flips, effect d_z, p of equivalence within `margin`, p of the paired t test (p_t)."""
     a, b = np.asarray(a, float), np.asarray(b, float)
@@ -141,7 +142,8 @@ def _components(y, drawn=False):
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #f451aaca
 VARIANCE_SOURCES = ("init", "data", "init × data", "arithmetic")
-def variance_split(y, names=VARIANCE_SOURCES, n_resamples=2_000, level=0.95) -> pd.DataFrame:
+def variance_split(y:np.ndarray|Sequence, names:Sequence[str]=VARIANCE_SOURCES, n_resamples:int=2_000,
+                   level:float=0.95) -> pd.DataFrame:
     """Variance of one run by source, for y (init, data, repetition): `raw`, `variance` (not below 0), `share`, bounds.
 
     Unit: that of y, squared. Two-way crossed random effects, balanced, by the method of moments (Searle, Casella and
@@ -163,7 +165,7 @@ def variance_split(y, names=VARIANCE_SOURCES, n_resamples=2_000, level=0.95) -> 
                              share_hi=share_hi), index=[*names, "total"])
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #f8a8e5b4
-def seeds_needed(mean, sd, expects, margin, fixed=0.0):
+def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.0):
     """Seeds at which a difference `mean` with spread `sd` over seeds would be decided; nan if not within 20,000.
 
     `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error
@@ -177,18 +179,19 @@ def seeds_needed(mean, sd, expects, margin, fixed=0.0):
     else: done = (half < d) | (half < margin - (mean if expects[0] == "+" else -mean))
     return float(n[done.argmax()]) if done.any() else np.nan
 
-def seeds_beside(mean, sd, paper_mean, paper_std, paper_n, margin):
+def seeds_beside(mean:float, sd:float, paper_mean:float, paper_std:float, paper_n:float, margin:float):
     "Seeds of ours that would decide a printed number; where it has no spread, ours stands in for it at the paper's n."
     theirs = paper_std / np.sqrt(paper_n - 1) if paper_std > 0 else sd / np.sqrt(paper_n)
     return seeds_needed(mean - paper_mean, sd, "number", margin, theirs)
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #dc84ab33
-def flips_needed(family=1, alpha=.05) -> int:
+def flips_needed(family:int=1, alpha:float=.05) -> int:
     "Fewest seeds at which sign flips in a Holm `family` of so many contrasts can reject: 2^(1-n) × family ≤ alpha."
     return int(np.ceil(1 + np.log2(family / alpha) - TINY))
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #92485ab3
-def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, level=0.95):
+def delta(ours_mean:float, ours_std:float, ours_n:float, paper_mean:float, paper_std:float=np.nan, paper_n:float=np.nan,
+          level:float=0.95):
     "Ours - paper: (Δ, lo, hi). `ours_std` is ddof 1, `paper_std` ddof 0 as printed; nan bounds if no spread is known."
     d, n = ours_mean - paper_mean, ours_n if np.isnan(paper_n) else paper_n
     for of, std, k in (("ours", ours_std, ours_n), ("the paper's", paper_std, n)):
@@ -206,8 +209,8 @@ def delta(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #56fba5d4
 Verdict = namedtuple("Verdict", "verdict delta lo hi reason")
-def verdict(ours_mean, ours_std, ours_n, paper_mean, paper_std=np.nan, paper_n=np.nan, margin=0.05, corrected="",
-            digit=0.0):
+def verdict(ours_mean:float, ours_std:float, ours_n:float, paper_mean:float, paper_std:float=np.nan,
+            paper_n:float=np.nan, margin:float=0.05, corrected:str="", digit:float=0.0):
     """The word between our number and the paper's, with Δ, its interval and the reason; all in our unit (fractions).
 
     `margin`: as `paper.margins` has it, in the same unit; `corrected` says what is misprinted.

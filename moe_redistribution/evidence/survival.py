@@ -7,6 +7,7 @@ __all__ = ['RUN', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whit
            'draw_survival', 'grokking_epochs']
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #4670db7f
+from collections.abc import Sequence
 import math
 import warnings
 
@@ -17,7 +18,7 @@ from ..tasks.errors import choose, refuse
 # %% ../../nbs/5_evidence/01b_survival.ipynb #81cfde7b
 RUN = ["condition", "stream", "seed"]
 
-def time_to(history, metric="test", level=0.99) -> pd.DataFrame:
+def time_to(history:pd.DataFrame, metric:str="test", level:float=0.99) -> pd.DataFrame:
     """One row a run: `time` of the first evaluation with `metric` > `level`, else of the last one; `reached`; `after`.
 
     `history`: one row an evaluation. The crossing lies in (after, time]. Evaluations without a value are left out.
@@ -35,7 +36,7 @@ def time_to(history, metric="test", level=0.99) -> pd.DataFrame:
     return pd.DataFrame([dict(zip(RUN, key)) | one(run) for key, run in each])
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #b3312c86
-def run_times(runs, rule="first99") -> pd.DataFrame:
+def run_times(runs:pd.DataFrame, rule:str="first99") -> pd.DataFrame:
     """`time_to` from a run frame (`recording.run_frame`), on the full evaluation grid: `time`, `reached` of each run.
 
     A run that has not met the rule is censored at its last step, a failed one (NaN loss) where it failed."""
@@ -46,7 +47,7 @@ def run_times(runs, rule="first99") -> pd.DataFrame:
     return runs[RUN].assign(time=time, reached=reached).reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #03805f79
-def kaplan_meier(time, reached):
+def kaplan_meier(time:np.ndarray|Sequence, reached:np.ndarray|Sequence):
     "scipy's product-limit estimate of the share that has not reached it yet: `.quantiles`, `.probabilities`."
     from scipy.stats import CensoredData, ecdf
     time, reached = np.asarray(time, float), np.asarray(reached, bool)
@@ -56,7 +57,7 @@ def kaplan_meier(time, reached):
     return ecdf(CensoredData(uncensored=time[reached], right=time[~reached])).sf
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #d4393f01
-def survival(time, reached, until=None, level=0.95) -> dict:
+def survival(time:np.ndarray|Sequence, reached:np.ndarray|Sequence, until=None, level:float=0.95) -> dict:
     """runs, events, median with interval (inf: beyond the end), restricted mean up to `until` (default: last time).
 
     Of few runs the interval has no upper end (inf), even if all are there. It begins at the first at the earliest, so
@@ -79,7 +80,7 @@ def survival(time, reached, until=None, level=0.95) -> dict:
                 median_hi=first(high), restricted_mean=float((np.diff(edges) * np.r_[1, s]).sum()), until=float(until))
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #95555bb3
-def mann_whitney(slow, fast, cutoff=40_000) -> dict:
+def mann_whitney(slow:np.ndarray|Sequence, fast:np.ndarray|Sequence, cutoff:float=40_000) -> dict:
     "The authors' test (App. D.1): one-sided, runs that never got there (nan) tied at `cutoff`; asymptotic, corrected."
     from scipy.stats import mannwhitneyu
     slow, fast = np.asarray(slow, float), np.asarray(fast, float)
@@ -93,7 +94,7 @@ def mann_whitney(slow, fast, cutoff=40_000) -> dict:
     return dict(U=float(got.statistic), p=float(got.pvalue))
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #21590709
-def two_arms(slow, fast, cutoff=None) -> dict:
+def two_arms(slow:np.ndarray|Sequence, fast:np.ndarray|Sequence, cutoff:float=None) -> dict:
     """Log-rank (two-sided) and Mann-Whitney as printed (one-sided: `slow` is slower) of two frames from `time_to`.
 
     ValueError if a run ended un-grokked before another grokked: to rank it last, as the latter does, is a guess."""
@@ -109,7 +110,7 @@ def two_arms(slow, fast, cutoff=None) -> dict:
     return dict(logrank_p=float(p), mann_whitney_U=printed["U"], mann_whitney_p=printed["p"])
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #6dfaff2b
-def survival_table(times, until=None) -> pd.DataFrame:
+def survival_table(times:dict, until=None) -> pd.DataFrame:
     "`survival` of every condition and stream of `times` (from `time_to`, `run_times`), with one end for all."
     arms = times.groupby(RUN[:2])
     waiting = [arm["time"].max() for _, arm in arms if not arm["reached"].all()]
@@ -117,7 +118,7 @@ def survival_table(times, until=None) -> pd.DataFrame:
     return pd.DataFrame([dict(zip(RUN[:2], key)) | survival(arm["time"], arm["reached"], until) for key, arm in arms])
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #f1ae9cb1
-def draw_survival(times, hue=None, names=None, ax=None):
+def draw_survival(times:dict, hue=None, names:Sequence[str]=None, ax=None):
     "Kaplan-Meier curves by condition: dots for events, ticks for runs cut short. `hue`, `names`: of a condition."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6, 3), layout="constrained")[1]
@@ -133,7 +134,7 @@ def draw_survival(times, hue=None, names=None, ax=None):
     return ax
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #95c97631
-def grokking_epochs(history, metric="test", level=0.99, grid=5_000) -> pd.DataFrame:
+def grokking_epochs(history:pd.DataFrame, metric:str="test", level:float=0.99, grid:int=5_000) -> pd.DataFrame:
     "Three epochs a run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
     out = time_to(history, metric, level)
     first = out["time"].where(out["reached"])

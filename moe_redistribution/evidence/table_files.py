@@ -7,6 +7,7 @@ __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'content_hash', 'fingerprint', 'table_pat
            'manifest_of', 'write_table', 'sums', 'write_sums']
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #36e3c0c5
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 import hashlib
@@ -21,7 +22,7 @@ from ..instruments.rows import ROW_COLUMNS
 # %% ../../nbs/5_evidence/04_table_files.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
 
-def content_hash(frame) -> str:
+def content_hash(frame:pd.DataFrame) -> str:
     "SHA-256 over the columns of a frame by name, those without any value left out."
     h = hashlib.sha256()
     for name in sorted(frame):
@@ -34,7 +35,7 @@ def content_hash(frame) -> str:
             h.update("\n".join(map(str, texts)).encode() + at.astype("<i4").tobytes())
     return h.hexdigest()
 
-def fingerprint(rows) -> str:
+def fingerprint(rows:pd.DataFrame) -> str:
     "Twelve digits of the hash of what rows say."
     return content_hash(rows)[:12]
 
@@ -42,15 +43,15 @@ def fingerprint(rows) -> str:
 KEYS = ["condition", "stream", "seed"]
 _ORDER = {"runs": KEYS, "history": [*KEYS, "step"]}          # a row's place is decided by all of it but its value
 
-def table_path(kind, task, root=None) -> Path:
+def table_path(kind:str, task:str, root:str|Path=None) -> Path:
     "Where one kind of table lies for one task."
     return Path(root or ROOT) / "results" / (kind if kind in _ORDER else f"rows/{kind}") / f"{task}.parquet"
 
-def kinds(root=None) -> list:
+def kinds(root:str|Path=None) -> list:
     "The kinds of table that are recorded: runs, history and instruments."
     return sorted({p.parent.name for p in (Path(root or ROOT) / "results").glob("**/*.parquet")})
 
-def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
+def read_table(kind:str, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
     """Rows of one kind for some conditions, of some streams or all; of a history the columns without any value are left
     out. Empty if nothing of them is recorded."""
     parts, names = [], [names] if isinstance(names, str) else list(names)
@@ -65,7 +66,7 @@ def read_table(kind, names, streams=None, root=None) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/04_table_files.ipynb #93d6d624
 MANIFEST = ["kind", "condition", "stream", "seeds", "rows", "sha256"]
 
-def manifest(root=None) -> pd.DataFrame:
+def manifest(root:str|Path=None) -> pd.DataFrame:
     "A line for each (kind, condition, stream) that is recorded: seeds, rows, and the hash of what they say."
     path = as_committed(of_clone(Path(root or ROOT) / "results/manifest.csv"))
     return _manifest(path, path.stat().st_mtime_ns)
@@ -73,7 +74,7 @@ def manifest(root=None) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def _manifest(path, changed): return pd.read_csv(path)
 
-def manifest_of(root=None) -> pd.DataFrame:
+def manifest_of(root:str|Path=None) -> pd.DataFrame:
     "What the manifest should say, from the tables themselves."
     lines = [(k, name, stream, own["seed"].nunique(), len(own), content_hash(own.drop(columns=KEYS[:2])))
              for k in kinds(root) for path in sorted(table_path(k, "", root).parent.glob("*.parquet"))
@@ -81,7 +82,7 @@ def manifest_of(root=None) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #69dac9c7
-def write_table(frame, kind, task, root=None) -> Path:
+def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> Path:
     """Writes one kind of table of one task, sorted, whole or not at all. The same rows give the same bytes; a table
     without rows has no file."""
     path = table_path(kind, task, root)
@@ -92,13 +93,13 @@ def write_table(frame, kind, task, root=None) -> Path:
     return write_whole(path, frame.to_parquet(index=False, **how)) and path
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca88e
-def sums(root=None) -> str:
+def sums(root:str|Path=None) -> str:
     "A line for each file under data/, results/ and checkpoints/ of a root: its SHA-256, its path."
     root = Path(root or ROOT)
     paths = (p for part in ("checkpoints", "data", "results") for p in sorted((root / part).rglob("*"))
              if p.is_file() and not p.name.startswith("."))
     return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root).as_posix()}\n" for p in paths)
 
-def write_sums(root=None) -> Path:
+def write_sums(root:str|Path=None) -> Path:
     "Writes these lines to SHA256SUMS, whole or not at all."
     return write_whole(Path(root or ROOT) / "SHA256SUMS", sums(root).encode())

@@ -7,6 +7,7 @@ __all__ = ['VARIANT', 'TASK', 'METRIC', 'MARKS', 'LEGEND', 'typeset', 'as_minus'
            'with_interval', 'said_of', 'item_title', 'compared_table', 'laid_out', 'differences']
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #64b2db02
+from collections.abc import Sequence
 import html
 import re
 
@@ -15,7 +16,7 @@ from .printed import SCALE, paper_values
 from ..tasks.errors import refuse
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #6aa8379f
-def typeset(text) -> str:
+def typeset(text:str) -> str:
     "Text as it is shown: `−3` and not `-3`, `95%` and not `95 %`."
     return re.sub(r"(?<=[\d\]]) %", "%", re.sub(r"(?<![\w)\]`#/.-])-(?=\.?\d)", "\u2212", text))
 
@@ -41,7 +42,7 @@ class Shown(pd.DataFrame):
         return f"<details><summary>{caption} ({len(self)} rows)</summary>\n{body.replace(head, '', 1)}\n</details>"
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #61f66c6d
-def to_read(frame, caption, key=None) -> Shown:
+def to_read(frame:pd.DataFrame, caption:str, key:str=None) -> Shown:
     """`frame` as a page shows it.
 
     ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart."""
@@ -55,7 +56,7 @@ def to_read(frame, caption, key=None) -> Shown:
     return out
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #a0d2b63a
-def table(rows, first, caption, form="{:.0%}") -> Shown:
+def table(rows:pd.DataFrame, first, caption:str, form:str="{:.0%}") -> Shown:
     "`to_read` of a list of dictionaries, or of a frame whose index, joined, is the column `first`; numbers by `form`."
     frame = pd.DataFrame(rows)
     shown = frame.map(lambda v: v if isinstance(v, str) else form.format(v))
@@ -63,7 +64,7 @@ def table(rows, first, caption, form="{:.0%}") -> Shown:
         shown.insert(0, first, [", ".join(i) if isinstance(i, tuple) else i for i in frame.index])
     return to_read(shown, caption)
 
-def md_table(rows, caption) -> str:
+def md_table(rows:pd.DataFrame, caption:str) -> str:
     "A list of dictionaries (heads → cells) as `table`, in Markdown: cells may hold links, the caption stands below."
     shown = table(rows, None, caption, "{}")
     def line(cells): return "| " + " | ".join(str(x).replace("|", "/") for x in cells) + " |"
@@ -71,7 +72,7 @@ def md_table(rows, caption) -> str:
                               f"*{caption}*", ""]))
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #0d31886e
-def as_printed(value, unit="fraction", digits=None) -> str:
+def as_printed(value, unit:str="fraction", digits:int=None) -> str:
     """A value of ours as text in the unit of the printed number (`percent`, `pp`, `fraction`, `epochs`, `count`,
     `p_value`)."""
     if value != value: return "–"
@@ -79,7 +80,7 @@ def as_printed(value, unit="fraction", digits=None) -> str:
     if abs(value) >= 100 or value == round(value): return f"{value:,.0f}"
     return f"{value:.3g}"
 
-def with_interval(mean, lo, hi, unit="fraction") -> str:
+def with_interval(mean:float, lo:float, hi:float, unit:str="fraction") -> str:
     "`mean [lo, hi]` in a unit, the bounds left out where there are none."
     mark = {"percent": "%", "pp": " points"}.get(unit, "")
     span = f" [{as_printed(lo, unit)}, {as_printed(hi, unit)}]" if lo < hi else ""
@@ -116,7 +117,7 @@ def said_of(p) -> list:
     return [x for x in (model, METRIC.get(p.metric, p.metric.replace("_", " ")), *parts, TASK.get(p.task, p.task)) if x]
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #1d472156
-def item_title(item) -> str:
+def item_title(item:str) -> str:
     """`tab8` → Table 8, `fig12` → Figure 12, `fig3a_caption` → Figure 3a, caption, `appC.2.1` → App. C.2.1, `sec4.2` →
     §4.2."""
     kind, number, rest = re.fullmatch(r"(tab|fig|app|sec)([A-Z]?[\d.]*[a-z]?)(?:_(.*))?", item).groups()
@@ -133,7 +134,7 @@ def _told_apart(names, words):
     return [" · ".join([n, *lacking(n, w)]) for n, w in zip(names, words)]
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #58d50e9c
-def compared_table(compared, caption="", names=None) -> Shown:
+def compared_table(compared:pd.DataFrame, caption:str="", names:Sequence[str]=None) -> Shown:
     """A `compare` frame to be read: what, verdict, paper, ours with its 95 % interval, seeds.
 
     `names`: what each row is about, as text, where the paper's own words do not do; rows that they do not tell apart
@@ -160,7 +161,7 @@ MARKS = {"agrees": "✓", "differs": "✗", "inconclusive": "?", "not attempted"
          "another checkpoint": "↷"}
 LEGEND = " · ".join(f"{m} {w}" for w, m in MARKS.items())
 
-def laid_out(compared, row, column, caption="", lists="model") -> Shown:
+def laid_out(compared:pd.DataFrame, row, column, caption:str="", lists:str="model") -> Shown:
     """A `compare` frame in the paper's layout: `printed → ours mark`; `row`, `column`: functions from a row of
     `paper_values` to text; `lists`: what the rows are, the first column's head.
 
@@ -179,7 +180,7 @@ def laid_out(compared, row, column, caption="", lists="model") -> Shown:
     return to_read(pd.DataFrame(grid.values()).fillna(""), f"{title} {LEGEND}")
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #168c002a
-def differences(table, names=None, caption="", unit="pp") -> Shown:
+def differences(table:pd.DataFrame, names:Sequence[str]=None, caption:str="", unit:str="pp") -> Shown:
     """A `contrasts` frame to be read: what, outcome, difference with its interval, seeds of those fixed, Holm's p of
     both tests.
 

@@ -24,7 +24,7 @@ NOTHING = (*[np.nan] * 4, 0, np.nan, np.nan, "")
 FEW, TIE = "too few seeds", "the same in every seed"
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #5b3d4020
-def decide(x, expects, margin, i=None, test=None):
+def decide(x, expects, margin:float, i=None, test=None):
     """(says, test, p, p_same) for values `x`, one a seed, with interval `i`, that expect `+`, `-` or `0`.
 
     `test`: the `Registered` test of the question; without one the interval decides. `says`: holds, refuted or open;
@@ -126,8 +126,8 @@ def _open(a): return TOO_FEW if a.test == FEW else "inconclusive"
 def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refuted"}
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #768eca64
-def judge(paper, audited, numbers=(), uncopied=None, sized=False, whose=ON_PAPER_SEEDS, forced=False, text=None,
-          size=None) -> str:
+def judge(paper, audited, numbers=(), uncopied=None, sized:bool=False, whose=ON_PAPER_SEEDS,
+          forced:bool=False, text:str=None, size=None) -> str:
     """The verdict on a claim of a paper, from its `Decision` under each protocol and words for its quoted `numbers`.
 
     `uncopied`, `text`, `size`: decisions of the other protocols, where there are any; `sized`: the claim says how much,
@@ -145,7 +145,7 @@ def judge(paper, audited, numbers=(), uncopied=None, sized=False, whose=ON_PAPER
     return "direction only" if sized or {"differs", "corrected"} & set(numbers) else whose
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ee993099
-def found_here(verdict) -> str:
+def found_here(verdict:str) -> str:
     "The verdict on a question of our own: what reproduces a paper's claim is *found here*, what does not is not."
     return {**dict.fromkeys((ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only"), "found here"),
             "not reproduced": "not found here"}.get(verdict, verdict)

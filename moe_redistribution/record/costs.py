@@ -6,6 +6,7 @@
 __all__ = ['CPU_LIMITS', 'headlines', 'costs', 'limit_lines', 'add_bench', 'run_bench']
 
 # %% ../../nbs/7_record/04_costs.ipynb #e3e0b401
+from argparse import ArgumentParser, Namespace
 from contextlib import redirect_stdout
 import sys, time
 
@@ -22,7 +23,7 @@ from .recording import recorded_with
 # %% ../../nbs/7_record/04_costs.ipynb #beead1a8
 CPU_LIMITS = {("add7",): 120, ("modadd", "hist"): 180}     # CPU seconds for all of them: 60 and 90 s of two cores
 
-def headlines(task="all") -> dict:
+def headlines(task:str="all") -> dict:
     "Condition → study, of the conditions of a task, or of all, that a study calls its headlines. ValueError for none."
     own = [(t, n, s) for s in training_studies() for t, names in s.headlines.items() for n in names]
     choose("task", task, [*dict.fromkeys(t for t, *_ in own), "all"])
@@ -42,7 +43,7 @@ def costs(asked, instruments=None) -> pd.DataFrame:
     return pd.DataFrame(out).T.assign(total=lambda f: f.sum(1))
 
 # %% ../../nbs/7_record/04_costs.ipynb #9f246c8b
-def limit_lines(table) -> list:
+def limit_lines(table:pd.DataFrame) -> list:
     """A line for each of `CPU_LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is
     too much."""
     out = []
@@ -54,7 +55,7 @@ def limit_lines(table) -> list:
     return out
 
 # %% ../../nbs/7_record/04_costs.ipynb #b002d088
-def add_bench(p):
+def add_bench(p:ArgumentParser):
     "Arguments of the bench command."
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--study", help="granularity …: what this study's speed is compared with, instead of --task")
@@ -67,7 +68,7 @@ def add_bench(p):
 # %% ../../nbs/7_record/04_costs.ipynb #7ec47f7d
 @command("bench", "speed against a plain implementation and against the FLOP floor", "bench --instruments --task add7",
          add=add_bench, told="Measures on a quiet machine, and says if it was not.")
-def run_bench(args):
+def run_bench(args:Namespace):
     "Measures speed, of training, of a study or of the instruments, and prints it."
     if args.study:
         known = of_studies("bench", "BENCH")

@@ -25,14 +25,14 @@ from ..evidence.verdicts import VERDICTS
 from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
-def recorded_claims(root=None) -> pd.DataFrame:
+def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger with the number of each claim's `paper`; `asked` is `here` for questions of our own."
     book = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"))
     words = book.select_dtypes(exclude="number").columns
     book[words] = book[words].fillna("").astype(str)
     return book.assign(paper=book["key"].map(paper_of))
 
-def recorded_numbers(root=None) -> pd.DataFrame:
+def recorded_numbers(root:str|Path=None) -> pd.DataFrame:
     "Every printed number beside ours under its authors' protocol, with the number of its `paper`."
     files = sorted((Path(root or ROOT) / "results/paper").glob("*.csv"))
     found = pd.concat([pd.read_csv(of_clone(f)).assign(file=f.stem) for f in files]).query("protocol == 'paper'")
@@ -41,7 +41,7 @@ def recorded_numbers(root=None) -> pd.DataFrame:
 # %% ../../nbs/7_record/06_counts.ipynb #17e90d95
 OUR_OWN = "our own questions"
 
-def count_claims(book=None) -> pd.DataFrame:
+def count_claims(book:pd.DataFrame=None) -> pd.DataFrame:
     "How many claims of each paper, and questions of our own, have which verdict; in `all` everything."
     book = recorded_claims() if book is None else book
     who = book["paper"].mask(book["asked"] == "here", OUR_OWN)
@@ -50,7 +50,7 @@ def count_claims(book=None) -> pd.DataFrame:
     return found.assign(all=found.sum(axis=1)).rename_axis(index="verdict", columns=None)
 
 # %% ../../nbs/7_record/06_counts.ipynb #a28b2e0e
-def counted_by_verdict(paper) -> str:
+def counted_by_verdict(paper:str) -> str:
     "How many claims of a paper, and questions of our own about it, have which verdict, as a Markdown table."
     book = recorded_claims()
     count = count_claims(book[book["paper"] == paper])
@@ -68,7 +68,7 @@ _UNITS = {**{m.replace("_-_", " - "): "points" for m in _SHARE}, "loss": "nats",
          "damage_fitted": "nats", "epoch": "epochs to 99%", "epoch_restricted": "epochs to 99%", "nmi_min": "NMI",
          "nmi_arithmetic": "NMI", "log10_error": "powers of ten", "capacity": "entries"}
 
-def reading_text(c, which, s, places=1) -> str:
+def reading_text(c, which, s, places:int=1) -> str:
     """What one reading of a claim found: mean, 95% interval, unit, seeds; `c` is its line in the ledger, `s` its
     statement. `–` where there is nothing."""
     mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
@@ -110,7 +110,7 @@ def control_text(s) -> str:
     return as_minus("; ".join(short)) or "–"
 
 # %% ../../nbs/7_record/06_counts.ipynb #23fa666c
-def cut(text, most=20) -> str:
+def cut(text:str, most:int=20) -> str:
     "A text of at most so many words: a longer one ends at its last colon, semicolon or comma, or in the open."
     words = text.split()
     if len(words) <= most: return text
@@ -123,7 +123,7 @@ _READ = {"paper": "As the authors did it", "audited": "With the control", "uncop
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
 
-def claim_link(key, up="") -> str:
+def claim_link(key:str, up:str="") -> str:
     "A claim's key as a link of HTML to its row; `up` leads from a page to nbs/."
     return f'<a href="{up}claims.ipynb#{key}">{key}</a>'
 
@@ -143,7 +143,7 @@ def _folded(c, s, up):
     return "".join(f"<p>{x}</p>" for x in [*lines, ways_out(c.key, up)])
 
 # %% ../../nbs/7_record/06_counts.ipynb #7f55c0be
-def claim_html(c, s, up="") -> str:
+def claim_html(c, s, up:str="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
     best = next((k for k in ("uncopied", "audited", "paper") if getattr(c, f"{k}_n") > 0), "paper")
     short = c.statement.removeprefix(ASKED_HERE)
@@ -161,7 +161,7 @@ def claim_html(c, s, up="") -> str:
     return f'<tr id="{c.key}" data-paper="{c.paper}" data-verdict="{escape(c.verdict)}">{inside}</tr>'
 
 # %% ../../nbs/7_record/06_counts.ipynb #92fe929a
-def claims_table(book=None, up="") -> str:
+def claims_table(book:pd.DataFrame=None, up:str="") -> str:
     "All claims as one table of HTML, the verdict second; nbs/claims.js makes it sort and filter."
     book = recorded_claims() if book is None else book
     all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}
@@ -173,7 +173,7 @@ def claims_table(book=None, up="") -> str:
             "</tbody></table>")
 
 # %% ../../nbs/7_record/06_counts.ipynb #f8821bfe
-def judged_here(claims, found=(), up="") -> str:
+def judged_here(claims:pd.DataFrame, found=(), up:str="") -> str:
     """The claims that a page judges as a folded table of HTML, with the ways to their rows; those that are not in
     `found` have their address here."""
     all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}

@@ -6,6 +6,7 @@
 __all__ = ['READ_FROM', 'by_id', 'coverage', 'add_ledger', 'run_ledger', 'printed_rows', 'add_printed', 'run_printed']
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #950ac04f
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 import re
 
@@ -20,7 +21,7 @@ from ..evidence.table_files import ROOT
 from .ledger import ledger, ledger_text
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #f12c53aa
-def by_id(item=None, root=None) -> pd.DataFrame:
+def by_id(item:str=None, root:str|Path=None) -> pd.DataFrame:
     "Every printed number (or one item's): id, item, paper, ours, verdict, reason, keys of the claims that quote it."
     paper, at = paper_values(), Path(root or ROOT) / "results/paper"
     paper = paper[~paper["id"].str.startswith("repo:")]
@@ -35,7 +36,7 @@ def by_id(item=None, root=None) -> pd.DataFrame:
     return out.fillna({"verdict": "not attempted", "reason": NO_LINE, "claims": ""}).infer_objects().reset_index()
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #38cdf429
-def coverage(root=None) -> pd.DataFrame:
+def coverage(root:str|Path=None) -> pd.DataFrame:
     """For every item: numbers printed, answered by a number, a reason or nothing, quoted by a claim; the `share`
     answered."""
     f = by_id(root=root)
@@ -45,14 +46,14 @@ def coverage(root=None) -> pd.DataFrame:
     return out.assign(share=(out["number"] + out["reason"]) / out["printed"])
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #8337fc14
-def add_ledger(p):
+def add_ledger(p:ArgumentParser):
     "Arguments of the ledger command."
     p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
     add_form(p)
 
 @command("ledger", "the paper's claims with their verdicts, and its numbers beside ours by id", "ledger --item sec5",
          add=add_ledger, told="A † marks an answer whose definition is younger than its rows.")
-def run_ledger(args):
+def run_ledger(args:Namespace):
     """Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's
     coverage; as a table of records the claims alone."""
     table, item, wide = ledger(args.item), args.item, dict(max_colwidth=96, justify="left")
@@ -81,7 +82,7 @@ def _rows_files(r):
 # %% ../../nbs/7_record/02b_coverage.ipynb #2e06aa2a
 READ_FROM = ["condition", "versus", "instrument", "stream", "metric", "site", "edit", "rule", "position", "stratum"]
 
-def printed_rows(asked, root=None) -> pd.DataFrame:
+def printed_rows(asked:str, root:str|Path=None) -> pd.DataFrame:
     """What a printed number, by id, or all of an item are read from: `READ_FROM`, paper, ours, verdict, page, files.
 
     Of a figure that prints no number, its conditions. ValueError (expected, got, nearest) for an id or item that there
@@ -102,14 +103,14 @@ def printed_rows(asked, root=None) -> pd.DataFrame:
     return out.assign(page=page, files=files)[["id", *READ_FROM, "paper", "ours", "verdict", "page", "files"]]
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #bb47d030
-def add_printed(p):
+def add_printed(p:ArgumentParser):
     "Arguments of the rows command."
     p.add_argument("asked", metavar="ID|ITEM", help="a printed number such as tab7.006, or an item such as fig9")
     add_form(p)
 
 @command("rows", "what a printed number is read from: condition, metric, page and files", "rows tab7.006",
          add=add_printed, told="Of an item, a line for each number; of one number, a line for each thing.")
-def run_printed(args):
+def run_printed(args:Namespace):
     "Prints where numbers come from."
     found = printed_rows(args.asked)
     if args.json or args.csv or len(found) > 1: return show_table(found, args, max_colwidth=60, justify="left")

@@ -6,6 +6,7 @@
 __all__ = ['LEDGER_COLUMNS', 'YOUNG', 'ledger', 'ledger_text']
 
 # %% ../../nbs/7_record/02_ledger.ipynb #ad8a810e
+from pathlib import Path
 import numpy as np
 import pandas as pd
 from ..evidence.printed import paper_values, printed_items
@@ -33,7 +34,7 @@ def _printed(s, known):
     return a - b
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0b3a258a
-def ledger(item=None, rows=None, root=None) -> pd.DataFrame:
+def ledger(item:str=None, rows:pd.DataFrame=None, root:str|Path=None) -> pd.DataFrame:
     """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it.
 
     `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows'
@@ -88,7 +89,7 @@ def _said(mean, lo, hi, n, p, p_same, test, says, access, sign):
     return text(mean) + (f" [{text(lo)}, {text(hi)}]" if lo == lo and hi > lo
                          else "") + f", n={int(n)}: {says}{by}{late}"
 
-def ledger_text(table) -> pd.DataFrame:
+def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
     "A ledger as text: claim, what the paper prints, every answer, the verdict and the seeds that would decide."
     read = {k for k in PROTOCOLS if k in ("paper", "audited") or (table[f"{k}_n"] > 0).any()}
     def line(r):

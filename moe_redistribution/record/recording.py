@@ -7,6 +7,9 @@ __all__ = ['recorded_with', 'overlay', 'not_in', 'record_runs', 'add_rows', 'kep
            'unrecorded_jobs', 'record', 'record_checkpoints', 'add_record', 'run_record']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
+from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from ..models.condition import condition
 from ..training.store import Store, as_committed, compact, seal, unseal
 from ..training.executors import open_executor, watch
 from ..training.groups import Training
-from ..training.study import TrainingStudy, canonical, known_studies, study_rows
+from ..training.study import Study, TrainingStudy, canonical, known_studies, study_rows
 from ..evidence.claims import paper_items
 from ..instruments.rows import select, tidy, write_frame
 from ..evidence.table_files import (KEYS, kinds, manifest_of, read_table, table_path, write_table,
@@ -38,19 +41,19 @@ from .runs import (history_frame, last_step, recordable_runs, replaceable_names,
 from .ledger import ledger
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
-def recorded_with(study, name) -> dict:
+def recorded_with(study:Study, name:str) -> dict:
     "The instruments, by name, that a study records of a condition: all that fit, where it does not choose."
     return (study.measured or instruments_for)(name)
 
 # %% ../../nbs/7_record/03_recording.ipynb #f1fbbac0
-def overlay(new, old, keys=KEYS) -> pd.DataFrame:
+def overlay(new:pd.DataFrame, old:pd.DataFrame, keys:Sequence=KEYS) -> pd.DataFrame:
     "`new` rows, and those of `old` whose `keys` are not among the new."
     index = lambda f: pd.MultiIndex.from_frame(f[list(keys)])
     parts = [f for f in (old[~index(old).isin(index(new))], new) if len(f)]
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/7_record/03_recording.ipynb #fe7cf926
-def not_in(there, runs, rules=None) -> list:
+def not_in(there:pd.DataFrame, runs:Sequence, rules:Sequence[str]=None) -> list:
     """Those of `runs` that recorded rows `there` have not got, or not as far as their `last_step` by now; `rules`, or
     rules of a stream."""
     if there.empty: return runs
@@ -70,7 +73,7 @@ def _frames(study, name) -> dict:
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 # %% ../../nbs/7_record/03_recording.ipynb #183f1be5
-def record_runs(store, root, study, name, say=print) -> list:
+def record_runs(store:Store, root:str|Path, study:Study, name:str, say:Callable=print) -> list:
     """Adds the new runs of a condition, of a study of trainings, to the tables under `root`/results, each as soon as it
     is measured; says and returns what it wrote."""
     there, written, task = recordable_runs(stored_runs(store, name), name, root, say), [], name.partition("/")[0]
@@ -85,7 +88,7 @@ def record_runs(store, root, study, name, say=print) -> list:
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
-def add_rows(new, kind, task, root):
+def add_rows(new:pd.DataFrame, kind:str, task:str, root:str|Path):
     "Lays rows over those of a table. Others that write the same table wait."
     path = table_path(kind, task, root)
     (root / "results").mkdir(parents=True, exist_ok=True)
@@ -94,11 +97,11 @@ def add_rows(new, kind, task, root):
         write_table(overlay(new, old), kind, task, root)
 
 # %% ../../nbs/7_record/03_recording.ipynb #5b1de011
-def kept_presets(study) -> dict:
+def kept_presets(study:Study) -> dict:
     "The presets of a study that go into `results/`."
     return {n: p for n, p in study.presets.items() if p.recorded and not p.note}
 
-def record_rows(store, root, study, say=print) -> list:
+def record_rows(store:Store, root:str|Path, study:Study, say:Callable=print) -> list:
     "Lays the stored rows of a study over the recorded ones; returns the paths of tables that changed."
     written = []
     for preset in kept_presets(study):
@@ -111,7 +114,7 @@ def record_rows(store, root, study, say=print) -> list:
         say(f"{task}: {len(new):,} rows")
     return written
 
-def record_study(store, root, study, say=print, pool="here") -> list:
+def record_study(store:Store, root:str|Path, study:Study, say:Callable=print, pool:str|Executor="here") -> list:
     "Adds what the store has of a study to what is recorded, one condition or all its rows at a time; paths written."
     if not isinstance(study, TrainingStudy): return record_rows(store, root, study, say)
     arms = dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms)
@@ -128,7 +131,7 @@ def _with_rows(jobs, root) -> set:
                 have |= {(name, seed), (name.rpartition("/")[0], seed)}
     return have
 
-def unrecorded_jobs(jobs, root=None, runs=None) -> list:
+def unrecorded_jobs(jobs:Sequence, root:str|Path=None, runs:pd.DataFrame=None) -> list:
     """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs
     of studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
     trained = [j for j in jobs if isinstance(j, Training)]
@@ -146,7 +149,8 @@ def unrecorded_jobs(jobs, root=None, runs=None) -> list:
     return [found for job in jobs if (found := left(job)) is not None]
 
 # %% ../../nbs/7_record/03_recording.ipynb #1192660b
-def record(store=None, root=None, say=print, executor="here", replace=(), reason="weights lost") -> list:
+def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
+           replace:Sequence[str]=(), reason:str="weights lost") -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
     `executor` as in `train`.
@@ -172,7 +176,7 @@ def record(store=None, root=None, say=print, executor="here", replace=(), reason
     return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
-def record_checkpoints(store, root) -> list:
+def record_checkpoints(store:Store, root:str|Path) -> list:
     """Adds the paper's seeds that the store has and git has not to every (condition, rule) in `canonical`, in the
     paper's order."""
     written, counts_at = [], root / "checkpoints" / "right.csv"
@@ -194,7 +198,7 @@ def record_checkpoints(store, root) -> list:
     return written + [counts_at] * bool(rows)
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
-def add_record(p):
+def add_record(p:ArgumentParser):
     "Arguments of the record command."
     p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")
     p.add_argument("--replace", nargs="+", default=[], metavar="CONDITION",
@@ -203,7 +207,7 @@ def add_record(p):
 
 @command("record", "add what the store has to results/ and checkpoints/", "record --replace modadd/glu-h340-gelu",
          add=add_record, told="Passes over a run that is not the recorded one of its seed.")
-def run_record(args):
+def run_record(args:Namespace):
     "Records what is new, and says what was written."
     written = record(say=print, executor=args.executor, replace=args.replace, reason=args.reason)
     print("\n".join(map(str, written)) or "Nothing new.")

@@ -7,13 +7,14 @@ __all__ = ['WENT', 'REPLACED', 'run_frame', 'history_frame', 'last_step', 'store
            'recorded_runs_of', 'shortfall', 'withdraw', 'take_out', 'replaceable_names', 'replace_runs']
 
 # %% ../../nbs/7_record/01_runs.ipynb #8d06545b
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..models.condition import condition, RECIPES
-from ..training.store import as_committed, seal, unseal
+from ..training.store import Run, Store, as_committed, seal, unseal
 from ..training.study import canonical
 from ..training.loop import TASK_RULES
 from ..instruments.measuring import has_weights
@@ -23,7 +24,7 @@ from ..evidence.checkpoints import checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, recorded_runs
 
 # %% ../../nbs/7_record/01_runs.ipynb #32e64842
-def run_frame(runs) -> pd.DataFrame:
+def run_frame(runs:Sequence) -> pd.DataFrame:
     "One row a run: condition, stream, seed, step, settled, failed, step and value of every rule, CPU seconds, machine."
     def row(r):
         m = r.manifest
@@ -32,7 +33,7 @@ def run_frame(runs) -> pd.DataFrame:
         return about | chosen | m["machine"]
     return pd.DataFrame(map(row, runs)).astype({"failed": "Int64"})
 
-def history_frame(runs, most=60) -> pd.DataFrame:
+def history_frame(runs:Sequence, most:int=60) -> pd.DataFrame:
     """The evaluations of every run, in long form; thinned between the first 20 and the last 5 to about `most` in all.
 
     What stays in between are evaluations at which a full-batch task was measured (every fifth)."""
@@ -48,18 +49,18 @@ def history_frame(runs, most=60) -> pd.DataFrame:
     return out[first + sorted(set(out) - set(first))].astype({n: "float32" for n in set(out) - set(first)})
 
 # %% ../../nbs/7_record/01_runs.ipynb #69a5df96
-def last_step(run, rules=None) -> int:
+def last_step(run:Run, rules:Sequence[str]=None) -> int:
     "The last step at which a run has weights by one of `rules`, -1 without any; without `rules`, its own last step."
     if rules is None: return run.step
     at = lambda rule: run.step if rule == "final" else run.manifest["rules"][rule]["step"]
     return max([at(rule) for rule in rules if has_weights(run, rule)], default=-1)
 
-def stored_runs(store, name) -> list:
+def stored_runs(store:Store, name:str) -> list:
     "All runs of a condition that the store has, ordered by stream and seed."
     return [run for stream, seed in store.there(name) if (run := store.find(name, seed, stream)) is not None]
 
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59
-def other_runs(runs, name, root) -> list:
+def other_runs(runs:Sequence, name:str, root:str|Path) -> list:
     "Those of `runs` that are not the one recorded under their stream and seed: losses differ somewhere."
     if (known := read_table("history", name, root=root)).empty: return []
     known = known.set_index("step").groupby(["stream", "seed"])["loss"]
@@ -68,7 +69,7 @@ def other_runs(runs, name, root) -> list:
     recorded = lambda r: (r.stream, r.seed) in known.groups
     return [r for r in runs if recorded(r) and not same(r, known.get_group((r.stream, r.seed)))]
 
-def recordable_runs(runs, name, root, say=print) -> list:
+def recordable_runs(runs:Sequence, name:str, root:str|Path, say:Callable=print) -> list:
     "`runs` but those that are not the one recorded under their stream and seed. Says which."
     other = other_runs(runs, name, root)
     who = ", ".join(f"{r.stream} {r.seed}" for r in other)
@@ -80,12 +81,12 @@ def recordable_runs(runs, name, root, say=print) -> list:
 # %% ../../nbs/7_record/01_runs.ipynb #ae470e84
 WENT = {"first": "weights by its first rule", "selected": "all its rules settled", "full": "the end of its schedule"}
 
-def recorded_runs_of(name, root) -> pd.DataFrame:
+def recorded_runs_of(name:str, root:str|Path) -> pd.DataFrame:
     "The recorded runs of one condition, with the columns of `run_frame`; none if none is recorded."
     runs = read_table("runs", name, root=root)
     return runs.reindex(columns=[*runs, *{"failed", "settled"} - {*runs}]).astype({"failed": "Int64"})
 
-def shortfall(run, root) -> list:
+def shortfall(run:Run, root:str|Path) -> list:
     "What a run lacks of the recorded one of its stream and seed, in words; nothing if it went as far."
     name, own = run.condition.name, lambda f: f[(f["stream"] == run.stream) & (f["seed"] == run.seed)]
     went = lambda f: {until for until, there in far_enough(f).items() if there} if len(f) else set()
@@ -97,7 +98,7 @@ def shortfall(run, root) -> list:
     return lacks + [f"weights by {r}" for r in sorted(rules) if not run.failed and not has_weights(run, r)]
 
 # %% ../../nbs/7_record/01_runs.ipynb #5efaa4b6
-def withdraw(name, rule, seeds, root=None) -> list:
+def withdraw(name:str, rule:str, seeds:Sequence[int], root:str|Path=None) -> list:
     """Takes seeds out of a committed checkpoint and out of its counts; the file goes with its last seed. Returns those
     that stay. ValueError for a seed that it has not got."""
     path, counts = checkpoint_path(name, rule, root), Path(root or ROOT) / "checkpoints" / "right.csv"
@@ -113,7 +114,7 @@ def withdraw(name, rule, seeds, root=None) -> list:
     return left
 
 # %% ../../nbs/7_record/01_runs.ipynb #5c2291e7
-def take_out(name, stream, seed, root):
+def take_out(name:str, stream:str, seed:int, root:str|Path):
     """Takes one run out of all that is recorded of its condition: rows of every instrument, checkpoints, runs, history.
 
     A table that held no other goes with it."""
@@ -129,7 +130,7 @@ def take_out(name, stream, seed, root):
         if gone.any(): write_table(frame[~gone], kind, task, root)
 
 # %% ../../nbs/7_record/01_runs.ipynb #9bb1a4b9
-def replaceable_names(names, store, root) -> list:
+def replaceable_names(names:Sequence[str], store:Store, root:str|Path) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
     fix, there = "name one that is recorded", sorted(recorded_runs(root)["condition"].unique()) if names else []
@@ -154,7 +155,7 @@ def _line(run, root, reason):
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
 # %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
-def replace_runs(store, root, name, say=print, reason="weights lost") -> list:
+def replace_runs(store:Store, root:str|Path, name:str, say:Callable=print, reason:str="weights lost") -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
     adds a line for each to results/replaced.csv; returns their seeds. Says which are refused: they stay as they are."""
     runs, lines, log = [r for r in stored_runs(store, name) if r.stream == "authors"], [], root / "results/replaced.csv"
