@@ -214,6 +214,14 @@ def test_what_a_figure_shows_is_what_the_rows_say(table):
     assert np.allclose(fig.axes[0].lines[1].get_xdata(), np.sort(a - b))
 
 
+@pytest.mark.parametrize("name", ["two_ablations", "position_lines"])
+def test_a_single_name_is_a_figure_of_one(name, given):
+    draw, names = DRAWN[name]
+    fig = draw(given, names[0])
+    said = " ".join(t.get_text() for t in fig.findobj(plt.Text))
+    assert label(names[0]) in said and ("uniform" in said or "best without computation" in said)
+
+
 def test_lines_of_one_colour_are_told_apart_by_their_style():
     names = ["add7/ffn-h256-silu", "add7/ffn-h512-silu", "add7/ffn-h256-silu+ffnlr2", "add7/ffn-h512-silu+ffnlr2"]
     assert len({tuple(look.values()) for look in line_styles(names).values()}) == len(names)

@@ -8,13 +8,14 @@ __all__ = ['SWEEPABLE', 'line_styles', 'said_below', 'axes_grid', 'paired_differ
            'probe_lines', 'spectrum_stems']
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #681dec24
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
 from ..tasks.task import nulls
-from ..models.condition import condition
+from ..models.condition import Condition, condition
 from ..instruments.rows import layer_order
 from .statistics import interval
 from .survival import draw_survival, time_to
@@ -24,7 +25,7 @@ from .figures import (RATES, as_condition, colour, each_named, history_by_name, 
                                                  value_axes)
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #2e347357
-def line_styles(names) -> dict:
+def line_styles(names:Iterable) -> dict:
     "Colour and line style of each name, no two alike while there are styles left: name → keywords of a line."
     out = {}
     for n in named_once(names):
@@ -32,14 +33,14 @@ def line_styles(names) -> dict:
         out[n] = next((look for look in each if look not in out.values()), each[0])
     return out
 
-def said_below(fig, frames):
+def said_below(fig, frames:Iterable):
     "Writes under a figure what its rows have in common: checkpoint rule, stream, and how many seeds."
     every, n = pd.concat(frames), {f["seed"].nunique() for f in frames}
     shared = [str(every[k].iloc[0]) for k in ("rule", "stream") if every[k].nunique() == 1]
     many = f"{min(n)} to {max(n)} seeds" if len(n) > 1 else f"{min(n)} seed{'s' * (min(n) != 1)}"
     fig.supxlabel(", ".join([*shared, many]), fontsize=7.5, color="#666")
 
-def axes_grid(n, columns=3, width=3.2, height=2.8, **share):
+def axes_grid(n:int, columns:int=3, width:float=3.2, height:float=2.8, **share):
     "A figure of n axes side by side in rows of up to `columns`, and the axes in order."
     import matplotlib.pyplot as plt
     wide, high = min(columns, n), -(-n // columns)
@@ -49,7 +50,7 @@ def axes_grid(n, columns=3, width=3.2, height=2.8, **share):
     return fig, list(axes.flat[:n])
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #b15dabcc
-def paired_differences(rows, pairs, margin=.05, **where):
+def paired_differences(rows:pd.DataFrame, pairs:Iterable, margin:float=.05, **where):
     """A line for each pair (a, b): the differences a − b of seeds as dots, their mean and 95 % interval, about the
     margin within which two conditions count as equal. Returns the figure.
 
@@ -82,7 +83,7 @@ def _difference(ax, y, a, b, each):
 SWEEPABLE = ("ffn_lr", "attn_lr", "lr", "balance", "weight_decay", "drop", "clip", "n_layers", "n_experts", "top_k",
          "d_mlp", "batch", "steps")
 
-def swept_names(rows, name, over="ffn_lr") -> dict:
+def swept_names(rows:pd.DataFrame, name:str|Condition, over:str="ffn_lr") -> dict:
     """Value of a choice → name, in rising order: of those conditions in `rows` that are as `name` in all else.
 
     ValueError for a choice that is no number, and for fewer than two."""
@@ -97,7 +98,8 @@ def swept_names(rows, name, over="ffn_lr") -> dict:
            fix=f"sweep {' or '.join(there)}" if there else "measure more")
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #2cb9d4db
-def sweep_lines(rows, names, over="ffn_lr", edit="mean", site="ffn_out", metric="digits", **where):
+def sweep_lines(rows:pd.DataFrame, names:Iterable, over:str="ffn_lr", edit:str="mean", site:str="ffn_out",
+                metric:str="digits", **where):
     """A line of means over seeds and its 95 % band for each of `names`, against one of `SWEEPABLE`. Returns the figure.
 
     `rows`: of any instrument; by default what is right with the FFN at its mean, of several layers all of them;
@@ -129,13 +131,13 @@ def _swept_axis(ax, values, over):
                    "n_layers": "layers", "n_experts": "experts", "d_mlp": "hidden width"}.get(over, over))
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #298fb33b
-def event_curves(history, names, metric="test", level=.99):
+def event_curves(history:pd.DataFrame, names:Iterable, metric:str="test", level:float=.99):
     """The share of runs whose metric has not yet been above a level, against steps, a curve a condition; dots are runs
     that got there, ticks runs that were not watched further. Returns the figure.
 
     `history`: one row an evaluation, as `recorded_history` and a study's `history` give them. ValueError for a
     condition without evaluations."""
-    t, courses = one_task(names), history_by_name(history, names, metric)
+    t, courses = one_task(names := named_once(names)), history_by_name(history, names, metric)
     fig, (ax,) = axes_grid(1, width=5, height=3)
     for n, look in line_styles([*courses]).items():
         runs = courses[n].melt(ignore_index=False, var_name="seed", value_name=metric).reset_index()
@@ -151,13 +153,14 @@ def event_curves(history, names, metric="test", level=.99):
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #4ce6b12e
 _EDITS = {"none": dict(ls="-", mfc="none"), "zero": dict(ls="--", mfc="white"), "mean": dict(ls="-", mfc=None)}
 
-def position_lines(rows, names, edits=("zero", "mean"), site="ffn_out", metric="digits", columns=4, **where):
+def position_lines(rows:pd.DataFrame, names:Iterable, edits:Iterable=("zero", "mean"), site:str="ffn_out",
+                   metric:str="digits", columns:int=4, **where):
     """A panel for each condition: what is right at each scored position, with a part replaced in different ways; dots
     are seeds, lines their means, the grey line the best predictor that does not compute. Returns the figure.
 
     `rows`: of the ablation instrument (`digits`) or of copying (`digits_no_copy`); `where` as for `rows_by_name`.
     ValueError for a task with one position, and for conditions without rows."""
-    t, names = one_task(names), named_once(names)
+    t = one_task(names := named_once(names))
     places = [t.positions[j] for j in t.scored] if t else []
     if len(places) < 2 or t.whole_only:
         refuse("positions", "a task that is scored at several", t and t.name, fix="two_ablations draws one")
@@ -184,13 +187,13 @@ def _places(ax, f, places, hue, edit):
     ax.plot([], [], "o", color=hue, mfc=how["mfc"] or hue, ls=how["ls"], ms=3, label=text)
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #2cd96d6d
-def parts_written(rows, names, metric="logit_centred", columns=2, **where):
+def parts_written(rows:pd.DataFrame, names:Iterable, metric:str="logit_centred", columns:int=2, **where):
     """A panel for each condition: what embedding, attention and FFN of each layer write into the right answer's logit
     at each scored position; bars are means, dots seeds. Returns the figure.
 
     `rows`: of the attribution instrument; `metric`: `logit_centred`, or `logit` as it is, both in logits. ValueError
     for conditions without rows."""
-    t, names = one_task(names), named_once(names)
+    t = one_task(names := named_once(names))
     got = rows_by_name(rows, names, **(dict(metric=metric, site="logits", unit=None, position=None) | where))
     fig, axes = axes_grid(len(names), columns, 3.6, 2.6, sharey=True)
     for ax, n in zip(axes, names):
@@ -224,13 +227,13 @@ def _bars(ax, parts, hue):
         ax.plot(x, f.T, "o", ms=2, color="#222", alpha=.6)
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #3d060576
-def head_maps(rows, names, seed=None, **where):
+def head_maps(rows:pd.DataFrame, names:Iterable, seed:int|None=None, **where):
     """Mean attention of one seed's heads, a map a head, a line of maps for each condition and layer: from which written
     position to which place of the input. Returns the figure.
 
     `rows`: of the patterns instrument (`to_…`, shares of a head's attention); where a task has more than eight
     positions, to itself, to its own token and to others. ValueError for conditions, or a seed, without rows."""
-    t, where = one_task(names), dict(metric=None, site="pattern", unit=None, position=None) | where
+    t, where = one_task(names := named_once(names)), dict(metric=None, site="pattern", unit=None, position=None) | where
     got = rows_by_name(rows, names, **where)
     got = {n: f[f["metric"].str.startswith("to_")] for n, f in got.items()}
     common = sorted(set.intersection(*(set(f["seed"]) for f in got.values())))
@@ -266,12 +269,12 @@ def _head_map(ax, own, t, title):
     return ax.imshow(wide.loc[down, across], cmap="Blues", vmin=0, vmax=1, aspect="auto")
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #4b1d377b
-def of_layer(rows, layer=0) -> pd.DataFrame:
+def of_layer(rows:pd.DataFrame, layer:int=0) -> pd.DataFrame:
     "Rows of one layer's sites, called as in a model of one layer. Sites of models with one layer are layer 0."
     parts = rows["site"].str.extract(r"^(?:L(\d+|\*)\.)?(.*)$")
     return rows.assign(site=parts[1])[parts[0].fillna("0") == str(layer)]
 
-def expert_shares(rows, names, layer=0, columns=3, **where):
+def expert_shares(rows:pd.DataFrame, names:Iterable, layer:int=0, columns:int=3, **where):
     """A panel for each condition: the share of tokens that goes to each expert, in falling order within each seed; dots
     are seeds, the line their mean, dotted an even share. Returns the figure.
 
@@ -293,7 +296,7 @@ def expert_shares(rows, names, layer=0, columns=3, **where):
     return fig
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #a68a024d
-def routing_maps(rows, names, seeds=None, layer=0, **where):
+def routing_maps(rows:pd.DataFrame, names:Iterable, seeds:Iterable|None=None, layer:int=0, **where):
     """A map for each condition and seed: of each kind of prediction (`t.by`, the last) the share that goes to each
     expert. Returns the figure.
 
@@ -335,7 +338,8 @@ def _in_order(site):
 
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #449bf82c
-def probe_lines(rows, names, metric=None, position=None, setting="audited", **where):
+def probe_lines(rows:pd.DataFrame, names:Iterable, metric:str|None=None, position:str|list|None=None,
+                setting:str="audited", **where):
     """A panel for each position: accuracy of a linear probe by site, dots are seeds and lines their means; crosses have
     shuffled labels, squares are untrained, dashed what tokens alone tell, dotted the most frequent label. Returns the
     figure.
@@ -357,8 +361,7 @@ def probe_lines(rows, names, metric=None, position=None, setting="audited", **wh
         ax.set_title(place, fontsize=9.5)
         ax.set_xticks(range(len(at)), at, fontsize=8, rotation=50, ha="right", rotation_mode="anchor")
         value_axes(ax, metric.replace("_", " ") if ax is axes[0] else "", 1.03)
-        least = min([v for line in ax.lines for v in line.get_ydata() if np.isfinite(v)])
-        ax.set_ylim(max(0, np.floor(10 * least - .5) / 10), 1.03)
+        ax.set_ylim(max(0, np.floor(10 * min(np.nanmin(line.get_ydata()) for line in ax.lines) - .5) / 10), 1.03)
     axes[0].legend(frameon=False, fontsize=7.5); said_below(fig, got.values())
     return fig
 
@@ -383,14 +386,14 @@ def _probe_nulls(ax, rows, metric, setting, at):
         if len(level): ax.axhline(level.mean(), color="#333", lw=.9, ls=ls, zorder=0)
 
 # %% ../../nbs/5_evidence/09d_condition_figures.ipynb #8a5e7cb5
-def spectrum_stems(rows, names, site="hidden", columns=2, **where):
+def spectrum_stems(rows:pd.DataFrame, names:Iterable, site:str="hidden", columns:int=2, **where):
     """A panel for each condition: the six strongest frequencies of each seed, as stems that are as high as their share
     of the power, a colour a seed. Returns the figure.
 
     `rows`: of the Fourier instrument on sums of all pairs (`frequency_share`); `site`: `embed`, `hidden` or `logits`.
     ValueError for conditions without rows."""
     import matplotlib.pyplot as plt
-    t, names = one_task(names), named_once(names)
+    t = one_task(names := named_once(names))
     got = rows_by_name(rows, names, **(dict(metric="frequency_share", site=site, unit=None) | where))
     fig, axes = axes_grid(len(names), columns, 3.6, 2.3, sharex=True, sharey=True)
     for k, (ax, n) in enumerate(zip(axes, names)):

@@ -10,6 +10,7 @@ __all__ = ['HUES', 'OWN_HUES', 'SHORT', 'WRITTEN', 'NARROW', 'WIDE', 'PLAIN', 'N
            'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent', 'table_text', 'verdicts']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
+from collections.abc import Iterable
 import re
 
 import numpy as np
@@ -94,7 +95,7 @@ def is_arm(name) -> bool:
     return (c := as_condition(name)) is not None and (c.ffn_lr != 1 or c.attn_lr != 1)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #720a047e
-def pick(rows, **where) -> pd.DataFrame:
+def pick(rows:pd.DataFrame, **where) -> pd.DataFrame:
     "Rows where every named column has the given value; the position defaults to all scored digits, the stratum to all."
     task = str(where.get("condition", "")).partition("/")[0]
     position = whole_answer(get_task(task)) if task in TASKS else "o0-o3"
@@ -120,32 +121,32 @@ def draw_printed(ax, x, mean, std=np.nan):
 # %% ../../nbs/5_evidence/09_figures.ipynb #777e1dd7
 NULLS = ("copy", "uniform", "most frequent", "pass-through")
 
-def level_lines(ax, levels, text=True, size=7.5):
+def level_lines(ax, levels:dict|pd.Series, text:bool=True, size:float=7.5):
     "Dotted horizontal lines at levels (name → number), named on the right if `text`."
     for name, level in levels.items():
         ax.axhline(level, color="#999", lw=.8, ls=":", zorder=1)
         if text: ax.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(3, 0),
                              textcoords="offset points", fontsize=size, color="#666", va="center")
 
-def null_levels(task="add7", names=None) -> dict:
+def null_levels(task:str="add7", names:Iterable|None=None) -> dict:
     "The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has."
     t = get_task(task)
     known = nulls(t)
     names = [n for n in NULLS if n in known] if names is None else [choose("null", n, list(known)) for n in names]
     return {n: known[n][:, list(t.scored)].double().mean().item() for n in names}
 
-def null_lines(ax, task="add7", names=None, text=True):
+def null_lines(ax, task:str="add7", names:Iterable|None=None, text:bool=True):
     "`null_levels` as lines, named if `text`."
     level_lines(ax, null_levels(task, names), text)
 
-def name_ticks(ax, names, size=8, rotation=40):
+def name_ticks(ax, names:Iterable, size:float=8, rotation:float=40):
     "A tick for each condition, its label upright or turned by degrees."
     turned = dict(rotation=rotation, ha="right", rotation_mode="anchor") if rotation else {}
     ax.set_xticks(range(len(names)), [label(n) if turned else label(n).replace(", ", ",\n") for n in names],
                   fontsize=size, **turned)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #3ae78690
-def one_task(names):
+def one_task(names:Iterable):
     """The task of some conditions, None if all are planted models; ValueError for several tasks, which have no nulls
     and no position in common."""
     tasks = list(dict.fromkeys(c.task for n in names if (c := as_condition(n)) is not None))
@@ -153,18 +154,18 @@ def one_task(names):
         refuse("one figure", "conditions of one task", ", ".join(tasks) or "none", fix="a figure for each")
     return get_task(tasks[0]) if tasks else None
 
-def is_share(metric) -> bool:
+def is_share(metric:str) -> bool:
     "Is a metric a share of predictions, and its axis one in percent?"
     return re.search("digits|exact|acc|share|^test$|^train$|(ffn|attn)_out$|flip|load$|fraction", metric) is not None
 
-def right_of(t, metric="digits") -> str:
+def right_of(t, metric:str="digits") -> str:
     "What an axis calls a metric of a task: of `digits` what it is that is right."
     if metric != "digits": return metric.replace("_", " ")
     if t is None: return "predictions right"
     if t.answers == 10 and t.vocab[:10] == tuple("0123456789"): return "digits right"
     return "sums right" if t.modulus else "counts right" if t.counting else "predictions right"
 
-def value_axes(ax, ylabel, top=None):
+def value_axes(ax, ylabel:str, top:float|None=None):
     "House style of an axis of shares up to `top`, or without one of any numbers."
     if top is not None: return tidy_axes(ax, ylabel, top)
     ax.set_ylabel(ylabel), ax.spines[["top", "right"]].set_visible(False)
@@ -178,7 +179,7 @@ def tidy_axes(ax, ylabel="digits right", top=1.0):
 USUAL = dict(metric="digits", site="none", edit="none", unit="", position="", stratum="all", split="all",
              stream="authors", rule="")
 
-def named_once(names) -> list:
+def named_once(names:Iterable) -> list:
     "Names of conditions as rows spell them. ValueError for none, and for one that is given twice."
     names = [names] if isinstance(names, (str, Condition)) else list(names)
     said = [str(n) if (c := as_condition(n)) is None else c.name for n in names]
@@ -187,7 +188,7 @@ def named_once(names) -> list:
         refuse("names of a figure", "conditions, each once", f"{again} twice" if again else "none", fix="name each")
     return said
 
-def each_named(table, names, columns=()) -> dict:
+def each_named(table:pd.DataFrame, names:Iterable, columns:Iterable=()) -> dict:
     """The part of a table that is about each condition: name → frame, in the order of `names`.
 
     ValueError that says what there is, for a column that there is not and for conditions without a row."""
@@ -221,7 +222,7 @@ def _usual(own, k):
     return {n: f[f[k] == found] for n, f in own.items()}
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #0bc3be75
-def rows_by_name(rows, names, **where) -> dict:
+def rows_by_name(rows:pd.DataFrame, names:Iterable, **where) -> dict:
     """The rows that a figure draws of each condition: name → frame. `where`: column → value, list of values, or None
     for all; other columns take their usual value (`USUAL`, the task's first rule, its whole answer).
 
@@ -241,7 +242,7 @@ def rows_by_name(rows, names, **where) -> dict:
     return {n: f[f["value"].notna()] for n, f in own.items()}
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #d1ce48c1
-def history_by_name(history, names, metric) -> dict:
+def history_by_name(history:pd.DataFrame, names:Iterable, metric:str) -> dict:
     """What a figure draws of each condition's evaluations: name → frame, a row a step and a column a seed.
 
     ValueError that says what there is, as for `rows_by_name`."""
@@ -260,13 +261,15 @@ def _top(most):
     "Where an axis of shares ends that has to hold the highest of them."
     return 1.02 if most > .9 else .9 if most > .3 else max(1.25 * most, .05)
 
-def two_ablations(rows, names, rule=None, stream=None, edits=("zero", "mean"), site="ffn_out", metric="digits"):
+# %% ../../nbs/5_evidence/09_figures.ipynb #9bfec58b
+def two_ablations(rows:pd.DataFrame, names:Iterable, rule:str|None=None, stream:str|None=None,
+                  edits:Iterable=("zero", "mean"), site:str="ffn_out", metric:str="digits"):
     """One panel for each replacement: seeds of every condition as dots, means, intervals and nulls. Returns the figure.
 
     `rows`: of the ablation instrument, shares of 1; of several layers, all of them at once. `rule`, `stream`: those of
     `rows_by_name` if left out. ValueError where a condition has no rows."""
     import matplotlib.pyplot as plt
-    t, names = one_task(names), named_once(names)
+    t = one_task(names := named_once(names))
     where = {k: v for k, v in dict(rule=rule, stream=stream).items() if v is not None}
     got = rows_by_name(rows, names, metric=metric, site=site, edit=list(edits), **where)
     levels = null_levels(t.name) if t and metric == "digits" else {}
@@ -296,7 +299,7 @@ def _course(ax, name, table, middle):
     ax.plot(shown.index, shown, lw=2, label=label(name), **style)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #e54eac66
-def trajectories(history, names, metrics, titles=None, middle="mean"):
+def trajectories(history:pd.DataFrame, names:Iterable, metrics:Iterable, titles:Iterable|None=None, middle:str="mean"):
     """Panels of a metric against step: thick lines are means over seeds, thin lines seeds, or from 13 on a band of the
     middle 80 %. Returns the figure.
 
@@ -305,7 +308,7 @@ def trajectories(history, names, metrics, titles=None, middle="mean"):
     condition has no evaluation."""
     import matplotlib.pyplot as plt
     choose("middle", middle, ("mean", "median"))
-    t, names = one_task(names), named_once(names)
+    t = one_task(names := named_once(names))
     metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     titles = [m.replace("_", " ") for m in metrics] if titles is None else titles
     courses = {m: history_by_name(history, names, m) for m in metrics}
@@ -347,7 +350,8 @@ def _panels(rows, names, panels, where, top, ylabel):
     return t, every, top, ylabel
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #2b37fc77
-def by_panel(rows, names, panels, compared=None, nulls=(), columns=2, top=None, ylabel=None, **where):
+def by_panel(rows:pd.DataFrame, names:Iterable, panels:dict, compared:pd.DataFrame|None=None, nulls:Iterable=(),
+             columns:int=2, top:float|None=None, ylabel:str|None=None, **where):
     """One panel for each entry of `panels` (title → selection of rows), one column for each condition: seeds as dots,
     mean, 95 % interval and the paper's value as a diamond. `nulls`: names of predictors to draw. Returns the figure.
 
