@@ -76,7 +76,7 @@ def test_a_room_of_ones_own_adds_a_subcommand():
     finally: COMMANDS.put("hello", None, None)
 
 
-ENTRY = "from moe_redistribution.record.entry import enter; enter()"                        # what the console script does
+ENTRY = "from moe_redistribution.record.entry import enter; enter()"                      # what the console script does
 
 
 @pytest.mark.parametrize("words", first(["-m moe_redistribution"], ["-m moe_redistribution", f"-c '{ENTRY}'"]))

@@ -177,6 +177,7 @@ def whole_numbers(text, what) -> list:
     if len({*(got := [int(w) for w in text.split(",")])}) == len(got): return got
     refuse(what, "each once", repr(text), ",".join(map(str, dict.fromkeys(got))), "drop the repetitions")
 
+# %% ../../nbs/7_record/05_cli.ipynb #44df1829
 def run_gates(args):
     "Trains gates on a model over a text; rows and the picture of perplexity against k go beside each other."
     text_file(args.text)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STACKED', 'reproduce', 'add_reproduce', 'run_reproduce', 'add_train', 'with_steps', 'names_with_steps',
            'study_of_item', 'read_trainings', 'plain_way', 'carry_all', 'run_train', 'add_measure', 'rows_recorded',
-           'what_there_is', 'run_measure', 'add_study', 'study_line', 'run_study_command', 'add_conditions',
-           'run_conditions']
+           'what_there_is', 'measured_rows', 'run_measure', 'add_study', 'study_line', 'run_study_command',
+           'add_conditions', 'run_conditions']
 
 # %% ../../nbs/7_record/04a_work.ipynb #f9527b3c
 from dataclasses import replace
@@ -109,6 +109,7 @@ def study_of_item(item) -> TrainingStudy:
             if study is papers[-1]: raise
         else: return study
 
+# %% ../../nbs/7_record/04a_work.ipynb #0b807d1f
 def read_trainings(args) -> list:
     "The trainings of parsed `train` arguments: those of items, then one for each named condition."
     if not args.item and not args.conditions:
@@ -193,6 +194,16 @@ def what_there_is(name, seeds, stream, wanted) -> tuple:
         say(f"no {'stored' if runs else 'recorded'} run of seeds {', '.join(map(str, absent))}")
     return runs, recorded.drop(columns="file").iloc[:0 if runs else None]
 
+# %% ../../nbs/7_record/04a_work.ipynb #8b40ec08
+def measured_rows(todo, stream) -> list:
+    "Rows of each (name, instrument, its function, runs); says how far it is."
+    found, line = [], Line()
+    for k, (name, i, of, runs) in enumerate(todo):
+        line(f"{k} of {len(todo)}: {name}, {i}")
+        found.append(measure(runs, name, rules_for(name, stream, i), stream, of))
+    line.close()
+    return found
+
 # %% ../../nbs/7_record/04a_work.ipynb #0f64a2c3
 @command("measure", "rows of your own runs, by every instrument that fits, or the recorded ones where you have none",
          "measure add7/moe-e8k1-h256-silu --stream paired --seeds 1-16 --instrument copying", add=add_measure,
@@ -210,11 +221,7 @@ def run_measure(args):
     for n in dict.fromkeys(n for n, *_ in todo) if args.instrument is None else ():
         print(f"{n} lacks " + "; ".join(f"{', '.join(x)} ({i})" for i, x in misfits(n).items()), file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
-    line = Line()
-    for k, (name, i, of, runs) in enumerate(todo):
-        line(f"{k} of {len(todo)}: {name}, {i}")
-        found.append(measure(runs, name, rules_for(name, stream, i), stream, of))
-    line.close()
+    found += measured_rows(todo, stream)
     if not sum(map(len, found)):
         refuse("measure", "runs at a checkpoint", "none that reached one or the end",
                fix=f"moe-redistribution train {todo[0][0]} --until full")
