@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STACKED', 'reproduce', 'add_reproduce', 'run_reproduce', 'add_train', 'with_steps', 'names_with_steps',
            'study_of_item', 'read_trainings', 'plain_way', 'carry_all', 'run_train', 'add_measure', 'rows_recorded',
-           'what_there_is', 'measured_rows', 'run_measure', 'add_study', 'study_line', 'run_study_command',
+           'what_there_is', 'rows_measured', 'run_measure', 'add_study', 'study_line', 'run_study_command',
            'add_conditions', 'run_conditions']
 
 # %% ../../nbs/7_record/04a_work.ipynb #f9527b3c
@@ -195,7 +195,7 @@ def what_there_is(name, seeds, stream, wanted) -> tuple:
     return runs, recorded.drop(columns="file").iloc[:0 if runs else None]
 
 # %% ../../nbs/7_record/04a_work.ipynb #8b40ec08
-def measured_rows(todo, stream) -> list:
+def rows_measured(todo, stream) -> list:
     "Rows of each (name, instrument, its function, runs); says how far it is."
     found, line = [], Line()
     for k, (name, i, of, runs) in enumerate(todo):
@@ -221,7 +221,7 @@ def run_measure(args):
     for n in dict.fromkeys(n for n, *_ in todo) if args.instrument is None else ():
         print(f"{n} lacks " + "; ".join(f"{', '.join(x)} ({i})" for i, x in misfits(n).items()), file=sys.stderr)
     out.parent.mkdir(parents=True, exist_ok=True)
-    found += measured_rows(todo, stream)
+    found += rows_measured(todo, stream)
     if not sum(map(len, found)):
         refuse("measure", "runs at a checkpoint", "none that reached one or the end",
                fix=f"moe-redistribution train {todo[0][0]} --until full")
