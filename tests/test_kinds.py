@@ -11,7 +11,9 @@ from moe_redistribution.instruments.instrument import instruments_for, misfits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks import kinds
+from moe_redistribution.tasks.data import batches, generators, split
 from moe_redistribution.tasks.kinds import KIND_TABLES, own_digest, import_file, register, table_of
+from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.executors import JobPool, local_executor
 from moe_redistribution.training.groups import Training, train
@@ -185,6 +187,9 @@ WRONG = {
     "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of shape"),
     "an event that fails": ('now["W_down"].mul_(.5)', 'now["W_dwon"].mul_(.5)', OWN[5], "KeyError"),
     "a task that is none": ("return Task(", "return dict(name=", OWN[0], "a function that gives a Task"),
+    "examples of another task": ('by=("ones",))', 'by=("ones",), source="sampled")', OWN[0], "sequences of histogram"),
+    "a source that there is not": ('by=("ones",))', 'by=("ones",), source="drwan")', OWN[0], "nearest: 'drawn'"),
+    "no batch to draw": ("batch=16", "batch=0", OWN[0], "expected a batch for a task that is drawn; got batch=0"),
     "no rules": (', rules=("first1000",)', "", OWN[0], 'register."rules", "bits"'),
     "no recipe": ("recipe=SMALL, ", "", OWN[0], 'register."recipe", "bits"')}
 
@@ -245,6 +250,19 @@ def test_the_bias_of_a_router_follows_the_load(mine, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- keys, files
+
+def test_a_split_task_with_a_batch_draws_it_from_the_seeds_own_part(mine):
+    mine.write_text(MINE.replace('by=("ones",))', 'by=("ones",), source="split")'))
+    import_file(mine)
+    t, seeds = get_task("bits"), [1, 2]
+    gens = [generators(s, "paired") for s in seeds]
+    own = [{*map(tuple, t.tokens[split(t, s, "paired")[0]].tolist())} for s in seeds]
+    steps = [tokens for tokens, _ in batches(t, seeds, "paired", gens, [0, 0], 3, 16)]
+    assert all(tokens.shape == (2, 16, 5) for tokens in steps) and not torch.equal(*steps[:2])
+    assert all({*map(tuple, x[i].tolist())} <= own[i] for x in steps for i in (0, 1))
+    (whole, _), *_ = batches(t, seeds, "paired", gens, [0, 0], 3, 0)
+    assert whole.shape == (2, 4, 5)                                  # three tenths of sixteen, as modular addition has
+
 
 def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, tmp_path):
     def trained():

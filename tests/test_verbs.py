@@ -47,6 +47,15 @@ def test_never_is_what_the_router_chooses_when_the_expert_is_barred(family):
 
 
 @some_families
+def test_several_words_for_one_router_are_taken_one_after_another_each_at_its_own_tokens(family):
+    s = opened(family)
+    both, never, one = (gates(s, how) for how in (["never:E2@4:", "k=1@:6"], "never:E2", "k=1"))
+    active = (both != 0).sum(-1)
+    assert (active[..., :6] == 1).all() and (active[..., 6:] == 2).all() and not both[..., 4:, 2].any()
+    same(both[..., 6:, :], never[..., 6:, :]), same(both[..., :4, :], one[..., :4, :])
+
+
+@some_families
 def test_only_one_expert_has_the_whole_weight_of_every_token(family):
     s = opened(family)
     plain, alone = gates(s), gates(s, "only:E2")
@@ -184,7 +193,7 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
-                                       ("only:", "one of never"), ("never:E0,E1,E2", "not barred; got 1"),
+                                       ("only:", "one of never"), ([], "one of never"), ("never:E0,E1,E2", "not barred; got 1"),
                                        ("never:E0,E1,E2,E3", "an expert that may work"), ("zero@", "behind the @")])
 def test_a_word_that_means_nothing_is_refused_with_what_does(how, says):
     with pytest.raises(ValueError, match=says): opened().run(W, {"L1.routes": how})

@@ -47,7 +47,8 @@ def _paired(values, a, b, seeds):
     "Values of two arms by seed, in one order. ValueError for an arm or a seed that is not there, and for NaN."
     for arm in (a, b):
         of = values[values["condition"] == arm]
-        if of.empty: refuse(f"values of {arm}", "its rows", f"rows of {sorted(values['condition'].unique())}", fix="measure it")
+        if of.empty:
+            refuse(f"values of {arm}", "its rows", f"rows of {sorted(values['condition'].unique())}", fix="measure it")
         if of["seed"].duplicated().any():
             refuse(f"values of {arm}", "one of each seed", f"{len(of)} of {of['seed'].nunique()} seeds",
                    fix="select one site, edit, position, rule and metric")

@@ -118,8 +118,8 @@ def tost(a:np.ndarray|Sequence, b:np.ndarray|Sequence, margin:float, paired:bool
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ae07862f
 def paired_contrast(a:np.ndarray|Sequence, b:np.ndarray|Sequence, margin:float) -> dict:
-    """What two arms (n,) with the same seeds say of a − b: both means, the difference with its 95 % interval (lo, hi), p of
-    sign flips, effect d_z, p of equivalence within `margin`, p of the paired t test (p_t)."""
+    """What two arms (n,) with the same seeds say of a − b: both means, the difference with its 95 % interval (lo, hi),
+    p of sign flips, effect d_z, p of equivalence within `margin`, p of the paired t test (p_t)."""
     a, b = np.asarray(a, float), np.asarray(b, float)
     i, flip, same = interval(a - b), paired_permutation(a, b), tost(a, b, margin)
     return dict(mean_a=a.mean(), mean_b=b.mean(), difference=i.mean, lo=i.lo, hi=i.hi, p=flip.p,

@@ -29,8 +29,8 @@ from .layers import Layer, READ_ONLY, base_of, device_of, layer_sites, probe_mod
 from .hooks import listening
 from .watched import n_experts
 from .reading import TextSubject
-from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told, token_mask,
-                                               routes_apart)
+from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
+                                              token_mask, routes_apart)
 from ..instruments.trace import Trace
 
 # %% ../../nbs/4b_language/07_opened.ipynb #91c00962
@@ -146,7 +146,9 @@ def on_the_way(x:torch.Tensor):
     if not x.is_floating_point(): return x
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
-def of_expert(site:str): return re.search(r"\.E\d+$", site) is not None
+def of_expert(site:str):
+    "Is this the output of one expert?"
+    return re.search(r"\.E\d+$", site) is not None
 
 def counted_at(site:str, real:torch.Tensor, x:torch.Tensor):
     "`real` (b, t) as a mask for an activation x (1, b, t, …), or a pattern; None for an expert, which has no padding."
@@ -240,9 +242,11 @@ def _moved_to(e, other, gates):
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
 def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,
                batch:int=None, pad:int=None, family=None, **more) -> LanguageModel:
-    """A subject from a transformers model, a folder with its weights, or a name on the hub.
+    """A subject from a transformers `model`, a folder with its weights, or a name on the hub.
 
-    `dtype`, `device_map` and `more` as in `from_pretrained`; `family`: a `Family`, for what a pass cannot show.
+    `tokens`: windows (n, T + 1) that instruments read. `batch`: windows at a time in `predict`. `pad`: a token that
+    stands for none. `dtype`, `device_map` and `more` as in `from_pretrained`; `family`: a `Family`, for what a pass
+    cannot show.
     ValueError for a folder without a model, or another kind of model."""
     if isinstance(model, (str, Path)):
         return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch, pad, family)

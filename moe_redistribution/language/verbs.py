@@ -222,15 +222,19 @@ class RouteEdit:
 WORDS = ("never:E3", "only:E2,E5", "k=3")
 
 def route_edit(site:str, how, E:int) -> RouteEdit:
-    "The edit of routes that a word, a tensor or a function stands for. ValueError for what is none of these."
+    "The edit of routes that a word, a tensor, a function or a list of these stands for. ValueError for anything else."
     if isinstance(how, RouteEdit): return how
+    if isinstance(how, (list, tuple)) and how:
+        limits = [limit_of(h) for h in how]
+        each = [route_edit(site, limit.how if limit else h, E).at(limit) for h, limit in zip(how, limits)]
+        return RouteEdit(sum((edit.steps for edit in each), ()))
     if isinstance(how, torch.Tensor) or callable(how): return RouteEdit((RouteStep(given=how),))
     if m := re.fullmatch(r"k=(\d+)", str(how)):
         if 1 <= int(m[1]) <= E: return RouteEdit((RouteStep(k=int(m[1])),))
         refuse(site, f"k from 1 to {E}, its experts", how, f"k={E}", "fewer")
     word, _, names = str(how).partition(":")
     if word not in ("never", "only") or not names:
-        refuse(site, f"one of {', '.join(WORDS)}, routes (b, t, k) or a function", repr(how), WORDS[0],
+        refuse(site, f"one of {', '.join(WORDS)}, routes (b, t, k), a function or a list of these", repr(how), WORDS[0],
                "the words of a router")
     every = [f"E{e}" for e in range(E)]
     named = {every.index(choose("expert", n.strip(), every)) for n in names.split(",")}

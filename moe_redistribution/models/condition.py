@@ -249,10 +249,10 @@ def _check_task(name, task, rest):
         _bad(name, "at least one example a step" if usual else f"the full batch ({task} draws none)",
              f"+batch{rest['batch']}", "write +batch256" if usual else "drop it")
     if task in TASKS.origins:
-        least, most = {"drawn": (1, LIMITS["batch"]), "split": (0, LIMITS["batch"]), "sampled": (0, 0)}[get_task(task).source]
-        if not least <= rest["batch"] <= most:
-            _bad(name, f"{'no' if most == 0 else 'a'} batch for a task that is {get_task(task).source}",
-                 f"batch={rest['batch']} in its recipe", f"batch={64 if least else 0} in its recipe")
+        source, size = get_task(task).source, rest["batch"]
+        if source == "drawn" and size < 1 or source == "sampled" and size:
+            _bad(name, f"{'a' if source == 'drawn' else 'no'} batch for a task that is {source}",
+                 f"batch={size} in its recipe", f"batch={64 if source == 'drawn' else 0} in its recipe")
     if r.by_question and task in TASKS and not min(get_task(task).read):
         _bad(name, f"a question before the answers for +{r.word}", f"{task}, which is read at every position",
              "write +tokens")

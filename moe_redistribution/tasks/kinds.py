@@ -207,6 +207,12 @@ def _package(folder):
         sys.modules[name].__path__ = [str(folder)]
     return sys.modules[name]
 
+def _look_last(folder):
+    "Python looks in a user's folder last, among those of other users' first; a script's own stays where it is."
+    if folder in sys.path and folder not in _FOLDERS: return
+    _FOLDERS.add(folder)
+    sys.path[:] = sorted({**dict.fromkeys(sys.path), folder: 0}, key=lambda p: (p in _FOLDERS, p != folder))
+
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
@@ -237,9 +243,7 @@ def import_file(file, digest=None):
     spec = spec_from_file_location(name, path)
     module = sys.modules[name] = module_from_spec(spec)
     module.own_file, module.own_hash = str(path), now
-    if (folder := str(path.parent)) in _FOLDERS or folder not in sys.path:      # a script's own stays the first
-        _FOLDERS.add(folder)
-        sys.path[:] = sorted([p for p in sys.path if p != folder] + [folder], key=lambda p: (p in _FOLDERS, p != folder))
+    _look_last(str(path.parent))
     _run_file(path, module, spec)
     FILES[str(path)] = now
     return module

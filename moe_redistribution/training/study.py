@@ -77,11 +77,7 @@ class Study:
             near = re.sub(r"\W+", "_", str(name)).strip("_0123456789") or "mine"
             refuse(what, "letters, digits and _, for it names a folder", repr(name), near, "call it so")
         if not self.presets:
-            refuse(f"study {self.name}", "at least one preset", "none", fix='presets={"small": Preset(about, {arm: seeds})}')
-    def __reduce_ex__(self, protocol):
-        at = STUDIES.origin(self.name)
-        if not at.file or STUDIES[self.name] is not self: return super().__reduce_ex__(protocol)
-        return registered_study, (self.name, at.file, at.digest)
+            refuse(f"study {self.name}", "at least one preset", "none", fix='{"small": Preset(about, {arm: seeds})}')
 
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b1
 @patch
@@ -105,6 +101,13 @@ def _study(name, study):
 
 STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
                (r"[A-Za-z]\w{0,59}", "letters, digits and _"), lambda: known_studies() | STUDIES)
+
+@patch
+def __reduce_ex__(self:Study, protocol):
+    "A study of a file goes to another process as the file's name and hash."
+    at = STUDIES.origin(self.name)
+    if not at.file or STUDIES[self.name] is not self: return object.__reduce_ex__(self, protocol)
+    return registered_study, (self.name, at.file, at.digest)
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def _of_seeds(job, arm):
     return [j for j in study_jobs(job.study, job.preset, arm) if {*j.seeds} & {*job.seeds}]
 
 # %% ../../nbs/3_training/08_study.ipynb #1c43ee5f
-def study_jobs(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None) -> list:
+def study_jobs(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None) -> list:
     """The jobs of a preset, or of some of its arms or seeds.
 
     ValueError (expected, got, nearest valid) for a preset, an arm or seeds that it has not got, and for nothing at
@@ -322,18 +325,20 @@ def set_aside(self:StudyJob, store:Store):
     return moved + sum(j.set_aside(store) for j in after)
 
 # %% ../../nbs/3_training/08_study.ipynb #54d1127f
-def study_rows(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None,
+def study_rows(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None,
                root:str|Path=None) -> pd.DataFrame:
     "Every stored row of a preset; its conditions read `study.preset/…`. Empty if none is stored."
     return study.rows(preset, study_jobs(study, preset, arms, seeds), root)
 
-def run_study(study:Study, preset:str="small", arms:Sequence[str]=None, seeds:Sequence[int]=None, root:str|Path=None,
-              executor:str|Executor=None, quiet:bool=None, budget:float=None, say:Callable=None,
+def run_study(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None,
+              root:str|Path=None, executor:str|Executor=None, quiet:bool=None, budget:float=None, say:Callable=None,
               device:str="cpu") -> pd.DataFrame:
-    """Carries out what is missing of a preset and returns all its stored rows; safe to interrupt and to repeat.
+    """Carries out what is missing of a `preset` of a `study` and returns all its stored rows; safe to interrupt and to
+    repeat.
 
-    `executor` to `device` as in `fulfil`; a study that was defined in a notebook needs the executor "here". ValueError
-    before any work for bad input, OSError for a bad disk."""
+    `arms`, `seeds`: only these of the preset's. `root`: the store's folder (default: `home()`). `executor`, `quiet`,
+    `budget`, `say` and `device` as in `fulfil`; a study that was defined in a notebook needs the executor "here".
+    ValueError before any work for bad input, OSError for a bad disk."""
     jobs = study_jobs(study, preset, arms, seeds)
     fulfil(jobs, root, executor, quiet, device, budget, say)
     return study.rows(preset, jobs, root)

@@ -1,0 +1,64 @@
+"""Two tasks, two routers and an FFN of one's own, each registered by one call."""
+import numpy as np, pandas as pd, torch
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.population import forward
+from moe_redistribution.models.routers import Router
+from moe_redistribution.models.variants import Gated
+from moe_redistribution.tasks.kinds import register
+from moe_redistribution.tasks.task import Task, reversed_digits
+
+SMALL = dict(RECIPES["add7"], d_model=32, d_head=8, lr=0.003, batch=64, steps=400, eval_every=200)
+
+def sequence(name, asked, answer, vocab, **more):
+    "A task whose answer (n, m) is written from left to right after a question (n, t) and a `=`."
+    n, m, t = len(asked), answer.shape[1], asked.shape[1]
+    whole = torch.from_numpy(np.concatenate([asked, np.full((n, 1), len(vocab)), answer], 1))
+    return Task(name, d_vocab=len(vocab) + 1, d_vocab_out=len(vocab), causal=True, tied=False, read=(*range(t, t + m),),
+                scored=(*range(m),), positions=tuple(f"o{i}" for i in range(m)), vocab=(*vocab, "="),
+                tokens=whole[:, :-1].contiguous(), targets=whole[:, t + 1:].contiguous(), source="split", **more)
+
+@register("task", "add4", recipe=SMALL, rules=("first99",))
+def add4():
+    "Sums of two numbers of four digits, ones first."
+    a, b = np.random.RandomState(0).randint(0, 10_000, (2, 5_000))
+    carries = sum((a % 10**i + b % 10**i >= 10**i).astype(int) for i in (1, 2, 3, 4))
+    return sequence("add4", np.concatenate([reversed_digits(a, 4), reversed_digits(b, 4)], 1), reversed_digits(a + b, 5),
+                    "0123456789", strata=pd.DataFrame({"carries": carries}), by=("carries",))
+
+@register("task", "sort", recipe=SMALL, rules=("first99",))
+def sort():
+    "Six letters of sixteen, to be written in order."
+    asked = np.random.RandomState(0).randint(0, 16, (5_000, 6))
+    return sequence("sort", asked, np.sort(asked), "abcdefghijklmnop",
+                    strata=pd.DataFrame({"distinct": [len(set(x)) for x in asked.tolist()]}), by=("distinct",))
+
+@register("router", "biased")
+class Biased(Router):
+    "DeepSeek-V3's: a sigmoid, and a bias that follows the load instead of a balance loss. The bias only chooses."
+    def shape(self, c, t): return c.d_model + 1, c.n_experts
+    def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
+    def logits(self, held, x, c): return super().logits(held[:, :-1], x, c)
+    def probs(self, logits, held, c): return logits.sigmoid()
+    def gates(self, probs, held, c):
+        chosen = (probs + held[:, -1, None, None]).topk(c.top_k, -1).indices
+        kept = torch.zeros_like(probs).scatter(-1, chosen, probs.gather(-1, chosen))
+        return kept / kept.sum(-1, keepdim=True)
+    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
+    def after(self, params, tokens, c):
+        with torch.no_grad():
+            forward(params, tokens, c, sink=(sink := {}))
+            load = (sink["gates"] > 0).float().mean((1, 2))
+            params["W_router"][:, 0, -1] += 0.01 * (load.mean(-1, keepdim=True) - load).sign()
+
+@register("router", "expert_choice")
+class ExpertChoice(Router):
+    "Each expert takes its share of the inputs of a batch, at each position."
+    def gates(self, probs, held, c):
+        n = max(1, probs.shape[1] * c.top_k // c.n_experts)
+        return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)
+
+@register("variant", "bilinear")
+class Bilinear(Gated):
+    "A gated FFN without an activation function (Noam Shazeer, 2020)."
+    def hidden(self, product, act, at):
+        return at("hidden", at("gate", product("W_gate")) * at("up", product("W_up")))

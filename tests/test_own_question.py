@@ -1,0 +1,68 @@
+"""The page "Your own question": its file is right about its tasks and routers, and its code is short."""
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward, init
+from moe_redistribution.tasks import kinds
+from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.engine import gradients
+
+NBS = Path(__file__).parent.parent / "nbs"
+ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+biased",
+        "moe-e4k2-h64-silu+expert_choice"]
+
+
+@pytest.fixture(autouse=True)
+def own():
+    "The page's file, which no later test knows."
+    yield import_file(NBS / "own.py")
+    kinds._forget(str(NBS / "own.py")), kinds.FILES.pop(str(NBS / "own.py"))
+
+
+def some(task, n=32):
+    t, g = get_task(task), torch.Generator().manual_seed(0)
+    at = torch.randint(0, len(t), (2, n), generator=g)
+    return t.tokens[at], t.targets[at]
+
+
+def test_the_tasks_of_the_page_are_sums_and_sorted_letters():
+    add, sort = get_task("add4"), get_task("sort")
+    number = lambda digits: (digits * 10 ** torch.arange(digits.shape[1])).sum(1)
+    assert torch.equal(number(add.tokens[:, :4]) + number(add.tokens[:, 4:8]), number(add.targets))
+    assert torch.equal(sort.tokens[:, :6].sort().values, sort.targets)
+    for t in (add, sort):                                                    # teacher forced, and read where it is asked
+        assert torch.equal(t.tokens[:, t.read[0] + 1:], t.targets[:, :-1])
+        assert (t.tokens[:, t.read[0]] == t.d_vocab - 1).all()
+
+
+@pytest.mark.parametrize("task", ["sort", "add4"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_of_the_page_learns_from_every_weight(task, arm):
+    name = f"{task}/{arm}"
+    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    loss, grads = gradients(params, *some(task), condition(name))
+    assert loss.isfinite().all() and {n for n, g in grads.items() if g is None or not g.any()} <= {"b_up"}
+
+
+def test_expert_choice_gives_each_expert_its_share_and_the_biased_router_gives_each_token_its_own():
+    for arm in ARMS[3:]:
+        params = init(f"sort/{arm}", [torch.Generator().manual_seed(s) for s in (1, 2)])
+        forward(params, some("sort")[0], condition(f"sort/{arm}"), sink=(sink := {}))
+        taken = sink["gates"] > 0
+        if "choice" in arm: assert (taken.sum(1) == 16).all()               # half of 32 inputs, at each position
+        else:
+            assert (taken.sum(-1) == 2).all()
+            torch.testing.assert_close(sink["gates"].sum(-1), torch.ones(taken.shape[:-1]))
+
+
+def test_the_page_asks_trains_opens_draws_and_judges_in_forty_lines():
+    cells = [c for c in json.loads((NBS / "own_question.ipynb").read_text())["cells"] if c["cell_type"] == "code"]
+    texts = ["".join(c["source"]) for c in cells]
+    shown = [t for t in texts if not t.startswith(("#| hide", "#| echo", "#| audit\n#| hide"))]
+    lines = [x for t in shown for x in t.splitlines() if x.strip() and not x.startswith(("#|", "from ", "import "))]
+    assert 20 < len(lines) <= 40, len(lines)
