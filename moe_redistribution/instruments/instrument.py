@@ -48,13 +48,17 @@ def at_all(kept:Sequence[str], stream:str, t:Task):
     "Every rule and the end; of streams with many seeds without the first rule, where there is another."
     return (*(kept if stream == "authors" else kept[1:] or kept), "final")
 
-def at_ends(kept:Sequence[str], stream:str, t:Task): return (*at_all(kept, stream, t)[:-1][:1], "final")
+def at_ends(kept:Sequence[str], stream:str, t:Task):
+    "The first of the rules of `at_all`, and the end."
+    return (*at_all(kept, stream, t)[:-1][:1], "final")
 
 def at_best(kept:Sequence[str], stream:str, t:Task):
     "As `at_all` where a seed has test examples of its own, for its best epoch comes late; else as `at_ends`."
     return (at_all if t.source == "split" else at_ends)(kept, stream, t)
 
-def at_first(kept:Sequence[str], stream:str, t:Task): return kept[:1] or ("final",)
+def at_first(kept:Sequence[str], stream:str, t:Task):
+    "The first rule alone; the end of a task without rules."
+    return kept[:1] or ("final",)
 
 def before_end(kept:Sequence[str], stream:str, t:Task):
     "As `at_ends`; where a seed has test examples of its own, at rules alone, and for many seeds at the first."

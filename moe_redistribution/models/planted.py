@@ -21,8 +21,13 @@ def T(*tokens):
 def Pos(*positions):
     "Does it stand at one of these positions?"
     return _axes([12 + i for i in positions])
-def A(*digits): return _axes([20 + i for i in digits])
-def B(*digits): return _axes([30 + i for i in digits])
+def A(*digits):
+    "Did head 0 bring one of these digits?"
+    return _axes([20 + i for i in digits])
+
+def B(*digits):
+    "Did head 1 bring one of these digits?"
+    return _axes([30 + i for i in digits])
 
 # %% ../../nbs/2_models/06_planted.ipynb #4ce8e0a0
 def _axes(dims):
@@ -73,7 +78,9 @@ def _fetch(p):
     _head(p, 2, [(Pos(3), Pos(0), 1), rest(3)], [(T(i), 4 * T((i + 7) % 10)) for i in range(10)])
     p["W_pos"][0, 6, :40] += 3 * T(0)                                                    # the overflow is 0, mostly
 
-def current_token(*tokens): return T(*tokens) - 4 * A(*tokens)    # the current token, without what head 0 wrote over it
+def current_token(*tokens):
+    "Is one of these the current token? Without what head 0 wrote over it."
+    return T(*tokens) - 4 * A(*tokens)
 
 def carry_neurons() -> dict:
     "For o1, o2, o3: (input weights, bias, what the neuron adds); each fires with 1 where a carry comes in, else not."

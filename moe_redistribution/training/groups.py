@@ -337,7 +337,10 @@ def train(conditions:str|Condition|Sequence, seeds:Sequence[int]=SEEDS, stream:s
           quiet:bool=None, device:str="cpu", budget:float=None, save_every:float=5.0) -> pd.DataFrame:
     """Trains what is missing of these conditions and seeds and returns one row a run (with a `budget`: a finished one).
 
-    `conditions` to `group_size` as in `Training`, the others as in `fulfil`."""
+    `conditions`: a name, or several. `seeds`, `stream`: whose initial weights and batches. `until`: how far, one of
+    `UNTIL`; `steps`: another length of the schedule. `measures`: functions of (params, c) whose scores go into the
+    history. `group_size`: seeds trained together. `root`: the store's folder (default: `home()`). `executor`, `quiet`,
+    `device`, `budget` and `save_every` as in `fulfil`."""
     store, conditions = Store(root), [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Training(str(c), seeds, stream, until, group_size, steps, measures) for c in conditions]
     fulfil(split_groups(asked), root, executor, quiet, device, budget, save_every=save_every)
