@@ -54,7 +54,7 @@ def _ours(rows, c, null):
     return (i.mean, float(x.std()), i.lo, i.hi, i.n), notes
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #ac8d625d
-def finest_prints(paper:str, bridge:pd.DataFrame) -> dict:
+def finest_prints(paper:pd.DataFrame, bridge:pd.DataFrame) -> dict:
     """id → (print, margin): of all prints of the same number of the same cell the one with a spread, or with most
     digits.
 

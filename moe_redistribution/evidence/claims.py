@@ -130,7 +130,7 @@ class Measured:
         if "condition" in rows: self._of = {"": rows.iloc[:0]} | dict(list(rows.groupby("condition", sort=False)))
 
     @classmethod
-    def of(cls, rows:pd.DataFrame): return rows if isinstance(rows, Measured) else cls(rows)
+    def of(cls, rows): return rows if isinstance(rows, Measured) else cls(rows)
 
     def own(self, name:str) -> pd.DataFrame: return self._of.get(name, self._of[""])
 

@@ -26,7 +26,7 @@ from ..models.condition import Condition
 # %% ../../nbs/4_instruments/03_ablation.ipynb #c40d0b17
 def _order(n): return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
-def derangement(n:int, device="cpu"):
+def derangement(n:int, device:str|torch.device="cpu"):
     "A fixed reordering of n examples in which no example keeps its place; the same on every call."
     order = _order(n)
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(device)
@@ -53,7 +53,7 @@ def units(c:str|Condition|Subject) -> list:
     "Names of a condition's or a subject's heads and experts."
     return subject(None, c).units
 
-def edits_for(c:str|Condition|Subject, unit:str, how:Callable|str|torch.Tensor) -> dict:
+def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
     """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
     says: by what a function makes of it, or by a tensor with a seed axis.
 

@@ -6,7 +6,7 @@
 __all__ = ['SPLITS', 'Trace', 'Kept', 'trace', 'parts']
 
 # %% ../../nbs/4_instruments/02_trace.ipynb #8a9acec1
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from inspect import signature
 
@@ -31,7 +31,7 @@ class Trace:
 
 class Kept(dict):
     "A sink that keeps the sites in `keep` and lets the others go."
-    def __init__(self, keep:Sequence): self.keep = set(keep)
+    def __init__(self, keep:Iterable[str]): self.keep = set(keep)
     def __setitem__(self, site, value):
         if site in self.keep: super().__setitem__(site, value)
 

@@ -64,7 +64,7 @@ def audit_units(s:LanguageModel, asked:Sequence[str]) -> list:
     return list(dict.fromkeys(found))
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #bd49d869
-def pair_edits(l:int, how:str, pairs:torch.Tensor, gates, means:dict, by_scores:bool=True) -> dict:
+def pair_edits(l:int, how:str, pairs:torch.Tensor, gates:torch.Tensor, means:dict, by_scores:bool=True) -> dict:
     """The edits that do `how` (zero, mean, route_around, swap:E2) to `pairs` (b, t, E) of layer l, which was given
     `gates`. A pair is barred by its score or, where a router has biases that would choose it still, by its choice."""
     p, on = f"L{l}.", pairs[None]
@@ -92,7 +92,7 @@ def _pairs_meant(mean, mine, has, touched, x):
 # %% ../../nbs/4b_language/08d_audit.ipynb #7e3bf0da
 EDITS = {"experts": ("zero", "mean", "route_around", "swap:E2"), "heads": ("zero", "mean"), "sites": ("zero", "mean")}
 
-def same_size(how:Callable|str, seed:int) -> PerMember:
+def same_size(how, seed:int) -> PerMember:
     "An edit that moves each token as far as `how` does, in a random direction."
     def put(x, own):
         away = apply_edit(how, x, own) - x
@@ -111,7 +111,7 @@ def can_have(s:LanguageModel, unit, how:str) -> bool:
     return choose("other expert", f"L{unit.layer}.{how.removeprefix('swap:')}", others) not in unit.members
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #47608d10
-def drawn_pairs(pool:torch.Tensor, n:int, g:torch.Generator) -> torch.Tensor:
+def drawn_pairs(pool:torch.Tensor, n:torch.Tensor, g:torch.Generator) -> torch.Tensor:
     "In each window n (windows) pairs drawn from `pool` (windows, t, E), as booleans of its shape."
     score = torch.rand(pool.shape, generator=g).to(pool.device).masked_fill(~pool, -1).flatten(1)
     rank = score.argsort(1, descending=True).argsort(1)
@@ -158,19 +158,19 @@ class AuditPlan:
 AuditPass = namedtuple("AuditPass", "sums keys edits at touched")
 
 @patch
-def drawn_in(self:AuditPlan, k, windows) -> torch.Tensor:
+def drawn_in(self:AuditPlan, k:int, windows) -> torch.Tensor:
     "In which of the windows, given by their numbers, key k has draws beside it."
     return (windows + self.turn_of[k]) % self.every == 0 if k < self.own else torch.zeros(len(windows)).bool()
 
 @patch
-def pairs_of(self:AuditPlan, b, k) -> torch.Tensor:
+def pairs_of(self:AuditPlan, b:RecordedBatch, k:int) -> torch.Tensor:
     "The pairs (b, t, E) of the experts of key k in a batch."
     gates, mine = b.gates_of((unit := self.keys[k][0]).layer), _numbers(unit)
     out = torch.zeros_like(gates, dtype=torch.bool)
     out[..., mine] = gates[..., mine] != 0
     return out
 
-def has_biases(gate:torch.nn.Module, args:tuple, E:int) -> bool:
+def has_biases(gate:torch.nn.Module, args:Sequence, E:int) -> bool:
     "Has a router a number for each of E experts beside their scores, its own or among the `args` that it is given?"
     own = [*gate.named_parameters(), *gate.named_buffers()]
     return any("bias" in n and v.numel() == E for n, v in own) or any(of_experts(x, E) for x in args)
@@ -179,7 +179,7 @@ def has_biases(gate:torch.nn.Module, args:tuple, E:int) -> bool:
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #3fcc82fc
 @patch
-def pair_pass(self:AuditPlan, b, sums, keys:torch.Tensor, pairs:torch.Tensor, barred:torch.Tensor=None):
+def pair_pass(self:AuditPlan, b:RecordedBatch, sums, keys:torch.Tensor, pairs:torch.Tensor, barred:torch.Tensor=None):
     "The pass that edits `pairs` (b, t, E), whose windows belong to `keys` (b); None if there are none."
     unit, how = self.keys[int(keys.max())]
     if not len(at := pairs.flatten(1).any(1).nonzero()[:, 0].cpu()): return None
@@ -198,7 +198,7 @@ def site_edits(self:AuditPlan, k:int) -> dict:
     return combine_edits(self.s, {u: mean_edits(self.s, self.means, u) if how == "mean" else how for u in unit.members})
 
 @patch
-def own_pass(self:AuditPlan, b, k):
+def own_pass(self:AuditPlan, b:RecordedBatch, k:int):
     "The pass of key k on a batch, or None if nobody goes to it."
     unit, n = self.keys[k][0], len(b.tokens)
     keys = torch.full((n,), k)
@@ -209,7 +209,7 @@ def own_pass(self:AuditPlan, b, k):
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #41e253dd
 @patch
-def null_passes(self:AuditPlan, b, turn, windows):
+def null_passes(self:AuditPlan, b:RecordedBatch, turn, windows):
     "The passes with the draws of the keys of one turn; `windows`: the numbers of the batch's windows in the text."
     unit, how = self.keys[turn[0]]
     seed = zlib.crc32(f"{turn} {how} {int(windows[0])}".encode())
@@ -229,7 +229,7 @@ def null_passes(self:AuditPlan, b, turn, windows):
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #64c4be6f
 @patch
-def passes(self:AuditPlan, b, windows):
+def passes(self:AuditPlan, b:RecordedBatch, windows):
     "All passes of a recorded batch, one by one."
     for k in range(len(self.keys)):
         if (p := self.own_pass(b, k)) is not None: yield p

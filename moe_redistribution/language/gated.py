@@ -22,6 +22,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.text import generator_of
 from .small import with_transformers
 from .training import train_language
+from ..training.study import Desk
 
 # %% ../../nbs/4b_language/03_gated.ipynb #5afbc056
 class Gate(nn.Module):
@@ -96,8 +97,8 @@ SCORES = dict(gate=_from_gate, oracle=_oracle, random=_once, fresh=_fresh)
 GATED = "moe_redistribution_gated"                        # the name under which transformers knows `gated_attention`
 _LISTENERS = []
 
-def gated_attention(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, mask, scaling:float=None,
-                    dropout:float=0., **kwargs):
+def gated_attention(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, mask:torch.Tensor,
+                    scaling:float=None, dropout:float=0., **kwargs):
     "Output (b, i, h, d_head) and pattern (b, h, i, j) of attention under the module's gating; as eager without one."
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) if len(x[0]) < len(q[0]) else x for x in (k, v))
     A = q @ k.transpose(-1, -2) * (q.shape[-1] ** -.5 if scaling is None else scaling)
@@ -290,7 +291,7 @@ class Distillation(nn.Module):
         self.model, self.students = model, students
         self.gates = nn.ModuleList(s.gates for s in students)
 
-    def forward(self, input_ids, use_cache:bool=False):
+    def forward(self, input_ids:torch.Tensor, use_cache:bool=False):
         layers = []
         with torch.no_grad(), listening_to_attention(lambda module, seen: layers.append(seen)):
             self.model(input_ids=input_ids, use_cache=False)
@@ -298,7 +299,7 @@ class Distillation(nn.Module):
                     for s in self.students for gate, seen in zip(s.gates, layers))
         return SimpleNamespace(logits=total)
 
-def distil(model:torch.nn.Module, students, batches:Callable, steps:int, lr:float=1e-2, desk=None,
+def distil(model:torch.nn.Module, students, batches:Callable, steps:int, lr:float=1e-2, desk:Desk=None,
            **choices) -> pd.DataFrame:
     """Trains the gates of `students` on a model's attention, which does not move (003 §3.3, §4.2); history as
     `train_language`, the loss summed over students. Students do not touch each other: no clipping, no decay."""

@@ -6,7 +6,7 @@
 __all__ = ['Listener', 'put_first', 'listening']
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #ef528f71
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 from fastcore.basics import patch
@@ -20,7 +20,7 @@ from .watched import OURS, WATCHED, n_experts, under
 # %% ../../nbs/4b_language/05b_hooks.ipynb #2cecdf2a
 class Listener:
     "Hooks of one pass on one layer; `at(site, value)` is called for the sites in `wanted`."
-    def __init__(self, x:Layer, prefix:str, at:Callable, wanted, told):
+    def __init__(self, x:Layer, prefix:str, at:Callable, wanted:set, told:dict):
         self.x, self.prefix, self.wanted, self.told, self._at = x, prefix, wanted, told, at
         self.kept = {}
     def wants(self, *sites): return any(self.prefix + s in self.wanted for s in sites)
@@ -33,7 +33,7 @@ class Listener:
         "Which of the pass's tokens are no padding, flat; of a longer text, its last ones."
         return self.told["real"][:, -self.kept["shape"][1]:].flatten().to(device)
     def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor): return pattern.shape[-2] == self.kept["shape"][1]
-    def fits(self, whole:torch.Tensor, parts, what:str, asked:str="its parts to sum to its output"):
+    def fits(self, whole:torch.Tensor, parts:torch.Tensor, what:str, asked:str="its parts to sum to its output"):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
         if parts.equal(whole) or nearly_equal(parts, whole): return
         if not (parts.isfinite().all() and whole.isfinite().all()): return
@@ -41,7 +41,7 @@ class Listener:
                f"another by up to {(parts - whole).abs().max():.2g}", fix="open it again, and see its report",
                error=RuntimeError)
 
-def put_first(out, new:torch.Tensor):
+def put_first(out:Sequence, new:torch.Tensor):
     "What a module gave, with `new` as its first tensor."
     return (new, *out[1:]) if isinstance(out, tuple) else new
 
@@ -179,7 +179,7 @@ def hang(self:Listener):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #28dd9acc
 @contextmanager
-def listening(model:torch.nn.Module, layers, at:Callable, wanted, told):
+def listening(model:torch.nn.Module, layers:Sequence, at:Callable, wanted:set, told:dict):
     """Within it a pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was.
 
     `told`: `real` (b, t), which tokens are no padding; `moved`, where tokens that changed experts are counted."""

@@ -10,6 +10,7 @@ __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer'
            'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -73,7 +74,7 @@ def on_interface(module:torch.nn.Module) -> bool:
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
 @contextmanager
-def recorded_calls(layers):
+def recorded_calls(layers:Sequence):
     "Within it every call of a module of `layers` is put into the lists that it gives, one a layer."
     calls, given, handles = [[] for _ in layers], {}, []
     def copied(x): return None if x is None else x.detach().clone(memory_format=torch.contiguous_format)
@@ -110,7 +111,7 @@ def decoder_layers(model:torch.nn.Module, family) -> list:
     refuse("model", "layers with modules of their own", "one in two layers", fix="copy.deepcopy for what is shared")
 
 # %% ../../nbs/4b_language/05_layers.ipynb #7974bd84
-def stream_parts(calls, scale:float) -> list:
+def stream_parts(calls:Sequence, scale:float) -> list:
     """The calls of one, two or three modules whose outputs, times `scale`, a layer adds to its input; [] if none do.
     `calls`: those of the layer, itself the last."""
     whole = calls[-1]
@@ -154,7 +155,7 @@ class Silent:
     def at_choice(self, index:torch.Tensor, weights:torch.Tensor): return index, torch.zeros_like(weights)
     def wants(self, site:str): return False
 
-def mixture_parts(calls) -> dict:
+def mixture_parts(calls:Sequence) -> dict:
     "Router, experts, block and shared experts of a layer as fields of `Layer`, from its `calls`; {} without a mixture."
     own = [c for c in calls if on_interface(c.module)]
     if not own: return {}
@@ -208,7 +209,7 @@ class Hearing:
         self.index = index
         return index, weights
     def wants(self, site:str): return False
-    def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor):
+    def over_tokens(self, out:torch.Tensor, pattern:torch.Tensor, v:torch.Tensor):
         if pattern.shape[-2:] != (self.tokens.shape[1],) * 2: return False
         self.mixed = nearly_equal(mix_values(pattern, v), out)
         return True
@@ -216,7 +217,7 @@ class Hearing:
         self.seen[site] = value.shape
         return value
 
-def attention_parts(calls, heard) -> dict:
+def attention_parts(calls:Sequence, heard:dict) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
     if not own: return {}
@@ -258,7 +259,7 @@ def _reader(calls, mixer, scale):
     return min(after, key=lambda c: c.depth, default=None)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #1d80bc71
-def layer_of(calls, heard, family, config) -> Layer:
+def layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Layer:
     "The `Layer` that a record of one layer's `calls` shows; `heard`: what its attention said of itself."
     whole = calls[-1]
     scale = getattr(config, family.scale, 1.) if isinstance(family.scale, str) else family.scale
@@ -283,7 +284,7 @@ def layer_of(calls, heard, family, config) -> Layer:
     return replace(x, absent=absent | family.absent, **own)
 
 # %% ../../nbs/4b_language/05_layers.ipynb #3c3ecedc
-def check_once(x:Layer, calls):
+def check_once(x:Layer, calls:Sequence):
     "ValueError for a layer with a part that it calls in two places."
     parts = [v for v in vars(x).values() if isinstance(v, nn.Module)]
     for c in calls:
@@ -343,7 +344,7 @@ def check_causal(model:torch.nn.Module, plain:torch.Tensor, other:torch.Tensor):
     refuse(f"model {model.config.model_type}", "a causal language model", "one whose answers change with later tokens",
            "olmoe", "open another: a mask over later tokens is part of what is opened")
 
-def check_interface(model:torch.nn.Module, layers):
+def check_interface(model:torch.nn.Module, layers:Sequence):
     "ValueError for a mixture whose experts are not computed through transformers' interface."
     kind = model.config.model_type
     every = [m for layer in layers for m in layer.modules()]
@@ -432,7 +433,7 @@ def probe_model(model:torch.nn.Module, family=None) -> Probe:
     return Probe(layers, error, other, max(sent_otherwise(calls, r) for r in routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
-def with_router(x:Layer, calls) -> Layer:
+def with_router(x:Layer, calls:Sequence) -> Layer:
     "A layer whose router was asked again with its own scores; what it has not got then is `absent`."
     if x.gate is None: return x
     inner = next(c for c in calls if c.module is x.gate)
@@ -469,7 +470,7 @@ def asked_again(call, E:int) -> tuple:
     if own.times > 1: return own, "it has several maps with a row an expert"
     return own, None if _same(again.out[1:3], call.out[1:3]) else "its own scores give another choice"
 
-def sent_otherwise(calls, routes:dict) -> float:
+def sent_otherwise(calls:Sequence, routes:dict) -> float:
     "Share of (token, router) whose experts are others in `routes` (experts → indices) than in the record of a pass."
     own = {c.module: c for of in calls for c in of if c.module in routes}
     differ = [(_choice(own[m])[0].sort(-1)[0] != index.sort(-1)[0]).any(-1) for m, index in routes.items() if m in own]

@@ -10,7 +10,7 @@ __all__ = ['STRETCHES', 'EDGES', 'stretch_of', 'tokens_told', 'summed_over_text'
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #fe66749e
 from pathlib import Path
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import math, time
 
 import pandas as pd
@@ -32,11 +32,11 @@ def stretch_of(window:int, n_windows:int) -> int:
     "Which stretch of the text a window belongs to: neighbours share one, and there are at most `STRETCHES`."
     return window * min(n_windows, STRETCHES) // n_windows
 
-def tokens_told(say:Callable, each):
+def tokens_told(say:Callable, each:int):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
-def summed_over_text(groups, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
+def summed_over_text(groups:Iterable, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
                      every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
     kept every so many seconds: a run with the same key goes on from there."""

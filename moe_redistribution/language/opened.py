@@ -154,7 +154,7 @@ def counted_at(site:str, real:torch.Tensor, x:torch.Tensor):
     "`real` (b, t) as a mask for an activation x (1, b, t, …), or a pattern; None for an expert, which has no padding."
     return None if of_expert(site) else token_mask(real, site, x)
 
-def changed_tokens(site:str, before:dict, after:dict, real:torch.Tensor) -> int:
+def changed_tokens(site:str, before:torch.Tensor, after:torch.Tensor, real:torch.Tensor) -> int:
     "How many tokens an edit changed at a site, no padding; of a pattern, how many queries."
     if after is before: return 0
     differs, mask = before != after, counted_at(site, real.to(before.device), before)

@@ -36,7 +36,7 @@ def to_lens(site:str, router:str="gate") -> str:
            fix=f"one of embed, L0.{', L0.'.join(LENS)}")
 
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #50e2a4b8
-def from_lens(hook, router:str="gate") -> str:
+def from_lens(hook:str, router:str="gate") -> str:
     "The site that a hook of TransformerLens holds. ValueError for a hook that is none of ours."
     if hook in ("hook_embed", "embed.hook_out"): return "embed"
     if hook in ("unembed.hook_out", "hook_unembed"): return "logits"

@@ -25,7 +25,7 @@ from .layers import Layer
 # %% ../../nbs/4b_language/08c_recorded.ipynb #024b31ca
 class Recorded(torch.nn.Module):
     "Stands where a layer stood, and gives what that layer gave; its other attributes are the layer's."
-    def __init__(self, layer:int, out):
+    def __init__(self, layer, out:torch.Tensor):
         super().__init__()
         self.__dict__["layer"], self.out = layer, out
     def forward(self, *args, **kwargs): return self.out
@@ -51,7 +51,7 @@ def parts_kept(x:Layer) -> dict:
     own = dict(whole=x.whole, attn=x.mixer if x.attn is None else x.attn, experts=x.experts, shared=x.shared)
     return {kind: m for kind, m in own.items() if m is not None}
 
-def gates_given(experts, index:torch.Tensor, weights:torch.Tensor, real:torch.Tensor) -> torch.Tensor:
+def gates_given(experts:torch.nn.Module, index:torch.Tensor, weights:torch.Tensor, real:torch.Tensor) -> torch.Tensor:
     "Gates (b, t, E) that experts were called with; none for tokens that are not `real` (b, t)."
     k = index.shape[-1]
     dense = dense_gates(weights.reshape(-1, k), index.reshape(-1, k), n_experts(experts))
@@ -61,7 +61,7 @@ def gates_given(experts, index:torch.Tensor, weights:torch.Tensor, real:torch.Te
 class RecordedBatch:
     """One plain pass over windows (b, t + 1) whose layers are kept: `loss` (b), the mean of each window in nats, and
     `spent`, how many (window, layer) were run so far."""
-    def __init__(self, s:LanguageModel, group, sink:dict=None):
+    def __init__(self, s:LanguageModel, group:torch.Tensor, sink=None):
         check_tokens_of(s.model, group[:, 1:])
         self.s, self.tokens, self.targets, self.said = s, group[:, :-1], group[:, 1:], {}
         self.real = s.real(self.targets)
@@ -132,7 +132,7 @@ def changed_experts(b, l:int, at, edits:dict, touched:torch.Tensor, shares):
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #434567b2
 @contextmanager
-def begun_at(b:RecordedBatch, l:int, at, inside=None, touched:torch.Tensor=None):
+def begun_at(b:RecordedBatch, l:int, at, inside:dict=None, touched:torch.Tensor=None):
     """Within it a pass over the windows `at` of a batch begins at layer l; where edits of its experts are given
     (`inside`), only its FFN is run, and its experts as by `changed_experts`. Gives a list of their shares."""
     n, layers, shares = len(b.tokens), b.s.layers, []

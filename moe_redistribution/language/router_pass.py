@@ -20,7 +20,7 @@ class RouterPass(TorchFunctionMode):
     """Within it a router runs as its family wrote it. `scores`: what the last linear map with a row an expert gave
     (tokens, E), or some more), or the `other` scores that it went on with; `made`: what it made of them, so shaped;
     `weight`, `bias`: of that map."""
-    def __init__(self, E:int, other:dict=None, at=None):
+    def __init__(self, E:int, other=None, at=None):
         super().__init__()
         self.E, self.other, self.at, self.times, self.scores, self.made = E, other, at, 0, None, []
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -87,7 +87,7 @@ def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:tor
            "fewer by the family's rule", fix="bar fewer, or close them in the gates")
 
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #aa91eb86
-def apart_from_barred(own:torch.Tensor, new:torch.Tensor, scores:torch.Tensor) -> RouterPass:
+def apart_from_barred(own:RouterPass, new:RouterPass, scores:torch.Tensor) -> RouterPass:
     "`new`, a router's pass with other `scores` (tokens, E), as its `own` at tokens that a bar alone does not concern."
     closed, before = scores == -torch.inf, own.scores[:, :scores.shape[1]]
     same = ((scores == before) | closed).all(1)

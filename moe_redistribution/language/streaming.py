@@ -8,7 +8,7 @@ __all__ = ['PIECE', 'UNITS', 'byte_tokens', 'tokenizer_of', 'text_file', 'text_p
            'mean_edits', 'text_loss', 'units_of', 'text_edits', 'text_ablation', 'score_map', 'ablation_map']
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #09f16a0a
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 import hashlib, json, re, time
 
@@ -101,7 +101,7 @@ def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None)
                          f"--context {max(1, len(left) - 1)}")
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #029a6d14
-def in_groups(windows:torch.Tensor, n:int):
+def in_groups(windows:Iterable, n:int):
     "Windows n at a time, as (n, context + 1); the last one joins those before it and is not left alone."
     if n < 1: refuse("batch", "one window or more", n, 1, "--batch 8")
     group, spare = [], 1 + (n > 1)
@@ -116,7 +116,7 @@ def model_key(model:torch.nn.Module, name:str, text:str|Path, **what) -> str:
     said = [name, weights_digest(model), file_digest(text_file(text)), what]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-def windows_digest(windows:torch.Tensor) -> str:
+def windows_digest(windows:Iterable) -> str:
     "A hash of all tokens of `windows`, in order: what a text is to a model, whichever tokenizer made them."
     h = hashlib.sha256()
     for w in windows: h.update(str(tuple(w.shape)).encode() + w.cpu().numpy().tobytes())
@@ -181,7 +181,7 @@ def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=5
                  rows([sent_elsewhere(s, first)], [0], condition=s.name, metric="elsewhere", n_examples=first.numel())])
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #e1e79edf
-def site_means(s:LanguageModel, groups, names:Sequence[str]) -> dict:
+def site_means(s:LanguageModel, groups:Iterable, names:Sequence[str]) -> dict:
     "Site → its mean over all tokens of `groups`, with axes of one for what was averaged; an expert's over its tokens."
     sums, n, kind = {}, {}, {}
     for tokens in groups:
@@ -203,7 +203,7 @@ def mean_edits(s:LanguageModel, means:dict, unit:str):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a2e5a7c8
 @torch.no_grad()
-def text_loss(s:LanguageModel, groups, edits:dict=None) -> dict:
+def text_loss(s:LanguageModel, groups:Iterable, edits:dict=None) -> dict:
     "Mean loss in nats and share of right next tokens over `groups` of windows, and how many tokens the edits moved."
     lost = right = n = moved = 0
     for tokens in groups:

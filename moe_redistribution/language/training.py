@@ -7,7 +7,7 @@ __all__ = ['SCHEDULES', 'one_cycle', 'cosine', 'linear', 'parameters_named', 'ro
            'LanguageTraining', 'standing_still', 'train_language', 'train_part']
 
 # %% ../../nbs/4b_language/02_training.ipynb #fa0642b6
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 import math, re
@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.text import generator_of
-from ..training.study import OutOfTime
+from ..training.study import Desk, OutOfTime
 from .small import next_token_loss
 
 # %% ../../nbs/4b_language/02_training.ipynb #a1649c1d
@@ -41,7 +41,7 @@ def linear(step:int, steps:int, warmup:float=.2) -> float:
 SCHEDULES = dict(one_cycle=one_cycle, cosine=cosine, linear=linear)
 
 # %% ../../nbs/4b_language/02_training.ipynb #98c3025f
-def parameters_named(model:torch.nn.Module, expressions:Sequence[str]) -> list:
+def parameters_named(model:torch.nn.Module, expressions) -> list:
     "Names of the parameters in which some of these regular expressions are found. ValueError for one that fits none."
     expressions, names = [expressions] if isinstance(expressions, str) else expressions, dict(model.named_parameters())
     for e in expressions:
@@ -99,7 +99,8 @@ def look_steps(self:LanguageRecipe) -> list:
 # %% ../../nbs/4b_language/02_training.ipynb #eb15b38f
 class LanguageTraining:
     "A model in training by a recipe: its parameters that move, their optimiser, the step and what was seen so far."
-    def __init__(self, model:torch.nn.Module, recipe, loss_of:Callable=next_token_loss, after_backward:Callable=None):
+    def __init__(self, model:torch.nn.Module, recipe:LanguageRecipe, loss_of:Callable=next_token_loss,
+                 after_backward:Callable=None):
         self.model, self.recipe, self.loss_of, self.after_backward = model, recipe, loss_of, after_backward
         routers, still = router_names(model), set(parameters_named(model, recipe.frozen))
         if (recipe.aux_weight or not recipe.task_gradient_to_router) and not routers:
@@ -175,7 +176,7 @@ def until(self:LanguageTraining, end, batches:Callable, measures):
 
 # %% ../../nbs/4b_language/02_training.ipynb #d94b6a4c
 @contextmanager
-def standing_still(model:torch.nn.Module, but):
+def standing_still(model:torch.nn.Module, but:dict):
     "No parameter but these wants a gradient; on leaving, those that did want it again, and no gradient is left."
     still = [p for n, p in model.named_parameters() if p.requires_grad and n not in but]
     for p in still: p.requires_grad_(False)
@@ -186,7 +187,7 @@ def standing_still(model:torch.nn.Module, but):
 
 # %% ../../nbs/4b_language/02_training.ipynb #9637d295
 def train_language(model:torch.nn.Module, batches:Callable, steps:int, lr:float=3e-3, measures=None,
-                   loss_of:Callable=next_token_loss, after_backward:Callable=None, desk=None,
+                   loss_of:Callable=next_token_loss, after_backward:Callable=None, desk:Desk=None,
                    **choices) -> pd.DataFrame:
     """Trains `model` in place; a row a look: step, mean loss since the last (nats), and `measures`, name → f(model).
 
@@ -207,7 +208,7 @@ def train_language(model:torch.nn.Module, batches:Callable, steps:int, lr:float=
     return pd.DataFrame(training.history, columns=["step", "loss", *(measures or {})])
 
 # %% ../../nbs/4b_language/02_training.ipynb #c0ffee01
-def train_part(desk, name:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0.,
+def train_part(desk:Desk, name:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0.,
                **choices) -> pd.DataFrame:
     """`train_language` as the part `name` of a desk's job, done once: a second call gives the same weights and history.
 

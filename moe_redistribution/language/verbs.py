@@ -8,6 +8,7 @@ __all__ = ['CLASSES', 'WORDS', 'At', 'limit_of', 'steer', 'token_mask', 'places_
            'take_step', 'tell_router', 'routers_told', 'routes_apart']
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #6920a483
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,7 @@ from ..instruments.subject import Subject
 class At:
     """An edit `how` (a word, tensor or function) at some tokens: `where` is a position, a slice or list of positions,
     or a mask (b, t) of bool; tokens after a mask's last column are left alone. ValueError for anything else."""
-    def __init__(self, how:str, where):
+    def __init__(self, how, where):
         self.how, self.where, ask = how, where, "a position from 0 on, a slice, a list of these, or a mask (b, t)"
         if isinstance(where, torch.Tensor) and where.dtype == torch.bool and where.ndim == 2: return
         if isinstance(where, torch.Tensor) and where.dtype != torch.bool: where = where.flatten().tolist()
@@ -112,7 +113,7 @@ class ChoicePass(RouterPass):
     """A `RouterPass` whose last top-k among E experts gives the `given` ones (tokens, k), or the best `k` of those that
     are not `barred` (tokens, E + 4). `forced`: tokens at which the groups would not have allowed that."""
     def __init__(self, E:int, k:int, at=None, last=None, barred:torch.Tensor=None, given=None, new_k:int=None,
-                 other:dict=None):
+                 other=None):
         super().__init__(E, other, at)
         self.k, self.last, self.barred, self.given, self.new_k = k, last, barred, given, new_k or k
         self.choices, self.masked, self.chosen, self.answer = 0, (None, None), None, None
@@ -148,20 +149,20 @@ def choose(self:ChoicePass, x:torch.Tensor):
     return torch.return_types.topk((whole.gather(-1, index).view(form), index.view(form)))
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #5e1ec7ed
-def weights_of(out):
+def weights_of(out:Sequence):
     "(place of weights, place of indices) in what a router returns; None for one that returns no choice."
     if not isinstance(out, tuple) or len(out) < 3: return
     if isinstance(out[2], torch.Tensor) and getattr(out[1], "shape", None) == out[2].shape: return 1, 2
 
-def is_choice(chosen:torch.Tensor, out, at) -> bool:
+def is_choice(chosen:torch.Tensor, out:Sequence, at) -> bool:
     "Are these the indices that a router returns? Where a weight is 0 it may have put another in the place of a skip."
     w, i = (out[n].flatten(0, -2) for n in at)
     if chosen is None or chosen.numel() != i.numel(): return False
     return bool(((chosen.reshape(i.shape).sort(-1)[0] == i.sort(-1)[0]).all(-1) | (w == 0).any(-1)).all())
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #48e19e6a
-def choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out, E:int, site:str, barred:torch.Tensor=None,
-                 given=None, k:int=None):
+def choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out:Sequence, E:int, site:str, barred:torch.Tensor=None,
+                 given:torch.Tensor=None, k:int=None):
     """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave;
     (tokens,) where its groups would not have allowed that; and all that it returns. ValueError for one that does not
     choose by a top-k, or counts on its own k."""
@@ -247,7 +248,8 @@ def replay(routes:dict) -> dict:
     return {f"L{l}.routes": r for l, r in routes.items()}
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #1c24573d
-def take_step(step:RouteStep, s:Subject, site:str, ask, own, index:torch.Tensor, barred:torch.Tensor):
+def take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tensor, index:torch.Tensor,
+              barred:torch.Tensor):
     """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and the tokens that it is taken at. `own`:
     gates as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
     E, on = barred.shape[1] - CLASSES, torch.ones(len(own), dtype=torch.bool, device=own.device)
@@ -273,7 +275,8 @@ def take_step(step:RouteStep, s:Subject, site:str, ask, own, index:torch.Tensor,
     return torch.where(on[:, None], new, own), barred, on
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #08fd1bb5
-def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict, out):
+def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict,
+                out:Sequence):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
     if (at := weights_of(out)) is None:
         refuse(site, "a router that returns weights and indices", type(gate).__name__, fix="edit the gates")

@@ -7,7 +7,6 @@ __all__ = ['OURS', 'WATCHED', 'one_expert', 'n_experts', 'experts_in_use', 'own_
            'transformers_here', 'under', 'tell', 'configs_of']
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #b090b672
-from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 import sys
@@ -20,7 +19,7 @@ from .gated import gated_attention, is_gated
 OURS = "moe_redistribution"                             # the name under which transformers knows the functions below
 WATCHED = {}                                            # module → the `Listener` of a pass that is under way
 
-def one_expert(self, e, x:torch.Tensor):
+def one_expert(self, e:int, x:torch.Tensor):
     "Output of expert e of a transformers experts module for x (tokens, d), in whichever layout the family has."
     def linear(x, name):
         W, bias = getattr(self, name)[e], getattr(self, f"{name}_bias", None)
@@ -30,12 +29,12 @@ def one_expert(self, e, x:torch.Tensor):
     x = linear(x, "down_proj")
     return self.post_expert_norm(x) if getattr(self, "has_post_expert_norm", False) else x
 
-def n_experts(experts) -> int:
+def n_experts(experts:torch.nn.Module) -> int:
     "How many experts a transformers experts module has: the first axis of its matrices."
     return len(experts.down_proj)
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #1b788c2a
-def experts_in_use(self, hidden, index:torch.Tensor, weights:torch.Tensor):
+def experts_in_use(self, hidden:torch.Tensor, index:torch.Tensor, weights:torch.Tensor):
     "Weighted sum (tokens, d) over each token's experts, `index` and `weights` (tokens, k)."
     pass_ = WATCHED.get(self)
     if pass_ is not None: index, weights = pass_.at_choice(index, weights)
@@ -58,8 +57,8 @@ def own_eager(module:torch.nn.Module):
     for c in type(module).__mro__:
         if (f := getattr(sys.modules[c.__module__], "eager_attention_forward", None)) is not None: return f
 
-def attention_watched(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor, attention_mask=None,
-                      **kwargs):
+def attention_watched(module:torch.nn.Module, q:torch.Tensor, k:torch.Tensor, v:torch.Tensor,
+                      attention_mask:torch.Tensor=None, **kwargs):
     "Eager attention, or the gated one; the pass that is under way sees pattern (1, b, h, i, j) and v (1, b, t, h, d)."
     eager = gated_attention if is_gated(module) else own_eager(module)
     out, pattern = eager(module, q, k, v, attention_mask, **kwargs)
@@ -88,7 +87,7 @@ def transformers_here():
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #1ac4b857
 @contextmanager
-def under(model:torch.nn.Module, experts=None, attention=None):
+def under(model:torch.nn.Module, experts:str=None, attention:str=None):
     "Within it a model is in evaluation, and these implementations compute its experts and attention."
     modes, text = [(m, m.training) for m in model.modules() if m.training], type(model.config.get_text_config())
     new = dict(_experts_implementation=experts) if experts is not None else {}
@@ -108,7 +107,7 @@ def under(model:torch.nn.Module, experts=None, attention=None):
         if attention is not None: model.set_attn_implementation(was["_attn_implementation"])
         for c, was in before[1:]: tell(c, was)                                  # parts of a model of several kinds
 
-def tell(config, names:Sequence[str]):
+def tell(config:torch.nn.Module, names:dict):
     "Sets what a config names, where it is another."
     for n, new in names.items():
         if getattr(config, n, None) != new: setattr(config, n, new)

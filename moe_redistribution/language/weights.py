@@ -8,7 +8,7 @@ __all__ = ['LARGEST', 'WHOLE', 'SIZES', 'DTYPES', 'model_folder', 'weights_in', 
            'check_hooks', 'file_digest', 'weights_digest']
 
 # %% ../../nbs/4b_language/04_weights.ipynb #a7aadfb8
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 import hashlib, json, math, warnings
@@ -60,7 +60,7 @@ def weights_in(folder:str|Path) -> list:
         with safe_open(folder / file, "pt") as f: held += [(n, f.get_slice(n).get_dtype()) for n in f.keys()]
     return held, told and [*told]
 
-def check_files(name:str, held, told, quantised):
+def check_files(name:str, held:Sequence, told, quantised:bool):
     "ValueError for what `weights_in` found if it is not one model's; `quantised`: does its config say so?"
     names, fix = [n for n, _ in held], "the files as they were published"
     if twice := sorted({n for n in names if names.count(n) > 1} if len({*names}) < len(names) else ()):
@@ -77,7 +77,7 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "head_dim", "vocab_size", "max_position_embeddings", "sliding_window", "num_experts_per_tok", "n_group",
          "topk_group")
 
-def check_config(name:str, config, held):
+def check_config(name:str, config:torch.nn.Module, held:Sequence):
     "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
@@ -131,7 +131,7 @@ def in_one_message(name:str, f:Callable):
            fix="a folder that save_pretrained wrote, of a family that transformers has")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #6aedfdca
-def check_complete(name:str, told):
+def check_complete(name:str, told:dict):
     "ValueError if `told`, the loading info of `from_pretrained`, knows a weight of the model or of the files only."
     for kind, what in (("missing", "all weights of"), ("unexpected", "no weights but those of"),
                        ("mismatched", "weights of the shapes in")):
@@ -141,7 +141,7 @@ def check_complete(name:str, told):
                fix="the config.json that belongs to these files, or the files that are absent")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #1183d283
-def check_class(name:str, model:torch.nn.Module, config):
+def check_class(name:str, model:torch.nn.Module, config:torch.nn.Module):
     "ValueError if a model is of another class than its config names, or has two matrices where it says one."
     own, named = type(model).__name__, config.architectures or [type(model).__name__]
     if own not in named:

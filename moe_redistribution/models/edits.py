@@ -7,7 +7,7 @@ __all__ = ['OUTER', 'PROBED', 'Names', 'resolve_name', 'each_layer', 'Own', 'Per
            'check_alike', 'site_watcher']
 
 # %% ../../nbs/2_models/01b_edits.ipynb #87def2ae
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import inspect
 
 import torch
@@ -22,7 +22,7 @@ class Names(list):
     "Names of sites; `absent`: a name that is not among them → why."
     absent = {}
 
-def resolve_name(name:str, own:Sequence, what:str="site", hint:str="") -> str:
+def resolve_name(name:str, own:Iterable[str], what:str="site", hint:str="") -> str:
     """`name` as it stands in `own`: of one layer the prefix `L0.` may be written or left out, several need it.
 
     ValueError lists what there is."""
@@ -35,7 +35,7 @@ def resolve_name(name:str, own:Sequence, what:str="site", hint:str="") -> str:
     fix = f"{layers[0]}. to {layers[-1]}. or L*. before one of {', '.join(inner)}" if deep else "use one of these"
     return choose(what, name, own, fix + hint)
 
-def each_layer(name:str, own:Sequence, what:str="site", hint:str="") -> list:
+def each_layer(name:str, own:Iterable[str], what:str="site", hint:str="") -> list:
     "The names in `own` that `name` stands for: those of every layer for `L*.attn_out`, else the one."
     layers = [n for n in own if n not in OUTER and n.split(".")[-1] == name.removeprefix("L*.")]
     return layers if name.startswith("L*.") and layers else [resolve_name(name, own, what, hint)]
@@ -138,7 +138,7 @@ def _close(got, wanted, given):
     return bool(near.all())
 
 # %% ../../nbs/2_models/01b_edits.ipynb #d02af408
-def site_watcher(own:Sequence, edits:dict=None, sink:dict=None, of:int=1, keep:Callable=lambda site, v: v):
+def site_watcher(own:Iterable[str], edits:dict=None, sink:dict=None, of:int=1, keep:Callable=lambda site, v: v):
     """The function `at(site, value)` that a pass with the sites `own` calls at every site: applies edits, fills the
     sink.
 

@@ -57,7 +57,7 @@ class Event:
         "(expected, got, fix) if it cannot happen or would change nothing, where multipliers are `own`; else None."
 
 # %% ../../nbs/2_models/02_events.ipynb #72d9e70b
-def short_number(x:float) -> str:
+def short_number(x:float|str) -> str:
     "A number as short as it reads back exactly."
     return repr(x).removesuffix(".0").replace("e+", "e") if isinstance(x, float) else str(x)
 

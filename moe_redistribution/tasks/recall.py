@@ -324,7 +324,7 @@ def _laid(a, b, shared, r, g):
     return alice, (rank >= start) & (rank < start + b[:, None])
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #75b8577c
-def disjoint_sets(r:int, count:int, seed:int, side:str=None) -> tuple:
+def disjoint_sets(r:int, count:int, seed:int|str, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
     int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged.
 
@@ -378,7 +378,7 @@ def path_to_sets(tokens:torch.Tensor) -> tuple:
                tuple(tokens.shape), fix="sets_to_path")
     return alice, bob
 
-def length2_path(n_vertices:int, count:int, seed:int, side:str=None) -> tuple:
+def length2_path(n_vertices:int, count:int, seed:int|str, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex
     joins s and d. r = n_vertices - 2: s and d do not count. `side`: see `disjoint_sets`. ValueError for fewer than 4
     vertices or an odd count."""

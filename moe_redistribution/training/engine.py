@@ -237,6 +237,6 @@ def products(c:Condition, batch:int=None, plain:bool=False) -> list:
         out += [("W_up", c.n_experts, n_tokens, d, c.d_expert), ("W_down", c.n_experts, n_tokens, c.d_expert, d)]
     return [(label, b * c.n_layers, *size) for label, b, *size in out] + [("W_U", 1, B * read, d, t.d_vocab_out)]
 
-def flops(c:Condition, **kw) -> float:
+def flops(c:str|Condition, **kw) -> float:
     "Floating-point operations of one training step of one seed: 2·m·k·n a product, times three with its backward pass."
     return sum(3 * 2 * b * m * k * n for _, b, m, k, n in products(c, **kw))

@@ -106,7 +106,7 @@ class Members:
     history: list                      # one list of records a seed
     seconds: list                      # CPU seconds of the group so far, shared equally
 
-    def keep(self, which:torch.Tensor):
+    def keep(self, which:torch.Tensor|Sequence):
         "Drops every seed that is not in `which` (bool per seed)."
         at = torch.as_tensor(which, device=self.w.device)
         for n in ("w", "m", "v", "step", "failed"): setattr(self, n, getattr(self, n)[at])

@@ -441,7 +441,7 @@ def _processor():
     except OSError: named = None
     return named[1].strip() if named else platform.processor() or platform.machine()
 
-def machine(device:str="cpu") -> dict:
+def machine(device:str|torch.device="cpu") -> dict:
     "What ran this: processor or GPU, threads, kernels of matrix products if not the usual ones, torch, Python."
     chip = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None
     return dict(processor=chip or _processor(), threads=torch.get_num_threads(),
