@@ -10,13 +10,13 @@ __all__ = ['HUES', 'OWN_HUES', 'SHORT', 'WRITTEN', 'NARROW', 'WIDE', 'PLAIN', 'N
            'by_panel', 'at_rate', 'without_ffn', 'rate_lines', 'percent', 'table_text', 'verdicts']
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #8e07ac9b
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import re
 
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.task import TASKS, get_task, nulls
+from ..tasks.task import Task, TASKS, get_task, nulls
 from ..models.condition import Condition, condition, RECIPES
 from ..models.routers import ROUTERS
 from ..models.variants import VARIANTS
@@ -33,7 +33,7 @@ HUES = {"ffn": "#0072b2", "glu": "#b8860b", "moe": "#009e73", "moe_glu": "#d55e0
 OWN_HUES = ("#cc79a7", "#332288", "#999933", "#882255", "#88ccee", "#117733")      # of what is not the library's
 _PLACES = {}                      # word → its place among what has been registered, or drawn, in this process
 
-def as_condition(name):
+def as_condition(name:str):
     "The condition of a name, or None of one that begins with no task: a planted model, or an arm of a study."
     is_one = isinstance(name, Condition) or "/" in str(name) and str(name).partition("/")[0] in TASKS
     return condition(name) if is_one else None
@@ -44,7 +44,7 @@ def _own_hue(word):
 
 def _paler(hue): return "#" + "".join(f"{(int(hue[i:i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 
-def colour(name) -> str:
+def colour(name:str) -> str:
     "The colour of a condition, the same on every page; of what is no condition, the same throughout a page."
     if (c := as_condition(name)) is None: return _own_hue(str(name))
     if own := [w for w, known in ((c.ffn, VARIANTS), (c.router, ROUTERS)) if w in known.origins]:
@@ -62,7 +62,7 @@ WIDE = {"ffn": 512, "glu": 340, "moe": 512, "moe_glu": 340}
 PLAIN = {"add7": NARROW}                                                     # where a dense FFN can be a narrow one
 NAMED = {}                        # condition → what a study calls it
 
-def set_labels(labels) -> dict:
+def set_labels(labels:dict) -> dict:
     "Gives conditions names of their own on every figure and table: condition → label. Returns what it was given."
     NAMED.update({str(condition(n)): text for n, text in labels.items()})
     return labels
@@ -73,7 +73,7 @@ def _usual_width(c):
     return next((w for w in (NARROW, WIDE) if w["ffn"] == wide), {}).get(c.ffn, wide)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #b2dc0db4
-def label(name) -> str:
+def label(name:str) -> str:
     """What a figure calls a condition: its variant, then width, experts, k and activation where they are not the usual
     ones, and its options."""
     # a planted model has no width
@@ -90,7 +90,7 @@ def label(name) -> str:
     return ", ".join([variant + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #5becf2b9
-def is_arm(name) -> bool:
+def is_arm(name:str) -> bool:
     "Does a condition learn with other rates than the paper's?"
     return (c := as_condition(name)) is not None and (c.ffn_lr != 1 or c.attn_lr != 1)
 
@@ -102,7 +102,7 @@ def pick(rows:pd.DataFrame, **where) -> pd.DataFrame:
     # the caller's columns first
     return select(rows, **(where | dict(metric="digits", position=position, stratum="all") | where))
 
-def dots(ax, x, values, name, width=.22):
+def dots(ax, x:float, values:pd.Series|Sequence, name:str, width:float=.22):
     "Seeds as dots around `x`, their mean as a bar and its 95 % interval as a line."
     values, hue = np.sort(np.asarray(values, float)), colour(name)
     spread = np.linspace(-width, width, len(values)) if len(values) > 1 else np.zeros(1)
@@ -113,7 +113,7 @@ def dots(ax, x, values, name, width=.22):
     ax.plot([x - width, x + width], [i.mean] * 2, color="#333", lw=2, zorder=4)
     return i
 
-def draw_printed(ax, x, mean, std=np.nan):
+def draw_printed(ax, x, mean:float, std:float=np.nan):
     "The paper's value as a diamond, its printed spread as a thin line."
     ax.plot(x, mean, "D", ms=6, mfc="white", mec="#a11", mew=1.4, zorder=5, clip_on=False)
     if std == std: ax.plot([x, x], [mean - std, mean + std], color="#a11", lw=.9, zorder=2)
@@ -158,7 +158,7 @@ def is_share(metric:str) -> bool:
     "Is a metric a share of predictions, and its axis one in percent?"
     return re.search("digits|exact|acc|share|^test$|^train$|(ffn|attn)_out$|flip|load$|fraction", metric) is not None
 
-def right_of(t, metric:str="digits") -> str:
+def right_of(t:Task, metric:str="digits") -> str:
     "What an axis calls a metric of a task: of `digits` what it is that is right."
     if metric != "digits": return metric.replace("_", " ")
     if t is None: return "predictions right"
@@ -170,7 +170,7 @@ def value_axes(ax, ylabel:str, top:float|None=None):
     if top is not None: return tidy_axes(ax, ylabel, top)
     ax.set_ylabel(ylabel), ax.spines[["top", "right"]].set_visible(False)
 
-def tidy_axes(ax, ylabel="digits right", top=1.0):
+def tidy_axes(ax, ylabel:str="digits right", top:float=1.0):
     "House style of an accuracy axis."
     ax.set(ylabel=ylabel, ylim=(0, top))
     ax.yaxis.set_major_formatter(lambda v, _: typeset(f"{v:.0%}")); ax.spines[["top", "right"]].set_visible(False)
@@ -326,7 +326,7 @@ def trajectories(history:pd.DataFrame, names:Iterable, metrics:Iterable, titles:
     return fig
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #89117d9e
-def printed_at(compared, name, where):
+def printed_at(compared:pd.DataFrame, name:str, where):
     """(mean, std) that the paper prints for a condition at a selection of rows, nan without one.
 
     `compared`: from `compare`."""
@@ -379,12 +379,12 @@ def by_panel(rows:pd.DataFrame, names:Iterable, panels:dict, compared:pd.DataFra
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #4df38163
 RATES = {.125: "⅛", .25: "¼", .5: "½", 1: "1", 2: "2", 4: "4", 8: "8"}       # of the FFN, relative to everything else
-def at_rate(name, rate) -> str:
+def at_rate(name:str, rate:float) -> str:
     "The name of a condition whose FFN learns at so many times the rate."
     return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
-def without_ffn(rows, name, edit="mean", positions=None, rule="first1000", stream="paired",
-                metric="digits_no_copy") -> pd.Series:
+def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions=None, rule:str="first1000", stream:str="paired",
+                metric:str="digits_no_copy") -> pd.Series:
     """What is right without the FFN by seed, mean over `positions`, the current token ruled out.
 
     Unless they are named, the positions are those that a carry can reach and that are always digits, at add-7 tens and
@@ -397,7 +397,7 @@ def without_ffn(rows, name, edit="mean", positions=None, rule="first1000", strea
     return (sum(at) / len(at)).dropna()
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #36b840da
-def rate_lines(ax, rows, names, **how):
+def rate_lines(ax, rows:pd.DataFrame, names:Sequence[str], **how):
     """A line and its 95% band over `RATES` for each architecture that has rows; `how` as for `without_ffn`.
 
     ValueError where none has: empty axes would be an answer."""
@@ -413,14 +413,14 @@ def rate_lines(ax, rows, names, **how):
     tidy_axes(ax, "", .9)
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #65fc9c38
-def percent(mean, lo=np.nan, hi=np.nan) -> str:
+def percent(mean:float, lo:float=np.nan, hi:float=np.nan) -> str:
     "A fraction as text in percent, with its interval if there is one; a dash for nan."
     if mean != mean: return "–"
     return f"{mean:.1%}" if lo != lo else f"{100 * mean:.1f} [{100 * lo:.1f}, {100 * hi:.1f}]%"
 
 COLUMNS1 = {"normal_acc": "Normal", "no_attn_acc": "No-attn", "no_ffn_acc": "No-FFN"}
 
-def table_text(compared, metrics=COLUMNS1) -> pd.DataFrame:
+def table_text(compared:pd.DataFrame, metrics:Sequence[str]=COLUMNS1) -> pd.DataFrame:
     "A `compare` frame as text, one row a condition; for each metric the paper's, ours with 95 % interval, and verdict."
     out = {}
     for r in compared[compared["metric"].isin(metrics)].itertuples():
@@ -437,7 +437,7 @@ def _labels(text):
     return (" vs ".join(", ".join(label(n) for n in part.split()) for part in str(text).split(" vs "))
             if "/" in str(text) else text)
 
-def verdicts(compared, columns=("variant", "condition", "metric"), caption="") -> Shown:
+def verdicts(compared:pd.DataFrame, columns:Sequence=("variant", "condition", "metric"), caption:str="") -> Shown:
     "A `compare` frame as a table to read (`tables.compared_table`), its rows named by the given columns."
     words = {"variant": VARIANT, "task": TASK, "metric": METRIC}
     def word(r, n):

@@ -105,7 +105,7 @@ def unregistered_lines(path:str|Path=None, data:str|Path=None) -> pd.DataFrame:
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d1a11bb6
-def registered_on(table:pd.DataFrame, path:str|Path=None) -> pd.DataFrame:
+def registered_on(table:str, path:str|Path=None) -> pd.DataFrame:
     """Date, commit and access of every line of a table (`statements` or `claims`), by (key, protocol).
 
     ValueError names the nearest table."""

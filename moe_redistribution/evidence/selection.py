@@ -8,7 +8,7 @@ __all__ = ['NO_ROWS', 'READ', 'recorded_rows', 'recorded_runs', 'by_condition', 
            'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,7 +193,7 @@ def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/04c_selection.ipynb #e7952f4e
 class RowsBehind(Measured):
     "The recorded rows behind some readings; `every()`: readings that tell, besides, which runs there are."
-    def __init__(self, readings, root:str|Path=None, every:int=None):
+    def __init__(self, readings, root:str|Path=None, every:Callable=None):
         super().__init__(rows_behind(readings, root))
         self.root, self.every = root, every
 

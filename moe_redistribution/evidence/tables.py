@@ -64,7 +64,7 @@ def table(rows:pd.DataFrame, first, caption:str, form:str="{:.0%}") -> Shown:
         shown.insert(0, first, [", ".join(i) if isinstance(i, tuple) else i for i in frame.index])
     return to_read(shown, caption)
 
-def md_table(rows:pd.DataFrame, caption:str) -> str:
+def md_table(rows:pd.DataFrame|Sequence, caption:str) -> str:
     "A list of dictionaries (heads → cells) as `table`, in Markdown: cells may hold links, the caption stands below."
     shown = table(rows, None, caption, "{}")
     def line(cells): return "| " + " | ".join(str(x).replace("|", "/") for x in cells) + " |"

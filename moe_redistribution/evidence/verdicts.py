@@ -156,7 +156,7 @@ def _whose(p, q):
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
     return AT_THIS_SIZE if p.stream == "paired" else ON_NEW_SEEDS if fresh else ON_PAPER_SEEDS
 
-def verdict_on(said, answers, quoted) -> str:
+def verdict_on(said:dict, answers:dict, quoted) -> str:
     """The verdict on a claim: `said` and `answers` by protocol, and its `quoted` numbers, each with its `verdict` and
     `stream`."""
     p, q = said["paper"], said["audited"]
@@ -176,7 +176,7 @@ def _needed(s, a, p):
     printed, seeds = p["printed"], s.n if np.isnan(p["printed"].n_seeds) else p["printed"].n_seeds
     return seeds_beside(a.mean, a.sd, printed.value, printed.value_std, seeds, p["margin"])
 
-def seeds_to_decide(said, answers, quoted) -> float:
+def seeds_to_decide(said:dict, answers:dict, quoted) -> float:
     "Seeds that would close a claim whose verdict is open, the most of its readings; nan for others."
     needed = [n for k in said if k != "uncopied"
               and (n := _needed(said[k], answers[k], quoted[0] if quoted else None)) == n]

@@ -103,7 +103,7 @@ def instrument(name:str, *needs, **how):
     return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #16ebd6ba
-def is_first(c:Condition, rule:str):
+def is_first(c:str|Condition, rule:str):
     "Is this the first of the rules that a condition's task is read at?"
     return rule == (*rules(c), "final")[0]
 
@@ -122,10 +122,10 @@ def instruments() -> dict:
             import_module(f"{part}.{room.name}")
     return dict(sorted(DECLARED.items()))
 
-def instruments_for(c:Condition) -> dict:
+def instruments_for(c:str|Condition) -> dict:
     "The instruments that fit a condition, by name."
     return {name: i for name, i in instruments().items() if i.fits(c)}
 
-def misfits(c:Condition) -> dict:
+def misfits(c:str|Condition) -> dict:
     "The other instruments, by name, each with what the condition lacks."
     return {name: lacks for name, i in instruments().items() if (lacks := i.lacks(c))}

@@ -6,6 +6,7 @@
 __all__ = ['track', 'rules_for', 'has_weights', 'stack', 'measure', 'measure_runs', 'instruments_asked', 'measure_all']
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d1ce80b5
+from collections.abc import Callable, Sequence
 import pandas as pd
 import torch
 
@@ -16,6 +17,7 @@ from .ablation import ablation_curve, ablation_of
 from .grokking import progress
 from .instrument import instruments, instruments_for, misfits
 from .rows import ROW_COLUMNS, tidy
+from ..training.store import Run, Store
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d3ea527b
 def track(params, c) -> dict:
@@ -24,21 +26,22 @@ def track(params, c) -> dict:
     return ablation_curve(params, c) | (progress(params, c) if condition(c).get_task().modulus else {})
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d181959b
-def rules_for(name, stream, instrument="ablation") -> tuple:
+def rules_for(name:str, stream:str, instrument:str="ablation") -> tuple:
     "Checkpoint rules at which an instrument measures a condition in a stream."
     return instruments()[instrument].at(name, stream)
 
-def has_weights(run, rule) -> bool:
+def has_weights(run:Run, rule:str) -> bool:
     "Are there weights by a rule? The last ones of a run that was cut short are not `final`."
     return rule in run.weights and (rule != "final" or run.step >= run.condition.steps)
 
-def stack(runs, rule):
+def stack(runs:Sequence[Run], rule:str):
     "Weights of runs at a rule along a leading seed axis."
     # weightless ones are last
     return {n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[-1].weights[rule]}
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d94bd8bf
-def measure(runs, name, rules, stream, rows=ablation_of, **how) -> pd.DataFrame:
+def measure(runs:Sequence[Run], name:str, rules:Sequence[str], stream:str, rows:Callable=ablation_of,
+            **how) -> pd.DataFrame:
     "Rows of some runs of one condition and stream at each rule; `rows` as in `instruments.Instrument`."
     out = [pd.DataFrame(columns=list(ROW_COLUMNS))]
     for rule in rules:
@@ -56,7 +59,8 @@ def _failed(measured, run):
     return first.assign(seed=run.seed, step=run.manifest["failed"], value=float("nan"))
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #b68f0e8d
-def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=None) -> pd.DataFrame:
+def measure_runs(store:Store, names:Sequence[str], seeds:Sequence[int]=SEEDS, stream:str="authors",
+                 rules:Sequence[str]=None, edits:Sequence[str]=None) -> pd.DataFrame:
     "Ablation rows of every stored run of these conditions, at every rule it has weights for (or at `rules`)."
     out = []
     for name in names:
@@ -65,7 +69,7 @@ def measure_runs(store, names, seeds=SEEDS, stream="authors", rules=None, edits=
     return tidy(out)
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #38a151d4
-def instruments_asked(name, only=None) -> dict:
+def instruments_asked(name:str, only:str=None) -> dict:
     "The instruments that fit a condition, or the one that is asked for; ValueError says what is lacking where not."
     fitting, others = instruments_for(name), misfits(name)
     if only in others:
@@ -75,7 +79,8 @@ def instruments_asked(name, only=None) -> dict:
     return fitting
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #0f2b11a2
-def measure_all(store, names, seeds, stream="paired", rule=None, only=None) -> pd.DataFrame:
+def measure_all(store:Store, names:Sequence[str], seeds:Sequence[int], stream:str="paired", rule:str=None,
+                only:str=None) -> pd.DataFrame:
     """Rows of stored runs by every instrument that fits each of `names`, or by `only` one; at an instrument's own
     checkpoint rules, or at one `rule`.
 

@@ -79,7 +79,7 @@ def receivers(self:Population, tr:Trace) -> list:
 def router_bias(self:Population, r:Receiver): return None
 
 # %% ../../nbs/4_instruments/17_scores.ipynb #c33acdbf
-def check_remainder(rest:torch.Tensor, whole:torch.Tensor, size:torch.Tensor, what:str, dtype:torch.dtype):
+def check_remainder(rest:torch.Tensor, whole:torch.Tensor, size:float|torch.Tensor, what:str, dtype:torch.dtype):
     """ValueError if `rest`, what terms leave of the model's own `whole`, is more than rounding of `dtype`: 1e-5 of
     their size, a root mean square, 5e-2 in half. `size`: the sum of the terms' mean squares."""
     left, own = (x.double().square().mean() for x in (rest, whole))

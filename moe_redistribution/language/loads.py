@@ -10,7 +10,7 @@ __all__ = ['STRETCHES', 'EDGES', 'stretch_of', 'tokens_told', 'summed_over_text'
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #fe66749e
 from pathlib import Path
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 import math, time
 
 import pandas as pd
@@ -222,7 +222,7 @@ def _comparison_rows(state, l, name) -> list:
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #273ca151
 def add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, targets:torch.Tensor, counts:torch.Tensor,
-                   at:torch.Tensor):
+                   at:Sequence[int]):
     "Adds one batch: by stretch `at` (b) of each window the losses of both, the divergence and the tokens."
     for i, stretch in enumerate(at):                                      # window by window: logits are large
         p, q = (x[0, i].float().log_softmax(-1) for x in (logits_a, logits_b))

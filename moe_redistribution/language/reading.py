@@ -92,7 +92,7 @@ def _settings(new, stops, pad):
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
 @patch
-def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, stop:int=None, **more) -> torch.Tensor:
+def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, stop=None, **more) -> torch.Tensor:
     """The next `new` tokens (b, new) after prompts `tokens` (b, t), greedy, under `edits`.
 
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.

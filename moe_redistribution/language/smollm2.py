@@ -159,7 +159,7 @@ def asked_before(path:str|Path, name:str):
     rows = pd.read_csv(as_committed(path))
     return {*rows[rows["model"] == name][["site", "edit"]].itertuples(index=False, name=None)}
 
-def add_losses(path:str|Path, name:str, site:str, how:str, found:pd.DataFrame):
+def add_losses(path:str|Path, name:str, site:str, how:str, found:torch.Tensor):
     "Adds to a file what one question found in each window, (2, n) losses and shares."
     lines = pd.DataFrame(found.T.numpy().round(6), columns=["loss", "accuracy"]).rename_axis("window").reset_index()
     lines = pd.concat([pd.DataFrame(dict(model=name, site=site, edit=how), index=lines.index), lines], axis=1)

@@ -51,7 +51,7 @@ def model_folder(model:str|Path) -> Path:
 WHOLE = "model.safetensors"
 _MASKS = ("attn.bias", "attention.bias", "masked_bias", "position_ids")           # buffers that old files hold as well
 
-def weights_in(folder:str|Path) -> list:
+def weights_in(folder:Path) -> list:
     "(name, type) of every weight in the files of a folder that are read, and the names that its index has, or None."
     index = folder / f"{WHOLE}.index.json"
     told = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else None

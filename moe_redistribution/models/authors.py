@@ -35,7 +35,7 @@ def _activation(state, given):
     return choose("activation", said, ACTIVATIONS)
 
 # %% ../../nbs/2_models/08_authors.ipynb #26b0e356
-def read_condition(state, activation=None, top_k=1, options="") -> str:
+def read_condition(state, activation:str=None, top_k:int=1, options:str="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to.
 
     `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it.
@@ -71,7 +71,7 @@ EXPERT = {"W_gate": ("gate_proj.weight", "w d -> 1 d w"), "W_up": ("up_proj.weig
 def _prefixes(c): return [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]
 
 # %% ../../nbs/2_models/08_authors.ipynb #1c5dd72d
-def from_authors(states, activation=None, top_k=1, options=""):
+def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of
     them.
 

@@ -6,6 +6,7 @@
 __all__ = ['FREQS', 'PURITY', 'waves', 'bilinear_clock', 'rotated_clock', 'clock']
 
 # %% ../../nbs/2_models/07_clocks.ipynb #a69d017c
+from collections.abc import Sequence
 import math
 
 import torch
@@ -17,7 +18,7 @@ from .population import shapes
 # %% ../../nbs/2_models/07_clocks.ipynb #535c13f7
 FREQS = (3, 14, 27, 41, 52)
 
-def waves(freqs=FREQS):
+def waves(freqs:Sequence[int]=FREQS):
     "Cosine and sine of 2πfn/113 for every number n: (113, 2K), cosine of the first frequency, its sine, and so on."
     angle = 2 * math.pi * torch.arange(P).outer(torch.tensor(freqs)).double() / P
     return torch.stack([angle.cos(), angle.sin()], -1).flatten(1).float()
@@ -47,7 +48,8 @@ def _frame(c, freqs, apart):
     return p
 
 # %% ../../nbs/2_models/07_clocks.ipynb #1e9cf965
-def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs=FREQS, apart:bool=False, faint:float=0.) -> dict:
+def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=FREQS, apart:bool=False,
+                   faint:float=0.) -> dict:
     """Exact: 3 neurons a frequency (4 if `apart`), each of one frequency; the rest of the width is dead.
 
     `faint` > 0 makes the rest copies with gate and up times `faint`. Parameters with a seed axis of one.
@@ -71,7 +73,7 @@ def _fits(c, n):
                            fix=f"use {c.name.replace(f'-h{c.d_mlp}-', f'-h{n}-')} or fewer frequencies")
 
 # %% ../../nbs/2_models/07_clocks.ipynb #eca61284
-def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs=FREQS, seed:int=0) -> dict:
+def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=FREQS, seed:int=0) -> dict:
     """`bilinear_clock` with neurons that each mix all frequencies; width ≥ K(2K+1) for K frequencies.
 
     Parameters with a seed axis of one. Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
@@ -87,7 +89,8 @@ def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs=FREQS, seed:int
     return p
 
 # %% ../../nbs/2_models/07_clocks.ipynb #9074e92e
-def clock(c:str|Condition="modadd/ffn-h105-relu", freqs=FREQS, phases=None, faint:float=0., sharp:float=30.) -> dict:
+def clock(c:str|Condition="modadd/ffn-h105-relu", freqs:Sequence[int]=FREQS, phases:int=None, faint:float=0.,
+          sharp:float=30.) -> dict:
     """Right on all pairs: `phases` (odd; default: what fits) neurons a frequency, the rest of the width dead.
 
     `faint` > 0 makes the rest copies that are `faint` times as large. Activations other than relu are brought near it

@@ -88,7 +88,7 @@ def balance_loss(probs:torch.Tensor, g:torch.Tensor):
     return probs.shape[-1] * (f * probs.mean((1, 2))).sum(-1)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #8b5b9e2e
-def own_rules(c:Condition) -> bool:
+def own_rules(c:str|Condition) -> bool:
     "Has a condition's router a rule that the library has not written, so that none can be taken as known?"
     r = c.routing
     known = all(getattr(type(r), n).__module__.startswith("moe_redistribution.") for n in ("shape", "hold", "logits"))

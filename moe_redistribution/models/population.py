@@ -9,6 +9,7 @@ __all__ = ['SITES', 'SIDE_BY_SIDE', 'shapes', 'init_one', 'init', 'member', 'eac
            'Transformer']
 
 # %% ../../nbs/2_models/05_population.ipynb #19309cbb
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -57,28 +58,28 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
 
 # %% ../../nbs/2_models/05_population.ipynb #786b0cc0
 @by_name
-def init(c, generators) -> dict:
+def init(c:str|Condition, generators:Sequence[torch.Generator]) -> dict:
     "A population at initialisation: one `torch.Generator` a seed → parameters with a leading seed axis."
     members = [init_one(c, g) for g in generators]
     return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}
 
-def member(params, i:int, n:int=1) -> dict:
+def member(params:dict, i:int, n:int=1) -> dict:
     "Member i of a population, or n of them from there, as a population."
     return {name: v[i:i + n] for name, v in params.items()}
 
-def each_member(params) -> list:
+def each_member(params:dict) -> list:
     "Every member as a population of one. To take them one by one bounds the memory."
     return [member(params, i) for i in range(len(params["W_E"]))]
 
 # %% ../../nbs/2_models/05_population.ipynb #7c41ad0e
 class Trained(dict):
     "Parameters that know the condition they were trained in, and `seeds` if given. A `dict` of them no longer does."
-    def __init__(self, params, c, seeds=None):
+    def __init__(self, params:dict, c:str|Condition, seeds:Sequence[int]=None):
         super().__init__(params)
         self.condition, self.seeds = condition(c), None if seeds is None else [int(s) for s in seeds]
 
 @by_name
-def of_one_training(params, c) -> Condition:
+def of_one_training(params:dict, c:str|Condition) -> Condition:
     "The condition called `c`. ValueError if `params` know that they are another one's."
     if getattr(params, "condition", c) == c: return c
     refuse("parameters", f"those of {c.name}", f"those of {params.condition.name}",
@@ -108,12 +109,12 @@ def sites(c:Condition) -> list:
     prefix = [""] if c.n_layers == 1 else [f"L{l}." for l in range(c.n_layers)]
     return ["embed"] + [p + s for p in prefix for s in own] + ["logits"]
 
-def rms_norm(x, w):
+def rms_norm(x:torch.Tensor, w:torch.Tensor):
     "RMSNorm as torch's `nn.RMSNorm`, eps of the dtype."
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps) * w
 
 # %% ../../nbs/2_models/05_population.ipynb #1138bae4
-def attention(p, x, at, causal):
+def attention(p:dict, x:torch.Tensor, at:Callable, causal:bool):
     "One layer of multi-head attention: x (s b t d) → (s b t d). `at(site, value)` lets edits in."
     q, k, v = (at(n, einsum(x, p["W_" + n.upper()], "s b t d, s h d k -> s b t h k")) for n in "qkv")
     scores = einsum(q, k, "s b i h k, s b j h k -> s b h i j") / q.shape[-1]**.5
@@ -125,19 +126,19 @@ def attention(p, x, at, causal):
     return einsum(z, p["W_O"], "s b t h k, s h k d -> s b t d") + p["b_O"][:, None, None]
 
 # %% ../../nbs/2_models/05_population.ipynb #81d623da
-def watcher(c:Condition, edits=None, sink=None, of=1, read_only=False):
+def watcher(c:Condition, edits:dict=None, sink:dict=None, of:int=1, read_only:bool=False):
     "`edits.site_watcher` of a population of `of`; with `read_only` the last sites have only the read-out positions."
     t, last = c.get_task(), "" if c.n_layers == 1 else f"L{c.n_layers - 1}."
     late = {"logits", *(last + s for s in SITES[SITES.index("resid_mid") + 1:])} if read_only else ()
     def keep(site, v): return v[:, :, list(t.read)] if site in late and v.ndim > 3 and v.shape[2] == t.n_ctx else v
     return site_watcher(sites(c), edits, sink, of, keep)
 
-def block(p, x, c, at, causal, keep=slice(None)):
+def block(p:dict, x:torch.Tensor, c:Condition, at:Callable, causal:bool, keep=slice(None)):
     "One layer, x (s b t d) → (s b t d), and its balance loss (s,). `keep`: positions kept after attention."
     seen = rms_norm(x, p["w_ln1"][:, None, None]) if c.norm else x
     return ffn_half(p, at("resid_mid", x + at("attn_out", attention(p, seen, at, causal)))[:, :, keep], c, at)
 
-def ffn_half(p, x, c, at):
+def ffn_half(p:dict, x:torch.Tensor, c:Condition, at:Callable):
     "What a layer does after attention, on resid_mid: x (s b t d) → (s b t d), and its balance loss (s,)."
     aux = x.new_zeros(len(x))
     if c.ffn != "no_ffn":
@@ -146,18 +147,18 @@ def ffn_half(p, x, c, at):
     return at("resid_post", x), aux
 
 # %% ../../nbs/2_models/05_population.ipynb #0bb102fa
-def layer(params, l):
+def layer(params:dict, l:int):
     "Parameters of layer l, without the layer axis."
     return {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
 
-def unembed(params, x, c):
+def unembed(params:dict, x:torch.Tensor, c:Condition):
     "Logits (s b t v) of the residual stream after the last layer, x (s b t d)."
     if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
     return einsum(x, params["W_E"].mT if c.get_task().tied else params["W_U"], "s b t d, s d v -> s b t v")
 
 # %% ../../nbs/2_models/05_population.ipynb #efbcac91
-def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=None, sink:dict=None, with_balance=False,
-            read_only=False):
+def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:dict=None, sink:dict=None,
+            with_balance:bool=False, read_only:bool=False):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
 
     `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
@@ -186,7 +187,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:Condition, edits:dict=N
 # %% ../../nbs/2_models/05_population.ipynb #e81584df
 class Finite(dict):
     "A sink that keeps nothing. ValueError at the first site that is not finite, but for -inf where it bars something."
-    def __init__(self, name): self.name = name
+    def __init__(self, name:str): self.name = name
     def __setitem__(self, site, value):
         if value.is_floating_point() and site.split(".")[-1] in ("scores", "router_logits", "logits"):
             value = value.masked_fill(value == -torch.inf, 0)                       # which bars, and is no answer
@@ -194,7 +195,7 @@ class Finite(dict):
             refuse(self.name, "finite activations", f"nan or infinity, first at {site}",
                    fix="weights and edits without")
 
-def check_finite(logits, name, again):
+def check_finite(logits:torch.Tensor, name:str, again:Callable):
     "ValueError that names the first site that is not finite if `logits` (…, v) are not; `again(sink)`: the pass again."
     if logits.amax(-1).isfinite().all(): return
     again(Finite(name))
@@ -204,7 +205,8 @@ def check_finite(logits, name, again):
 SIDE_BY_SIDE = 16                                                            # seeds in one pass on a GPU
 
 @torch.no_grad()
-def predict(params, c, edits=None, tokens=None, finite=True) -> Int[Tensor, "s n read"]:
+def predict(params:dict, c:str|Condition, edits:dict=None, tokens:torch.Tensor=None,
+            finite:bool=True) -> Int[Tensor, "s n read"]:
     """Predictions (s, n, read) on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
 
     After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
@@ -224,7 +226,7 @@ def predict(params, c, edits=None, tokens=None, finite=True) -> Int[Tensor, "s n
 
 # %% ../../nbs/2_models/05_population.ipynb #51bac86c
 @by_name
-def loss(params:dict, tokens, targets, c:Condition, edits=None):
+def loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, edits:dict=None):
     "Task loss and balance loss of each seed, both (s,), for `targets` (…, b, read). `engine.fast_loss` is faster."
     t = c.get_task()
     logits, aux = forward(params, tokens, c, edits, with_balance=True)
@@ -235,7 +237,7 @@ def loss(params:dict, tokens, targets, c:Condition, edits=None):
 
 # %% ../../nbs/2_models/05_population.ipynb #d5764938
 @by_name
-def dropout(c:Condition, generators) -> dict:
+def dropout(c:Condition, generators:Sequence[torch.Generator]) -> dict:
     "The edits of a dropout condition: at three sites a mask from each seed's own generator, scaled to keep the mean."
     keep = 1 - c.drop
     def thin(x):
@@ -246,7 +248,7 @@ def dropout(c:Condition, generators) -> dict:
 
 # %% ../../nbs/2_models/05_population.ipynb #3eefe30e
 @by_name
-def check_population(params, c, seeds=None):
+def check_population(params:dict, c:str|Condition, seeds:Sequence[int]=None):
     """The condition, if `params` have its names and shapes, as many members each, one for each of `seeds`, and are not
     `Trained` in another one; else ValueError."""
     wanted, given = shapes(c), {n: tuple(v.shape[1:]) for n, v in params.items()}
@@ -263,7 +265,7 @@ def check_population(params, c, seeds=None):
     return c
 
 @by_name
-def check_modular(c, what):
+def check_modular(c:str|Condition, what:str):
     "The condition if its task is modular addition, else ValueError."
     if c.get_task().modulus: return c
     refuse(what, "modular addition", f"{c.name}: only there is the answer a function of a sum on a circle",
@@ -273,7 +275,7 @@ def check_modular(c, what):
 class Site(torch.nn.Module):
     "The place of one site: gives back its value (b, …), so that a hook here sees it, and may return another."
     shape = ()
-    def forward(self, x): return x
+    def forward(self, x:torch.Tensor): return x
     def extra_repr(self): return ", ".join(map(str, self.shape))
 
 # %% ../../nbs/2_models/05_population.ipynb #00525e7d
@@ -299,7 +301,7 @@ class Transformer(torch.nn.Module):
         "Its parameters as a population of one."
         return {n: v[None] for n, v in self.named_parameters()}
 
-    def forward(self, tokens, edits=None):
+    def forward(self, tokens:torch.Tensor, edits:dict=None):
         "Logits (b, t, vocab) of tokens (b, t); `edits` as of a population of one."
         edited = watcher(self.condition, edits)
         def visit(site, x): return self.get_submodule(self.paths[site])(edited(site, x)[0])[None]

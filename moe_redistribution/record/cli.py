@@ -8,6 +8,8 @@ __all__ = ['ORDER', 'FROM_ONE', 'ABOVE_ZERO', 'VALUES', 'BUG', 'add_gates', 'add
            'main', 'carried_out']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
+from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 import argparse, os, re, sys, traceback, warnings
 
@@ -38,7 +40,7 @@ from .models import (add_model, opened_model, others_files, tell_opened, telling
                                               write_found)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
-def add_gates(p):
+def add_gates(p:ArgumentParser):
     "Further arguments of the gates command."
     p.add_argument("--k", default="64,128,256", help="entries that a query keeps (default: 64,128,256)")
     p.add_argument("--d-gate", type=int, default=32, help="width of a head's gate (default: 32)")
@@ -49,7 +51,7 @@ def add_gates(p):
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
 
 # %% ../../nbs/7_record/05_cli.ipynb #9a7e0002
-def add_text_command(p, name):
+def add_text_command(p:ArgumentParser, name:str):
     "Arguments of the scores, ablate and gates commands."
     if name != "gates": add_model(p)
     else: add_gates(p), add_model(p, 50_000, "hold out about so many, and train on what follows (default: 50,000)")
@@ -83,7 +85,7 @@ def parser():
 FROM_ONE = ("context", "batch", "tokens", "steps", "d_gate", "group_size", "every", "regret")
 ABOVE_ZERO = ("lr", "seconds", "budget")
 
-def check_arguments(args):
+def check_arguments(args:Namespace):
     "ValueError (expected, got, nearest, fix) for values that no command can use, before any work."
     for name, value in vars(args).items():
         flag = "--" + {"imports": "import", "asked": "ID", "other": "with"}.get(name, name).replace("_", "-")
@@ -135,26 +137,26 @@ def completion(shell) -> str:
     return before + _COMPLETE % (" ".join([*subs, "--help", "--version"]), values, options)
 
 # %% ../../nbs/7_record/05_cli.ipynb #ec177abc
-def add_completion(p):
+def add_completion(p:ArgumentParser):
     "Arguments of the completion command."
     p.add_argument("shell", choices=("bash", "zsh"))
 
 @command("completion", "a script by which a shell completes commands and options", "completion bash",
          add=add_completion, told="Its place for bash: ~/.local/share/bash-completion/completions/moe-redistribution; "
                                   "for zsh: a file that ~/.zshrc sources.")
-def run_completion(args):
+def run_completion(args:Namespace):
     "Prints the script."
     print(completion(args.shell))
 
 # %% ../../nbs/7_record/05_cli.ipynb #02af3d63
-def run(args):
+def run(args:Namespace):
     "Carries out parsed arguments: a user's files are imported first."
     check_arguments(args)
     for file in getattr(args, "imports", ()): import_file(file)
     COMMANDS[args.command].run(args)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e032
-def run_text_command(args):
+def run_text_command(args:Namespace):
     "Opens a model, runs it over a text, writes rows and a picture beside them."
     text_file(args.text)                                              # all that is wrong is said before a model is read
     out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
@@ -170,7 +172,7 @@ def run_text_command(args):
     write_found(rows, out, args, score_map(rows) if args.command == "scores" else ablation_map(rows, edits[-1]))
 
 # %% ../../nbs/7_record/05_cli.ipynb #9a7e0001
-def whole_numbers(text, what) -> list:
+def whole_numbers(text:str, what:str) -> list:
     "`64,128` → [64, 128]; ValueError (expected, got, fix) for anything else."
     if not all(re.fullmatch(r"\d{1,9}", w.strip()) for w in text.split(",")):
         refuse(what, "whole numbers such as 64,128", repr(text), fix=f"--{what} 64,128")
@@ -178,7 +180,7 @@ def whole_numbers(text, what) -> list:
     refuse(what, "each once", repr(text), ",".join(map(str, dict.fromkeys(got))), "drop the repetitions")
 
 # %% ../../nbs/7_record/05_cli.ipynb #44df1829
-def run_gates(args):
+def run_gates(args:Namespace):
     "Trains gates on a model over a text; rows and the picture of perplexity against k go beside each other."
     text_file(args.text)
     out, name = table_file(args.out or f"out/{Path(args.model).name}.gates.parquet"), Path(args.model).name
@@ -216,7 +218,7 @@ _text_command("gates", "how well a gate finds what a real model attends to, over
 BUG = ("moe-redistribution: this is a bug of ours, and what is done is kept; fix: please report the lines above, with "
        "the command and `pip freeze`, to whom you have the package from")
 
-def main(argv=None):
+def main(argv:Sequence=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk; 70 for a bug, which says so."
     os.environ["MPLBACKEND"] = "Agg"                # for commands that draw, which few do
     args, said = parser().parse_args(argv), warnings.formatwarning
@@ -228,7 +230,7 @@ def main(argv=None):
     finally: warnings.formatwarning = said
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
-def carried_out(args) -> int:
+def carried_out(args:Namespace) -> int:
     "The exit status of parsed arguments, after one message where they were not carried out."
     try: run(args); sys.stdout.flush()
     except BrokenPipeError:             # the reader, such as `head`, has had enough

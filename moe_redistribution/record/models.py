@@ -7,6 +7,7 @@ __all__ = ['add_model', 'others_files', 'tell_opened', 'opened_model', 'telling'
            'run_loads', 'add_compare', 'run_compare', 'add_audit', 'run_audit']
 
 # %% ../../nbs/7_record/04d_models.ipynb #2ee1671d
+from argparse import ArgumentParser, Namespace
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,10 @@ from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
 from ..evidence.statistics import interval
 from ..evidence.audits import audit_map, audit_table, bounds_apart, saliency_table, shown_audit
+from ..instruments.subject import Subject
 
 # %% ../../nbs/7_record/04d_models.ipynb #71beadd1
-def add_model(p, tokens=None, told="stop after about so many tokens (default: the whole text)"):
+def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so many tokens (default: the whole text)"):
     "Arguments for a model and the text that it reads."
     p.add_argument("--model", required=True, help="a folder that save_pretrained wrote, or a name on the hub")
     p.add_argument("--text", required=True, metavar="FILE", help="a text file")
@@ -43,7 +45,7 @@ def add_model(p, tokens=None, told="stop after about so many tokens (default: th
 
 # %% ../../nbs/7_record/04d_models.ipynb #36a955e9
 @contextmanager
-def others_files(name):
+def others_files(name:str):
     """Within it whatever goes wrong is said of the folder of a model, which others have written, as one ValueError; and
     transformers shows its bars on a terminal alone."""
     bars = with_transformers().utils.logging
@@ -63,25 +65,25 @@ def _asked(args):
     out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
     return out, dict(context=args.context, batch=args.batch, tokens=args.tokens)
 
-def tell_opened(s):
+def tell_opened(s:Subject):
     "Says how far a model opens, and gives it back."
     print(s.report().headline, file=sys.stderr)
     return s
 
-def opened_model(args, folder):
+def opened_model(args:Namespace, folder:str|Path):
     "(subject, tokenizer) of a folder, after a line about how far it opens."
     with others_files(folder): s = tell_opened(open_model(folder, dtype=args.dtype, device_map=args.device_map))
     return s, tokenizer_of(None if args.bytes else folder, s.d_vocab, args.special)
 
 # %% ../../nbs/7_record/04d_models.ipynb #59ab805e
 @contextmanager
-def telling(of, out):
+def telling(of:dict, out:Path):
     "What a function of a text is told besides: a file for what is done so far, and whom it says how far it is."
     line = Line()
     try: yield of | dict(part=out.with_suffix(".part"), say=line)
     finally: line.close()
 
-def write_found(rows, out, args, picture=None):
+def write_found(rows:pd.DataFrame, out:Path, args:Namespace, picture=None):
     """Writes rows, and a picture beside them, and says where; to stderr where stdout is to have records and nothing
     else. What was kept on the way goes, but not before."""
     write_frame(rows, out)
@@ -92,12 +94,12 @@ def write_found(rows, out, args, picture=None):
         said += f", a picture in {out.with_suffix('.png')}"
     print(said, file=beside(args))
 
-def beside(args):
+def beside(args:Namespace):
     "Where words go that stand beside a table: stderr where the table is for a program."
     return sys.stderr if getattr(args, "json", False) or getattr(args, "csv", False) else sys.stdout
 
 # %% ../../nbs/7_record/04d_models.ipynb #afad673c
-def add_loads_command(p):
+def add_loads_command(p:ArgumentParser):
     "Arguments of the loads command."
     add_model(p), add_form(p)
 
@@ -105,7 +107,7 @@ def add_loads_command(p):
          "loads --model FOLDER --text FILE --bytes", add=add_loads_command, threads=None,
          told="Margin is how far the last expert that is taken scores above the next; a near tie is one that bfloat16 "
               "cannot tell. Loads are multiples of an even share.")
-def run_loads(args):
+def run_loads(args:Namespace):
     "Loads of a model over a text."
     out, of = _asked(args)
     s, tokenize = opened_model(args, args.model)
@@ -114,7 +116,7 @@ def run_loads(args):
     write_found(found, out, args, load_map(found))
 
 # %% ../../nbs/7_record/04d_models.ipynb #dc43afab
-def add_compare(p):
+def add_compare(p:ArgumentParser):
     "Arguments of the compare command."
     add_model(p), add_form(p)
     p.add_argument("--with", dest="other", required=True, metavar="MODEL", help="the checkpoint beside it")
@@ -123,7 +125,7 @@ def add_compare(p):
          "compare --model FOLDER --with OTHER --text FILE", add=add_compare, threads=None,
          told="Each number has in brackets what it is with the second model's tokens in another order. Matched: the "
               "second's experts are put in the order that fits the first best.")
-def run_compare(args):
+def run_compare(args:Namespace):
     "Routes of two models over one text."
     out, of = _asked(args)
     (a, tokenize), (b, other) = (opened_model(args, f) for f in (args.model, args.other))
@@ -135,7 +137,7 @@ def run_compare(args):
     write_found(found, out, args)
 
 # %% ../../nbs/7_record/04d_models.ipynb #9ac5c015
-def add_audit(p):
+def add_audit(p:ArgumentParser):
     "Arguments of the audit command."
     add_model(p), add_form(p)
     p.add_argument("--unit", action="append", help="experts (default), heads, ffns, L3.E7, a set L3.E1+E7, L3.ffn_out, "
@@ -159,7 +161,7 @@ def _long(seconds):
          told="Found here: the loss rises without the part, and by more than under its null. An expert's null is as "
               "many of its layer's (token, expert) in the same windows; a head's or an FFN's is a change of the same "
               "size in a random direction. Intervals are over stretches of the text, p by sign flips, Holm over units.")
-def run_audit(args):
+def run_audit(args:Namespace):
     "An audit of a model over a text."
     out, of = _asked(args)
     s, tokenize = opened_model(args, args.model)

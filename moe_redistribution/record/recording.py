@@ -73,7 +73,7 @@ def _frames(study, name) -> dict:
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 # %% ../../nbs/7_record/03_recording.ipynb #183f1be5
-def record_runs(store:Store, root:str|Path, study:Study, name:str, say:Callable=print) -> list:
+def record_runs(store:Store, root:Path, study:Study, name:str, say:Callable=print) -> list:
     """Adds the new runs of a condition, of a study of trainings, to the tables under `root`/results, each as soon as it
     is measured; says and returns what it wrote."""
     there, written, task = recordable_runs(stored_runs(store, name), name, root, say), [], name.partition("/")[0]
@@ -88,7 +88,7 @@ def record_runs(store:Store, root:str|Path, study:Study, name:str, say:Callable=
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
-def add_rows(new:pd.DataFrame, kind:str, task:str, root:str|Path):
+def add_rows(new:pd.DataFrame, kind:str, task:str, root:Path):
     "Lays rows over those of a table. Others that write the same table wait."
     path = table_path(kind, task, root)
     (root / "results").mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def kept_presets(study:Study) -> dict:
     "The presets of a study that go into `results/`."
     return {n: p for n, p in study.presets.items() if p.recorded and not p.note}
 
-def record_rows(store:Store, root:str|Path, study:Study, say:Callable=print) -> list:
+def record_rows(store:Store, root:Path, study:Study, say:Callable=print) -> list:
     "Lays the stored rows of a study over the recorded ones; returns the paths of tables that changed."
     written = []
     for preset in kept_presets(study):
@@ -114,7 +114,7 @@ def record_rows(store:Store, root:str|Path, study:Study, say:Callable=print) -> 
         say(f"{task}: {len(new):,} rows")
     return written
 
-def record_study(store:Store, root:str|Path, study:Study, say:Callable=print, pool:str|Executor="here") -> list:
+def record_study(store:Store, root:Path, study:Study, say:Callable=print, pool:str|Executor="here") -> list:
     "Adds what the store has of a study to what is recorded, one condition or all its rows at a time; paths written."
     if not isinstance(study, TrainingStudy): return record_rows(store, root, study, say)
     arms = dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms)
@@ -176,7 +176,7 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
     return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
-def record_checkpoints(store:Store, root:str|Path) -> list:
+def record_checkpoints(store:Store, root:Path) -> list:
     """Adds the paper's seeds that the store has and git has not to every (condition, rule) in `canonical`, in the
     paper's order."""
     written, counts_at = [], root / "checkpoints" / "right.csv"

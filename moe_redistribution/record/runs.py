@@ -114,7 +114,7 @@ def withdraw(name:str, rule:str, seeds:Sequence[int], root:str|Path=None) -> lis
     return left
 
 # %% ../../nbs/7_record/01_runs.ipynb #5c2291e7
-def take_out(name:str, stream:str, seed:int, root:str|Path):
+def take_out(name:str, stream:str, seed:int, root:Path):
     """Takes one run out of all that is recorded of its condition: rows of every instrument, checkpoints, runs, history.
 
     A table that held no other goes with it."""
@@ -155,7 +155,7 @@ def _line(run, root, reason):
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
 # %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
-def replace_runs(store:Store, root:str|Path, name:str, say:Callable=print, reason:str="weights lost") -> list:
+def replace_runs(store:Store, root:Path, name:str, say:Callable=print, reason:str="weights lost") -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
     adds a line for each to results/replaced.csv; returns their seeds. Says which are refused: they stay as they are."""
     runs, lines, log = [r for r in stored_runs(store, name) if r.stream == "authors"], [], root / "results/replaced.csv"

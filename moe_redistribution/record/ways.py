@@ -41,7 +41,7 @@ def _side(reading, cells, part):
             for (n, p, u), cell in cells.items() for seed, v in cell.dropna().items()]
 
 # %% ../../nbs/7_record/05b_ways.ipynb #501363bb
-def claim_rows(key, rows=None) -> pd.DataFrame:
+def claim_rows(key:str, rows:pd.DataFrame=None) -> pd.DataFrame:
     """Every recorded value behind a claim, under each reading: `averaged`, one a seed; those of the `claim`'s own
     conditions; and those that it is set `against`. Empty where it reads no rows.
 
@@ -59,13 +59,13 @@ def claim_rows(key, rows=None) -> pd.DataFrame:
 # %% ../../nbs/7_record/05b_ways.ipynb #5f02dde1
 _contrasts = lru_cache(maxsize=1)(contrasts_asked)
 
-def contrasts_of(key) -> list:
+def contrasts_of(key:str) -> list:
     "The ids of registered contrasts that ask what a reading of a claim asks."
     asked = _contrasts()
     return list(dict.fromkeys(c.key for s in _said()[key].values() if s.aggregate == "difference"
                               for c in asked.get(s.question, ())))
 
-def claim_files(key) -> list:
+def claim_files(key:str) -> list:
     "The files under rows/ that hold what a claim was judged from; none where it reads nothing."
     said = _said()[key].values()
     items = paper_values().set_index("id")["item"]
@@ -73,7 +73,7 @@ def claim_files(key) -> list:
     own = [f"claims/{key}.csv"] * any(s.aggregate not in ("none", "quotes") for s in said)
     return list(dict.fromkeys(own + quoted))
 
-def ways_out(key, up="") -> str:
+def ways_out(key:str, up:str="") -> str:
     "Where to get the rows of a claim, as HTML; `up` leads from the page that says it to nbs/."
     link = lambda name: f'<a href="{up}rows/{name}">{Path(name).name}</a>'
     if not (files := claim_files(key)): return "No rows decide it."
@@ -84,7 +84,7 @@ def ways_out(key, up="") -> str:
     return sides + ", ".join(map(link, files)) + more + again + "."
 
 # %% ../../nbs/7_record/05b_ways.ipynb #02fc7660
-def write_claim_rows(folder) -> int:
+def write_claim_rows(folder:str|Path) -> int:
     "Writes `claim_rows` of every claim that reads any as folder/KEY.csv; returns how many."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _texts(cells):
                 if form: yield data, form, form == "text/html"
 
 # %% ../../nbs/7_record/05b_ways.ipynb #d112cae1
-def place_claims(cells, claims) -> tuple:
+def place_claims(cells, claims:pd.DataFrame) -> tuple:
     "Cells of a page with the keys of `claims` as addresses where it shows them, and the keys that found a place."
     cells, found = deepcopy(cells), []
     holders = list(_texts(cells))

@@ -9,6 +9,8 @@ __all__ = ['STACKED', 'reproduce', 'add_reproduce', 'run_reproduce', 'add_train'
            'add_conditions', 'run_conditions']
 
 # %% ../../nbs/7_record/04a_work.ipynb #f9527b3c
+from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 import sys, time
@@ -32,9 +34,11 @@ from ..instruments.instrument import misfits
 from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, track
 from ..instruments.rows import table_file, tidy, write_frame
 from .recording import unrecorded_jobs
+from ..training.study import Study
 
 # %% ../../nbs/7_record/04a_work.ipynb #b3b92697
-def reproduce(study, full=False, out="out", seeds=SEEDS, root=None, quiet=None):
+def reproduce(study:Study, full:bool=False, out:str|Path="out", seeds:Sequence[int]=SEEDS, root:str|Path=None,
+              quiet:bool=None):
     "Trains what is missing of the conditions that a study reports on, and gives its report under `out`; its rows."
     names, until = list(study.presets["small"].arms), "full" if full else "selected"
     began, _ = time.time(), study_tables("values")          # refused here where there is nothing to compare with
@@ -50,7 +54,7 @@ def reproduce(study, full=False, out="out", seeds=SEEDS, root=None, quiet=None):
     return rows
 
 # %% ../../nbs/7_record/04a_work.ipynb #5d017414
-def add_reproduce(p):
+def add_reproduce(p:ArgumentParser):
     "Arguments of the reproduce command."
     p.add_argument("--full", action="store_true", help="go on to 10,000 steps and add the final columns")
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
@@ -59,13 +63,13 @@ def add_reproduce(p):
 @command("reproduce", "train eight conditions at five seeds and print Table 1 beside the paper's",
          "reproduce --seeds 42", add=add_reproduce,
          told="What is stored is not trained again. Everything printed also goes to files under --out.")
-def run_reproduce(args):
+def run_reproduce(args:Namespace):
     "Reproduces what the study that has a report reports on."
     study = next(s for s in training_studies() if s.report)
     reproduce(study, args.full, args.out, SEEDS if args.seeds is None else read_seeds(args.seeds))
 
 # %% ../../nbs/7_record/04a_work.ipynb #ea65d516
-def add_train(p):
+def add_train(p:ArgumentParser):
     "Arguments of the train command."
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
     p.add_argument("--item", action="append", default=[], help="an item: tab1, fig15, audit, all …; may be repeated")
@@ -84,14 +88,14 @@ def add_train(p):
                    help="say what is missing and how long it takes, and train nothing")
 
 # %% ../../nbs/7_record/04a_work.ipynb #b98bbd43
-def with_steps(name, steps=None) -> str:
+def with_steps(name:str, steps:int=None) -> str:
     "A condition's name with a schedule of so many steps. ValueError for a name that says another number."
     if steps is None or steps == (c := condition(name)).steps: return condition(name).name
     if c.steps != RECIPES[c.task]["steps"]:
         refuse("--steps", f"{c.steps}, as {c.name} says", steps, c.steps, "leave one of the two out")
     return condition(replace(c, steps=steps).name).name
 
-def names_with_steps(names, steps=None) -> dict:
+def names_with_steps(names:Sequence[str], steps:int=None) -> dict:
     "name → `with_steps`, in their order; what is another name then is said."
     found = {n: with_steps(n, steps) for n in names}
     if new := [m for n, m in found.items() if m != condition(n).name]:
@@ -101,7 +105,7 @@ def names_with_steps(names, steps=None) -> dict:
 # %% ../../nbs/7_record/04a_work.ipynb #ff3497c1
 STACKED = {"drawn": 128, "split": 20, "sampled": 5}       # seeds in one group on a GPU, by where batches come from
 
-def study_of_item(item) -> TrainingStudy:
+def study_of_item(item:str) -> TrainingStudy:
     "The study of trainings whose paper has this item; ValueError, with the nearest that it has, where none does."
     for study in (papers := [s for s in training_studies() if s.items]):
         try: study.items(item)
@@ -110,7 +114,7 @@ def study_of_item(item) -> TrainingStudy:
         else: return study
 
 # %% ../../nbs/7_record/04a_work.ipynb #0b807d1f
-def read_trainings(args) -> list:
+def read_trainings(args:Namespace) -> list:
     "The trainings of parsed `train` arguments: those of items, then one for each named condition."
     if not args.item and not args.conditions:
         refuse("train", "conditions or --item", "neither", fix="moe-redistribution train --item tab1")
@@ -130,12 +134,12 @@ def read_trainings(args) -> list:
     return [replace(t, group_size=max(t.group_size, STACKED[condition(t.condition).get_task().source])) for t in found]
 
 # %% ../../nbs/7_record/04a_work.ipynb #1cfb8b3c
-def plain_way(name) -> str:
+def plain_way(name:str) -> str:
     "Why a condition that is a user's own is trained the plain way, in words; empty where it is not."
     return long_way(c, c.get_task()) if (c := condition(name)).own else ""
 
 # %% ../../nbs/7_record/04a_work.ipynb #557413a2
-def carry_all(jobs, args):
+def carry_all(jobs:Sequence, args:Namespace):
     "Carries out what is missing of some jobs as `train` and `study` are told to; says before and after how much it is."
     executor = args.executor or ("here" if args.device == "cuda" else None)
     if args.dry_run: return print(outlook(missing_jobs(jobs), processes(executor)))
@@ -148,7 +152,7 @@ def carry_all(jobs, args):
 @command("train", "train what is missing for items of the paper, or conditions by name",
          "train add7/moe-e8k1-h256-silu add7/moe-e4k1-h256-silu --stream paired --seeds 1-16 --dry-run", add=add_train,
          told="Safe to interrupt and to repeat.")
-def run_train(args):
+def run_train(args:Namespace):
     "Trains what is missing."
     todo = read_trainings(args)
     for name, why in {t.condition: why for t in todo if (why := plain_way(t.condition))}.items():
@@ -156,7 +160,7 @@ def run_train(args):
     carry_all(split_groups(unrecorded_jobs(todo) if args.unrecorded else todo), args)
 
 # %% ../../nbs/7_record/04a_work.ipynb #6a934fc5
-def add_measure(p):
+def add_measure(p:ArgumentParser):
     "Arguments of the measure command."
     p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen")
     p.add_argument("--instrument", help="ablation, attribution, patching … (default: all that fit)")
@@ -166,7 +170,7 @@ def add_measure(p):
     p.add_argument("--out", default="out/rows.parquet", help="a .parquet or .csv file (default: out/rows.parquet)")
 
 # %% ../../nbs/7_record/04a_work.ipynb #7cd437ce
-def rows_recorded(name, stream, instruments) -> pd.DataFrame:
+def rows_recorded(name:str, stream:str, instruments) -> pd.DataFrame:
     "Recorded rows of a condition in a stream, by some instruments and all seeds; `file`: the table that each lies in."
     own = [read_table(i, name, [stream]).assign(file=table_path(i, name.partition("/")[0]).relative_to(ROOT).as_posix())
            for i in instruments]
@@ -180,7 +184,7 @@ def _missing(name, stream, seeds, recorded):
            + f", or --seeds {others}, which are recorded" * bool(others))
 
 # %% ../../nbs/7_record/04a_work.ipynb #b5b6f400
-def what_there_is(name, seeds, stream, wanted) -> tuple:
+def what_there_is(name:str, seeds:Sequence[int], stream:str, wanted) -> tuple:
     "(stored runs, recorded rows) of a condition, one of them empty; says which it is, and which seeds it has not got."
     store, asked = Store(), rows_recorded(name, stream, wanted)
     runs = [r for s in seeds if (r := store.find(name, s, stream)) is not None]
@@ -195,7 +199,7 @@ def what_there_is(name, seeds, stream, wanted) -> tuple:
     return runs, recorded.drop(columns="file").iloc[:0 if runs else None]
 
 # %% ../../nbs/7_record/04a_work.ipynb #8b40ec08
-def rows_measured(todo, stream) -> list:
+def rows_measured(todo, stream:str) -> list:
     "Rows of each (name, instrument, its function, runs); says how far it is."
     found, line = [], Line()
     for k, (name, i, of, runs) in enumerate(todo):
@@ -206,9 +210,9 @@ def rows_measured(todo, stream) -> list:
 
 # %% ../../nbs/7_record/04a_work.ipynb #0f64a2c3
 @command("measure", "rows of your own runs, by every instrument that fits, or the recorded ones where you have none",
-         "measure add7/moe-e8k1-h256-silu --stream paired --seeds 1-16 --instrument copying", add=add_measure,
+         "measure add7/moe-e4k1-h256-silu --seeds 42,137 --instrument ablation", add=add_measure,
          told="Writes a file of rows, and says whose they are.")
-def run_measure(args):
+def run_measure(args:Namespace):
     "Measures stored runs of some conditions with the instruments that fit, and writes their rows, or recorded ones."
     stream, todo, found, out = choose("stream", args.stream, STREAMS), [], [], table_file(args.out)
     seeds = SEEDS if args.seeds is None else read_seeds(args.seeds)
@@ -229,7 +233,7 @@ def run_measure(args):
     print(f"{sum(map(len, found)):,} rows in {out}")
 
 # %% ../../nbs/7_record/04a_work.ipynb #e60aebce
-def add_study(p):
+def add_study(p:ArgumentParser):
     "Arguments of the study command."
     p.add_argument("study", nargs="?", help="granularity … (--list shows them)")
     p.add_argument("--list", action="store_true",
@@ -249,7 +253,7 @@ def add_study(p):
     add_form(p)
 
 # %% ../../nbs/7_record/04a_work.ipynb #53acdaa2
-def study_line(study) -> pd.DataFrame:
+def study_line(study:Study) -> pd.DataFrame:
     "A study's `study_state`, and how many jobs of each preset are recorded."
     state = study_state(study)
     jobs = [[] if p.note else study_jobs(study, n) for n, p in study.presets.items()]
@@ -259,7 +263,7 @@ def study_line(study) -> pd.DataFrame:
 # %% ../../nbs/7_record/04a_work.ipynb #ef8bc03b
 @command("study", "carry out a paper's experiments, or one's own, at some preset", "study granularity --preset tiny",
          add=add_study, told="Safe to interrupt and to repeat. With --list it says what there is, and what is stored.")
-def run_study_command(args):
+def run_study_command(args:Namespace):
     "Lists studies, or carries out what is missing of a preset and writes all its rows."
     if (args.json or args.csv) and not args.list:
         refuse("--json or --csv", "--list, which prints a table", "a study to carry out", fix="--out rows.csv for rows")
@@ -281,14 +285,14 @@ def run_study_command(args):
     print(f"{len(rows):,} rows in {out}")
 
 # %% ../../nbs/7_record/04a_work.ipynb #a86226e9
-def add_conditions(p):
+def add_conditions(p:ArgumentParser):
     "Arguments of the conditions command."
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     add_form(p)
 
 @command("conditions", "list conditions, their runs and what they cost", "conditions --item tab1", add=add_conditions,
          told="A line for each condition of an item: how many runs of each stream, and hours of one core.")
-def run_conditions(args):
+def run_conditions(args:Namespace):
     "Prints the conditions of an item."
     frame = study_of_item(args.item).about_items(args.item).drop(columns=["task", "experiments"])
     show_table(frame.assign(cpu_hours=frame["cpu_hours"].round(2)), args)

@@ -7,6 +7,7 @@ __all__ = ['COMMANDS', 'TOLD', 'MOST_SEEDS', 'MINUTE', 'Command', 'command', 'to
            'add_import', 'add_form', 'json_records', 'show_table', 'progress_place', 'Line', 'add_kinds', 'run_kinds']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from importlib import import_module
 import json, math, os, re, sys, time
@@ -36,7 +37,7 @@ def _command(name, run, **how):
 COMMANDS = Kind("command", "What the command line does.", (), _command,
                 every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)    # whose rooms have them all
 
-def command(name, about, example, **how):
+def command(name:str, about:str, example:str, **how):
     "Declares the decorated function of parsed arguments as a subcommand; `how`: see `Command`."
     return register("command", name, None, origin_of(sys._getframe(1).f_globals), about=about, example=example, **how)
 
@@ -48,7 +49,7 @@ TOLD = {
                "batches in every condition, so that conditions differ by nothing else; crossed: seed 705 has the "
                "weights of 7 and the batches of 05, so that the two can be told apart."}
 
-def told_words(p) -> str:
+def told_words(p:ArgumentParser) -> str:
     "What the options of a parser have to be known for, in sentences."
     return "".join(f" {flag}. {words}" for flag, words in TOLD.items() if flag in p._option_string_actions)
 
@@ -65,29 +66,29 @@ def read_seeds(text:str) -> list:
         return [s for a, b in ends for s in range(a, b + 1)]
     refuse("seeds", "numbers and ranges such as 42,137 or 1-128", repr(text), fix="--seeds 42,137")
 
-def add_steps(p):
+def add_steps(p:ArgumentParser):
     "The argument for the length of the schedule."
     p.add_argument("--steps", type=int, help="adds the option +stepsN to the name of each condition: another schedule, "
                    "and so another key (default: the recipe's)")
 
-def add_import(p):
+def add_import(p:ArgumentParser):
     "The argument for files of one's own."
     p.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE.py",
                    help="a file of yours that registers tasks, routers, studies …; may be repeated")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #a9195701
-def add_form(p):
+def add_form(p:ArgumentParser):
     "Arguments for the form of a printed table."
     form = p.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print records as JSON, and nothing else")
     form.add_argument("--csv", action="store_true", help="print CSV, and nothing else")
 
-def json_records(frame) -> str:
+def json_records(frame:pd.DataFrame) -> str:
     "A frame as JSON records, with all digits, and null for what is missing or infinite, which JSON has not."
     plain = frame.astype(object).where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None).to_dict("records")
     return json.dumps(plain, indent=1, ensure_ascii=False, default=str)
 
-def show_table(table, args, note="", **how):
+def show_table(table:pd.DataFrame, args:Namespace, note:str="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."
     if args.json: return print(json_records(table))
     if args.csv: return print(table.to_csv(index=False), end="")
@@ -106,7 +107,7 @@ def progress_place() -> str:
 class Line:
     """Shows a text that changes: each time on a `terminal` or in a `notebook`, once a minute in a `log`, and not at all
     `nowhere`; `write(text)` takes a line of the log."""
-    def __init__(self, place=None, write=None):
+    def __init__(self, place:str=None, write=None):
         self.place, self.write, self.told, self.shown = place or progress_place(), write, time.monotonic(), None
     def due(self): return self.place in ("terminal", "notebook") or time.monotonic() - self.told >= MINUTE
     def __call__(self, text):
@@ -124,7 +125,7 @@ def _log(text): print(text, file=sys.stderr, flush=True)
 def _plain(text): return {"text/plain": text}
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #f6e701b9
-def add_kinds(p):
+def add_kinds(p:ArgumentParser):
     "Arguments of the kinds command."
     p.add_argument("kind", nargs="?", choices=list(KIND_TABLES), help="only this kind")
     add_form(p)
@@ -133,6 +134,6 @@ def add_kinds(p):
          "kinds router --import mine.py", add=add_kinds,
          told="Lists tasks, recipes, rules, routers, variants of the FFN, events, instruments, studies and commands. A "
               "name can be written where its kind is asked for: a task, variant or router in a condition's name.")
-def run_kinds(args):
+def run_kinds(args:Namespace):
     "Prints a line for each thing."
     show_table(pd.DataFrame(registered_things(args.kind)), args, max_colwidth=72, justify="left")

@@ -22,7 +22,7 @@ def nearest(word:object, valid:Iterable):
     close = difflib.get_close_matches(str(word), [str(v) for v in valid], n=1, cutoff=0.3)
     return f"nearest: {close[0]!r}" if close else f"valid: {', '.join(map(str, valid))}"
 
-def choose(what:str, word:object, valid:Iterable, fix:str=None):
+def choose(what:str, word, valid:Iterable, fix:str=None):
     "Returns `word` if it is in `valid`; else one ValueError: expected, got, nearest valid, one fix."
     if word in valid: return word
     names = [str(v) for v in valid]

@@ -7,6 +7,7 @@ __all__ = ['PACKAGE', 'FILES', 'CACHES', 'KIND_TABLES', 'own_digest', 'Origin', 
            'all_or_nothing', 'register', 'files_in_use', 'import_file', 'need_files', 'registered_things']
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #56878267
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,7 +41,7 @@ def _hashes(path) -> dict:
         todo += _beside(p)
     return own
 
-def own_digest(path) -> str:
+def own_digest(path:str|Path) -> str:
     "SHA-256 of a Python file; with the files beside it that it imports, where there are any."
     first, *others = _hashes(path).values()
     return hashlib.sha256(" ".join([first, *sorted(others)]).encode()).hexdigest() if others else first
@@ -60,7 +61,7 @@ class Origin:
     def __str__(self):
         return Path(self.file).name if self.file else "this session" if self.own else self.module
 
-def origin_of(names) -> Origin:
+def origin_of(names:dict) -> Origin:
     "The origin of what is registered by code with these globals."
     module, file = names.get("__name__", ""), names.get("__file__") or ""
     if module.partition(".")[0] == PACKAGE or not file.endswith(".py") or not Path(file).is_file():
@@ -73,7 +74,7 @@ def origin_of(names) -> Origin:
 CACHES = []                     # what depends on registered things
 _ADDED = []                     # (table, name, value and origin before) of each addition
 
-def cached_by_kind(f):
+def cached_by_kind(f:Callable):
     "`lru_cache` of any size for what depends on registered things: emptied when one is added."
     CACHES.append(lru_cache(maxsize=None)(f))
     return CACHES[-1]
@@ -85,18 +86,19 @@ class Kind(dict):
 
     `check(name, thing, **how)` gives what is kept of a thing, or refuses it. `every()`: all that there are, also those
     that are only found on request; `changed(name)` is told of each addition; `along`: kinds that can come with one."""
-    def __init__(self, kind, about, known=(), check=lambda name, thing: thing,
-                 word=(r"[a-z]\w*", "a word in small letters"), every=None, changed=None, along=()):
+    def __init__(self, kind:str, about:str, known:Iterable=(), check:Callable=lambda name, thing: thing,
+                 word:Sequence=(r"[a-z]\w*", "a word in small letters"), every:Callable=None, changed:Callable=None,
+                 along:Sequence=()):
         super().__init__(known)
         self.kind, self.about, self.check, self.word, self.changed = kind, about, check, word, changed
         self.every, self.along, self.origins = every or (lambda: self), along, {}
         self.barred = []                                                    # what refuses a word taken elsewhere
     def built_in(self) -> dict: return {n: v for n, v in self.items() if n not in self.origins}
     def added(self) -> list: return [v for n, v in self.items() if n in self.origins]
-    def origin(self, name) -> Origin:
+    def origin(self, name:str) -> Origin:
         "Where one comes from; what was there from the start is the library's."
         return self.origins[name][0] if name in self and name in self.origins else Origin()
-    def put(self, name, value, origin):
+    def put(self, name:str, value, origin):
         _ADDED.append((self, name, self.get(name), self.origins.get(name)))
         for table, v in ((self, value), (self.origins, origin)):
             if v is None: table.pop(name, None)
@@ -132,7 +134,7 @@ KIND_TABLES = {
     "instrument": ("instruments.instrument", "DECLARED"), "study": ("training.study", "STUDIES"),
     "family": ("language.families", "FAMILIES"), "command": ("tasks.commands", "COMMANDS")}
 
-def table_of(kind) -> Kind:
+def table_of(kind:str) -> Kind:
     "The table of a kind, by its word. ValueError (expected, got, nearest) for another."
     room, name = KIND_TABLES[choose("kind", kind, list(KIND_TABLES))]
     return getattr(import_module(f"{PACKAGE}.{room}"), name)
@@ -150,7 +152,7 @@ def all_or_nothing():
         raise
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #0c878cda
-def register(kind, name, thing=None, origin=None, **how):
+def register(kind:str, name:str, thing=None, origin=None, **how):
     """Registers a thing of a kind under a name; without a thing it decorates one.
 
     `how`: what its kind asks for besides, and things of other kinds under the same name, as a task's `recipe`.
@@ -227,7 +229,7 @@ def _run_file(path, module, spec):
                cause=e)
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #81141139
-def import_file(file, digest=None):
+def import_file(file:str|Path, digest:str=None):
     "The module of a Python file. ValueError if it cannot be imported, or is not the one with this SHA-256."
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -248,7 +250,7 @@ def import_file(file, digest=None):
     FILES[str(path)] = now
     return module
 
-def need_files(files):
+def need_files(files:dict):
     "Imports files (file → hash) that a job needs, unless this process has them. ValueError where one has changed."
     for file, digest in files.items():
         if FILES.get(file) != digest: import_file(file, digest)
@@ -261,7 +263,7 @@ def _line(thing):
     about = getattr(thing, "about", None) or inspect.getdoc(thing)
     return re.split(r"(?<=[a-z0-9)`]\.) (?=[A-Z`])", " ".join(re.split(r"\n\n", about or "")[0].split()))[0]
 
-def registered_things(only=None) -> list:
+def registered_things(only:str=None) -> list:
     "A line for each thing, of one kind or of all: its kind, its name, what it says of itself, where it comes from."
     return [dict(kind=kind, name=name, about=_line(thing), origin=str(table.origin(name)))
             for kind in ([only] if only else KIND_TABLES) for table in [table_of(kind)]

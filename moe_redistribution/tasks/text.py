@@ -82,7 +82,7 @@ class Reader:
         self.at = torch.full((n, language.n_keys), -10**9)  # position of that value
         self.live = torch.zeros(n, language.n_keys, dtype=torch.bool)   # may be asked for, at the last clause's begin
 
-    def clause(self, live):
+    def clause(self, live:torch.Tensor):
         "Probabilities (n, 3) of the markers."
         x, some = self.language, live.any(1, keepdim=True).double()
         p = torch.tensor([x.p_let, x.p_get, 1 - x.p_let - x.p_get], dtype=torch.float64).expand(len(live), 3)

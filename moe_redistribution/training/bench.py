@@ -11,7 +11,7 @@ __all__ = ['HEADLINE', 'TARGETS', 'FLOORS', 'BENCH_SEEDS', 'MEMBERS', 'MEMORY_LI
 # %% ../../nbs/3_training/07_bench.ipynb #be0f76de
 from multiprocessing.process import BaseProcess
 from multiprocessing.connection import Connection
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 import json, multiprocessing, os, statistics, subprocess, sys, time
 from pathlib import Path
@@ -162,7 +162,7 @@ def share_of(got:list) -> float:
     waited = sum(g["waited"] for g in got) if "waited" in got[0] else None
     return cpu_share(sum(g["cpu"] for g in got), max(g["wall"] for g in got), len(got), waited)
 
-def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
+def one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int) -> dict:
     """Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it that any of
     them got."""
     together(train_for, name, seeds, 0)                                          # everybody ready
@@ -171,7 +171,7 @@ def one_round(together, name:str, seeds:int, seconds:float, cores:int) -> dict:
     return {k: sum(g["steps"] / g["wall"] for g in v)
             for k, v in got.items()} | {"share": min(map(share_of, got.values()))}
 
-def timed_rounds(together, name:str, seeds:int, seconds:float, cores:int, rounds:int,
+def timed_rounds(together:Callable, name:str, seeds:int, seconds:float, cores:int, rounds:int,
                  force:bool) -> list:
     """`rounds` rounds on a quiet machine; raises `Busy` when twice as many did not give them.
 
@@ -251,7 +251,7 @@ def as_row(c:str|Condition, got:list, floors:list, seeds:int, cores:int) -> dict
                 step_ms=1e3 * cores / ours, share=min([share_of(floors)] + [r["share"] for r in got]))
 
 # %% ../../nbs/3_training/07_bench.ipynb #228cd449
-def sentence(row) -> str:
+def sentence(row:dict) -> str:
     "A row of `bench` in words, with its limits."
     busy = "" if row["share"] >= QUIET else f"  (busy machine: {row['share']:.0%} of the cores)"
     best = min(row["times_plain"], row["times_plain_per_core"])
