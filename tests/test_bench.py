@@ -1,5 +1,6 @@
 """The floor is the arithmetic of full-batch tasks, shares are those of whole machines, and a record keeps what is not
 measured again."""
+import json
 import pandas as pd
 import pytest
 import torch
@@ -101,9 +102,12 @@ def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those
     assert frame["times_plain"].tolist() == [3.0, 6.5, 9.0] and frame["gflops"].tolist()[1] == 96.0
 
 
-def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch):
-    from moe_redistribution.record import cli
+def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch, capsys):
+    from moe_redistribution.record import cli, costs
     seen = []
-    monkeypatch.setattr(bench_room, "bench", lambda **asked: seen.append(asked))
+    def bench(**asked): return seen.append(asked) or print("a sentence") or pd.DataFrame({"times_plain": [6.5]})
+    monkeypatch.setattr(costs, "bench", bench)
     assert cli.main(["bench", "--task", "hist", "--record", "rows.csv"]) == cli.main(["bench"]) == 0
     assert [(asked["task"], asked["record"]) for asked in seen] == [("hist", "rows.csv"), ("add7", None)]
+    assert capsys.readouterr().out == "a sentence\n" * 2 and cli.main(["bench", "--json"]) == 0
+    assert [r["times_plain"] for r in json.loads(capsys.readouterr().out)] == [6.5]

@@ -215,6 +215,11 @@ def test_what_is_recorded_is_shown_where_one_has_no_run_and_nothing_is_trained(h
     assert not list(home.rglob("*.safetensors"))
 
 
+def test_the_examples_of_train_and_measure_hold_on_an_empty_store(home, capsys):
+    for name, says in (("measure", "rows in out/rows.parquet"), ("train", "Missing: up to 32 runs")):
+        assert main(shlex.split(COMMANDS[name].example)) == 0 and says in capsys.readouterr().out
+
+
 def test_ones_own_runs_come_before_recorded_ones_and_both_are_named(home, capsys):
     train(SMALL, [42], steps=200, executor="here", quiet=True)
     assert main(RECORDED) == 0
