@@ -3,6 +3,7 @@ same rows, and no room of the library asks for a name."""
 import ast
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -24,13 +25,13 @@ TWINS = {"add7": "twinadd", "modadd": "twinmod", "hist": "twinhist"}
 
 @pytest.fixture
 def twins():
-    "Each of the paper's tasks under another name, and addition modulo 13."
+    "Each of the paper's tasks under another name, and addition modulo 7 and 13."
     for name, other in TWINS.items():
         register_task(other, lambda name=name, other=other: replace(get_task(name), name=other), RECIPES[name],
                       TASK_RULES[name])
-    register_task("mod13", lambda: modadd_task(13, "mod13"), RECIPES["modadd"], TASK_RULES["modadd"])
+    for p in (7, 13): register_task(f"mod{p}", partial(modadd_task, p, f"mod{p}"), RECIPES["modadd"], TASK_RULES["modadd"])
     yield TWINS
-    for name in (*TWINS.values(), "mod13"):
+    for name in (*TWINS.values(), "mod7", "mod13"):
         for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)
 
 
@@ -58,12 +59,13 @@ def test_and_the_same_rows(name, twins):
         assert set(b["condition"]) == {twin}
 
 
-def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins):
-    name = "mod13/moe_glu-e2k1-h8-linear"
+@pytest.mark.parametrize("p", [7, 13])
+def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins, p):
+    name = f"mod{p}/moe_glu-e2k1-h8-linear"
     for i in ("bilinear", "fourier", "grokking", "routing"):
         got = instruments()[i].rows(members(name), name, [1, 2], stream="authors", rule="final")
         assert len(got) and got["value"].notna().any()
-        assert got["n_examples"].max() <= 3 * 13 * 13                      # all three places of all pairs
+        assert got["n_examples"].max() <= 3 * p * p                      # all three places of all pairs
 
 
 def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lacks():

@@ -244,7 +244,8 @@ def _model(params, c, n, groups):
                "logits": frequency_share(group_mean(n["logits"][:, :, 0], groups))}
     for site, share in spectra.items():
         yield "key_count", site, "", [len(key_frequencies(share)[0])]
-        for f in sorted(share[0].topk(6).indices.tolist()): yield "frequency_share", site, f"f{f + 1}", share[:, f]
+        first = share[0].topk(min(6, share.shape[1])).indices.tolist()
+        for f in sorted(first): yield "frequency_share", site, f"f{f + 1}", share[:, f]
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #33d99784
 def _directions(h, site, groups):
