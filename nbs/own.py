@@ -7,7 +7,7 @@ from moe_redistribution.models.variants import Gated
 from moe_redistribution.tasks.kinds import register
 from moe_redistribution.tasks.task import Task, reversed_digits
 
-SMALL = dict(RECIPES["add7"], d_model=32, d_head=8, lr=0.003, batch=64, steps=400, eval_every=200)
+SMALL = dict(RECIPES["add7"], d_model=32, d_head=8, lr=0.003, batch=64, steps=200, eval_every=200)
 
 def sequence(name, asked, answer, vocab, **more):
     "A task whose answer (n, m) is written from left to right after a question (n, t) and a `=`."
@@ -17,18 +17,19 @@ def sequence(name, asked, answer, vocab, **more):
                 scored=(*range(m),), positions=tuple(f"o{i}" for i in range(m)), vocab=(*vocab, "="),
                 tokens=whole[:, :-1].contiguous(), targets=whole[:, t + 1:].contiguous(), source="split", **more)
 
-@register("task", "add4", recipe=SMALL, rules=("first99",))
+@register("task", "add4", recipe=SMALL | dict(steps=800), rules=("first99",))
 def add4():
     "Sums of two numbers of four digits, ones first."
-    a, b = np.random.RandomState(0).randint(0, 10_000, (2, 5_000))
+    a, b = np.random.RandomState(0).randint(0, 10_000, (2, 4_000))
     carries = sum((a % 10**i + b % 10**i >= 10**i).astype(int) for i in (1, 2, 3, 4))
-    return sequence("add4", np.concatenate([reversed_digits(a, 4), reversed_digits(b, 4)], 1), reversed_digits(a + b, 5),
-                    "0123456789", strata=pd.DataFrame({"carries": carries}), by=("carries",))
+    asked = np.concatenate([reversed_digits(a, 4), reversed_digits(b, 4)], 1)
+    return sequence("add4", asked, reversed_digits(a + b, 5), "0123456789",
+                    strata=pd.DataFrame({"carries": carries}), by=("carries",))
 
 @register("task", "sort", recipe=SMALL, rules=("first99",))
 def sort():
     "Six letters of sixteen, to be written in order."
-    asked = np.random.RandomState(0).randint(0, 16, (5_000, 6))
+    asked = np.random.RandomState(0).randint(0, 16, (2_000, 6))
     return sequence("sort", asked, np.sort(asked), "abcdefghijklmnop",
                     strata=pd.DataFrame({"distinct": [len(set(x)) for x in asked.tolist()]}), by=("distinct",))
 
