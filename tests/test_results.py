@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from moe_redistribution.record import cli, recording
+from moe_redistribution.record import cli, models, recording
 from moe_redistribution.record.coverage import by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
                                          printed, registrations)
@@ -389,7 +389,7 @@ def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tm
     words = ["scores", "--model", str(tmp_path / "toy"), "--text", str(tmp_path / "text"), "--bytes", "--context", "16",
              "--out", str(tmp_path / "rows.csv")]
     with monkeypatch.context() as m:
-        m.setattr(cli, "write_frame", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr(models, "write_frame", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(words) == 130 and (tmp_path / "rows.part").exists()
     monkeypatch.setattr(streaming, "tally", None)                  # all of it is kept: nothing is done again
     assert main(words) == 0 and (tmp_path / "rows.csv").exists() and not (tmp_path / "rows.part").exists()
