@@ -3,10 +3,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:                             # Python 3.10, where pytest brings it
+    import tomli as tomllib
 
 from moe_redistribution.evidence.table_files import ROOT
 

@@ -45,7 +45,8 @@ def contrast_asks() -> pd.Series:
     "What each registered contrast asks: its note, by id, with a minus for *less*."
     return claims().query("protocol == 'audited'").set_index("id")["note"].map(as_minus)
 
-def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits=("none",), digits:int=3) -> Shown:
+def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits:Sequence[str]=("none",),
+                     digits:int=3) -> Shown:
     "The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome, n."
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
     difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]

@@ -383,8 +383,8 @@ def at_rate(name:str, rate:float) -> str:
     "The name of a condition whose FFN learns at so many times the rate."
     return name if rate == 1 else f"{name}+ffnlr{rate:g}"
 
-def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions=None, rule:str="first1000", stream:str="paired",
-                metric:str="digits_no_copy") -> pd.Series:
+def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions:Sequence[str]=None, rule:str="first1000",
+                stream:str="paired", metric:str="digits_no_copy") -> pd.Series:
     """What is right without the FFN by seed, mean over `positions`, the current token ruled out.
 
     Unless they are named, the positions are those that a carry can reach and that are always digits, at add-7 tens and

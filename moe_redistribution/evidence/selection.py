@@ -8,7 +8,7 @@ __all__ = ['NO_ROWS', 'READ', 'recorded_rows', 'recorded_runs', 'by_condition', 
            'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,11 +52,11 @@ def _runs(*files):
     "The runs of these files, read once while they stay as they are."
     return pd.concat([pd.read_parquet(p) for p, _ in files], ignore_index=True)
 
-def by_condition(runs:pd.DataFrame, of) -> pd.Series:
+def by_condition(runs:pd.DataFrame, of:Callable) -> pd.Series:
     "`of(condition)` for each run, worked out once a condition."
     return runs["condition"].map({n: of(condition(n)) for n in runs["condition"].unique()})
 
-def weightless_runs(name:str, root:str|Path=None, but=()) -> list:
+def weightless_runs(name:str, root:str|Path=None, but:Iterable=()) -> list:
     """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
     its own."""
     first, runs = TASK_RULES[condition(name).task][0], read_table("runs", name, root=root)
@@ -147,7 +147,7 @@ def asked_pairs(*items) -> list:
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c7b71556
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
-def rows_of(instrument, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
+def rows_of(instrument:str, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
     "Rows of one instrument for some conditions, facts and runs among them; what is not recorded is left out."
     names = [names] if isinstance(names, str) else list(names)
     if instrument in computed_kinds(): found = tidy([NO_ROWS, *map(computed_kinds()[instrument], names)])
@@ -155,7 +155,7 @@ def rows_of(instrument, names:str|Sequence[str], streams:Sequence[str]=None, roo
     if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]
 
-def gather(pairs, streams:Sequence[str]=READ, root:str|Path=None) -> pd.DataFrame:
+def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None) -> pd.DataFrame:
     """Rows of (instrument, condition) pairs in some streams, with the instrument that measured them; what is not
     recorded is left out."""
     wanted = {}

@@ -7,7 +7,7 @@ __all__ = ['RUN', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whit
            'draw_survival', 'grokking_epochs']
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #4670db7f
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 import warnings
 
@@ -57,7 +57,7 @@ def kaplan_meier(time:np.ndarray|Sequence, reached:np.ndarray|Sequence):
     return ecdf(CensoredData(uncensored=time[reached], right=time[~reached])).sf
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #d4393f01
-def survival(time:np.ndarray|Sequence, reached:np.ndarray|Sequence, until=None, level:float=0.95) -> dict:
+def survival(time:np.ndarray|Sequence, reached:np.ndarray|Sequence, until:float=None, level:float=0.95) -> dict:
     """runs, events, median with interval (inf: beyond the end), restricted mean up to `until` (default: last time).
 
     Of few runs the interval has no upper end (inf), even if all are there. It begins at the first at the earliest, so
@@ -110,7 +110,7 @@ def two_arms(slow:np.ndarray|Sequence, fast:np.ndarray|Sequence, cutoff:float=No
     return dict(logrank_p=float(p), mann_whitney_U=printed["U"], mann_whitney_p=printed["p"])
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #6dfaff2b
-def survival_table(times:dict, until=None) -> pd.DataFrame:
+def survival_table(times:dict, until:float=None) -> pd.DataFrame:
     "`survival` of every condition and stream of `times` (from `time_to`, `run_times`), with one end for all."
     arms = times.groupby(RUN[:2])
     waiting = [arm["time"].max() for _, arm in arms if not arm["reached"].all()]
@@ -118,7 +118,7 @@ def survival_table(times:dict, until=None) -> pd.DataFrame:
     return pd.DataFrame([dict(zip(RUN[:2], key)) | survival(arm["time"], arm["reached"], until) for key, arm in arms])
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #f1ae9cb1
-def draw_survival(times:dict, hue=None, names:Sequence[str]=None, ax=None):
+def draw_survival(times:dict, hue=None, names:Callable=None, ax=None):
     "Kaplan-Meier curves by condition: dots for events, ticks for runs cut short. `hue`, `names`: of a condition."
     import matplotlib.pyplot as plt
     ax = ax or plt.subplots(figsize=(6, 3), layout="constrained")[1]

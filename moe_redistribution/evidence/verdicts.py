@@ -8,6 +8,7 @@ __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'Registered', 'FLIPS', 'CONSTANT
            'verdict_on', 'seeds_to_decide', 'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
+from collections.abc import Sequence
 import re
 from collections import namedtuple
 
@@ -85,7 +86,7 @@ def _quotes(s, quoted):
     return Decision(*NOTHING[:-1], "rule of numbers" * (says in ("holds", "refuted")), says, s.note)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #5d16baf9
-def decision(rows, s, quoted=()):
+def decision(rows, s, quoted:Sequence=()):
     """What the rows say to one statement under one protocol: a `Decision`, with `says` one of holds, refuted, open,
     pending.
 
@@ -126,8 +127,8 @@ def _open(a): return TOO_FEW if a.test == FEW else "inconclusive"
 def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refuted"}
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #768eca64
-def judge(paper, audited, numbers=(), uncopied=None, sized:bool=False, whose=ON_PAPER_SEEDS,
-          forced:bool=False, text:str=None, size=None) -> str:
+def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:Decision=None, sized:bool=False,
+          whose=ON_PAPER_SEEDS, forced:bool=False, text:Decision=None, size:Decision=None) -> str:
     """The verdict on a claim of a paper, from its `Decision` under each protocol and words for its quoted `numbers`.
 
     `uncopied`, `text`, `size`: decisions of the other protocols, where there are any; `sized`: the claim says how much,
@@ -156,7 +157,7 @@ def _whose(p, q):
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
     return AT_THIS_SIZE if p.stream == "paired" else ON_NEW_SEEDS if fresh else ON_PAPER_SEEDS
 
-def verdict_on(said:dict, answers:dict, quoted) -> str:
+def verdict_on(said:dict, answers:dict, quoted:Sequence) -> str:
     """The verdict on a claim: `said` and `answers` by protocol, and its `quoted` numbers, each with its `verdict` and
     `stream`."""
     p, q = said["paper"], said["audited"]
@@ -176,7 +177,7 @@ def _needed(s, a, p):
     printed, seeds = p["printed"], s.n if np.isnan(p["printed"].n_seeds) else p["printed"].n_seeds
     return seeds_beside(a.mean, a.sd, printed.value, printed.value_std, seeds, p["margin"])
 
-def seeds_to_decide(said:dict, answers:dict, quoted) -> float:
+def seeds_to_decide(said:dict, answers:dict, quoted:Sequence) -> float:
     "Seeds that would close a claim whose verdict is open, the most of its readings; nan for others."
     needed = [n for k in said if k != "uncopied"
               and (n := _needed(said[k], answers[k], quoted[0] if quoted else None)) == n]

@@ -171,7 +171,7 @@ def _parameter(x): return x if isinstance(x, nn.Parameter) else nn.Parameter(tor
 # %% ../../nbs/4b_language/03_gated.ipynb #e5269823
 def _keep_input(module, args, kwargs): module.gate_input = args[0] if args else kwargs["hidden_states"]
 
-def attach(model:torch.nn.Module, gates=None, how:str=None, scales=None):
+def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     """Puts gates and a gating on every attention layer of `model`, in place; `scales` (layers, h): a head's factor.
 
     ValueError (expected, got, fix) if gates are asked for and not given, or do not fit."""
@@ -218,7 +218,7 @@ def gating_of(model:torch.nn.Module):
     return each("attn_gate"), layers[0].gating, each("attn_scale")
 
 @contextmanager
-def deployed(model:torch.nn.Module, gates=None, how:str=None, scales=None):
+def deployed(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     "Within it the model attends under this gating, dense without one; on leaving as it did before."
     before = gating_of(model)
     attach(model, gates, how, scales)

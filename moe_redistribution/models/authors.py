@@ -35,7 +35,7 @@ def _activation(state, given):
     return choose("activation", said, ACTIVATIONS)
 
 # %% ../../nbs/2_models/08_authors.ipynb #26b0e356
-def read_condition(state, activation:str=None, top_k:int=1, options:str="") -> str:
+def read_condition(state:dict, activation:str=None, top_k:int=1, options:str="") -> str:
     """The name of the condition that a state dictionary of the authors' code belongs to.
 
     `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it.

@@ -18,7 +18,7 @@ from ..tasks.commands import Line, add_form, command, progress_place, show_table
 from ..tasks.errors import refuse
 from ..training.store import write_picture
 from ..instruments.rows import table_file, tidy, write_frame
-from ..language.opened import open_model
+from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers
 from ..language.streaming import text_file, tokenizer_of
 from ..language.loads import compare_routes, comparison_table, load_map, loads_table, text_loads
@@ -26,7 +26,6 @@ from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
 from ..evidence.statistics import interval
 from ..evidence.audits import audit_map, audit_table, bounds_apart, saliency_table, shown_audit
-from ..instruments.subject import Subject
 
 # %% ../../nbs/7_record/04d_models.ipynb #71beadd1
 def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so many tokens (default: the whole text)"):
@@ -65,7 +64,7 @@ def _asked(args):
     out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
     return out, dict(context=args.context, batch=args.batch, tokens=args.tokens)
 
-def tell_opened(s:Subject):
+def tell_opened(s:LanguageModel):
     "Says how far a model opens, and gives it back."
     print(s.report().headline, file=sys.stderr)
     return s

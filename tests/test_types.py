@@ -1,0 +1,107 @@
+"""Types and docstrings of what is public: nearly every argument has its type, every callable says what it does, and
+pyright finds no contradiction (`make audit`, where it is installed)."""
+import ast
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:                             # Python 3.10, where pytest brings it
+    import tomli as tomllib
+
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.training.groups import train
+from moe_redistribution.training.study import run_study
+
+LIB = ROOT / "moe_redistribution"
+# What a study runs, and a router's class, is hashed with what it gave, hints and all: these are typed when they change
+# for another reason, and of studies' rooms none is counted
+ROOMS = {p.relative_to(LIB).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in sorted(LIB.glob("*/*.py"))}
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def public(tree):
+    "Name → function of a module: what `__all__` has, methods of its classes, and what is patched into other classes."
+    names = next((ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign)
+                  and getattr(n.targets[0], "id", "") == "__all__"), [])
+    for n in tree.body:
+        patched = [ast.unparse(d).startswith("patch") for d in getattr(n, "decorator_list", ())]
+        if isinstance(n, FUNCTION) and (n.name in names or any(patched) and n.name[0] != "_"): yield n.name, n
+        if not isinstance(n, ast.ClassDef) or n.name not in names: continue
+        yield n.name, n
+        yield from ((f"{n.name}.{m.name}", m) for m in n.body
+                    if isinstance(m, FUNCTION) and (m.name[0] != "_" or m.name == "__init__"))
+
+
+def untyped(f):
+    "(arguments without a type, how many there are) of a function, `self` and `*args` aside."
+    own = [a for a in f.args.posonlyargs + f.args.args + f.args.kwonlyargs if a.arg not in ("self", "cls")]
+    return [a.arg for a in own if a.annotation is None], len(own)
+
+
+def test_nine_of_ten_public_arguments_say_their_type():
+    found = {f"{room}: {name}": untyped(f) for room, tree in ROOMS.items() for name, f in public(tree)
+             if isinstance(f, FUNCTION)}
+    lost, n = sum(len(own) for own, _ in found.values()), sum(n for _, n in found.values())
+    worst = {name: own for name, (own, _) in found.items() if own}
+    assert n > 2000 and lost <= .1 * n, f"{lost} of {n} arguments without a type, such as {dict([*worst.items()][:20])}"
+
+
+def test_a_missing_type_is_seen():
+    f, = [f for _, f in public(ast.parse("__all__ = ['f']\ndef f(self, a:int, b, *c, d=None, **e): pass\ndef g(x): 1"))]
+    assert untyped(f) == (["b", "d"], 3)
+
+
+def test_every_public_function_and_class_says_what_it_does():
+    silent = [f"{room}: {name}" for room, tree in ROOMS.items() for name, f in public(tree)
+              if "." not in name and not ast.get_docstring(f) and not any(
+                  ast.unparse(d).startswith("patch") for d in f.decorator_list)]
+    assert not silent, silent
+
+
+@pytest.mark.parametrize("f", [train, run_study, open_model], ids=lambda f: f.__name__)
+def test_every_argument_of_what_a_reader_calls_first_is_explained(f):
+    names = [n for n, p in inspect.signature(f).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    lost = [n for n in names if f"`{n}`" not in inspect.getdoc(f)]
+    assert len(names) > 6 and not lost, lost
+
+
+CALL = re.compile(r'Argument of type "(.*)" cannot be assigned to parameter "(\w+)" of type "(.*)" in function "(\w+)"')
+# what pyright does not know for sure: what libraries give, and a condition that `by_name` has read by then
+UNSURE = re.compile(r"Series|DataFrame|Unknown|\bNone\b|\bAny\b|Module|Hashable|ndarray|NDArray|Subject"
+                    r"|str \| Condition")
+
+
+def own_contradiction(message, functions):
+    "Is this about an argument of a known kind that one of our `functions` says is of another?"
+    return bool((m := CALL.match(message)) and m[4] in functions and not UNSURE.search(m[1]))
+
+
+def test_a_contradiction_is_seen():
+    said = 'Argument of type "{}" cannot be assigned to parameter "seed" of type "int" in function "member"'
+    assert own_contradiction(said.format("str"), {"member"})
+    assert not own_contradiction(said.format("Series | Unknown"), {"member"})
+    assert not own_contradiction(said.format("str"), {"rows"})
+
+
+@pytest.mark.audit
+def test_pyright_finds_no_contradiction(tmp_path):
+    if not (tool := shutil.which("basedpyright", path=f"{sys.prefix}/bin") or shutil.which("basedpyright")):
+        pytest.skip("pip install basedpyright")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    settings |= dict(include=[str(LIB)], exclude=[str(LIB / "studies")], reportArgumentType="error")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    told = subprocess.run([tool, "-p", str(tmp_path), "--pythonpath", sys.executable, "--outputjson"], cwd=ROOT,
+                          capture_output=True, text=True)
+    said, functions = json.loads(told.stdout), {name for tree in ROOMS.values() for name, _ in public(tree)}
+    wrong = [f"{d['file']}:{d['range']['start']['line'] + 1} {d['message']}" for d in said["generalDiagnostics"]
+             if d["severity"] == "error" and (d.get("rule") != "reportArgumentType"
+                                              or own_contradiction(d["message"].split("\n")[0], functions))]
+    assert said["summary"]["filesAnalyzed"] > 90 and not wrong, "\n".join(wrong[:40])
