@@ -162,8 +162,8 @@ PROMISE = [
     ("rows", "tab99"), ("rows", ""), ("train", TINY, "--import", "{folder}"), ("measure", TINY, "--import", "{text}"),
     ("study", "granularity", "--import", "nothing.py"), ("loads", *TEXT, "--out", "rows.txt"),
     ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
-    ("audit", *TEXT, "--unit", "L9.E1"), ("completion", "bash", "--import", "{file}"), ("train", TINY, "--steps", "150"),
-    ("measure", TINY, "--steps", "150")]
+    ("audit", *TEXT, "--unit", "L9.E1"), ("completion", "bash", "--import", "{file}"),
+    ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]
 
 
 @pytest.fixture(scope="module")
