@@ -29,7 +29,8 @@ def twins():
     for name, other in TWINS.items():
         register_task(other, lambda name=name, other=other: replace(get_task(name), name=other), RECIPES[name],
                       TASK_RULES[name])
-    for p in (7, 13): register_task(f"mod{p}", partial(modadd_task, p, f"mod{p}"), RECIPES["modadd"], TASK_RULES["modadd"])
+    for p in (7, 13):
+        register_task(f"mod{p}", partial(modadd_task, p, f"mod{p}"), RECIPES["modadd"], TASK_RULES["modadd"])
     yield TWINS
     for name in (*TWINS.values(), "mod7", "mod13"):
         for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)

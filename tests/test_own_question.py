@@ -35,7 +35,7 @@ def test_the_tasks_of_the_page_are_sums_and_sorted_letters():
     number = lambda digits: (digits * 10 ** torch.arange(digits.shape[1])).sum(1)
     assert torch.equal(number(add.tokens[:, :4]) + number(add.tokens[:, 4:8]), number(add.targets))
     assert torch.equal(sort.tokens[:, :6].sort().values, sort.targets)
-    for t in (add, sort):                                                    # teacher forced, and read where it is asked
+    for t in (add, sort):                                        # teacher forced, and read where it is asked
         assert torch.equal(t.tokens[:, t.read[0] + 1:], t.targets[:, :-1])
         assert (t.tokens[:, t.read[0]] == t.d_vocab - 1).all()
 

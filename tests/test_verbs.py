@@ -193,7 +193,8 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
-                                       ("only:", "one of never"), ([], "one of never"), ("never:E0,E1,E2", "not barred; got 1"),
+                                       ("only:", "one of never"), ([], "one of never"),
+                                       ("never:E0,E1,E2", "not barred; got 1"),
                                        ("never:E0,E1,E2,E3", "an expert that may work"), ("zero@", "behind the @")])
 def test_a_word_that_means_nothing_is_refused_with_what_does(how, says):
     with pytest.raises(ValueError, match=says): opened().run(W, {"L1.routes": how})

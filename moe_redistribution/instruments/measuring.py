@@ -96,5 +96,5 @@ def measure_all(store:Store, names:Sequence[str], seeds:Sequence[int], stream:st
             found.append(measure(runs, name, rules, stream, of.rows))
             if rule and found[-1].empty:
                 known = sorted({w for r in runs for w in r.weights})
-                refuse(f"weights of {name}", f"some by {rule}", f"by {known}", fix="train further, or take one of these")
+                refuse(f"weights of {name}", f"some by {rule}", f"by {known}", fix="train on, or take one of these")
     return tidy(found)

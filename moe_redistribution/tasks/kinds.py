@@ -178,7 +178,20 @@ def _forget(path):
     for table in _tables():
         for name in [n for n, (origin, _) in table.origins.items() if origin.file == path]: table.put(name, None, None)
 
-_FOLDERS = set()                # folders of users' files that Python looks in last, because we say so
+def files_in_use() -> dict:
+    "File → hash, of every file from which something is registered now."
+    origins = [table.origin(name) for table in _tables() for name in table.origins]
+    return {o.file: o.digest for o in origins if o.file}
+
+# %% ../../nbs/1_tasks/01b_kinds.ipynb #25c63273
+def _package(folder):
+    "The package that a folder of a user's counts as."
+    name = f"own_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    return sys.modules[name]
+
 _LOADED = {}                    # path → hash, of the files beside a user's as they were imported
 def _take_neighbours(hashes, package):
     """If a file beside a user's is not what this process has imported, all are imported anew: they may import it, too.
@@ -196,19 +209,8 @@ def _take_neighbours(hashes, package):
             del sys.modules[name]
             vars(package).pop(name.rpartition(".")[2], None)
 
-def files_in_use() -> dict:
-    "File → hash, of every file from which something is registered now."
-    origins = [table.origin(name) for table in _tables() for name in table.origins]
-    return {o.file: o.digest for o in origins if o.file}
-
-def _package(folder):
-    "The package that a folder of a user's counts as."
-    name = f"own_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    if name not in sys.modules:
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [str(folder)]
-    return sys.modules[name]
-
+# %% ../../nbs/1_tasks/01b_kinds.ipynb #25c63274
+_FOLDERS = set()                # folders of users' files that Python looks in last, because we say so
 def _look_last(folder):
     "Python looks in a user's folder last, among those of other users' first; a script's own stays where it is."
     if folder in sys.path and folder not in _FOLDERS: return

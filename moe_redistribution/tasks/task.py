@@ -54,7 +54,8 @@ class Doors:
     shown: tuple = field(repr=False, default=())              # numbers of the examples that its paper draws
 
     def check(self):
-        "ValueError where a task says that its answers are sums or counts, and they are not."
+        "ValueError where a task says that its answers are sums or counts, and they are not; as `check_source`."
+        check_source(self)
         if p := self.modulus:
             a, b = torch.arange(p * p) // p, torch.arange(p * p) % p
             pairs = len(self) == p * p and torch.equal(self.tokens[:, :2], torch.stack([a, b], 1))
@@ -88,7 +89,6 @@ class Task(Doors):
     def __post_init__(self):
         object.__setattr__(self, "places", self.places or tuple(f"p{i}" for i in range(self.n_ctx)))
         object.__setattr__(self, "answers", self.answers or self.d_vocab_out)
-        check_source(self)
         self.check()
     n_ctx = property(lambda self: self.tokens.shape[1])
     def __len__(self): return len(self.tokens)
