@@ -210,7 +210,9 @@ def test_what_a_figure_shows_is_what_the_rows_say(table):
     assert any(np.allclose(line.get_ydata(), np.sort(want)) for line in fig.axes[1].lines if len(line.get_ydata()) == 3)
     a, b = (table.query("condition == @n and site == 'none' and metric == 'exact' and split == 'all'")
             .set_index("seed")["value"] for n in (MIXED, DENSE))
-    fig = paired_differences(table, [(MIXED, DENSE)], metric="exact")
+    fig = paired_differences(table, [(MIXED, DENSE)], metric="exact", site="none")
+    with pytest.raises(ValueError, match="expected a site and an edit; got none"):
+        paired_differences(table, [(MIXED, DENSE)])
     assert np.allclose(fig.axes[0].lines[1].get_xdata(), np.sort(a - b))
 
 

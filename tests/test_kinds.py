@@ -17,6 +17,7 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.executors import JobPool, local_executor
 from moe_redistribution.training.groups import Training, train
+from moe_redistribution.training.loop import learning_names
 from moe_redistribution.training.jobs import carry_with
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study, study_of
@@ -240,6 +241,20 @@ def test_the_short_way_is_the_plain_pass_for_what_is_registered_too(mine, name):
     at = torch.randint(0, len(t), (2, 9), generator=torch.Generator().manual_seed(3))
     for a, b in zip(*(f(params, t.tokens[at], t.targets[at], condition(name)) for f in (fast_loss, loss))):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_table_of_ones_own_is_fixed_as_the_librarys_are_unless_its_class_says_that_it_learns(mine):
+    mine.write_text(MINE.replace("import Router", "import Router, Tokens") + """
+@register("router", "hashed")
+class Hashed(Tokens): "Routes by a table."
+@register("router", "taught")
+class Taught(Tokens):
+    "Routes by a table that learns."
+    learns = True
+""")
+    import_file(mine)
+    learns = {w: "W_router" in learning_names(condition(f"bits/moe-e2k1-h8-silu+{w}"), [0]) for w in ("hashed", "taught")}
+    assert learns == dict(hashed=False, taught=True)
 
 
 def test_the_bias_of_a_router_follows_the_load(mine, tmp_path):

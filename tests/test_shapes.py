@@ -115,6 +115,7 @@ GATE, UP, DOWN = (rand(S, 1, 6, 4), rand(S, 1, 6, 4), rand(S, 1, 4, 6))
 CASES = [
     # function, what it is called with, sizes that must stand in the shapes
     (routing.routes, lambda: of(C), SIZES | dict(k=K, e=E)),
+    (probes.shuffle, lambda: dict(y=ints(2, 3, 9), places=ints(2, 9)), dict(k=3, n=9)),
     (routing.entropy, lambda: dict(counts=rand(3, 2, 7)), {}),
     (routing.loads, lambda: dict(chosen=CHOSEN, n_experts=E), dict(s=S, e=E)),
     (routing.effective_experts, lambda: dict(chosen=CHOSEN, n_experts=E), dict(s=S)),

@@ -34,9 +34,10 @@ def line_styles(names:Iterable) -> dict:
     return out
 
 def said_below(fig, frames:Iterable):
-    "Writes under a figure what its rows have in common: checkpoint rule, stream, and how many seeds."
+    "Writes under a figure what its rows have in common: checkpoint rule, stream, examples held out, how many seeds."
     every, n = pd.concat(frames), {f["seed"].nunique() for f in frames}
     shared = [str(every[k].iloc[0]) for k in ("rule", "stream") if every[k].nunique() == 1]
+    if "split" in every and {*every["split"]} == {"test"}: shared.append("held-out examples")
     many = f"{min(n)} to {max(n)} seeds" if len(n) > 1 else f"{min(n)} seed{'s' * (min(n) != 1)}"
     fig.supxlabel(", ".join([*shared, many]), fontsize=7.5, color="#666")
 
@@ -54,9 +55,12 @@ def paired_differences(rows:pd.DataFrame, pairs:Iterable, margin:float=.05, **wh
     """A line for each pair (a, b): the differences a − b of seeds as dots, their mean and 95 % interval, about the
     margin within which two conditions count as equal. Returns the figure.
 
-    `rows`: of any instrument; `where`: what is compared, as for `rows_by_name`, by default `digits`. ValueError for a
-    condition without rows, and for a pair with less than two seeds in common."""
+    `rows`: of any instrument; `where`: what is compared, as for `rows_by_name`, by default `digits`; of rows of several
+    sites it says which. ValueError for a condition without rows, and for a pair with less than two seeds in common."""
     pairs, metric = [tuple(named_once(p)) for p in pairs], where.setdefault("metric", "digits")
+    if not {"site", "edit"} & where.keys() and len(sites := sorted({*rows.get("site", ())})) > 1:
+        refuse("paired differences", "a site and an edit", f"none, of rows of {sites}",
+               fix='site="ffn_out", edit="mean", or site="none" for the whole model')
     found = rows_by_name(rows, list(dict.fromkeys(n for p in pairs for n in p)), **where)
     own = {n: f.set_index("seed")["value"] for n, f in found.items()}
     fig, (ax,) = axes_grid(1, width=6, height=.42 * len(pairs) + .7)

@@ -129,11 +129,13 @@ def level_lines(ax, levels:dict|pd.Series, text:bool=True, size:float=7.5):
                              textcoords="offset points", fontsize=size, color="#666", va="center")
 
 def null_levels(task:str="add7", names:Iterable|None=None) -> dict:
-    "The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has."
+    """The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has and
+    the best of all, if it is more than a point above them."""
     t = get_task(task)
-    known = nulls(t)
-    names = [n for n in NULLS if n in known] if names is None else [choose("null", n, list(known)) for n in names]
-    return {n: known[n][:, list(t.scored)].double().mean().item() for n in names}
+    every = {n: hits[:, list(t.scored)].double().mean().item() for n, hits in nulls(t).items()}
+    if names is not None: return {choose("null", n, list(every)): every[n] for n in names}
+    usual, best = [n for n in NULLS if n in every], max(every, key=every.get)
+    return {n: every[n] for n in usual + [best] * (every[best] > max(every[n] for n in usual) + .01)}
 
 def null_lines(ax, task:str="add7", names:Iterable|None=None, text:bool=True):
     "`null_levels` as lines, named if `text`."

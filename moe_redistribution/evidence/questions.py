@@ -19,7 +19,8 @@ from .statistics import flips_needed, holm, outcome, paired_contrast
 @dataclass(frozen=True)
 class Question:
     """Contrasts of arms, asked before their runs: `pairs`: name → (arm, other arm); `seeds` that both have; `margin`: a
-    smaller difference does not count; `guess`: the value of an arm that has learned nothing; `top`: the most there is.
+    smaller difference does not count; `guess`: the best value of an arm that computes nothing, which is the largest of
+    a task's `nulls` and seldom one over the number of answers; `top`: the most there is.
 
     ValueError (expected, got, fix) for a question that no outcome could decide."""
     pairs: dict
@@ -71,6 +72,7 @@ def answers(self:Question, values) -> pd.DataFrame:
     out["p_holm"], out["p_equivalence_holm"] = holm(out["p"]), holm(out["p_equivalence"])
     def decided(r):
         for where, at in (("a guess", self.guess), ("the top", self.top)):
-            if max(abs(r.mean_a - at), abs(r.mean_b - at)) <= self.margin: return f"not told apart: both at {where}"
+            if max(abs(r.mean_a - at), abs(r.mean_b - at)) > self.margin: continue
+            return f"different, both near {where}" if r.p_holm < .05 else f"not told apart: both at {where}"
         return BOTH if max(r.p_equivalence_holm, r.p_holm) < .05 else outcome(r.p_equivalence_holm, r.p_holm)
     return out.assign(outcome=[decided(r) for r in out.itertuples()])[ANSWERED]

@@ -158,7 +158,7 @@ def _prepared(x, fit, how):
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 def shuffle(y:torch.Tensor, places:torch.Tensor, seed:int=0):
-    "Labels y (k, n) in another order, each set its own, among rows of the same place (n,)."
+    "Labels y (k, n) → (k, n) in another order, each set its own, among rows of one of `places` (n,)."
     g, out = torch.Generator().manual_seed(seed + 1), y.clone()
     for place in places.unique():
         at = (places == place).nonzero()[:, 0]

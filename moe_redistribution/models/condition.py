@@ -332,7 +332,8 @@ def _check_events(name, c):
 # %% ../../nbs/2_models/03_condition.ipynb #81ba57eb
 def _check_recipe(task):
     "ValueError for a task that there is not, or that has no recipe."
-    if task in RECIPES or task not in TASKS: return choose("task", task, list(RECIPES))
+    if task in RECIPES or task not in TASKS:
+        return choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
     refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
 
 # %% ../../nbs/2_models/03_condition.ipynb #87f389be

@@ -92,13 +92,14 @@ class Absent(Router):
 
 def _router(name, r):
     "A router as it is kept, of one or of a class of them."
-    r = r(name) if isinstance(r, type) and issubclass(r, Router) else r
+    r = r(name, r.learns) if isinstance(r, type) and issubclass(r, Router) else r
     if not isinstance(r, Router): refuse(f"router {name}", "a Router, or a class of them", repr(r)[:80])
     if r.word != name: refuse(f"router {name}", f"the word {name!r}", repr(r.word), name, "register it under its word")
     if r.redraws and not hasattr(r, "drawn"):
         refuse(f"router {name}", "drawn(shape, seed, step), for it redraws", "none", fix="def drawn")
     return r
 
+Tokens.learns = False       # a table is fixed, and so is a user's that is made of one, unless it says otherwise
 ROUTERS = Kind("router", "How tokens find experts.", (), _router)
 ROUTERS |= {r.word: r for r in (Absent("none", False), Router("learned"), Router("frozen", False),
                                Tokens("tokens", False), Inputs("inputs", False), Shuffled("shuffled", False),

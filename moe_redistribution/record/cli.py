@@ -36,7 +36,7 @@ from ..language.streaming import (ablation_map, score_map, text_ablation, text_s
                                                    text_file, tokenizer_of, units_of)
 from ..instruments.rows import table_file, writable_path, write_frame
 from .entry import INTERRUPTED, interruptible
-from .models import (add_model, opened_model, others_files, tell_opened, telling,
+from .models import (add_model, opened_model, others_files, tell_opened, say_how_far,
                                               write_found)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
@@ -164,7 +164,7 @@ def run_text_command(args:Namespace):
     for kind in args.unit or () if args.command == "ablate" else ():
         if units_of(s, [kind]): continue
         refuse("--unit", f"parts that {s.name} has", f"{kind}, of which it has none", "sites", "--unit sites")
-    with telling(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
+    with say_how_far(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
         if args.command == "scores": rows = text_scores(s, args.text, tokenize, by=args.by, **of)
         else:
             edits = args.edit or ("zero", "mean")
