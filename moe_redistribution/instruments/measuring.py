@@ -95,6 +95,6 @@ def measure_all(store:Store, names:Sequence[str], seeds:Sequence[int], stream:st
             rules = (rule,) if rule else rules_for(name, stream, i)
             found.append(measure(runs, name, rules, stream, of.rows))
             if rule and found[-1].empty:
-                known = sorted({w for r in runs for w in r.weights})
+                known = sorted({w for r in runs for w in r.weights if has_weights(r, w)})
                 refuse(f"weights of {name}", f"some by {rule}", f"by {known}", fix="train on, or take one of these")
     return tidy(found)
