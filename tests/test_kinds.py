@@ -253,8 +253,8 @@ class Taught(Tokens):
     learns = True
 """)
     import_file(mine)
-    learns = {w: "W_router" in learning_names(condition(f"bits/moe-e2k1-h8-silu+{w}"), [0]) for w in ("hashed", "taught")}
-    assert learns == dict(hashed=False, taught=True)
+    names = {w: condition(f"bits/moe-e2k1-h8-silu+{w}") for w in ("hashed", "taught")}
+    assert [w for w, c in names.items() if "W_router" in learning_names(c, [0])] == ["taught"]
 
 
 def test_the_bias_of_a_router_follows_the_load(mine, tmp_path):

@@ -129,8 +129,8 @@ def level_lines(ax, levels:dict|pd.Series, text:bool=True, size:float=7.5):
                              textcoords="offset points", fontsize=size, color="#666", va="center")
 
 def null_levels(task:str="add7", names:Iterable|None=None) -> dict:
-    """The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has and
-    the best of all, if it is more than a point above them."""
+    """The digit accuracies of predictors that do not compute, by name: `names`, or those of `NULLS` that the task has
+    and the best of all, if it is more than a point above them."""
     t = get_task(task)
     every = {n: hits[:, list(t.scored)].double().mean().item() for n, hits in nulls(t).items()}
     if names is not None: return {choose("null", n, list(every)): every[n] for n in names}
