@@ -263,7 +263,7 @@ def test_an_interrupt_that_falls_into_a_callback_of_pythons_own_is_not_lost(monk
         thing = Thing()
         gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
         del thing
-        time.sleep(30)
+        time.sleep(1)                                       # told at the latest when the work is over
         return gone
     monkeypatch.setattr(cli, "run", work)
     assert cli.main(["conditions"]) == 130

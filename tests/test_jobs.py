@@ -50,6 +50,7 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
         for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
 
 
+@pytest.mark.audit
 def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_stem_is_moved_aside(tmp_path, capsys):
     fulfil(forks(), tmp_path, **HERE)
     short = Training(f"{NAME}@450:reset0.25", (1, 2), until="full", steps=200)
@@ -62,6 +63,7 @@ def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_st
     assert "Moved aside; starting this seed at step 0" in capsys.readouterr().err
 
 
+@pytest.mark.audit
 def test_stems_of_measures_with_one_name_are_two_and_a_measure_without_a_name_is_refused(tmp_path):
     def measure(x):
         def m(params, c): return {"m": torch.full((len(params["W_E"]),), x)}

@@ -159,6 +159,7 @@ def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
     assert [a[1]["streaming"] for a in asked] == [False, True]
 
 
+@pytest.mark.audit
 def test_python_documentation_is_text_on_every_machine():
     text = python_docs(500)
     assert text.d_vocab == 500 and len(text.kept_back) > 20_000 and len(text.sha256) == 64
