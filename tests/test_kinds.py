@@ -321,11 +321,15 @@ def test_an_edited_neighbour_is_read_again_in_the_same_process(mine, how):
     assert (one.X, two.X) == (1, 22) and one.own_hash != two.own_hash and import_file(mine) is two
 
 
-def test_two_folders_may_have_a_neighbour_of_one_name(mine):
+@pytest.mark.parametrize("file, how", [("helper.py", "import helper as h"), ("shelf/book.py", "import shelf.book as h"),
+                                       ("shelf/__init__.py", "import shelf as h")])
+def test_two_folders_may_have_a_neighbour_of_one_name(mine, file, how):
     (other := mine.parent / "other").mkdir()
     for folder, x in ((mine.parent, 1), (other, 2)):
-        (folder / "helper.py").write_text(f"X = {x}")
-        (folder / "mine.py").write_text("import helper\nX = helper.X")
+        (folder / "shelf").mkdir()
+        (folder / "shelf" / "__init__.py").write_text("")
+        (folder / file).write_text(f"X = {x}")
+        (folder / "mine.py").write_text(f"{how}\nX = h.X")
     assert [import_file(folder / "mine.py").X for folder in (mine.parent, other, mine.parent)] == [1, 2, 1]
 
 

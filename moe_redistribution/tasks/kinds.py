@@ -199,9 +199,10 @@ def _take_neighbours(hashes, package):
     changed = [p for p, now in hashes.items() if _LOADED.get(p, now) != now]
     _LOADED.update(hashes)
     for path in hashes:
-        of = sys.modules.get(path.stem)
+        word = ".".join(path.relative_to(package.__path__[0]).with_suffix("").parts).removesuffix(".__init__")
+        of = sys.modules.get(word)
         if of and (file := Path(getattr(of, "__file__", None) or "")) != path and file in _LOADED:
-            del sys.modules[path.stem]
+            del sys.modules[word]
     for path in hashes if changed else ():
         _forget(str(path))
         FILES.pop(str(path), None)
