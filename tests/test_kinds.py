@@ -23,6 +23,7 @@ from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study, study_of
 from tiers import first
 
+PAGE = (Path(__file__).parent.parent / "nbs" / "own.py").read_text(encoding="utf-8")     # has the routers
 MINE = '''
 import pandas as pd, torch
 from moe_redistribution.instruments.rows import rows
@@ -47,31 +48,7 @@ def bits():
                 positions=("answer",), vocab=("0", "1", "?"), tokens=tokens, targets=(bits.sum(1) > 1).long()[:, None],
                 strata=pd.DataFrame({"ones": bits.sum(1)}), by=("ones",))
 
-@register("router", "biased")
-class Biased(Router):
-    "A sigmoid and a bias that follows the load, as DeepSeek-V3's: no loss balances it."
-    def shape(self, c, t): return c.d_model + 1, c.n_experts
-    def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
-    def logits(self, held, x, c): return super().logits(held[:, :-1], x, c)
-    def probs(self, logits, held, c): return logits.sigmoid()
-    def gates(self, probs, held, c):
-        chosen = (probs + held[:, -1, None, None]).topk(c.top_k, -1).indices
-        kept = torch.zeros_like(probs).scatter(-1, chosen, probs.gather(-1, chosen))
-        return kept / kept.sum(-1, keepdim=True)
-    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
-    def after(self, params, tokens, c):
-        with torch.no_grad():
-            forward(params, tokens, c, sink=(sink := {}))
-            load = (sink["gates"] > 0).float().mean((1, 2))
-            params["W_router"][:, 0, -1] += 0.01 * (load.mean(-1, keepdim=True) - load).sign()
-
-@register("router", "expert_choice")
-class ExpertChoice(Router):
-    "Each expert takes its share of the inputs, at each position."
-    def gates(self, probs, held, c):
-        n = max(1, probs.shape[1] * c.top_k // c.n_experts)
-        taken = torch.zeros_like(probs).scatter(1, probs.topk(min(n, probs.shape[1]), 1).indices, 1)
-        return probs * taken
+ROUTERS
 
 @register("variant", "tanh_glu")
 class TanhGlu(Gated):
@@ -94,7 +71,7 @@ LENGTH = 3.
 def run(arm, seeds, settings, desk): return rows([LENGTH] * len(seeds), seeds, condition=arm, metric="letters")
 register("study", "words", Study("words", "How long?", {"small": Preset("", {"a": [1, 2]})}, run, lambda *a: 1.))
 register("family", "halved", Family(scale=.5))
-'''
+'''.replace("ROUTERS", PAGE[PAGE.index('@register("router"'):PAGE.index('@register("variant"')].strip())
 OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+biased", "bits/moe-e2k1-h8-silu+expert_choice",
        "bits/tanh_glu-h8-silu", "add7/tanh_glu-h8-silu+d16", "bits/ffn-h8-silu@50:halve"]
 TRAIN = dict(stream="paired", until="full", quiet=True)
@@ -182,7 +159,8 @@ UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
 WRONG = {
     "a router of another shape": ("super().logits(held[:, :-1], x, c)", "super().logits(held, x, c)", OWN[1],
                                   "mine.py"),
-    "gates of another shape": ("return probs * taken", "return (probs * taken)[..., :1]", OWN[2],
+    "gates of another shape": ("return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)",
+                              "return probs[..., :1]", OWN[2],
                               "gates of .* expected shape"),
     "a variant of another width": (UNITS, 'return at("hidden", gate[..., :1])', OWN[3], "hidden of .* expected shape"),
     "targets that are no classes": ("(bits.sum(1) > 1).long()", "bits.sum(1)", OWN[0], "targets of shape"),
