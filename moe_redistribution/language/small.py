@@ -29,7 +29,9 @@ _USUAL = dict(layers="num_hidden_layers", d="hidden_size", heads="num_attention_
               h="intermediate_size", T="max_position_embeddings")
 SIZE_NAMES = {"olmoe": _USUAL | dict(E="num_experts", k="num_experts_per_tok"),
               "mixtral": _USUAL | dict(E="num_local_experts", k="num_experts_per_tok"),
-              "mistral": _USUAL, "llama": _USUAL,
+              "mistral": _USUAL, "llama": _USUAL, "qwen3": _USUAL | dict(d_head="head_dim"),
+              "qwen3_moe": _USUAL | dict(E="num_experts", k="num_experts_per_tok", h="moe_intermediate_size",
+                                         d_head="head_dim"),
               "gpt2": dict(layers="n_layer", d="n_embd", heads="n_head", h="n_inner", T="n_positions")}
 TOY = dict(layers=2, d=64, heads=4, E=8, k=2, T=96)
 _OWN = {"gpt2": dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)}
@@ -43,8 +45,8 @@ def small_config(family:str, d_vocab:int, **sizes):
     known = {*names, *hf.AutoConfig.for_model(family).to_dict()}
     for s in sizes: choose(f"size of {family}", s, sorted(known), "name a size that the family has")
     x = {n: v for n, v in TOY.items() if n in names} | sizes
-    x |= {n: v for n, v in dict(kv_heads=x["heads"], h=x["d"] * (1 if "E" in names else 4)).items()
-          if n in names and n not in x}
+    usual = dict(kv_heads=x["heads"], h=x["d"] * (1 if "E" in names else 4), d_head=max(1, x["d"] // x["heads"]))
+    x |= {n: v for n, v in usual.items() if n in names and n not in x}
     part = 2 * x["heads"]                                                # rotary positions take a head in pairs
     if x["d"] % part:
         refuse("d", f"a multiple of 2 × {x['heads']} heads", x["d"], max(1, x["d"] // part) * part, "change d")
@@ -61,7 +63,7 @@ def small_model(family:str, d_vocab:int, seed:int, experts=None, attention:str="
     if a width is no multiple of 8). Errors as `small_config`."""
     config = small_config(family, d_vocab, **sizes)
     if "E" in SIZE_NAMES[family]:
-        fits = not (config.hidden_size % 8 or config.intermediate_size % 8)
+        fits = not (config.hidden_size % 8 or getattr(config, SIZE_NAMES[family]["h"]) % 8)
         config._experts_implementation = experts or ("grouped_mm" if fits else "eager")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
