@@ -47,11 +47,13 @@ def checked_table(paths:Sequence, columns:Sequence[str], key:Sequence[str], numb
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #323fa08e
 def study_tables(name:str, data:str|Path=None, needed:bool=True) -> list:
-    """Where `name`.csv lies for every study that has one, each as committed: by the number of its paper, then by name.
+    """Where `name`.csv lies for every study that has one, each as committed: by the number of its paper, those
+    with printed values first, then by name.
 
     FileNotFoundError without a clone, if it is `needed`."""
     data = Path(data or DATA)
-    found = sorted(data.glob(f"*/{name}.csv"), key=lambda p: (_about(p.parent)[0], p.parent.name))
+    def place(p): return _about(p.parent)[0], not (p.parent / "values.csv").exists(), p.parent.name
+    found = sorted(data.glob(f"*/{name}.csv"), key=place)
     return [of_clone(p) for p in found or [data / f"{name}.csv"] * needed]
 
 def _about(folder):

@@ -36,6 +36,7 @@ SIZE_NAMES = {"olmoe": _USUAL | dict(E="num_experts", k="num_experts_per_tok"),
 TOY = dict(layers=2, d=64, heads=4, E=8, k=2, T=96)
 _OWN = {"gpt2": dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)}
 
+# %% ../../nbs/4b_language/01_small.ipynb #2051f2dd
 def small_config(family:str, d_vocab:int, **sizes):
     """A transformers configuration: `TOY`, h = d an expert or 4 d, no dropout, no special tokens; `sizes` go over it,
     by our names or the family's.

@@ -85,17 +85,27 @@ class LanguageRecipe:
     seed: int = 0
     def __post_init__(self):
         choose("schedule", self.schedule, list(SCHEDULES))
-        if isinstance(self.looks, int) and not 1 <= self.looks <= self.steps:
-            refuse("steps and looks", "1 look or more, at most one a step", (self.steps, self.looks),
-                   (max(1, self.steps), max(1, min(self.looks, self.steps))), "train longer or look less")
-        if (at := self.look_steps) != sorted({*at}) or at[0] < 1 or at[-1] != self.steps:
-            refuse("looks", f"steps that ascend from 1 on and end at {self.steps}", self.looks, self.steps, "add it")
-        for e, factor in self.rates:
-            if not 0 < factor < math.inf: refuse(f"rate of {e}", "a factor above 0", factor, 1, "0: name it in frozen")
-        if self.warmup is not None and not 0 <= self.warmup < 1:
-            refuse("warmup", "a share of the steps, from 0 to below 1", self.warmup, .02, "use a share")
+        self.check_looks(), self.check_rates()
 
 # %% ../../nbs/4b_language/02_training.ipynb #1fd55838
+@patch
+def check_looks(self:LanguageRecipe):
+    "ValueError for more looks than steps, or none, and for steps that do not ascend to the last."
+    if isinstance(self.looks, int) and not 1 <= self.looks <= self.steps:
+        refuse("steps and looks", "1 look or more, at most one a step", (self.steps, self.looks),
+               (max(1, self.steps), max(1, min(self.looks, self.steps))), "train longer or look less")
+    if (at := self.look_steps) != sorted({*at}) or at[0] < 1 or at[-1] != self.steps:
+        refuse("looks", f"steps that ascend from 1 on and end at {self.steps}", self.looks, self.steps, "add it")
+
+@patch
+def check_rates(self:LanguageRecipe):
+    "ValueError for a warm-up that is no share of the steps, and for factors of the rate that are not above 0."
+    if self.warmup is not None and not 0 <= self.warmup < 1:
+        refuse("warmup", "a share of the steps, from 0 to below 1", self.warmup, .02, "use a share")
+    for e, factor in self.rates:
+        if not 0 < factor < math.inf: refuse(f"rate of {e}", "a factor above 0", factor, 1, "0: name it in frozen")
+
+# %% ../../nbs/4b_language/02_training.ipynb #1fd55839
 @patch
 def lr_at(self:LanguageRecipe, step:int) -> float:
     "The learning rate of this step, counted from 0."
@@ -123,15 +133,19 @@ class LanguageTraining:
         self.optimiser = torch.optim.AdamW(self.by_rate(), lr=recipe.lr, betas=recipe.betas, fused=True,
                                            weight_decay=recipe.weight_decay)
         self.device, self.step, self.history = next(model.parameters()).device, 0, []
-    def by_rate(self) -> list:
-        "Groups of what moves, as an optimiser takes them, each with the `factor` of its learning rate."
-        factors = dict.fromkeys(self.moving, 1.)
-        for e, factor in self.recipe.rates:
-            for n in parameters_named(self.model, e):
-                if factors.get(n, 1.) != 1.: refuse(f"rate of {n}", "one", "two expressions that fit it", fix="split them")
-                if n in factors: factors[n] = factor
-        return [dict(params=[p for n, p in self.moving.items() if factors[n] == f], factor=f)
-                for f in dict.fromkeys(factors.values())]
+
+@patch
+def by_rate(self:LanguageTraining) -> list:
+    "Groups of what moves, as an optimiser takes them, each with the `factor` of its learning rate."
+    factors, given = dict.fromkeys(self.moving, 1.), set()
+    for e, factor in self.recipe.rates:
+        names = {*parameters_named(self.model, e)} & {*self.moving}
+        if twice := sorted(names & given):
+            refuse(f"rate of {twice[0]}", "one", "two expressions that fit it", fix="split them")
+        factors |= dict.fromkeys(names, factor)
+        given |= names
+    return [dict(params=[p for n, p in self.moving.items() if factors[n] == f], factor=f)
+            for f in dict.fromkeys(factors.values())]
 
 # %% ../../nbs/4b_language/02_training.ipynb #ace461b1
 @patch

@@ -162,6 +162,15 @@ def write(self:Planted, n:int, T:int, *seed) -> Judged:
     return _walk(self, n, T, at_random)
 
 @patch
+def log_probabilities(self:Planted, tokens:torch.Tensor) -> torch.Tensor:
+    "Log-probabilities (n, T, d_vocab) of every token, given all before it in `tokens` (n, T); float64."
+    reader, out = Reader(self, len(tokens)), []
+    for t in range(tokens.shape[1]):
+        out.append(reader.next().log())
+        reader.read(tokens[:, t])
+    return torch.stack(out, 1)
+
+@patch
 def judge(self:Planted, tokens:torch.Tensor) -> Judged:
     "What the language says of `tokens` (n, T), int64; an impossible token has log-probability -inf."
     if tokens.ndim != 2 or tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.d_vocab:
@@ -185,6 +194,13 @@ def kinds(self:Planted, tokens:torch.Tensor) -> torch.Tensor:
 
 @patch(as_prop=True)
 def kind_names(self:Planted): return PLANTED_KINDS
+
+@patch
+def class_of(self:Planted, kind:str) -> slice:
+    "The tokens that a token of this kind is one of: all markers, keys, values or words."
+    ends = [0, 3, 3 + self.n_keys, 3 + self.n_keys + self.n_values, self.d_vocab]
+    at = (0, 1, 2, 1, 2, 3, 3)[PLANTED_KINDS.index(choose("kind", kind, list(PLANTED_KINDS)))]
+    return slice(ends[at], ends[at + 1])
 
 # %% ../../nbs/1_tasks/04_text.ipynb #91cb48aa
 def _long_enough(tokens, T):
@@ -272,11 +288,16 @@ TEXT_KINDS = {"unknown": 0, "top10": 1, "top100": 11, "rarer": 101}             
 
 @patch
 def kinds(self:Text, tokens:torch.Tensor) -> torch.Tensor:
-    "How frequent each of `tokens` is in the training part, numbers in `kind_names`: the ten first types, the next ninety."
+    "How frequent each of `tokens` is in the training part, numbers in `kind_names`: the ten first types, the next 90."
     return torch.bucketize(tokens, torch.tensor([*TEXT_KINDS.values()]), right=True) - 1
 
 @patch(as_prop=True)
 def kind_names(self:Text): return tuple(TEXT_KINDS)
+
+@patch
+def class_of(self:Text, kind:str) -> slice:
+    "The tokens that a token of this kind may be mistaken for: all."
+    return slice(0, len(self.vocab))
 
 # %% ../../nbs/1_tasks/04_text.ipynb #2315d1a9
 def _characters(file, fix) -> str:

@@ -1,0 +1,87 @@
+"""A language model without its FFN: what the study's arms share, what it measures, and what its claims ask for."""
+import pytest
+import torch
+
+from moe_redistribution.language.small import small_model
+from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
+from moe_redistribution.studies.language_models.study import (LANGUAGE_ARMS, LM_PRESETS, SPEEDS, language_arm,
+                                                              language_model, rate_of)
+from moe_redistribution.tasks.text import Planted
+
+SIZES = dict(d=16, heads=2, T=16)
+TEXT = Planted(n_keys=4, n_values=6, n_words=12, window=16)
+
+
+def trained(arm, steps=3):
+    "(model before, model after a few steps of an arm)."
+    before, after = (language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES) for _ in range(2))
+    t = LanguageTraining(after, LanguageRecipe(steps, 1e-3, "constant", 0, 0, looks=1, **language_arm(f"{arm}/L2")[1]))
+    for i in range(steps): t.one_step(TEXT.batches(16, 4, 1)(i))
+    return before, after
+
+
+def moved(arm, part):
+    "Mean change of the parameters whose name has `part` in it."
+    before, after = trained(arm)
+    return {n: (p - after.get_parameter(n)).abs().mean().item() for n, p in before.named_parameters() if part in n}
+
+
+def test_a_frozen_router_does_not_move_and_a_router_of_the_balance_loss_does():
+    assert {*moved("frozen", ".gate.weight").values()} == {0.}
+    for arm in ("mixture", "top2", "switch"): assert min(moved(arm, ".gate.weight").values()) > 0, arm
+
+
+def test_the_text_teaches_a_router_only_with_two_experts_or_switch_weights():
+    def gradient(arm):
+        t = LanguageTraining(language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES), LanguageRecipe(3, looks=1))
+        t.gradients(TEXT.batches(16, 4, 1)(0))
+        return max(float(p.grad.norm()) for n, p in t.moving.items() if n.endswith(".gate.weight"))
+    assert gradient("mixture") < 1e-6 < 1e-4 < min(gradient("top2"), gradient("switch"))
+
+
+@pytest.mark.parametrize("arm, base, part, factor", [("slow", "dense", ".mlp.", .25),
+                                                     ("fast", "mixture", "experts", 4)])
+def test_an_arm_at_another_rate_differs_in_the_first_step_of_its_ffn_alone(arm, base, part, factor):
+    def first(a):
+        before, after = trained(a, 1)
+        return {n: (p - after.get_parameter(n)).abs().mean().item() for n, p in before.named_parameters()}
+    own, plain = first(arm), first(base)
+    for n in own:
+        if ".gate.weight" in n and arm == "fast": continue
+        assert own[n] == pytest.approx(plain[n] * (factor if part in n else 1), rel=.02), n
+
+
+def test_an_arm_without_ffn_says_what_the_rest_says():
+    model = language_model("none/L2", TEXT.d_vocab, 1, SIZES)
+    tokens = TEXT.heldout(16, 4)[:, :-1]
+    whole = model(input_ids=tokens).logits
+    for layer in model.model.layers: layer.mlp = torch.nn.Identity()
+    for layer in model.model.layers: layer.mlp.forward = torch.zeros_like
+    assert torch.equal(model(input_ids=tokens).logits, whole)
+    assert {*moved("none", ".mlp.").values()} == {0.}
+
+
+def test_switch_weights_multiply_and_renormalised_ones_do_not():
+    for whole in (True, False):
+        model = small_model("qwen3_moe", 20, 0, d=16, heads=2, E=4, k=1, h=8, norm_topk_prob=whole)[0]
+        _, weights, _ = model.model.layers[0].mlp.gate(torch.randn(5, 16))
+        assert bool((weights == 1).all()) == whole and (weights > .2).all()
+
+
+def test_arms_at_another_rate_stand_for_points_of_the_sweep():
+    "`speed` leaves out what `night` has under another name, which is right while the rates are the same."
+    x = LM_PRESETS["night"].settings["lr"]
+    assert x["slow"] == x["dense"] and x["fast"] == x["mixture"]
+    assert language_arm("slow/L3") == language_arm("dense_x0.25/L3")
+    assert language_arm("fast/L3") == language_arm("mixture_x4/L3")
+    both = {(a, f) for a in ("dense", "mixture") for f in SPEEDS}
+    names = [a.partition("/")[0].partition("_x") for a in LM_PRESETS["speed"].arms]
+    own = {(a, float(f)) for a, _, f in names}
+    assert both - own == {("dense", 1.), ("dense", .25), ("mixture", 1.), ("mixture", 4.)}
+
+
+def test_no_pilot_seed_is_in_another_preset():
+    decide = [p for n, p in LM_PRESETS.items() if n != "pilot"]
+    assert all(set(own) <= set(range(1, 17)) for p in decide for own in p.arms.values())
+    assert all(rate_of(a, p.settings) for n, p in LM_PRESETS.items() for a in p.arms if a != "nulls")
+    assert {a.partition("/")[0] for a in LM_PRESETS["night"].arms} == {*LANGUAGE_ARMS, "nulls"}
