@@ -134,6 +134,7 @@ class LanguageTraining:
                                            weight_decay=recipe.weight_decay)
         self.device, self.step, self.history = next(model.parameters()).device, 0, []
 
+# %% ../../nbs/4b_language/02_training.ipynb #eb15b390
 @patch
 def by_rate(self:LanguageTraining) -> list:
     "Groups of what moves, as an optimiser takes them, each with the `factor` of its learning rate."

@@ -265,6 +265,7 @@ def put_attribution(self:LanguageTrial, windows=32):
                 self.put("logit_difference", (right[part] - wrong[part])[0][on].mean(), site="logits", unit=part,
                          stratum=kind, n_examples=int(on.sum()))
 
+# %% ../../../nbs/6_studies/language_models/02_study.ipynb #fdc59407
 @patch
 def put_patterns(self:LanguageTrial, windows=32):
     "Rows `to_self` and `to_source` of every head: its attention on the current token, and on the value asked for."
