@@ -79,6 +79,7 @@ def tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tenso
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #8e22ca1f
 EVERY = ("zero", "intact_mean", "intact_all", "intact_kind", "intact_other", "mean")
 
+# %% ../../../nbs/6_studies/language_models/02_study.ipynb #6e5e4fc9
 class KindJudge:
     "A model that is judged on held-out windows (n, T + 1) of a text, by kind of the token that is to be said."
     def __init__(self, model, text, windows:torch.Tensor):
@@ -147,11 +148,14 @@ class LanguageTrial:
     def put(self, metric, value, **labels):
         labels = dict(condition=self.arm, stream="paired") | labels
         self.found.append(rows([float(value)], [self.seed], metric=metric, **labels))
-    def put_means(self, means:dict, kinds=SCORED, judge=None, **labels):
-        "Rows of what `KindJudge.means` gives, of some kinds."
-        for (metric, kind), x in means.items():
-            if kind in kinds:
-                self.put(metric, x, stratum=kind, n_examples=(judge or self.judge).n_examples(kind), **labels)
+
+# %% ../../../nbs/6_studies/language_models/02_study.ipynb #ce220a2d
+@patch
+def put_means(self:LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels):
+    "Rows of what `KindJudge.means` gives, of some kinds."
+    for (metric, kind), x in means.items():
+        if kind not in kinds: continue
+        self.put(metric, x, stratum=kind, n_examples=(judge or self.judge).n_examples(kind), **labels)
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #fe9e8c43
 ALONG = [("none", "none"), ("L*.ffn_out", "zero"), ("L*.ffn_out", "intact_mean"), ("L*.attn_out", "intact_mean")]
