@@ -122,7 +122,7 @@ def test_recorded_rows_are_answers_to_questions_that_are_asked_in_every_window()
     asked = {"smollm2": (questions(30), 16), "mixtral": (MIXTURE_QUESTIONS, 4)}
     for (model, *question), own in rows.groupby(["model", "site", "edit"]):
         assert tuple(question) in asked[model][0] and own["window"].tolist() == [*range(asked[model][1])]
-    assert rows["loss"].between(0, 30).all() and rows["accuracy"].between(0, 1).all()
+    assert rows["loss"].between(0, 40).all() and rows["accuracy"].between(0, 1).all()
 
 
 @pytest.mark.audit
