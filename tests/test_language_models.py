@@ -1,4 +1,4 @@
-"""A language model without its FFN: what the study's arms share, what it measures, and what its claims ask for."""
+"""A language model without its FFN: how the study's arms differ, and which seeds are its pilot's."""
 import pytest
 import torch
 

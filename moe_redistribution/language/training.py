@@ -39,7 +39,7 @@ def linear(step:int, steps:int, warmup:float=.2) -> float:
     return (step + 1) / (up + 1) if step < up else (steps - step) / (steps - up)
 
 def constant(step:int, steps:int, warmup:float=.02) -> float:
-    "In a line up to 1, then 1: a look at step n sees what a training of n steps would have ended with."
+    "In a line up to 1, then 1: but for the warm-up, a look at step n sees what a training of n steps ends with."
     return min(1., (step + 1) / (warmup * steps + 1))
 
 SCHEDULES = dict(one_cycle=one_cycle, cosine=cosine, linear=linear, constant=constant)

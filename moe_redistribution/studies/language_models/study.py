@@ -108,7 +108,7 @@ class KindJudge:
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f17bb7a
 @patch
 def edits(self:KindJudge, site:str, how:str) -> dict:
-    "What `ablate` is told, for a word of the table above."
+    "What `ablate` is told where a site, such as `L*.ffn_out`, is replaced by a word of `EVERY`."
     if how in ("zero", "mean"): return {site: how}
     sites = [n for n in self.s.sites if re.fullmatch(site.replace("*", r"\d+").replace(".", r"\."), n)]
     was = trace(self.s, self.tokens, keep=sites)
@@ -374,7 +374,7 @@ def put_whereabouts(self:LanguageTrial):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #45ab3fd2
 LM_RATES = dict.fromkeys(LANGUAGE_ARMS, 1e-3)
-LM_SECONDS = {1: .013, 2: .023, 3: .032, 4: .043}                             # of one of two busy cores, by layers
+LM_SECONDS = {1: .016, 2: .027, 3: .037, 4: .047}          # a step on a busy core; 1 and 3 layers measured, 2 and 4 not
 
 def language_settings(steps=1500, heldout=128, text="planted", lr=None, full=True, refit=0, level=2.2, **sizes):
     looks = sorted({n for n in (10, 30, 100) if n < steps} | {steps * i // 15 for i in range(1, 16) if steps * i // 15})
