@@ -373,7 +373,7 @@ def put_whereabouts(self:LanguageTrial):
         self.found.append(found[found["metric"] == "covariance"])
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #45ab3fd2
-LM_RATES = dict.fromkeys(LANGUAGE_ARMS, 1e-3)
+LM_RATES = dict.fromkeys(LANGUAGE_ARMS, 1e-3) | {"fast": .0005}
 LM_SECONDS = {1: .016, 2: .027, 3: .037, 4: .047}          # a step on a busy core; 1 and 3 layers measured, 2 and 4 not
 
 def language_settings(steps=1500, heldout=128, text="planted", lr=None, full=True, refit=0, level=2.2, **sizes):
