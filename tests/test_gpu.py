@@ -132,6 +132,13 @@ def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_t
                                            rtol=1e-3, atol=2e-3)
 
 
+def test_a_deadline_that_a_core_could_not_keep_stops_no_gpu(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr("moe_redistribution.training.groups.expected_seconds", lambda *_: 1e6)
+    begun = lambda device: train("add7/moe-e4k1-h8-silu+d16", [1], steps=100, root=tmp_path / device, device=device,
+                                 executor="here", quiet=True, budget=300.)
+    assert len(begun("cpu")) == 0 and len(begun("cuda")) == 1
+
+
 @pytest.mark.audit
 def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu, often, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))

@@ -2,10 +2,11 @@
 import pytest
 import torch
 
+from moe_redistribution.evidence.claims import Claim, claims, seed_list, statements
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
-from moe_redistribution.studies.language_models.study import (LANGUAGE_ARMS, LM_PRESETS, SPEEDS, language_arm,
-                                                              language_model, rate_of)
+from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, REFITS, SPEEDS, STUDY,
+                                                              language_arm, language_model, rate_of, tempered_loss)
 from moe_redistribution.tasks.text import Planted
 
 SIZES = dict(d=16, heads=2, T=16)
@@ -71,13 +72,21 @@ def test_switch_weights_multiply_and_renormalised_ones_do_not():
 def test_arms_at_another_rate_stand_for_points_of_the_sweep():
     "`speed` leaves out what `night` has under another name, which is right while the rates are the same."
     x = LM_PRESETS["night"].settings["lr"]
-    assert x["slow"] == x["dense"] and x["fast"] == x["mixture"]
+    assert x["slow"] == x["dense"] and x["fast"] != x["mixture"]
     assert language_arm("slow/L3") == language_arm("dense_x0.25/L3")
-    assert language_arm("fast/L3") == language_arm("mixture_x4/L3")
+    assert language_arm("fast/L3") == language_arm("mixture_x4/L3") and "mixture_x4/L3" in LM_PRESETS["speed"].arms
     both = {(a, f) for a in ("dense", "mixture") for f in SPEEDS}
     names = [a.partition("/")[0].partition("_x") for a in LM_PRESETS["speed"].arms]
     own = {(a, float(f)) for a, _, f in names}
-    assert both - own == {("dense", 1.), ("dense", .25), ("mixture", 1.), ("mixture", 4.)}
+    assert both - own == {("dense", 1.), ("dense", .25), ("mixture", 1.)}
+
+
+def test_a_word_that_cannot_follow_does_not_spoil_the_best_factor():
+    p, truth = torch.tensor([.8, .2, 0., 0.]), torch.tensor([0, 0, 0, 0, 1])
+    found, factor = tempered_loss(p.log().expand(5, 4), truth)
+    entropy = torch.distributions.Categorical(p[:2]).entropy().item()
+    assert found == pytest.approx(entropy, abs=1e-3) and factor == pytest.approx(1, abs=.02)
+    with pytest.raises(ValueError, match="got NaN"): tempered_loss(p[:, None].log().mT.expand(5, 4) * 0, truth)
 
 
 def test_no_pilot_seed_is_in_another_preset():
@@ -85,3 +94,19 @@ def test_no_pilot_seed_is_in_another_preset():
     assert all(set(own) <= set(range(1, 17)) for p in decide for own in p.arms.values())
     assert all(rate_of(a, p.settings) for n, p in LM_PRESETS.items() for a in p.arms if a != "nulls")
     assert {a.partition("/")[0] for a in LM_PRESETS["night"].arms} == {*LANGUAGE_ARMS, "nulls"}
+
+
+def test_every_line_asks_for_a_row_that_the_study_measures():
+    BRIEFLY = ("none", *EVERY[:2])
+    measured = {("L*.ffn_out", e) for e in (*EVERY, *REFITS)} | {("none", "none"), ("L*", "zero")}
+    lines = [c for t in (claims(), statements()) for c in Claim.of(t[t["instrument"] == "language_models"])]
+    assert len(lines) > 80
+    for c in lines:
+        for r in c.readings:
+            for name in r.condition.replace("|", " ").split():
+                _, _, preset = name.partition("/")[0].partition(".")
+                arm = name.partition("/")[2].removesuffix("/equal")
+                assert set(seed_list(r.seeds)) <= set(STUDY.presets[preset].arms[arm]), c
+            assert (r.site, r.edit) in measured, c
+            assert preset == "night" or r.edit in BRIEFLY, c
+            assert r.stratum in (("all",) if preset == "kjv" else ("word", "value")), c
