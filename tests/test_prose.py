@@ -109,7 +109,8 @@ def minus_in_notes(page):
              for c in re.findall(r"<td[^>]*>(.*?)</td>|<p>(Notes: .*?)</p>", text, re.S) for c in c if c]
     with_what = (r"(?:a|an|the|one|none|no|what|with|after|that|those|dense|narrow|slow|mixture|learned|frozen|"
                  r"multiples|chance|k|loss|started)\b")
-    return [m for c in cells for m in re.findall(rf"\w+[,;]? less {with_what}.{{0,20}}", re.sub("<[^>]*>", " ", c))]
+    minus = rf"\b(?!the\b)\w+[,;]? less {with_what}.{{0,20}}"
+    return [m for c in cells for m in re.findall(minus, re.sub("<[^>]*>", " ", c))]
 
 
 def hyphens_for_minus(page):

@@ -65,7 +65,8 @@ _SHARE = """digits digits_no_copy exact attn_share attn_share_centred 1_-_attn_s
 rank1_share_centred attn_lift flip drop count_accuracy answer_accuracy accuracy says_rule no_ffn right recalled share
 capture lost_share explained_ahead knowledge_above unseen_above""".split()
 _UNITS = {**{m.replace("_-_", " - "): "points" for m in _SHARE}, "loss": "nats", "damage": "nats", "entropy": "nats",
-         "damage_fitted": "nats", "epoch": "epochs to 99%", "epoch_restricted": "epochs to 99%", "nmi_min": "NMI",
+         "damage_fitted": "nats", "tempered": "nats", "bigram_loss": "nats",
+         "epoch": "epochs to 99%", "epoch_restricted": "epochs to 99%", "nmi_min": "NMI",
          "nmi_arithmetic": "NMI", "log10_error": "powers of ten", "capacity": "entries"}
 
 def reading_text(c, which, s, places:int=1) -> str:

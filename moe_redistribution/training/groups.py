@@ -181,8 +181,7 @@ def train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", unti
     c = check_work(c, seeds, stream, until)
     every, steps, path = RECIPES[c.task]["eval_every"], check_steps(c, steps), group_path(store, c, seeds, stream)
     with suppress(Timeout), store.locked(c, seeds, stream, deadline):
-        pace = expected_seconds(c, every * len(seeds)) if torch.device(device).type == "cpu" else 0.   # known of a core
-        in_time = Watch(deadline, pace, save_every)                                             # waiting is no interval
+        in_time = Watch(deadline, (device == "cpu") * expected_seconds(c, every * len(seeds)), save_every)  # of a core
         members = gather_members(store, c, seeds, stream, until, steps, device, measures)
         while members is not None and members.seeds and in_time():
             done, timely = done_members(members, until, steps), True

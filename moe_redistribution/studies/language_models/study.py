@@ -398,7 +398,7 @@ def of_depths(depths, arms=LANGUAGE_ARMS): return [f"{a}/L{l}" for l in depths f
 PILOT_RATES, SPEEDS = (.0005, .001, .002, .004), (.125, .25, .5, 1., 2., 4., 8.)
 SIXTEEN, EIGHT, TEXT_ARMS = range(1, 17), range(1, 9), ("dense", "narrow", "slow", "mixture", "none")
 COMMON_RATE = .004
-_STANDS_FOR = {("dense", 1.), ("dense", .25), ("mixture", 1.)}                # arms of `night`; `fast` has a rate of its own
+_STANDS_FOR = {("dense", 1.), ("dense", .25), ("mixture", 1.)}         # arms of `night`; `fast` has a rate of its own
 LM_SWEEP = [f"{a}_x{x:g}/L3" for a in RATED for x in SPEEDS if (a, x) not in _STANDS_FOR]
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #f6ca4293
