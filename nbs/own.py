@@ -1,7 +1,6 @@
 """Two tasks, two routers and an FFN of one's own, each registered by one call."""
 import numpy as np, pandas as pd, torch
 from moe_redistribution.models.condition import RECIPES
-from moe_redistribution.models.population import forward
 from moe_redistribution.models.routers import Router
 from moe_redistribution.models.variants import Gated
 from moe_redistribution.tasks.kinds import register
@@ -33,30 +32,19 @@ def sort():
     return sequence("sort", asked, np.sort(asked), "abcdefghijklmnop",
                     strata=pd.DataFrame({"distinct": [len(set(x)) for x in asked.tolist()]}), by=("distinct",))
 
-@register("router", "biased")
-class Biased(Router):
-    "DeepSeek-V3's: a sigmoid, and a bias that follows the load instead of a balance loss. The bias only chooses."
-    def shape(self, c, t): return c.d_model + 1, c.n_experts
-    def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
-    def logits(self, held, x, c): return super().logits(held[:, :-1], x, c)
-    def probs(self, logits, held, c): return logits.sigmoid()
-    def gates(self, probs, held, c):
-        chosen = (probs + held[:, -1, None, None]).topk(c.top_k, -1).indices
-        kept = torch.zeros_like(probs).scatter(-1, chosen, probs.gather(-1, chosen))
-        return kept / kept.sum(-1, keepdim=True)
-    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
-    def after(self, params, tokens, c):
-        with torch.no_grad():
-            forward(params, tokens, c, sink=(sink := {}))
-            load = (sink["gates"] > 0).float().mean((1, 2))
-            params["W_router"][:, 0, -1] += 0.01 * (load.mean(-1, keepdim=True) - load).sign()
+@register("router", "cosine")
+class Cosine(Router):
+    "Cosines of the stream with a direction for each expert, divided by a temperature (X-MoE, 2022)."
+    temperature = 0.1
+    def logits(self, held, x, c):
+        return super().logits(held / held.norm(dim=1, keepdim=True), x / x.norm(dim=-1, keepdim=True), c) / self.temperature
 
-@register("router", "expert_choice")
-class ExpertChoice(Router):
-    "Each expert takes its share of the inputs of a batch, at each position."
-    def gates(self, probs, held, c):
-        n = max(1, probs.shape[1] * c.top_k // c.n_experts)
-        return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)
+@register("router", "relu")
+class Rectified(Router):
+    "Weights are what a ReLU leaves, so that a token has as many experts as it needs (ReMoE, 2024)."
+    def probs(self, logits, held, c): return logits.relu()
+    def gates(self, probs, held, c): return probs
+    def balance(self, probs, g, c): return probs.mean((1, 2, 3))
 
 @register("variant", "bilinear")
 class Bilinear(Gated):

@@ -263,7 +263,7 @@ def test_what_a_file_registers_is_trained_and_measured_from_the_command_line(exe
 
 def test_kinds_lists_what_a_file_registers_and_a_study_needs_no_name(mine, capsys, tmp_path):
     assert main(["kinds", "router", "--import", mine, "--csv"]) == 0
-    assert "router,biased," in (said := capsys.readouterr().out) and said.count("mine.py") == 2
+    assert "router,cosine," in (said := capsys.readouterr().out) and said.count("mine.py") == 2
     assert main(["study", "--import", mine, "--executor", "here", "--out", str(tmp_path / "rows.csv")]) == 0
     assert pd.read_csv(tmp_path / "rows.csv")["value"].tolist() == [3, 3]
 

@@ -72,7 +72,7 @@ def run(arm, seeds, settings, desk): return rows([LENGTH] * len(seeds), seeds, c
 register("study", "words", Study("words", "How long?", {"small": Preset("", {"a": [1, 2]})}, run, lambda *a: 1.))
 register("family", "halved", Family(scale=.5))
 '''.replace("ROUTERS", PAGE[PAGE.index('@register("router"'):PAGE.index('@register("variant"')].strip())
-OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+biased", "bits/moe-e2k1-h8-silu+expert_choice",
+OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+cosine", "bits/moe-e2k1-h8-silu+relu",
        "bits/tanh_glu-h8-silu", "add7/tanh_glu-h8-silu+d16", "bits/ffn-h8-silu@50:halve"]
 TRAIN = dict(stream="paired", until="full", quiet=True)
 
@@ -101,8 +101,8 @@ def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(
     import_file(mine)
     listed = {(x["kind"], x["name"]): x for x in kinds.registered_things()}
     own = {k for k, x in listed.items() if x["origin"] == "mine.py"}
-    assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "biased"), ("event", "halve"),
-                   ("router", "expert_choice"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words"),
+    assert own == {("task", "bits"), ("recipe", "bits"), ("rules", "bits"), ("router", "cosine"), ("event", "halve"),
+                   ("router", "relu"), ("variant", "tanh_glu"), ("instrument", "norms"), ("study", "words"),
                    ("family", "halved")}
     assert {k for k, _ in listed} == set(KIND_TABLES) and all(x["about"] for x in listed.values())
     assert listed["task", "bits"]["about"] == "Are there two or more ones among four bits?"
@@ -346,7 +346,7 @@ SCRIPT = MINE + '''
 if __name__ == "__main__":
     import sys
     from moe_redistribution.training.groups import train
-    table = train("bits/moe-e4k2-h16-silu+biased", [1, 2], root=sys.argv[1], executor=sys.argv[2], stream="paired",
+    table = train("bits/moe-e4k2-h16-silu+cosine", [1, 2], root=sys.argv[1], executor=sys.argv[2], stream="paired",
                   until="full", quiet=True, group_size=1, steps=50)
     print(len(table))
 '''

@@ -13,8 +13,8 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import gradients
 
 NBS = Path(__file__).parent.parent / "nbs"
-ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+biased",
-        "moe-e4k2-h64-silu+expert_choice"]
+ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+cosine",
+        "moe-e4k2-h64-silu+relu"]
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +49,16 @@ def test_every_arm_of_the_page_learns_from_every_weight(task, arm):
     assert loss.isfinite().all() and {n for n, g in grads.items() if g is None or not g.any()} <= {"b_up"}
 
 
-def test_expert_choice_gives_each_expert_its_share_and_the_biased_router_gives_each_token_its_own():
+def test_a_cosine_hears_no_length_and_a_relu_gives_tokens_as_many_experts_as_they_need():
     for arm in ARMS[3:]:
-        params = init(f"sort/{arm}", [torch.Generator().manual_seed(s) for s in (1, 2)])
-        forward(params, some("sort")[0], condition(f"sort/{arm}"), sink=(sink := {}))
-        taken = sink["gates"] > 0
-        if "choice" in arm: assert (taken.sum(1) == 16).all()               # half of 32 inputs, at each position
-        else:
-            assert (taken.sum(-1) == 2).all()
-            torch.testing.assert_close(sink["gates"].sum(-1), torch.ones(taken.shape[:-1]))
+        c = condition(f"sort/{arm}")
+        params = init(c, [torch.Generator().manual_seed(s) for s in (1, 2)])
+        forward(params, some("sort")[0], c, sink=(sink := {}))
+        x, W = sink["resid_mid"], params["W_router"][:, 0]
+        one, two = (c.routing.logits(W, a * x, c) for a in (1., 2.))
+        torch.testing.assert_close(two, one if "cosine" in arm else 2 * one)
+        taken = (sink["gates"] > 0).sum(-1)
+        assert (taken == 2).all() if "cosine" in arm else len(taken.unique()) > 2 and sink["gates"].min() == 0
 
 
 def test_the_page_asks_trains_opens_draws_and_judges_in_forty_lines():

@@ -17,7 +17,8 @@ from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, cached_by_kind
 from ..tasks.task import TASKS, Task, get_task
-from .routers import ROUTERS, Router
+from .routers import Router
+from .more_routers import ROUTERS
 from .variants import VARIANTS, Variant, check_variant
 from .events import (ATTENTION, EMBEDDINGS, EVENTS, EXPERTS, NUMBER, fields_of, read_events,
                                               in_new_names,

@@ -1,0 +1,94 @@
+"""Routers of other papers do what those papers say."""
+import pytest
+import torch
+
+from moe_redistribution.language.small import with_transformers
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.ffn import gates, route
+from moe_redistribution.models.population import forward, init, loss
+from moe_redistribution.models.routers import ROUTERS
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.engine import fast_loss
+from moe_redistribution.training.loop import init_members, train_interval, unflatten
+
+WORDS = ("hashed", "placed", "biased", "expert_choice")
+
+
+def drawn(name, seeds=(1, 2)): return init(name, [torch.Generator().manual_seed(s) for s in seeds])
+
+
+def test_a_biased_router_weighs_experts_as_transformers_deepseek_v3_does():
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+    hf, c, g = with_transformers(), condition("add7/moe-e4k2-h256-silu+biased"), torch.Generator().manual_seed(0)
+    x, W, bias = torch.randn(1, 1, 50, 64, generator=g), torch.randn(64, 4, generator=g), torch.randn(4, generator=g)
+    config = hf.DeepseekV3Config(hidden_size=64, moe_intermediate_size=8, n_routed_experts=4, num_experts_per_tok=2,
+                                 n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.)
+    block = DeepseekV3MoE(config)
+    block.gate.weight.data, block.gate.e_score_correction_bias.data = W.T.contiguous(), bias
+    seen = []
+    block.experts.forward = lambda hidden, index, weights: seen.append((index, weights)) or torch.zeros_like(hidden)
+    with torch.no_grad(): block(x[0])
+    index, weights = seen[0]
+    _, own, balance = route(torch.cat([W, bias[None]])[None], x, c)
+    torch.testing.assert_close(own[0, 0], torch.zeros(50, 4).scatter(1, index, weights))
+    assert balance.tolist() == [0] and (own[0, 0] > 0).sum(1).eq(2).all()
+
+
+def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_else_moves():
+    c = condition("add7/moe-e4k1-h256-silu+biased+L2")
+    params, tokens = drawn(c), get_task("add7").tokens[None, :200].expand(2, -1, -1)
+    before = {n: v.clone() for n, v in params.items()}
+    forward(params, tokens, c, sink=(sink := {}))
+    c.routing.after(params, tokens, c)
+    for l in range(2):
+        load = (sink[f"L{l}.gates"] > 0).float().mean((1, 2))
+        moved = (params["W_router"] - before["W_router"])[:, l, -1]
+        torch.testing.assert_close(moved, .01 * (load.mean(1, keepdim=True) - load).sign())
+    before["W_router"][:, :, -1] = params["W_router"][:, :, -1]
+    assert all(torch.equal(v, before[n]) for n, v in params.items())
+
+
+def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_position():
+    c = condition("add7/moe-e4k1-h256-silu+expert_choice")
+    forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
+    probs, own = sink["router_probs"], sink["gates"]
+    for s, t, e in [(0, 3, 0), (1, 4, 2), (0, 6, 3)]:           # before, inputs are alike
+        best = sorted(range(40), key=lambda b: -probs[s, b, t, e])[:10]
+        assert own[s, :, t, e].nonzero().flatten().tolist() == sorted(best)
+        torch.testing.assert_close(own[s, best, t, e], probs[s, best, t, e])
+
+
+def test_a_hash_gives_a_token_one_expert_everywhere_and_a_place_one_to_every_token():
+    t, on = get_task("add7"), {}
+    for w in WORDS[:2]:
+        c = condition(f"add7/moe-e4k1-h256-silu+{w}")
+        forward(drawn(c), t.tokens, c, sink=(sink := {}))
+        on[w] = sink["gates"].argmax(-1)
+    for s in range(2):
+        assert all(len(on["hashed"][s][t.tokens == v].unique()) == 1 for v in t.tokens.unique())
+    assert (on["placed"] == torch.arange(t.n_ctx) % 4).all()
+    own = condition("add7/moe-e4k1-h256-silu+hashed")
+    experts = ROUTERS["hashed"].begin({}, own, t, torch.Generator().manual_seed(3))[0, 0].argmax(-1).bincount()
+    assert experts.max() - experts.min() <= 1                                            # tokens of the vocabulary
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("word", WORDS)
+def test_each_is_trained_by_the_gradient_of_the_plain_pass(word, k):
+    c, t = condition(f"add7/moe-e4k{k}-h256-silu+{word}"), get_task("add7")
+    params, at = drawn(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
+    for a, b in zip(fast_loss(params, *at, c), loss(params, *at, c)): torch.testing.assert_close(a, b)
+    members = init_members(c, [1, 2], "paired")
+    first = unflatten(members.w.clone(), c)["W_router"]
+    before, after = train_interval(members, 5), train_interval(members, 5)
+    moved = (unflatten(members.w, c)["W_router"] - first).abs()
+    assert (after < before).all() and moved.any() == (word in WORDS[2:])
+    if word in WORDS[2:]: assert moved[:, 0, :64].any()                                  # the map learns, not the bias alone
+
+
+def test_a_token_that_no_expert_takes_gets_nothing_from_the_ffn():
+    c = condition("add7/moe-e4k1-h256-silu+expert_choice")
+    forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
+    none = (sink["gates"] == 0).all(-1)
+    assert none.any() and not sink["ffn_out"][none].any() and sink["ffn_out"][~none].any(-1).all()
+    assert not gates(sink["router_probs"], c)[none].eq(0).all(-1).any()                  # the usual rule gives each one
