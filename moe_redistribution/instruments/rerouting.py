@@ -139,6 +139,7 @@ def gradient_norms(params:dict, c:str|Condition, tokens:torch.Tensor=None, targe
         own = [n for n in one if n in ("W_gate", "W_up", "b_up", "W_down", "b_down")]
         task, balance = loss(one, tokens, targets, c)
         def norm(value, names):                            # None where no path leads from the loss to the parameter
+            if not value.requires_grad: return torch.zeros(()).double()              # a router without balance loss
             grads = torch.autograd.grad(value, [one[n] for n in names], retain_graph=True, allow_unused=True)
             squares = [x.double().square().sum() for x in grads if x is not None]
             return torch.stack(squares).sum().sqrt() if squares else torch.zeros(()).double()

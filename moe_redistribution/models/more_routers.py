@@ -28,7 +28,7 @@ class Placed(Tokens):
 # %% ../../nbs/2_models/01c_more_routers.ipynb #1531fa52
 class Biased(Router):
     "A sigmoid, and a bias that follows the load instead of a balance loss. The bias only chooses (DeepSeek-V3, 2.1.2)."
-    pace = .01                                          # by which a bias moves in a step; the paper has .001
+    pace = .001                                         # by which a bias moves in a step
 
     def shape(self, c, t): return c.d_model + 1, c.n_experts
     def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
