@@ -3611,6 +3611,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                           'moe_redistribution/studies/routers/study.py'),
                                                           'moe_redistribution.studies.routers.study.ToyTrial.put': ( '6_studies/routers/study.html#toytrial.put',
                                                                                                                      'moe_redistribution/studies/routers/study.py'),
+                                                          'moe_redistribution.studies.routers.study.ToyTrial.put_distance': ( '6_studies/routers/study.html#toytrial.put_distance',
+                                                                                                                              'moe_redistribution/studies/routers/study.py'),
                                                           'moe_redistribution.studies.routers.study.ToyTrial.put_toy_routes': ( '6_studies/routers/study.html#toytrial.put_toy_routes',
                                                                                                                                 'moe_redistribution/studies/routers/study.py'),
                                                           'moe_redistribution.studies.routers.study.ToyTrial.put_toy_scores': ( '6_studies/routers/study.html#toytrial.put_toy_scores',

@@ -6,7 +6,8 @@
 __all__ = ['ROUTER_ARMS', 'RouterArm', 'router_arm', 'toy_name', 'arm_model', 'arm_recipe']
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #3773c0cf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+import re
 
 from ...tasks.errors import choose, refuse
 from ...language.routers import OWN_ROUTERS, put_router
@@ -34,12 +35,13 @@ ROUTER_ARMS = {
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #dc47657e
 def router_arm(name:str) -> RouterArm:
-    "The arm of a name such as `switch` or `top2-e8`. ValueError for another, and for experts of a dense FFN."
-    word, _, experts = name.partition("-e")
+    "The arm of a name such as `switch`, `top2-e8` or `switch-e8k4`. ValueError for another, and for experts of a dense FFN."
+    word, _, experts = name.partition("-")
     arm = ROUTER_ARMS[choose("arm", word, list(ROUTER_ARMS))]
     if not experts: return arm
-    if arm.E == 1 or not experts.isdigit(): refuse(f"arm {name}", "a number of experts of a mixture", repr(experts), 8, "write switch-e8")
-    return RouterArm(int(experts), arm.k, arm.gate, arm.router, arm.balance)
+    if arm.E == 1 or not (found := re.fullmatch(r"e(\d+)(?:k(\d+))?", experts)):
+        refuse(f"arm {name}", "experts of a mixture, as -e8 or -e8k4", repr(experts), "-e8", "write switch-e8")
+    return replace(arm, E=int(found[1]), k=int(found[2] or arm.k))
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #29538a23
 def toy_name(task:str, name:str, h:int, activation:str, lr:float=None, more:str="") -> str:

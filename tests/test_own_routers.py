@@ -1,0 +1,85 @@
+"""Routers that take the place of a transformers model's own."""
+from copy import deepcopy
+
+import pytest
+import torch
+
+from moe_redistribution.language.opened import LanguageModel
+from moe_redistribution.language.routers import OWN_ROUTERS, after_step, put_router
+from moe_redistribution.language.small import next_token_loss, small_model
+from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
+
+TOKENS = torch.randint(0, 50, (8, 13), generator=torch.Generator().manual_seed(1))
+
+
+def mixture(word="", k=1):
+    model = small_model("qwen3_moe", 50, 1, d=16, h=8, heads=2, E=4, k=k, T=16, norm_topk_prob=True)[0]
+    return put_router(model, word, 1) if word else model
+
+
+def gate(model, l=0): return model.model.layers[l].mlp.gate
+
+
+@pytest.mark.parametrize("word", OWN_ROUTERS)
+def test_no_router_sees_what_comes_after_a_token(word):
+    model, other = mixture(word).eval(), TOKENS.clone()
+    other[:, -1] = (other[:, -1] + 7) % 50
+    with torch.no_grad(): a, b = (model(input_ids=x).logits for x in (TOKENS, other))
+    torch.testing.assert_close(a[:, :-1], b[:, :-1])
+    assert not torch.allclose(a[:, -1], b[:, -1])
+
+
+@pytest.mark.parametrize("word", OWN_ROUTERS)
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
+    def training():
+        return LanguageTraining(mixture(word), LanguageRecipe(6, looks=1), next_token_loss, after_step)
+    whole, first, second = training(), training(), training()
+    for _ in range(6): whole.one_step(TOKENS)
+    for _ in range(3): first.one_step(TOKENS)
+    tensors, info = first.state()
+    second.take_up({n: t.clone() for n, t in tensors.items()}, deepcopy(info))
+    for _ in range(3): second.one_step(TOKENS)
+    for (n, a), b in zip(whole.model.state_dict().items(), second.model.state_dict().values()): assert torch.equal(a, b), n
+
+
+def test_sigmoids_weigh_experts_as_transformers_deepseek_v3_does():
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+    own, x = gate(mixture("biased", k=2)), torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(2))
+    own.bias.copy_(torch.tensor([.3, -.2, .1, 0.])), own.weight.data.mul_(20)
+    block = DeepseekV3MoE(DeepseekV3Config(hidden_size=16, moe_intermediate_size=8, n_routed_experts=4,
+                                           num_experts_per_tok=2, n_group=1, topk_group=1, norm_topk_prob=True,
+                                           routed_scaling_factor=1.))
+    block.gate.weight.data, block.gate.e_score_correction_bias.data = own.weight.data.clone(), own.bias.clone()
+    seen = []
+    block.experts.forward = lambda hidden, index, weights: seen.append((weights, index)) or torch.zeros_like(hidden)
+    with torch.no_grad(): block(x), seen.append(own(x)[1:])
+    one, two = (torch.zeros(9, 4).scatter(1, index, weights) for weights, index in seen)
+    torch.testing.assert_close(one, two)
+
+
+def test_each_expert_takes_the_texts_that_suit_it_best_at_each_position():
+    model = mixture("expert_choice")
+    seen = []
+    gate(model).register_forward_hook(lambda m, args, out: seen.append(out))
+    with torch.no_grad(): model(input_ids=TOKENS)
+    scores, weights = (x.view(8, 13, 4) for x in seen[0][:2])
+    for t, e in [(3, 0), (7, 2), (12, 3)]:
+        best = sorted(range(8), key=lambda b: -scores[b, t, e])[:2]
+        assert weights[:, t, e].nonzero().flatten().tolist() == sorted(best)
+        torch.testing.assert_close(weights[best, t, e], scores[best, t, e])
+
+
+def test_a_hash_hears_the_tokens_of_its_own_pass_and_refuses_one_without():
+    model, opened = mixture("hashed"), LanguageModel(mixture("hashed"))
+    with torch.no_grad(): one = model(input_ids=TOKENS[:3]).logits
+    torch.testing.assert_close(opened.run(TOKENS)[0][:3], one)                        # opened, it says the same
+    with pytest.raises(RuntimeError, match="give input_ids"): model(inputs_embeds=torch.zeros(3, 13, 16))
+
+
+def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as_the_familys():
+    plain = mixture()
+    for word in OWN_ROUTERS:
+        own = dict(gate(mixture(word)).named_parameters())
+        assert bool(own) == (word in ("biased", "expert_choice"))
+        if own: assert torch.equal(own["weight"], gate(plain).weight)
