@@ -2089,6 +2089,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                          'moe_redistribution/language/training.py'),
                                                       'moe_redistribution.language.training.cosine': ( '4b_language/training.html#cosine',
                                                                                                        'moe_redistribution/language/training.py'),
+                                                      'moe_redistribution.language.training.kept_buffers': ( '4b_language/training.html#kept_buffers',
+                                                                                                             'moe_redistribution/language/training.py'),
                                                       'moe_redistribution.language.training.linear': ( '4b_language/training.html#linear',
                                                                                                        'moe_redistribution/language/training.py'),
                                                       'moe_redistribution.language.training.one_cycle': ( '4b_language/training.html#one_cycle',

@@ -7,7 +7,9 @@ import torch
 from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.language.routers import OWN_ROUTERS, after_step, put_router
 from moe_redistribution.language.small import next_token_loss, small_model
-from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
+from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_part
+from moe_redistribution.training.store import Store
+from moe_redistribution.training.study import Desk, Preset, Study
 
 TOKENS = torch.randint(0, 50, (8, 13), generator=torch.Generator().manual_seed(1))
 
@@ -40,6 +42,15 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
     second.take_up({n: t.clone() for n, t in tensors.items()}, deepcopy(info))
     for _ in range(3): second.one_step(TOKENS)
     for (n, a), b in zip(whole.model.state_dict().items(), second.model.state_dict().values()): assert torch.equal(a, b), n
+
+
+@pytest.mark.parametrize("word", ["biased", "redrawn"])
+def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path):
+    study = Study("again", "", {"small": Preset("", {"a": (1,)})}, lambda *a: None, lambda *a: 1.)
+    desk, models = Desk(study.job("small", "a", (1,)), Store(tmp_path)), [mixture(word), mixture(word)]
+    for m in models: train_part(desk, "main", m, lambda step: TOKENS, 3, looks=1, after_backward=after_step)
+    for (n, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values()): assert torch.equal(a, b), n
+    assert not torch.equal(*(next(gate(m).buffers()) for m in (models[1], mixture(word))))     # and they had moved
 
 
 def test_sigmoids_weigh_experts_as_transformers_deepseek_v3_does():
