@@ -22,6 +22,11 @@ def mixture(word="", k=1):
 def gate(model, l=0): return model.model.layers[l].mlp.gate
 
 
+def same(a, b):
+    other = b.state_dict()
+    for n, x in a.state_dict().items(): assert torch.equal(x, other[n]), n
+
+
 @pytest.mark.parametrize("word", OWN_ROUTERS)
 def test_no_router_sees_what_comes_after_a_token(word):
     model, other = mixture(word).eval(), TOKENS.clone()
@@ -41,7 +46,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
     tensors, info = first.state()
     second.take_up({n: t.clone() for n, t in tensors.items()}, deepcopy(info))
     for _ in range(3): second.one_step(TOKENS)
-    for (n, a), b in zip(whole.model.state_dict().items(), second.model.state_dict().values()): assert torch.equal(a, b), n
+    same(whole.model, second.model)
 
 
 @pytest.mark.parametrize("word", ["biased", "redrawn"])
@@ -49,7 +54,7 @@ def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path)
     study = Study("again", "", {"small": Preset("", {"a": (1,)})}, lambda *a: None, lambda *a: 1.)
     desk, models = Desk(study.job("small", "a", (1,)), Store(tmp_path)), [mixture(word), mixture(word)]
     for m in models: train_part(desk, "main", m, lambda step: TOKENS, 3, looks=1, after_backward=after_step)
-    for (n, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values()): assert torch.equal(a, b), n
+    same(*models)
     assert not torch.equal(*(next(gate(m).buffers()) for m in (models[1], mixture(word))))     # and they had moved
 
 

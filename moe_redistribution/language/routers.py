@@ -15,74 +15,74 @@ from .training import router_names
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #22789ff9
 class Heard:
-    "The tokens `ids` (b, t) of the last pass that began. RuntimeError where there was none, or it began with no tokens."
+    "The tokens `ids` (b, t) of the last pass that began. RuntimeError where it began with none."
     now = None
-    def begin(self, module, args): self.now = None
-    def hear(self, module, args): self.now = args[0]
+    def begin(self, module:torch.nn.Module, args:tuple): self.now = None
+    def hear(self, module:torch.nn.Module, args:tuple): self.now = args[0]
     @property
     def ids(self):
         if self.now is not None: return self.now
         refuse("router", "a pass that begins with tokens", "none", fix="give input_ids", error=RuntimeError)
 
 class OwnRouter(torch.nn.Module):
-    """At the place of a transformers router `gate`: gives (scores (n, E), weights (n, k), experts (n, k)) of hidden states.
+    """At the place of a transformers router `gate`: gives scores (n, E), weights and experts (n, k) of hidden states.
 
     `heard.ids` (b, t): the tokens of the pass. `layer` and `seed`: what else it draws from."""
-    def __init__(self, gate, k, heard, d_vocab, T, layer, seed):
+    def __init__(self, gate:torch.nn.Module, k:int, heard:Heard, d_vocab:int, T:int, layer:int, seed:int):
         super().__init__()
         self.E, self.k, self.heard, self.at = len(gate.weight), k, heard, (layer, seed)
         self.hold(gate.weight.detach(), d_vocab, T)
 
-    def forward(self, hidden):
+    def forward(self, hidden:torch.Tensor):
         scores = self.scores(hidden.reshape(-1, hidden.shape[-1]))
         return scores, *self.choose(scores)
 
-    def choose(self, scores):
+    def choose(self, scores:torch.Tensor):
         kept, index = scores.topk(self.k, -1)
         return torch.full_like(kept, 1 / self.k), index
 
-    def drawn(self, *what): return generator_of("router", *self.at, *what)
-    def after(self, step): "What it does at the end of a step."
+    def drawn(self, *what:object): return generator_of("router", *self.at, *what)
+    def after(self, step:int): "What it does at the end of a step."
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #23af04b8
 class ByToken(OwnRouter):
     "A hash of the token."
-    def hold(self, W, d_vocab, T):
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int):
         self.register_buffer("table", in_turn(torch.randperm(d_vocab, generator=self.drawn()), self.E))
-    def scores(self, hidden): return self.table[self.heard.ids.flatten()]
+    def scores(self, hidden:torch.Tensor): return self.table[self.heard.ids.flatten()]
 
 class ByPosition(OwnRouter):
     "The position in the text, in turn."
-    def hold(self, W, d_vocab, T): self.register_buffer("table", in_turn(torch.arange(T), self.E))
-    def scores(self, hidden):
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int): self.register_buffer("table", in_turn(torch.arange(T), self.E))
+    def scores(self, hidden:torch.Tensor):
         b, t = self.heard.ids.shape
         return self.table[:t].repeat(b, 1)
 
 class ByChance(ByToken):
     "A table by token that is drawn anew after every step."
-    def after(self, step):
+    def after(self, step:int):
         self.table.copy_(torch.randn(self.table.shape, generator=self.drawn(step)).to(self.table.device))
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #0a83e0e9
 class BySigmoid(OwnRouter):
     "Sigmoids, and a bias that follows the load and only chooses (DeepSeek-V3, 2.1.2)."
     pace = .001                                                                        # by which a bias moves in a step
-    def hold(self, W, d_vocab, T):
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int):
         self.weight = torch.nn.Parameter(W.clone())
         self.register_buffer("bias", torch.zeros(self.E))
-    def scores(self, hidden): return (hidden @ self.weight.T).sigmoid()
-    def choose(self, scores):
+    def scores(self, hidden:torch.Tensor): return (hidden @ self.weight.T).sigmoid()
+    def choose(self, scores:torch.Tensor):
         index = (scores + self.bias).topk(self.k, -1).indices
         self.load = index.flatten().bincount(minlength=self.E).float()
         kept = scores.gather(1, index)
         return kept / kept.sum(-1, keepdim=True), index
-    def after(self, step): self.bias += self.pace * (self.load.mean() - self.load).sign()
+    def after(self, step:int): self.bias += self.pace * (self.load.mean() - self.load).sign()
 
 class ByExperts(OwnRouter):
     "Each expert takes its share of a batch's tokens at each position (Zhou et al. 2022)."
-    def hold(self, W, d_vocab, T): self.weight = torch.nn.Parameter(W.clone())
-    def scores(self, hidden): return (hidden @ self.weight.T).softmax(-1)
-    def choose(self, scores):
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int): self.weight = torch.nn.Parameter(W.clone())
+    def scores(self, hidden:torch.Tensor): return (hidden @ self.weight.T).softmax(-1)
+    def choose(self, scores:torch.Tensor):
         b, t = self.heard.ids.shape
         each = scores.view(b, t, self.E)
         taken = torch.zeros_like(each).scatter(0, each.topk(max(1, b * self.k // self.E), 0).indices, 1)
@@ -92,11 +92,11 @@ class ByExperts(OwnRouter):
 OWN_ROUTERS = dict(hashed=ByToken, placed=ByPosition, redrawn=ByChance, biased=BySigmoid, expert_choice=ByExperts)
 
 def put_router(model:torch.nn.Module, word:str, seed:int=0) -> torch.nn.Module:
-    """The same model with a router of `OWN_ROUTERS` in the place of each of its own; maps that learn begin as they were.
+    """The same model with a router of `OWN_ROUTERS` in the place of each of its own; maps that learn begin as these.
 
     Give `after_step` to its training as `after_backward`. ValueError for another word, and for a dense model."""
     cls, names = OWN_ROUTERS[choose("router", word, list(OWN_ROUTERS))], router_names(model)
-    if not names: refuse("model", "routers, for others to take their place", model.config.model_type, "qwen3_moe", "add experts")
+    if not names: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")
     c, heard = model.config, Heard()
     model.get_input_embeddings().register_forward_pre_hook(heard.hear)
     model.base_model.register_forward_pre_hook(heard.begin)

@@ -6,23 +6,24 @@
 __all__ = ['ROUTERS', 'in_turn', 'Hashed', 'Placed', 'Biased', 'ExpertChoice']
 
 # %% ../../nbs/2_models/01c_more_routers.ipynb #3527d08e
+from collections.abc import Callable
 import torch
 from .routers import ROUTERS, Router, Tokens
 
 # %% ../../nbs/2_models/01c_more_routers.ipynb #d46bf89b
-def in_turn(first, E:int):
+def in_turn(first:torch.Tensor, E:int) -> torch.Tensor:
     "Logits (…, E) of which expert `first` (…) has the highest, and those after it less and less."
     return -((torch.arange(E) - first[..., None]) % E).float()
 
 class Hashed(Tokens):
     "Routes by token alone, drawn at random, as many tokens for each expert (Roller et al. 2021)."
-    def begin(self, p, c, t, g):
+    def begin(self, p:dict, c:object, t:object, g:torch.Generator):
         each = [in_turn(torch.randperm(t.d_vocab, generator=g), c.n_experts) for _ in range(c.n_layers)]
         return torch.stack(each)[:, None].repeat(1, t.n_ctx, 1, 1)
 
 class Placed(Tokens):
     "Routes by position alone: each has the next expert."
-    def begin(self, p, c, t, g):
+    def begin(self, p:dict, c:object, t:object, g:torch.Generator):
         return in_turn(torch.arange(t.n_ctx), c.n_experts)[None, :, None].repeat(c.n_layers, 1, t.d_vocab, 1)
 
 # %% ../../nbs/2_models/01c_more_routers.ipynb #1531fa52
@@ -30,34 +31,34 @@ class Biased(Router):
     "A sigmoid, and a bias that follows the load instead of a balance loss. The bias only chooses (DeepSeek-V3, 2.1.2)."
     pace = .001                                         # by which a bias moves in a step
 
-    def shape(self, c, t): return c.d_model + 1, c.n_experts
-    def begin(self, p, c, t, g): return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
-    def logits(self, held, x, c): return super().logits(held[:, :-1], x, c)
-    def probs(self, logits, held, c): return logits.sigmoid()
+    def shape(self, c:object, t:object): return c.d_model + 1, c.n_experts
+    def begin(self, p:dict, c:object, t:object, g:torch.Generator):
+        return torch.cat([p["W_router"], torch.zeros_like(p["W_router"][:, :1])], 1)
+    def logits(self, held:torch.Tensor, x:torch.Tensor, c:object): return super().logits(held[:, :-1], x, c)
+    def probs(self, logits:torch.Tensor, held:torch.Tensor, c:object): return logits.sigmoid()
 
-    def gates(self, probs, held, c):
+    def gates(self, probs:torch.Tensor, held:torch.Tensor, c:object):
         chosen = (probs + held[:, -1, None, None]).topk(c.top_k, -1).indices
         kept = torch.zeros_like(probs).scatter(-1, chosen, probs.gather(-1, chosen))
         return kept / kept.sum(-1, keepdim=True)
 
-    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
+    def balance(self, probs:torch.Tensor, g:torch.Tensor, c:object): return probs.new_zeros(len(probs))
 
     @torch.no_grad()
-    def after(self, params, tokens, c):
-        from moe_redistribution.models.population import forward
-        forward(params, tokens, c, sink=(sink := {}))
+    def after(self, params:dict, look:Callable, c:object):
+        seen = look()
         for l, bias in enumerate(params["W_router"][:, :, -1].unbind(1)):
-            load = (sink["gates" if c.n_layers == 1 else f"L{l}.gates"] > 0).float().mean((1, 2))
+            load = (seen["gates" if c.n_layers == 1 else f"L{l}.gates"] > 0).float().mean((1, 2))
             bias += self.pace * (load.mean(-1, keepdim=True) - load).sign()
 
 # %% ../../nbs/2_models/01c_more_routers.ipynb #46cffd34
 class ExpertChoice(Router):
     "Each expert takes its share of the inputs of a batch, at each position (Zhou et al. 2022)."
-    def gates(self, probs, held, c):
+    def gates(self, probs:torch.Tensor, held:torch.Tensor, c:object):
         n = max(1, probs.shape[1] * c.top_k // c.n_experts)
         return probs * torch.zeros_like(probs).scatter(1, probs.topk(n, 1).indices, 1)
 
-    def balance(self, probs, g, c): return probs.new_zeros(len(probs))
+    def balance(self, probs:torch.Tensor, g:torch.Tensor, c:object): return probs.new_zeros(len(probs))
 
 ROUTERS |= {r.word: r for r in (Hashed("hashed", False), Placed("placed", False), Biased("biased"),
                                ExpertChoice("expert_choice"))}

@@ -109,4 +109,4 @@ ROUTERS |= {r.word: r for r in (Absent("none", False), Router("learned"), Router
 Router.probs = None         # (logits (s b t e), held, c) → what stands for their probabilities
 Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it is idle; a position at a time
 Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
-Router.after = None         # (params, tokens, c): changes in place what the router holds, after every step
+Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
