@@ -9,7 +9,7 @@ from moe_redistribution.models.population import forward, init, loss
 from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
-from moe_redistribution.training.loop import init_members, looked, train_interval, unflatten
+from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
 
 WORDS = ("hashed", "placed", "biased", "expert_choice")
 
@@ -39,7 +39,7 @@ def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_el
     params, tokens = drawn(c), get_task("add7").tokens[None, :200].expand(2, -1, -1)
     before = {n: v.clone() for n, v in params.items()}
     forward(params, tokens, c, sink=(sink := {}))
-    c.routing.after(params, lambda: looked(params, tokens, c), c)
+    c.routing.after(params, lambda: activations_of(params, tokens, c), c)
     for l in range(2):
         load = (sink[f"L{l}.gates"] > 0).float().mean((1, 2))
         moved = (params["W_router"] - before["W_router"])[:, l, -1]

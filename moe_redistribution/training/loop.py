@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_members_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'init_members', 'rules', 'update_rules', 'is_reached', 'without_subnormals',
-           'happen_', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_', 'looked',
-           'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members', 'rehearse',
-           'register_task']
+           'happen_', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_',
+           'activations_of', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members',
+           'rehearse', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from collections.abc import Callable, Sequence
@@ -224,7 +224,7 @@ def zero_held_(grad:torch.Tensor, c:Condition, steps:Sequence):
         for a, b in zip(ends[::2], ends[1::2]): grad[which, a:b] = 0
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
-def looked(params:dict, tokens:torch.Tensor, c:Condition) -> dict:
+def activations_of(params:dict, tokens:torch.Tensor, c:Condition) -> dict:
     "Activations by site of a pass on a step's tokens, which a router may ask for after the step."
     forward(params, tokens, c, sink=(seen := {}))
     return seen
@@ -255,7 +255,7 @@ def train_interval(members:Members, n:int):
         count = optimiser_steps(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
-        if c.routing.after: c.routing.after(weights, partial(looked, weights, tokens, c), c)
+        if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c), c)
         members.step += 1
         if not due.isdisjoint(now): happen_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
@@ -332,7 +332,7 @@ def _rehearsed(c, t):
         refuse(c.name, "a finite loss, the same the short and the plain way", f"{fast.flatten().tolist()} and "
                f"{plain.flatten().tolist()}", fix="mend what is registered")
     gradients(params, *at, c, learning_names(c, [0]), [g["batches"] for g in members.gens])
-    if c.routing.after: c.routing.after(params, partial(looked, params, at[0], c), c)
+    if c.routing.after: c.routing.after(params, partial(activations_of, params, at[0], c), c)
     for e in c.events:
         members.step.fill_(e.step)
         happen_(members)
