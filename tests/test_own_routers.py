@@ -58,6 +58,15 @@ def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path)
     assert not torch.equal(*(next(gate(m).buffers()) for m in (models[1], mixture(word))))     # and they had moved
 
 
+@pytest.mark.parametrize("word", OWN_ROUTERS)
+def test_a_token_after_a_cache_has_the_router_of_its_place_in_the_whole_text(word):
+    model = mixture(word).eval()
+    with torch.no_grad():
+        whole, begun = model(input_ids=TOKENS).logits, model(input_ids=TOKENS[:, :-2], use_cache=True)
+        rest = model(input_ids=TOKENS[:, -2:], past_key_values=begun.past_key_values, use_cache=True).logits
+    torch.testing.assert_close(rest, whole[:, -2:])
+
+
 def test_sigmoids_weigh_experts_as_transformers_deepseek_v3_does():
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE

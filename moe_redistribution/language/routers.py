@@ -15,9 +15,11 @@ from .training import router_names
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #22789ff9
 class Heard:
-    "The tokens `ids` (b, t) of the last pass that began. RuntimeError where it began with none."
-    now = None
-    def begin(self, module:torch.nn.Module, args:tuple): self.now = None
+    "The tokens `ids` (b, t) of the last pass that began, and the position of the first, `start`; RuntimeError without."
+    now, start = None, 0
+    def begin(self, module:torch.nn.Module, args:tuple, kwargs:dict):
+        cache = kwargs.get("past_key_values", kwargs.get("cache"))                   # of the tokens that came before
+        self.now, self.start = None, 0 if cache is None else cache.get_seq_length()
     def hear(self, module:torch.nn.Module, args:tuple): self.now = args[0]
     @property
     def ids(self):
@@ -55,8 +57,8 @@ class ByPosition(OwnRouter):
     "The position in the text, in turn."
     def hold(self, W:torch.Tensor, d_vocab:int, T:int): self.register_buffer("table", in_turn(torch.arange(T), self.E))
     def scores(self, hidden:torch.Tensor):
-        b, t = self.heard.ids.shape
-        return self.table[:t].repeat(b, 1)
+        (b, t), start = self.heard.ids.shape, self.heard.start
+        return self.table[start:start + t].repeat(b, 1)
 
 class ByChance(ByToken):
     "A table by token that is drawn anew after every step."
@@ -99,7 +101,7 @@ def put_router(model:torch.nn.Module, word:str, seed:int=0) -> torch.nn.Module:
     if not names: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")
     c, heard = model.config, Heard()
     model.get_input_embeddings().register_forward_pre_hook(heard.hear)
-    model.base_model.register_forward_pre_hook(heard.begin)
+    model.base_model.register_forward_pre_hook(heard.begin, with_kwargs=True)
     for l, name in enumerate(n.removesuffix(".weight") for n in names):
         block, gate = model.get_submodule(name.rpartition(".")[0]), model.get_submodule(name)
         own = cls(gate, c.num_experts_per_tok, heard, c.vocab_size, c.max_position_embeddings, l, seed)
