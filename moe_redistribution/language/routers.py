@@ -26,6 +26,7 @@ class Heard:
         if self.now is not None: return self.now
         refuse("router", "a pass that begins with tokens", "none", fix="give input_ids", error=RuntimeError)
 
+# %% ../../nbs/4b_language/02b_routers.ipynb #daa7f599
 class OwnRouter(torch.nn.Module):
     """At the place of a transformers router `gate`: gives scores (n, E), weights and experts (n, k) of hidden states.
 
