@@ -11,7 +11,7 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
 from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
 
-WORDS = ("hashed", "placed", "biased", "expert_choice")
+WORDS = ("hashed", "placed", "biased", "expert_choice", "straight")
 
 
 def drawn(name, seeds=(1, 2)): return init(name, [torch.Generator().manual_seed(s) for s in seeds])
@@ -92,3 +92,50 @@ def test_a_token_that_no_expert_takes_gets_nothing_from_the_ffn():
     none = (sink["gates"] == 0).all(-1)
     assert none.any() and not sink["ffn_out"][none].any() and sink["ffn_out"][~none].any(-1).all()
     assert not gates(sink["router_probs"], c)[none].eq(0).all(-1).any()                  # the usual rule gives each one
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_probabilities(k):
+    c, usual = (condition(f"add7/moe-e4k{k}-h256-silu{w}") for w in ("+straight", ""))
+    params, x = drawn(c), torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(1))
+    W = params["W_router"][:, 0].clone().requires_grad_()
+    probs, own, _ = route(W, x, c)
+    torch.testing.assert_close(own, gates(probs, usual))
+    ask = torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
+    kept = probs * (own > 0)
+    one = torch.autograd.grad(own, W, ask, retain_graph=True)[0]
+    torch.testing.assert_close(one, torch.autograd.grad(kept / kept.sum(-1, keepdim=True).detach(), W, ask)[0])
+    assert one.abs().sum() > .1
+
+
+def test_a_frozen_straight_router_differs_from_a_learned_one_in_its_map_alone():
+    words, moved = ("straight", "straight_frozen"), {}
+    for w in words:
+        members = init_members(c := condition(f"add7/moe-e4k1-h256-silu+{w}"), [1, 2], "paired")
+        before = {n: x.clone() for n, x in unflatten(members.w, c).items()}
+        first = train_interval(members, 1)
+        moved[w] = first, {n: x - before[n] for n, x in unflatten(members.w, c).items()}
+    (a, one), (b, two) = moved["straight"], moved["straight_frozen"]
+    assert one["W_router"].any() and not two["W_router"].any()
+    torch.testing.assert_close(a, b)
+    for n in one:
+        if n != "W_router": torch.testing.assert_close(one[n], two[n])
+
+
+def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_every_step():
+    c = condition("add7/moe-e4k1-h256-silu+rehashed")
+    members, tables = init_members(c, [1, 2], "paired"), []
+    for _ in range(2):
+        train_interval(members, 1)
+        tables.append(unflatten(members.w, c)["W_router"].clone())
+    assert not torch.equal(*tables) and not torch.equal(tables[0][0], tables[0][1])
+    for table in tables: assert torch.equal(table, table[:, :, :1].expand_as(table))               # at every position
+
+
+def test_several_experts_of_a_hash_have_equal_weights_and_even_loads():
+    c, t = condition("add7/moe-e4k2-h256-silu+hashed"), get_task("add7")
+    forward(drawn(c), t.tokens, c, sink=(sink := {}))
+    kept = sink["gates"]
+    assert set(kept.unique().tolist()) == {0, .5}
+    table = ROUTERS["hashed"].begin({}, c, t, torch.Generator().manual_seed(3))[0, 0].softmax(-1)
+    assert (table.sum(0) - table.sum() / 4).abs().max() <= 1

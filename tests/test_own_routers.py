@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from moe_redistribution.language.opened import LanguageModel
-from moe_redistribution.language.routers import OWN_ROUTERS, after_step, put_router
+from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, loss_with_balance, own_routers,
+                                                  put_router)
 from moe_redistribution.language.small import next_token_loss, small_model
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_part
 from moe_redistribution.training.store import Store
@@ -49,7 +50,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
     same(whole.model, second.model)
 
 
-@pytest.mark.parametrize("word", ["biased", "redrawn"])
+@pytest.mark.parametrize("word", ["biased", "rehashed"])
 def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path):
     study = Study("again", "", {"small": Preset("", {"a": (1,)})}, lambda *a: None, lambda *a: 1.)
     desk, models = Desk(study.job("small", "a", (1,)), Store(tmp_path)), [mixture(word), mixture(word)]
@@ -106,5 +107,57 @@ def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as
     plain = mixture()
     for word in OWN_ROUTERS:
         own = dict(gate(mixture(word)).named_parameters())
-        assert bool(own) == (word in ("biased", "expert_choice"))
+        assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice"))
         if own: assert torch.equal(own["weight"], gate(plain).weight)
+
+
+def weights_of(word, k, scores):
+    own = gate(mixture(word, k))
+    kept, index = own.choose(scores)
+    return torch.zeros_like(scores).scatter(1, index, kept)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_what_comes_straight_through_is_the_probabilitys_gradient_at_weights_that_sum_to_one(k):
+    g = torch.Generator().manual_seed(3)
+    scores, ask = torch.randn(9, 4, generator=g, requires_grad=True), torch.randn(9, 4, generator=g)
+    straight, switch, learned = (weights_of(w, k, scores) for w in ("straight", "switch", "learned"))
+    torch.testing.assert_close(straight.sum(1), torch.ones(9))
+    torch.testing.assert_close(straight, learned)                                        # forwards they are the same
+    mass = switch.sum(1, keepdim=True).detach()
+    grads = [torch.autograd.grad(x, scores, ask, retain_graph=True)[0] for x in (straight, switch / mass)]
+    torch.testing.assert_close(*grads)
+    assert grads[0].abs().sum() > .1
+    if k == 1: assert not learned.requires_grad                      # the main paper's router hears nothing of the task
+
+
+def test_every_layer_has_a_balance_loss_of_its_own_and_even_loads_cost_one_with_any_k():
+    for k in (1, 2):
+        model, seen = mixture("straight", k), {}
+        loss = loss_with_balance(model, .5, lambda logits, tokens: logits.new_zeros(()))
+        for l, m in enumerate(own_routers(model)):
+            m.weight.data.mul_(30)
+            m.register_forward_hook(lambda m, args, out, l=l: seen.update({l: out}))
+        own = loss(model(input_ids=TOKENS).logits, TOKENS)
+        each = []
+        for l, (scores, _, index) in seen.items():
+            shares = torch.tensor([(index == e).sum() for e in range(4)]) / index.numel()
+            each.append(4 * (shares * scores.softmax(1).mean(0)).sum())
+        torch.testing.assert_close(own, .5 * sum(each) / 2)
+        assert each[0] > 1.01 and own.requires_grad
+        deepcopy(model)                                                               # nothing of the pass is left in it
+        for m in own_routers(model): m.weight.data.zero_()
+        torch.testing.assert_close(loss(model(input_ids=TOKENS).logits, TOKENS), torch.tensor(.5))
+
+
+@pytest.mark.parametrize("word", ["straight", "hashed", "biased"])
+def test_a_swap_sends_what_an_expert_got_to_the_next_one_and_changes_no_weight(word):
+    model, seen = mixture(word).eval(), []
+    if word == "biased": gate(model).bias.copy_(torch.tensor([.1, -.1, 0., 0.]))
+    gate(model).register_forward_hook(lambda m, args, out: seen.append(out))
+    with torch.no_grad():
+        model(input_ids=TOKENS)
+        for m in own_routers(model): m.swap()
+        model(input_ids=TOKENS)
+    torch.testing.assert_close(seen[1][2], (seen[0][2] + 1) % 4)
+    torch.testing.assert_close(seen[1][1], seen[0][1])
