@@ -272,7 +272,8 @@ SAME = {"ffn-h4-silu+attnlr0": "+freeze_attn", "ffn-h4-silu+freeze_attn+attnlr4"
         "moe-e2k1-h4-silu+frozen+ffnlr0": "+lambda0.01+freeze_ffn", "moe-e2k1-h4-silu+frozen+freeze_ffn": "+freeze_ffn",
         "moe-e1k1-h4-silu+switch": "", "moe-e1k1-h4-silu+lambda0": "", "moe-e1k1-h4-silu+frozen": "",
         "moe-e2k2-h4-silu+switch": "", "moe-e2k2-h4-silu+lambda0": "", "moe-e2k1-h4-silu+tokens+lambda0": "+tokens",
-        "moe-e2k1-h4-silu+inputs+lambda0.1": "+inputs", "moe-e2k1-h4-silu+lambda0+wd0": "+frozen+lambda0+wd0"}
+        "moe-e2k1-h4-silu+inputs+lambda0.1": "+inputs", "moe-e2k1-h4-silu+tokens+straight": "+tokens",
+        "moe-e2k1-h4-silu+lambda0+wd0": "+frozen+lambda0+wd0"}
 
 
 @pytest.mark.parametrize("said, plain", SAME.items())

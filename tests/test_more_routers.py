@@ -11,7 +11,7 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
 from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
 
-WORDS = ("hashed", "placed", "biased", "expert_choice", "straight")
+WORDS = ("hashed", "placed", "biased", "expert_choice")
 
 
 def drawn(name, seeds=(1, 2)): return init(name, [torch.Generator().manual_seed(s) for s in seeds])
@@ -108,18 +108,33 @@ def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_pro
     assert one.abs().sum() > .1
 
 
+@pytest.mark.parametrize("name", ["moe-e4k1-h256-silu+straight", "moe_glu-e4k2-h256-silu+straight", "moe-e4k1-h64-gelu+frozen+straight"])
+def test_the_short_way_has_the_loss_and_the_gradients_of_the_plain_one_for_straight_weights(name):
+    c, t = condition(f"add7/{name}"), get_task("add7")
+    params, at = drawn(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
+    found = []
+    for f in (fast_loss, loss):
+        own = {n: v.clone().requires_grad_() for n, v in params.items()}
+        total = sum(x.sum() for x in f(own, *at, c))
+        found.append((total, torch.autograd.grad(total, list(own.values()))))
+    torch.testing.assert_close(*(x[0] for x in found))
+    for n, a, b in zip(params, *(x[1] for x in found)): torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=n)
+
+
 def test_a_frozen_straight_router_differs_from_a_learned_one_in_its_map_alone():
-    words, moved = ("straight", "straight_frozen"), {}
+    words, moved = ("straight", "frozen+straight"), {}
     for w in words:
         members = init_members(c := condition(f"add7/moe-e4k1-h256-silu+{w}"), [1, 2], "paired")
         before = {n: x.clone() for n, x in unflatten(members.w, c).items()}
         first = train_interval(members, 1)
         moved[w] = first, {n: x - before[n] for n, x in unflatten(members.w, c).items()}
-    (a, one), (b, two) = moved["straight"], moved["straight_frozen"]
+    (a, one), (b, two) = moved["straight"], moved["frozen+straight"]
     assert one["W_router"].any() and not two["W_router"].any()
     torch.testing.assert_close(a, b)
     for n in one:
         if n != "W_router": torch.testing.assert_close(one[n], two[n])
+    for same in ("moe-e4k4-h256-silu+straight", "moe-e4k1-h256-silu+hashed+straight"):
+        with pytest.raises(ValueError, match="one name for one training"): condition(f"add7/{same}")
 
 
 def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_every_step():

@@ -69,7 +69,7 @@ def lens_config(c:str|Condition) -> dict:
     if c.ffn == "no_ffn": return own | dict(attn_only=True)
     own |= dict(d_mlp=c.d_expert, act_fn=c.activation, gated_mlp=c.gated)
     if not c.routed: return own
-    return own | dict(num_experts=c.n_experts, experts_per_token=c.top_k, norm_topk_prob=c.gate == "renorm")
+    return own | dict(num_experts=c.n_experts, experts_per_token=c.top_k, norm_topk_prob=c.gate != "switch")
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #18260c0d
 LENS_FFN = {"W_gate": "W_gate", "W_up": "W_in", "b_up": "b_in", "W_down": "W_out", "b_down": "b_out"}

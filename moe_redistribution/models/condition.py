@@ -57,7 +57,7 @@ class Choices:
     d_mlp: int                  # total hidden width, over all experts
     activation: str
     router: str                 # a word of `routers.ROUTERS`, "none" for a dense FFN
-    gate: str                   # "none", "renorm" (kept probabilities sum to 1) or "switch" (p as it is)
+    gate: str                   # "none", "renorm" (kept probabilities sum to 1), "straight" or "switch" (p as it is)
     balance: float              # λ of the load-balancing loss
     ffn_lr: float               # learning-rate multiplier of FFN weights and biases (experts, not router)
     attn_lr: float              # the same for W_Q, W_K, W_V, W_O, b_O
@@ -120,7 +120,7 @@ def key(self:Condition):
 # %% ../../nbs/2_models/03_condition.ipynb #82b1ab7c
 OPTIONS = {                                                # field: (pattern, reader, example)
     "router":       (r"(\w+)", str, "+frozen"),           # any word of `ROUTERS`
-    "gate":         (r"(switch)", str, "+switch"),
+    "gate":         (r"(switch|straight)", str, "+switch"),
     "balance":      (r"lambda" + NUMBER, float, "+lambda0"),
     "ffn_lr":       (r"ffnlr" + NUMBER, float, "+ffnlr0.25"),
     "attn_lr":      (r"attnlr" + NUMBER, float, "+attnlr4"),
@@ -298,6 +298,8 @@ ALIKE = (                       # (what is the same, where, and what the valid n
      lambda c: _usual(c, "gate", "balance")),
     ("a table of routes has nothing to balance", lambda c: c.routed and not c.routing.reads_stream,
      lambda c: _usual(c, "balance")),
+    ("no gradient goes straight through a table", lambda c: c.gate == "straight" and not c.routing.reads_stream,
+     lambda c: _usual(c, "gate")),
     ("nothing moves this router", lambda c: c.router == "learned" and c.n_experts > c.top_k == 1
      and c.gate == "renorm" and not (c.balance or c.weight_decay or c.freeze == "ffn"),
      lambda c: dict(router="frozen")))

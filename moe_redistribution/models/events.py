@@ -180,7 +180,7 @@ class Only(Event):
         drop, others = f"drop {self.word}", [p for p in self.parts if p != "router"]
         still = [p for p in others if not any(own.get(n) for n in MODEL_PARTS[p])]
         if still: return "parts that learn so far", f"{still[0]}, which does not", drop
-        moved = takes_router(c) and (c.top_k > 1 or c.gate == "switch" or c.balance)
+        moved = takes_router(c) and (c.top_k > 1 or c.gate != "renorm" or c.balance)
         if "router" in self.parts and not moved: return "a router that a loss moves", f"router {c.router!r}", drop
         if learned_parameters(c, own) == learned_parameters(c, self.scales(own)):
             return "a part that is held from here on", "none", drop

@@ -59,9 +59,12 @@ def init_ffn(c:Condition, linear:Callable, d:int):
 
 # %% ../../nbs/2_models/04_ffn.ipynb #59b932b4
 def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
-    "Weight of every expert for each token, 0 off the top k; `renorm` divides by the kept sum, `switch` does not (§2)."
+    """Weight of every expert for each token, 0 off the top k; `renorm` divides by the kept sum, `switch` does not (§2).
+
+    `straight` divides, too, but has no gradient of the sum: with k = 1 the weight is 1, and the task still moves p."""
     kept, chosen = probs.topk(c.top_k, dim=-1)
     if c.gate == "renorm": kept = torch.ones_like(kept) if c.top_k == 1 else kept / kept.sum(-1, keepdim=True)
+    if c.gate == "straight": kept = kept / kept.sum(-1, keepdim=True).detach()
     return torch.zeros_like(probs).scatter(-1, chosen, kept)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #9a7b6aa3

@@ -110,6 +110,7 @@ def gate_weights(probs:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "Weight (s, k, n) of each chosen expert, or None where it is the constant 1 (top-1, renormalised)."
     if c.gate == "renorm" and c.top_k == 1: return None
     kept = probs.gather(1, chosen)
+    if c.gate == "straight": return kept / kept.sum(1, keepdim=True).detach()
     return kept / kept.sum(1, keepdim=True) if c.gate == "renorm" else kept
 
 # %% ../../nbs/3_training/01_engine.ipynb #7cb1becd

@@ -65,11 +65,11 @@ def condition_of(self:RoutedArm, task:str, total:int=256, lr:float=None, more:st
     rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
     more += f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else ""
     if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
-    word = self.router if self.router not in ("learned", "switch") else ""
+    gate = self.router if self.router in ("switch", "straight") else ""
+    word = "" if gate or self.router == "learned" else self.router
     counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream               # else there is nothing to balance
     weight = self.balance / self.k if counts else RECIPES[task]["balance"]
-    if not self.moves: word = f"{word}_frozen" if word else "frozen"
-    said = [word, "switch" * (self.router == "switch"), f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
+    said = [word or "frozen" * (not self.moves), gate, f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
     return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu" + "".join(f"+{x}" for x in said if x) + rate + more)
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100015

@@ -461,21 +461,21 @@ def routed_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     S = settings[arm.partition("/")[0]]
     own = routed_arm(arm.partition("@")[0].partition("/")[2])
-    slower = 1.6 if arm.partition("/")[0] in POPULATIONS and own.router in ("straight", "biased", "expert_choice") else 1
+    slower = 2.5 if arm.partition("/")[0] in POPULATIONS and own.router in ("biased", "expert_choice") else 1
     return len(seeds) * slower * (S["steps"] + 2 * AFTER) * S["step_seconds"]
 
 # %% ../../../nbs/6_studies/routers/02_study.ipynb #a9200039
-TASK_STEPS = {"rule": 3000, "surface": 3000, "book": 1000, "planted": 800, "kjv": 800}
+TASK_STEPS = {"rule": 3000, "surface": 3000, "book": 600, "planted": 700, "kjv": 700}
 ROUTED_RATES = {"rule": {"*": .001}, "surface": {"*": .001}, "book": {"*": .005}, "planted": {"*": .002}, "kjv": {"*": .002}}
 ROUTED_LEVELS = {"rule": {}, "surface": {}, "book": {}, "planted": {}, "kjv": {}}
 
 def routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
     "The settings of all tasks; `more`: goes over those of each."
     POP = dict(total=256, hold="", share=0., step_seconds=.006)
-    TEXT = dict(text="planted", language={}, batch=16, heldout=128, step_seconds=.033, sizes=dict(d=64, heads=4, layers=2, T=64, h=256))
-    BOOK = dict(n=2000, letters=4, digits=5, batch=256, heldout=512, step_seconds=.036,
-                sizes=dict(d=32, heads=2, layers=2, T=11, h=128))
-    made = dict(rule=POP | dict(share=.05, hold="tens9"), surface=POP, book=BOOK, planted=TEXT,
+    TEXT = dict(text="planted", language={}, batch=16, heldout=128, step_seconds=.033, sizes=dict(d=48, heads=4, layers=2, T=48, h=192))
+    BOOK = dict(n=1000, letters=4, digits=5, batch=256, heldout=512, step_seconds=.036,
+                sizes=dict(d=32, heads=2, layers=2, T=11, h=64))
+    made = dict(rule=POP | dict(share=.05, hold="tenth"), surface=POP, book=BOOK, planted=TEXT,
                 kjv=TEXT | dict(text="kjv", d_vocab=1000, sha256=KJV_SHA256))
     steps = TASK_STEPS | (steps or {})
     looks = {t: log_looks(n) for t, n in steps.items()}
