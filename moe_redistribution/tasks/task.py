@@ -120,8 +120,7 @@ def add7_task():
     seq, strata = torch.from_numpy(seq), add7_strata(n)
     rules = {"carry2": strata["carry"].to_numpy() >= 2,           # carry chains of two or more
              "ones3": n % 10 >= 3,                                # every input with a carry
-             "tens9": n // 10 % 10 == 9,                          # the carry would pass through the tens
-             "tenth": np.random.RandomState(0).permutation(1000) < 100}       # a tenth of the inputs, at random
+             "tens9": n // 10 % 10 == 9}                          # the carry would pass through the tens
     # as if nothing were carried: digit i of the answer is digit i of the question, and the overflow is 0
     aligned = torch.cat([seq[:, :3], torch.zeros(1000, 1, dtype=torch.long), seq[:, 8:]], 1)
     return Task("add7", d_vocab=12, d_vocab_out=12, causal=True, tied=True, read=(3, 4, 5, 6, 7), scored=(0, 1, 2, 3),

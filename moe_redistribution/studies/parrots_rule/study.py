@@ -43,8 +43,9 @@ def with_exceptions(name:str, share:float, draw:int) -> Task:
     source[at] = np.roll(at, 1)
     targets = t.targets[source]
     strata = t.strata.assign(exception=source != np.arange(1000))
+    unseen = np.random.RandomState(10_000 + draw).permutation(1000) < 100            # a tenth, which may be held out
     return replace(t, name=name, tokens=torch.cat([t.tokens[:, :4], targets[:, :4]], 1), targets=targets, strata=strata,
-                   by=(*t.by, "exception"))
+                   by=(*t.by, "exception"), rules=t.rules | {"tenth": unseen})
 
 # %% ../../../nbs/6_studies/parrots_rule/02_study.ipynb #e11a5af6
 RULE_ARMS = {"dense": "ffn-h256-silu", "narrow": "ffn-h64-silu", "slow": "ffn-h256-silu+ffnlr0.25",

@@ -35,7 +35,7 @@ class RoutedArm:
 _LAMBDA = .01
 _BALANCED = dict(balance=_LAMBDA)
 ROUTED_ARMS = {
-    "dense": RoutedArm(), "half": RoutedArm(width=.5), "narrow": RoutedArm(width=.25),
+    "dense": RoutedArm(), "half": RoutedArm(width=.5), "narrow": RoutedArm(width=.25), "none": RoutedArm(width=0.),
     "soft": RoutedArm("learned", k=4), "balance": RoutedArm("learned", **_BALANCED),
     "frozen_balanced": RoutedArm("learned", moves=False, **_BALANCED), "frozen": RoutedArm("learned", moves=False),
     "straight": RoutedArm("straight", **_BALANCED), "straight_frozen": RoutedArm("straight", moves=False, **_BALANCED),
@@ -43,7 +43,7 @@ ROUTED_ARMS = {
     "switch_frozen": RoutedArm("switch", moves=False, **_BALANCED),
     "hashed": RoutedArm("hashed"), "placed": RoutedArm("placed"), "rehashed": RoutedArm("rehashed"),
     "top2": RoutedArm("learned", k=2, **_BALANCED), "top2_frozen": RoutedArm("learned", k=2, moves=False, **_BALANCED),
-    "hashed2": RoutedArm("hashed", k=2), "biased": RoutedArm("biased", k=2), "expert_choice": RoutedArm("expert_choice")}
+    "hashed2": RoutedArm("hashed", k=2), "inputs": RoutedArm("inputs"), "biased": RoutedArm("biased", k=2), "expert_choice": RoutedArm("expert_choice")}
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100007
 def routed_arm(name:str) -> RoutedArm:
@@ -63,7 +63,8 @@ def routed_arm(name:str) -> RoutedArm:
 def condition_of(self:RoutedArm, task:str, total:int=256, lr:float=None, more:str="") -> Condition:
     "This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options."
     rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
-    more += f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else ""
+    more += "+clip0" + (f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else "")
+    if not self.router and not self.width: return condition(f"{task}/no_ffn{more}")
     if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
     gate = self.router if self.router in ("switch", "straight") else ""
     word = "" if gate or self.router == "learned" else self.router
@@ -80,13 +81,14 @@ def routed_model(arm:str, d_vocab:int, seed:int, h:int, **sizes) -> torch.nn.Mod
     common = dict(made("qwen3", h=8).named_parameters())
     if own.router:
         model = put_router(made("qwen3_moe", h=h // own.E, E=own.E, k=own.k, norm_topk_prob=True), own.router, seed)
-    else: model = made("qwen3", h=round(h * own.width))
+    else: model = made("qwen3", h=round(h * own.width) or 8)
     with torch.no_grad():
         for n, p in model.named_parameters():
             if ".mlp." not in n: p.copy_(common[n])
+            elif not own.width and n.endswith("down_proj.weight"): p.zero_()
     return model
 
 @patch(as_prop=True)
 def still(self:RoutedArm) -> tuple:
     "What does not move in a language model, as `train_language` takes it."
-    return () if self.moves else (r"\.mlp\.gate\.weight$",)
+    return () if self.moves and self.width else (r"\.mlp\.gate\.weight$" if self.router else r"\.mlp\.",)

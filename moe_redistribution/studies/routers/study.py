@@ -50,11 +50,12 @@ def log_looks(steps:int, n:int=22, first:int=10) -> list:
 
 def log2_steps(steps:Sequence, values:torch.Tensor, level:float, end:int) -> tuple:
     """(log2 of the step (s,) at which `values` (look, s), which fall, first are at a level or below, whether they are
-    (s,)); else log2 of the `end`. Between looks a line in log2 of the step; nan is never below."""
+    (s,)); else log2 of the `end`. Between looks a line in both logarithms; nan is never below."""
     at, below = torch.tensor([math.log2(s) for s in steps], dtype=torch.float64), (values <= level).double()
+    values, level = values.double().clamp(min=1e-9).log(), math.log(level)
     reached, first = below.amax(0) > 0, below.argmax(0)
     before = (first - 1).clamp(min=0)
-    a, b = (values.double().gather(0, i[None])[0] for i in (before, first))
+    a, b = (values.gather(0, i[None])[0] for i in (before, first))
     share = torch.where((first > 0) & a.isfinite() & (a > b), (a - level) / (a - b), 1.)
     return torch.where(reached, at[before] + share * (at[first] - at[before]), math.log2(end)), reached
 
@@ -134,9 +135,9 @@ def put_routes(self:RoutedTrial, gates:torch.Tensor, token:torch.Tensor, place:t
 
 # %% ../../../nbs/6_studies/routers/02_study.ipynb #a9200018
 class RuleTrial(RoutedTrial):
-    "Seeds of an arm on add-7 with a share of exceptions, as one population."
+    "A seed of an arm on add-7 with a share of exceptions, as a population of one."
     def start(self):
-        draw = (self.seeds[0] - 1) // 4                                            # four seeds share their exceptions
+        (draw,) = self.seeds                                                 # exceptions and unseen inputs of its own
         task = exception_task(self.S["share"], draw)
         hold = f"+hold_{self.S['hold']}" if self.S["hold"] else ""
         self.c = self.own.condition_of(task, self.S["total"], self.rate, hold)
@@ -184,7 +185,7 @@ def look(self:RuleTrial, members) -> dict:
     "What is kept of a look, metric|stratum|edit → (s,)."
     params, c = self.params_of(members), self.c
     seen = {f"{n}|none": x for n, x in self.scored(self.said(params)).items()}
-    if c.routed and members.step[0] <= 100:
+    if c.routed and c.routing.reads_stream and members.step[0] <= 100:
         norms = gradient_norms(params, c)
         sizes = [params["W_router"][0].numel(), sum(params[n][0].numel() for n in ("W_up", "b_up", "W_down", "b_down")
                                                     if n in params)]
@@ -214,15 +215,16 @@ def put_end(self:RuleTrial, members):
     "Rows of the members at their end: as they are, without their FFN, and what their routers say."
     params, c, t = self.params_of(members), self.c, self.t
     self.put("failed", (members.failed > 0).double())
-    for edit in ("none", "zero", "mean"):
+    for edit in ("none", "zero", "mean") if c.ffn != "no_ffn" else ("none",):
         logits = self.said(params, edits_for(c, "ffn_out", edit) if edit != "none" else None)
         at, right = dict(edit=edit, site="ffn_out" if edit != "none" else "none"), logits.argmax(-1) == t.targets
         for n, x in self.scored(logits).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
         for n, on in self.moved.items():
             self.put("digits", right[:, on].double().mean(1), stratum=n, n_examples=int(on.sum()), **at)
-    forward(params, t.tokens[self.order[:c.batch]], c, sink=(sink := {}))
-    self.put("ffn_rms", rms_length(sink["ffn_out"][:, :, list(t.read)]), site="ffn_out")
     first = unflatten(init_members(c, self.seeds, "paired").w, c)
+    for when, p in dict(first=first, final=params).items() if c.ffn != "no_ffn" else ():
+        forward(p, t.tokens[self.order[:c.batch]], c, sink=(sink := {}))
+        self.put("ffn_rms", rms_length(sink["ffn_out"][:, :, list(t.read)]), site="ffn_out", edit=when)
     for n in ("W_router", "W_down"):
         if n not in first or (n == "W_router" and not c.routing.learns): continue
         moved = (params[n] - first[n]).flatten(1).norm(dim=1) / first[n].flatten(1).norm(dim=1)
@@ -273,24 +275,28 @@ def carry_out(self:RuleTrial) -> pd.DataFrame:
     members, curve = unpack(tensors, info["members"]), info["curve"]
     every = dict.fromkeys(n for x in curve for n in x)
     nothing = [math.nan] * len(self.seeds)
-    self.put_looks(self.S["looks"], {n: torch.tensor([x.get(n, nothing) for x in curve], dtype=torch.float64) for n in every})
+    every = {n: torch.tensor([x.get(n, nothing) for x in curve], dtype=torch.float64) for n in every}
+    self.put_looks(self.S["looks"], every)
     self.put_end(members)
-    if self.c.routed and not self.c.routing.redraws and self.own.k < self.own.E: self.put_exchange(tensors, info["members"])
+    swaps = self.c.routed and not (self.c.routing.redraws or self.own.router == "inputs") and self.own.k < self.own.E
+    if swaps: self.put_exchange(tensors, info["members"])
     return tidy(self.found)
 
 # %% ../../../nbs/6_studies/routers/02_study.ipynb #a9200028
 @dataclass(frozen=True)
 class BookText:
-    "A phone book as a text of entries (n, T + 1), of which the `number` is asked."
+    "A phone book as a text of entries (n, T + 1), of which the number is asked."
     book: PhoneBook
-    kind_names = ("other", "number")
+    kind_names = ("other", "first", "later")
     d_vocab = property(lambda self: self.book.d_vocab)
     def batches(self, T:int, batch:int, seed:int|str): return self.book.batches(batch, seed)
     def heldout(self, T:int, n:int): return self.book.queries(min(n, self.book.n), "asked")
-    def kinds(self, tokens:torch.Tensor): return self.book.labels().long().expand_as(tokens)
-    def class_of(self, kind:str): return slice(26, 36) if kind == "number" else slice(0, self.d_vocab)
+    def kinds(self, tokens:torch.Tensor):
+        digits = self.book.labels().long()
+        return (2 * digits - (digits.cumsum(0) == 1).long() * digits).expand_as(tokens)
+    def class_of(self, kind:str): return slice(26, 36) if kind != "other" else slice(0, self.d_vocab)
 
-ASKED = {"book": ("number",), "planted": ("all", "word", "value"), "kjv": ("all", "rarer")}
+ASKED = {"book": ("first", "later"), "planted": ("all", "word"), "kjv": ("all", "rarer")}
 
 class RoutedJudge(KindJudge):
     "A language model that is judged in batches as large as those of its training."
@@ -298,13 +304,9 @@ class RoutedJudge(KindJudge):
         super().__init__(model, text, windows)
         self.batch, self.asked, self.tempered = batch, asked, asked
     def logits(self, how:str="none") -> torch.Tensor:
-        "Logits (n, T, v), with the output of all FFNs replaced by a word: `zero`, or `intact_mean` over windows."
-        return torch.cat([self.s.run(x, self.replaced_in(x, how))[0] for x in self.tokens.split(self.batch)])
-    def replaced_in(self, x:torch.Tensor, how:str) -> dict:
-        if how in ("none", "zero"): return {"L*.ffn_out": how} if how == "zero" else {}
-        sites = [f"L{l}.ffn_out" for l in range(self.s.n_layers)]
-        was = trace(self.s, x, keep=sites)
-        return {n: was[n].mean(1, keepdim=True).expand_as(was[n]) for n in sites}
+        "Logits (n, T, v) of the model as it is, or with all FFNs at `zero`."
+        edits = {} if choose("edit", how, ["none", "zero"]) == "none" else {"L*.ffn_out": how}
+        return torch.cat([self.s.run(x, edits)[0] for x in self.tokens.split(self.batch)])
     def lost(self, how:str="none") -> dict:
         "metric|stratum → a number: loss of a kind, the same at its best factor, and wrong answers."
         found, out = self.scores(self.logits(how)), {}
@@ -319,8 +321,9 @@ class TextTrial(RoutedTrial):
     def start(self):
         S, self.task = self.S, self.arm.partition("/")[0]
         (self.seed,) = self.seeds
+        own = S | dict(language=S["language"] | dict(seed=self.seed)) if self.task == "planted" else S
         if self.task == "book": self.text, self.task_loss = book_of(S, self.seed)
-        else: self.text, self.task_loss = text_of(S, self.desk.root), next_token_loss
+        else: self.text, self.task_loss = text_of(own, self.desk.root), next_token_loss
         self.T = S["sizes"]["T"]
         name = self.arm.partition("@")[0].partition("/")[2]
         self.model = routed_model(name, self.text.d_vocab, self.seed, **S["sizes"])
@@ -367,20 +370,23 @@ def gradient_ratio(self:TextTrial, model:torch.nn.Module, tokens:torch.Tensor) -
 @patch
 def train(self:TextTrial, part:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0., **choices):
     "Trains a model of this arm as a part of the job; its history."
-    return train_part(self.desk, part, model, batches, steps, share, lr=self.rate, schedule="constant", seed=self.seed,
+    return train_part(self.desk, part, model, batches, steps, share, lr=self.rate, schedule="constant", clip=0., seed=self.seed,
                       loss_of=loss_with_balance(model, self.own.balance, self.task_loss), after_backward=after_step,
                       frozen=self.own.still, **choices)
 
 @patch
 def put_end(self:TextTrial, first:dict):
     "Rows of the model at its end; `first`: its parameters at the start."
-    for how in ("none", "zero", "intact_mean"):
+    for how in ("none", "zero"):
         at = dict(edit=how, site="none" if how == "none" else "ffn_out")
         for n, x in self.judge.lost(how).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
     outputs = [f"L{l}.ffn_out" for l in range(self.judge.s.n_layers)]
-    said = trace(self.judge.s, self.judge.tokens[:self.S["batch"]], keep=outputs)
-    lengths = torch.cat([rms_length(said[n]).square() for n in outputs])
-    self.put("ffn_rms", lengths.mean().sqrt(), site="ffn_out")
+    now = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+    for when, own in dict(first=first, final=now).items():
+        self.model.load_state_dict(own, strict=False)
+        said = trace(self.judge.s, self.judge.tokens[:self.S["batch"]], keep=outputs)
+        lengths = torch.cat([rms_length(said[n]).square() for n in outputs])
+        self.put("ffn_rms", lengths.mean().sqrt(), site="ffn_out", edit=when)
     for unit, part in dict(router=".gate.weight", experts="down_proj").items():
         own = [(p, first[n]) for n, p in self.model.named_parameters() if ".mlp." in n and part in n]
         if not own or (unit == "router" and not self.own.moves): continue
@@ -394,12 +400,13 @@ def put_choices(self:TextTrial):
     kinds, each = self.text.kinds(self.windows)[:, 1:], []
     place = torch.arange(self.judge.tokens.shape[1]).expand_as(self.judge.tokens)
     sites = [f"L{l}.gates" for l in range(self.judge.s.n_layers)]
+    on = kinds > 0 if self.task == "book" else kinds >= 0                                        # where something is asked
     parts = [trace(self.judge.s, x, keep=sites) for x in self.judge.tokens.split(self.S["batch"])]
-    token, found, self.found = self.judge.tokens.flatten(), self.found, []
-    asked = {"kind": (token, kinds.flatten())} if self.task == "planted" else {}
+    token, found, self.found = self.judge.tokens[on], self.found, []
+    asked = {"kind": (token, kinds[on])} if self.task == "planted" else {}
     for n in sites:
         gates = torch.cat([tr[n][0] for tr in parts])
-        self.put_routes(gates.flatten(0, 1)[None], token, place.flatten(), asked)
+        self.put_routes(gates[on][None], token, place[on], asked)
     each, self.found = tidy_mean(self.found), found
     self.found.append(each)
 
@@ -440,7 +447,7 @@ def carry_out(self:TextTrial) -> pd.DataFrame:
     if failed: return tidy(self.found)
     self.put_end(first)
     if self.own.router: self.put_choices()
-    if self.own.router not in ("", "rehashed") and self.own.k < self.own.E: self.put_exchange()
+    if self.own.router not in ("", "rehashed", "inputs") and self.own.k < self.own.E: self.put_exchange()
     return tidy(self.found)
 
 # %% ../../../nbs/6_studies/routers/02_study.ipynb #a9200038
@@ -455,7 +462,7 @@ def routed_content(arm, settings):
     "What an arm's rows depend on: its FFN and router in full, its task's settings, and its rate."
     task, S = arm.partition("/")[0], settings[arm.partition("/")[0]]
     own = asdict(routed_arm(arm.partition("@")[0].partition("/")[2]))
-    return [task, own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
+    return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
 def routed_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
@@ -472,20 +479,21 @@ ROUTED_LEVELS = {"rule": {}, "surface": {}, "book": {}, "planted": {}, "kjv": {}
 def routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
     "The settings of all tasks; `more`: goes over those of each."
     POP = dict(total=256, hold="", share=0., step_seconds=.006)
-    TEXT = dict(text="planted", language={}, batch=16, heldout=128, step_seconds=.033, sizes=dict(d=48, heads=4, layers=2, T=48, h=192))
+    TEXT = dict(text="planted", language=dict(n_words=600, p_let=.15, p_get=.15, run=6.), batch=16, heldout=128, step_seconds=.033, sizes=dict(d=48, heads=4, layers=2, T=48, h=192))
     BOOK = dict(n=1000, letters=4, digits=5, batch=256, heldout=512, step_seconds=.036,
                 sizes=dict(d=32, heads=2, layers=2, T=11, h=64))
     made = dict(rule=POP | dict(share=.05, hold="tenth"), surface=POP, book=BOOK, planted=TEXT,
                 kjv=TEXT | dict(text="kjv", d_vocab=1000, sha256=KJV_SHA256))
     steps = TASK_STEPS | (steps or {})
-    looks = {t: log_looks(n) for t, n in steps.items()}
+    looks = {t: log_looks(n, 60 if t in POPULATIONS else 30) for t, n in steps.items()}
     return {t: S | dict(steps=steps[t], looks=looks[t], gradients=sum(n <= 100 for n in looks[t]),
                         lr=(rates or ROUTED_RATES)[t], levels=(levels or ROUTED_LEVELS)[t]) | more
             for t, S in made.items()}
 
 # %% ../../../nbs/6_studies/routers/02_study.ipynb #a9200040
 PILOT_GRID = {"rule": (.0005, .001, .002, .004), "book": (.0025, .005, .01), "planted": (.001, .002, .004)}
-_FEW = ("dense", "straight", "straight_frozen", "hashed")
+_FEW = ("dense", "straight", "straight_frozen", "frozen", "hashed")
+_TUNED = ("straight", "straight_frozen", "switch", "switch_frozen", "top2", "top2_frozen", "dense", "narrow")
 _TINY = {t: 4 for t in TASK_STEPS}
 ROUTED_PRESETS = {
     "tiny": Preset("a few steps: does it run?",
@@ -495,7 +503,7 @@ ROUTED_PRESETS = {
                     dict.fromkeys([f"{t}/{a}" for t in ("rule", "book", "planted") for a in _FEW], (1, 2)), 1,
                     routed_settings()),
     "pilot": Preset("learning rates of every arm, on a seed of its own",
-                    {f"{t}/{a}@{r:g}": (101,) for t, grid in PILOT_GRID.items() for a in ROUTED_ARMS for r in grid}, 1,
+                    {f"{t}/{a}@{r:g}": (101,) for t, grid in PILOT_GRID.items() for a in _TUNED for r in grid}, 1,
                     routed_settings())}
 STUDY = Study("routers", "What is a learned router good for?", ROUTED_PRESETS, routed_rows, routed_seconds,
               content=routed_content, threads=1)
