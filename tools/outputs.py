@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from moe_redistribution.evidence.table_files import ROOT, write_sums
 from moe_redistribution.training.store import write_whole
 
 BIN = Path(sys.executable).parent
@@ -174,6 +175,7 @@ def main(args):
             print(f"{path} was changed while it ran, and stays as it is: run it again", file=sys.stderr)
             return 1
         write_whole(path, made)
+    write_sums(ROOT)                                              # pages that show rows have sums, too
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
-import moe_redistribution.record.work, moe_redistribution.record.coverage, moe_redistribution.record.costs  # noqa: F401
+import moe_redistribution.record.work, moe_redistribution.record.coverage  # noqa: F401
+import moe_redistribution.record.costs, moe_redistribution.record.check  # noqa: F401
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
 from ..language.opened import LanguageModel
@@ -64,7 +65,7 @@ def add_text_command(p:ArgumentParser, name:str):
                        "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
 
 # %% ../../nbs/7_record/05_cli.ipynb #d5c58c71
-ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows kinds "
+ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check kinds "
          "bench completion").split()
 
 def parser():
