@@ -22,7 +22,7 @@ import pandas as pd
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import REST, Claim, each_name, seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       SENTENCES, definitions, have_pilots, registrations,
+                                                       SENTENCES, SETTINGS, definitions, have_pilots, registrations,
                                                        sentence_hash,
                                                        unregistered_lines)
 from moe_redistribution.evidence.design import check_design
@@ -181,6 +181,12 @@ def answers():
     return set(pd.read_csv(as_committed(path)).query("paper_n > 0")["key"]) if path.exists() else set()
 
 
+def recorded_arms():
+    "Conditions of which there is any row."
+    path = ROOT / "results/manifest.csv"
+    return set(pd.read_csv(as_committed(path))["condition"]) if path.exists() else set()
+
+
 def new_lines(now):
     "A registration for every line of data/ that has none as it stands, in the order of the files."
     history, out = History(), []
@@ -206,6 +212,11 @@ def new_lines(now):
                 else "pilot seen" if have_pilots([line.key]).any() else "nothing run")
         out.append((SENTENCES, line.key, line.protocol, sentence_hash(line._asdict()), now,
                     history.short[history.head] + "+", word))
+    have = recorded_arms()
+    for table, key, protocol, own in left()[["table", "key", "protocol", "hash"]].itertuples(index=False, name=None):
+        if table != SETTINGS: continue
+        word = "results seen" if any(n == key or n.startswith((f"{key}/", f"{key}@")) for n in have) else "nothing run"
+        out.append((table, key, protocol, own, now, history.short[history.head] + "+", word))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
 
 
