@@ -1,4 +1,5 @@
 """Jobs of a study: found when they are asked for again, safe to interrupt, and never another's."""
+import json
 import linecache
 import os
 import subprocess
@@ -21,7 +22,7 @@ from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.task import _made, TASKS, get_task
 from moe_redistribution.training.groups import Training, train_group
 from moe_redistribution.training.jobs import begin_again, carry_out, missing_jobs
-from moe_redistribution.training.store import _TOLD, Store, seal, unseal
+from moe_redistribution.training.store import _TOLD, Store, register_hash, seal, unseal
 from moe_redistribution.training.study import (Desk, Preset, Study, find_rows, known_studies, run_study, study_jobs,
                                                study_rows)
 
@@ -269,3 +270,19 @@ def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, mon
     monkeypatch.setitem(_made, "add7", replace(t, targets=t.targets.flip(0)))
     monkeypatch.setitem(TASKS, "add7", lambda: None)
     assert f"task of {name}: expected" in told(Store(tmp_path).load, name, 1)
+
+
+def test_a_job_says_when_it_began_and_under_which_register_also_after_a_stop(tmp_path):
+    def run(arm, seeds, settings, desk):
+        if not (tmp_path / "again").exists(): return None
+        return rows([1.], seeds, condition=arm, metric="digits")
+    study = Study("told", "", {"small": Preset("", {"a": (1,)})}, run, lambda *x: 1.)
+    job, store = study.job("small", "a", (1,)), Store(tmp_path)
+    assert not job.carry_out(store)
+    began = json.loads(job.path(store).with_suffix(".began").read_text())
+    (tmp_path / "again").touch()
+    job.path(store).with_suffix(".began").write_text(json.dumps(began | dict(began="2020-01-01T00:00:00+00:00")))
+    assert job.carry_out(store)
+    info = unseal(job.path(store))[1]
+    assert info["began"].startswith("2020-01-01") and info["registered"] == register_hash() != ""
+    assert not job.path(store).with_suffix(".began").exists()

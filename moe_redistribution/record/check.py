@@ -15,7 +15,7 @@ import json, shutil, subprocess, tempfile, time
 import pandas as pd
 from ..tasks.commands import add_form, command, show_table
 from ..tasks.errors import choose, refuse
-from ..training.store import Damaged, listed_hashes, of_clone
+from ..training.store import Damaged, as_committed, listed_hashes, of_clone
 from ..instruments.rows import TABLE_FORMS
 from ..evidence.answers import comparison, contrast_table
 from ..evidence.claims import paper_items
@@ -112,19 +112,21 @@ def check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Call
     return pd.DataFrame(found, columns=FOUND)
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0017
+def _forge(path, data): path.write_bytes(data)                     # not `write_whole`: the sums must not follow
+
 def _row(root):
     path = sorted((root / "results/rows/ablation").glob("*.parquet"))[0]
-    frame = pd.read_parquet(path)
+    frame = pd.read_parquet(as_committed(path))
     frame.loc[frame.index[0], "value"] += .1
-    frame.to_parquet(path, index=False)
+    _forge(path, frame.to_parquet(index=False))
     return f"the value of the first row of {path.relative_to(root).as_posix()}, by .1", ("bytes", "manifest")
 
 def _claim(root):
     path = root / "data/sparsity_moves/claims.csv"
     head, line, rest = path.read_text(encoding="utf-8").split("\n", 2)
-    cells = pd.read_csv(path, nrows=1, dtype=str, keep_default_na=False)
+    cells = pd.read_csv(as_committed(path), nrows=1, dtype=str, keep_default_na=False)
     new = cells.assign(seeds="1-63").to_csv(index=False, header=False).strip()
-    path.write_text("\n".join([head, new, rest]), encoding="utf-8")
+    _forge(path, "\n".join([head, new, rest]).encode())
     return f"the seeds of {cells['id'][0]}", ("bytes", "registrations")
 
 def _sentence(root):
@@ -133,7 +135,7 @@ def _sentence(root):
     nb = json.loads(page.read_text(encoding="utf-8"))
     cell = next(c for c in nb["cells"] if c["cell_type"] == "markdown" and len("".join(c["source"])) > 200)
     cell["source"] = ["".join(cell["source"]).replace(" not ", " ").rstrip() + " It is certain."]
-    page.write_text(json.dumps(nb, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
     return f"a sentence of {page.relative_to(root).as_posix()}", ("bytes",)
 
 FORGED = dict(row=_row, claim=_claim, sentence=_sentence)

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 import hashlib, json, numbers, sys, time
 
 from fastcore.basics import patch
@@ -22,8 +23,8 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Damaged, Run, Store, code_of, machine, seal, set_aside as aside, sources,
-                                               unseal, unseal_state)
+from .store import (Damaged, Run, Store, code_of, machine, register_hash, seal, set_aside as aside,
+                                               sources, unseal, unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
@@ -45,7 +46,8 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
     if at >= steps and not bad: weights["final"] = row(members.w)
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
                     step=at, settled=bool(settled_members(members)[i]), failed=bad or None, rules=chosen, group=group,
-                    cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device), source=sources(c))
+                    cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device), source=sources(c),
+                    ended=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
 # %% ../../nbs/3_training/06_groups.ipynb #fedbb00f

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +26,8 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
-from .store import (Damaged, Store, code_of, machine, say_if_changed, seal,
-                                               set_aside as aside, unseal)
+from .store import (Damaged, Store, code_of, machine, register_hash, say_if_changed, seal,
+                                               set_aside as aside, unseal, write_whole)
 from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
 from .groups import Training
 import moe_redistribution.studies
@@ -253,10 +254,21 @@ def once(self:Desk, name:str, work:Callable, share:float=0.):
     return done
 
 @patch
+def first_began(self:Desk) -> dict:
+    """When the job began, in UTC, and the hash that the register of claims had then, kept beside its states: a job that
+    goes on began when it first did."""
+    path = self.path.with_name(f"{self.path.stem}.began")
+    try: return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError): pass                                                # none, or half a file
+    said = dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
+    write_whole(path, json.dumps(said).encode())
+    return said
+
+@patch
 def clear(self:Desk):
     "Removes all states and parts that were kept."
     for p in self.path.parent.glob(f"{self.path.stem}.*"):
-        if p.suffix in (".state", ".part"): p.unlink(missing_ok=True)
+        if p.suffix in (".state", ".part", ".began"): p.unlink(missing_ok=True)
 
 
 
@@ -299,14 +311,15 @@ def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=Non
         with FileLock(path.with_suffix(".lock"), timeout=wait), torch_threads(self.study.threads):
             if find_rows(self, store) is not None: return True
             if deadline is not None and time.time() >= deadline: return False
-            began, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
+            start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
+            began = desk.first_began()
             try: found = self.study.run(self.arm, list(self.seeds), self.settings, desk)
             except OutOfTime: return False
             if found is None: return False
             check_rows(self, found)
-            spent = round(time.process_time() - began, 1)
+            spent = round(time.process_time() - start, 1)
             seal(path, {},
-                 dict(kind="rows", source=self.source[1], key=self.key, study=self.study.name, arm=self.arm,
+                 dict(kind="rows", source=self.source[1], key=self.key, study=self.study.name, arm=self.arm, **began,
                       seeds=list(self.seeds), machine=machine(device), settings=self.settings, columns=list(found),
                       rows=found.to_dict("list"), cpu_seconds=spent))
             desk.clear()
@@ -320,7 +333,7 @@ def set_aside(self:StudyJob, store:Store):
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         for p in [*path.parent.glob(f"{path.stem}.*")]:
-            if p.suffix in (".safetensors", ".state", ".part"): moved += bool(aside(p, "before"))
+            if p.suffix in (".safetensors", ".state", ".part", ".began"): moved += bool(aside(p, "before"))
     after = [j for j in study_jobs(self.study, self.preset) if any(n.key == self.key for n in j.needs)]
     return moved + sum(j.set_aside(store) for j in after)
 
