@@ -8,7 +8,7 @@ import pytest
 
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.record import check as room
-from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonstrate, rewritten
+from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonstrate, rewritten_lines
 from moe_redistribution.record.cli import main
 from moe_redistribution.training.store import listed_hashes
 
@@ -86,14 +86,14 @@ def test_a_register_that_lost_or_changed_a_line_in_some_commit_is_named_and_one_
     for text in ("a\n1\n", "a\n1\n2\n"):
         (tmp_path / "r.csv").write_text(text)
         git(tmp_path, "add", "."), git(tmp_path, "commit", "-qm", "more")
-    assert not [*rewritten(tmp_path, "r.csv")]
+    assert not [*rewritten_lines(tmp_path, "r.csv")]
     (tmp_path / "r.csv").write_text("a\n1\n")
-    assert [x[1:] for x in rewritten(tmp_path, "r.csv")] == [("line 3 as before", "none")]
+    assert [x[1:] for x in rewritten_lines(tmp_path, "r.csv")] == [("line 3 as before", "none")]
     (tmp_path / "r.csv").write_text("a\n3\n2\n")
-    (_, expected, got), = rewritten(tmp_path, "r.csv")
+    (_, expected, got), = rewritten_lines(tmp_path, "r.csv")
     assert (expected, got) == ("line 2 as before", "3")
     git(tmp_path, "commit", "-qam", "forged")
-    assert len([*rewritten(tmp_path, "r.csv")]) == 1                                    # committed, and seen all the same
+    assert len([*rewritten_lines(tmp_path, "r.csv")]) == 1                                    # committed, and seen all the same
 
 
 @pytest.mark.audit

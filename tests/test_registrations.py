@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES, SETTINGS,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES, SEALED,
                                                        definition_hash, definitions, registrations, unregistered_lines,
                                                        registered_on)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
@@ -131,7 +131,7 @@ def test_every_line_of_data_is_registered_as_it_stands():
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
     assert (list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS)
-            and set(lines["table"]) == {*REGISTERED_TABLES, SENTENCES, SETTINGS})
+            and set(lines["table"]) == {*REGISTERED_TABLES, SENTENCES, SEALED})
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()

@@ -22,7 +22,7 @@ import pandas as pd
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import REST, Claim, each_name, seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       SENTENCES, SETTINGS, definitions, have_pilots, registrations,
+                                                       SENTENCES, SEALED, definitions, have_pilots, registrations,
                                                        sentence_hash,
                                                        unregistered_lines)
 from moe_redistribution.evidence.design import check_design
@@ -214,7 +214,7 @@ def new_lines(now):
                     history.short[history.head] + "+", word))
     have = recorded_arms()
     for table, key, protocol, own in left()[["table", "key", "protocol", "hash"]].itertuples(index=False, name=None):
-        if table != SETTINGS: continue
+        if table != SEALED: continue
         word = "results seen" if any(n == key or n.startswith((f"{key}/", f"{key}@")) for n in have) else "nothing run"
         out.append((table, key, protocol, own, now, history.short[history.head] + "+", word))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))

@@ -24,11 +24,9 @@ def other_readings(claim:Claim, metrics:Sequence[str], edits:Sequence[str]=("zer
     seeds, a column for each (stream, seed). `found`: rows (default: the recorded ones of its instrument).
 
     ValueError for a claim with more than two sides, and where nothing is recorded of both."""
-    sides = [each_name(n) for n in (claim.condition, claim.versus)]
-    if "=" in claim.versus or any(len(x) != 1 for x in sides):
-        refuse(f"curve of {claim.key}", "one condition against another", f"{claim.condition} and {claim.versus}",
-               fix="another claim")
-    (a,), (b,) = sides
+    a, b = claim.condition, claim.versus
+    if "=" in b or any(len(each_name(x)) != 1 for x in (a, b)):
+        refuse(f"curve of {claim.key}", "one condition against another", f"{a} and {b}", fix="another claim")
     x = rows_of(claim.instrument, [a, b]) if found is None else found
     x = x[x["site"].eq(claim.site) & x["unit"].fillna("").eq("") & x["split"].eq(claim.split)
           & x["stratum"].eq(claim.stratum) & x["metric"].isin(metrics) & x["edit"].isin(edits)]
@@ -47,7 +45,7 @@ def other_readings(claim:Claim, metrics:Sequence[str], edits:Sequence[str]=("zer
 
 # %% ../../nbs/5_evidence/07f_curves.ipynb #c0c00007
 Curve = namedtuple("Curve", "table median p lo hi")
-Curve.__doc__ = "`table`: readings in order, their `mean` and the band of the null at their rank; the curve's median and its p."
+Curve.__doc__ = "`table`: readings in order, their `mean` and the null's band at their rank; the median and its p."
 
 def curve_of(off:pd.DataFrame, flips:int=4000, seed:int=0) -> Curve:
     """The curve of readings × (stream, seed) as `other_readings` gives them, and its null by joint sign flips.

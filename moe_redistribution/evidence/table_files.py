@@ -102,7 +102,7 @@ def _summed(root, part):
         if part != "nbs" or p.suffix == ".ipynb" and f'"{STORED}":'.encode() in p.read_bytes(): yield p
 
 def sums(root:str|Path=None) -> str:
-    "A line for each file under data/, results/ and checkpoints/ of a root, and each page that shows rows: SHA-256, path."
+    "A line for each file under data/, results/ and checkpoints/, and each page that shows rows: SHA-256, path."
     root = Path(root or ROOT)
     paths = (p for part in ("checkpoints", "data", "nbs", "results") for p in _summed(root, part))
     return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root).as_posix()}\n" for p in paths)

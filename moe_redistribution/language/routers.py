@@ -67,12 +67,15 @@ class ByPosition(OwnRouter):
         (b, t), start = self.heard.ids.shape, self.heard.start
         return self.table[start:start + t].repeat(b, 1)
 
+
+# %% ../../nbs/4b_language/02b_routers.ipynb #23af04b9
 class ByText(OwnRouter):
     "A hash of the token and of all before it. RuntimeError after a cache, which does not say what came before."
     def hold(self, W:torch.Tensor, d_vocab:int, T:int):
         self.register_buffer("table", only(dealt_out(4099, self.E, self.k, self.drawn()), self.E))
     def scores(self, hidden:torch.Tensor):
-        if self.heard.start: refuse("router", "a whole text", "one that goes on", fix="use_cache=False", error=RuntimeError)
+        if self.heard.start:
+            refuse("router", "a whole text", "one that goes on", fix="use_cache=False", error=RuntimeError)
         ids, seen = self.heard.ids, [torch.ones_like(self.heard.ids[:, 0])]
         for x in ids.T: seen.append((seen[-1] * 48271 + x + 1) % (2 ** 31 - 1))
         return self.table[torch.stack(seen[1:], 1).flatten() % len(self.table)]
@@ -95,7 +98,8 @@ class ByMap(OwnRouter):
             shares = index.flatten().bincount(minlength=self.E) / index.numel()
             self.balance = self.E * (shares * probs.mean(0)).sum()
         return self.weigh(kept), index
-    def weigh(self, kept:torch.Tensor): return kept / kept.sum(-1, keepdim=True) if self.k > 1 else torch.ones_like(kept)
+    def weigh(self, kept:torch.Tensor):
+        return kept / kept.sum(-1, keepdim=True) if self.k > 1 else torch.ones_like(kept)
 
 class Switching(ByMap):
     "A linear map of the stream. Weights are the probabilities (Fedus et al. 2022)."

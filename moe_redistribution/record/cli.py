@@ -65,8 +65,8 @@ def add_text_command(p:ArgumentParser, name:str):
                        "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
 
 # %% ../../nbs/7_record/05_cli.ipynb #d5c58c71
-ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check kinds "
-         "bench completion").split()
+ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
+         "kinds bench completion").split()
 
 def parser():
     "The argument parser of `moe-redistribution`."

@@ -6,11 +6,8 @@
 __all__ = ['BLIND', 'OUTCOMES', 'outcome_of', 'predictions', 'scoreboard']
 
 # %% ../../nbs/7_record/06b_predictions.ipynb #5c0e0003
-from pathlib import Path
-
 import pandas as pd
 from ..evidence.claims import PROTOCOLS
-from ..evidence.design import check_design
 from .counts import recorded_claims
 
 # %% ../../nbs/7_record/06b_predictions.ipynb #5c0e0006

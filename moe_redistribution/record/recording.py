@@ -105,8 +105,7 @@ def kept_presets(study:Study) -> dict:
     return {n: p for n, p in study.presets.items() if p.recorded and not p.note}
 
 def record_rows(store:Store, root:Path, study:Study, say:Callable=print, others:bool=False) -> list:
-    """Lays the stored rows of a study over the recorded ones, or `others`' rows only where none is recorded; returns the
-    paths of tables that changed."""
+    "Lays stored rows of a study over recorded ones, or `others`' only where none is recorded; paths that changed."
     written = []
     for preset in kept_presets(study):
         if (new := study_rows(study, preset, root=store.root)).empty: continue
@@ -178,13 +177,10 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
            replace:Sequence[str]=(), reason:str="weights lost", whose:str="") -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
-    `executor` as in `train`.
-
-    `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept.
+    `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept.
     ValueError, before any work, for one that has nothing recorded or nothing in the store.
 
-    `whose`: of a store from elsewhere. Then nothing that is recorded changes, and results/others.csv says whose the
-    new seeds are. They count as any seed does: where a claim names them."""
+    `whose` store it is, if from elsewhere: nothing that is recorded changes, and results/others.csv names new seeds."""
     store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
     taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable_names(replace, store, root)}
     written = [root / "results/replaced.csv"] * any(taken.values())

@@ -23,8 +23,8 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Damaged, Run, Store, code_of, machine, register_hash, seal, set_aside as aside,
-                                               sources, unseal, unseal_state)
+from .store import (Damaged, Run, Store, code_of, machine, register_hash, seal,
+                                               set_aside as aside, sources, unseal, unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,

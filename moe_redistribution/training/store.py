@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replace_file', 'write_picture', 'listing_of',
-           'listed_hashes', 'as_committed', 'of_clone', 'register_hash', 'relist', 'write_whole', 'seal',
-           'no_sealed_file', 'unseal', 'kept_in_half', 'compact', 'Run', 'home', 'Store', 'unseal_state', 'set_aside',
-           'source_hash', 'code_of', 'say_if_changed', 'sources', 'machine']
+           'listed_hashes', 'as_committed', 'of_clone', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal',
+           'kept_in_half', 'compact', 'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of',
+           'say_if_changed', 'sources', 'machine', 'register_hash']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from collections.abc import Callable, Iterable, Sequence
@@ -117,12 +117,6 @@ def of_clone(path:str|Path) -> Path:
     if path.exists(): return as_committed(path)
     refuse(f"{path.parent.name}/{path.name}", "beside the package, as in a clone of its repository",
            "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
-
-# %% ../../nbs/3_training/02_store.ipynb #4e9157e2
-def register_hash(root:str|Path=None) -> str:
-    "Twelve digits of the SHA-256 of the register of claims beside the package; empty without a clone."
-    path = Path(root or Path(__file__).resolve().parents[2]) / "results/registrations.csv"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
 def relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=()):
@@ -453,6 +447,11 @@ def machine(device:str|torch.device="cpu") -> dict:
     return dict(processor=chip or _processor(), threads=torch.get_num_threads(),
                 kernels=os.environ.get("MKL_CBWR", ""), torch=torch.__version__.split("+")[0],
                 python=platform.python_version())
+
+def register_hash(root:str|Path=None) -> str:
+    "Twelve digits of the SHA-256 of the register of claims beside the package; empty without a clone."
+    path = Path(root or Path(__file__).resolve().parents[2]) / "results/registrations.csv"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
 
 # %% ../../nbs/3_training/02_store.ipynb #4172d869
 @patch

@@ -254,22 +254,10 @@ def once(self:Desk, name:str, work:Callable, share:float=0.):
     return done
 
 @patch
-def first_began(self:Desk) -> dict:
-    """When the job began, in UTC, and the hash that the register of claims had then, kept beside its states: a job that
-    goes on began when it first did."""
-    path = self.path.with_name(f"{self.path.stem}.began")
-    try: return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError): pass                                                # none, or half a file
-    said = dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
-    write_whole(path, json.dumps(said).encode())
-    return said
-
-@patch
 def clear(self:Desk):
     "Removes all states and parts that were kept."
     for p in self.path.parent.glob(f"{self.path.stem}.*"):
         if p.suffix in (".state", ".part", ".began"): p.unlink(missing_ok=True)
-
 
 
 # %% ../../nbs/3_training/08_study.ipynb #652c59a6
@@ -300,6 +288,17 @@ def torch_threads(threads:int):
     torch.set_num_threads(threads or before)
     try: yield
     finally: torch.set_num_threads(before)
+
+@patch
+def first_began(self:Desk) -> dict:
+    """When the job began, in UTC, and the hash that the register of claims had then, kept beside its states: a job that
+    goes on began when it first did."""
+    path = self.path.with_name(f"{self.path.stem}.began")
+    try: return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError): pass                                                # none, or half a file
+    said = dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
+    write_whole(path, json.dumps(said).encode())
+    return said
 
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 @patch

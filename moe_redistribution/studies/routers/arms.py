@@ -11,19 +11,19 @@ import re
 
 from fastcore.basics import patch
 import torch
-from ...tasks.errors import choose, nearest, refuse
+from ...tasks.errors import choose, refuse
 from ...models.more_routers import ROUTERS
 from ...models.condition import RECIPES, Condition, condition
-from ...language.routers import OWN_ROUTERS, put_router
+from ...language.routers import put_router
 from ...language.small import small_model
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100006
 @dataclass(frozen=True)
 class RoutedArm:
-    """An FFN of `E` experts, `k` a token, with a router of `OWN_ROUTERS`; or a dense one of a share `width` of the total.
+    """An FFN of `E` experts, `k` a token, with a router of `OWN_ROUTERS`; or a dense one, a share `width` of the total.
 
-    `balance`: λ of a balance loss that is 1 where loads are even; `moves`: does a map learn; `ffn_rate`: a factor of the
-    experts' learning rate."""
+    `balance`: λ of a balance loss that is 1 where loads are even; `moves`: does a map learn; `ffn_rate`: a factor of
+    the experts' learning rate."""
     router: str = ""
     E: int = 4
     k: int = 1
@@ -43,7 +43,8 @@ ROUTED_ARMS = {
     "switch_frozen": RoutedArm("switch", moves=False, **_BALANCED),
     "hashed": RoutedArm("hashed"), "placed": RoutedArm("placed"), "rehashed": RoutedArm("rehashed"),
     "top2": RoutedArm("learned", k=2, **_BALANCED), "top2_frozen": RoutedArm("learned", k=2, moves=False, **_BALANCED),
-    "hashed2": RoutedArm("hashed", k=2), "inputs": RoutedArm("inputs"), "biased": RoutedArm("biased", k=2), "expert_choice": RoutedArm("expert_choice")}
+    "hashed2": RoutedArm("hashed", k=2), "inputs": RoutedArm("inputs"), "biased": RoutedArm("biased", k=2),
+    "expert_choice": RoutedArm("expert_choice")}
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100007
 def routed_arm(name:str) -> RoutedArm:
@@ -68,7 +69,7 @@ def condition_of(self:RoutedArm, task:str, total:int=256, lr:float=None, more:st
     if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
     gate = self.router if self.router in ("switch", "straight") else ""
     word = "" if gate or self.router == "learned" else self.router
-    counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream               # else there is nothing to balance
+    counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream              # else there is nothing to balance
     weight = self.balance / self.k if counts else RECIPES[task]["balance"]
     said = [word or "frozen" * (not self.moves), gate, f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
     return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu" + "".join(f"+{x}" for x in said if x) + rate + more)
