@@ -3689,6 +3689,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                         'moe_redistribution/studies/routers/rule.py'),
                                                          'moe_redistribution.studies.routers.rule.RuleTrial.put_exchange': ( '6_studies/routers/rule.html#ruletrial.put_exchange',
                                                                                                                              'moe_redistribution/studies/routers/rule.py'),
+                                                         'moe_redistribution.studies.routers.rule.RuleTrial.put_now': ( '6_studies/routers/rule.html#ruletrial.put_now',
+                                                                                                                        'moe_redistribution/studies/routers/rule.py'),
                                                          'moe_redistribution.studies.routers.rule.RuleTrial.said': ( '6_studies/routers/rule.html#ruletrial.said',
                                                                                                                      'moe_redistribution/studies/routers/rule.py'),
                                                          'moe_redistribution.studies.routers.rule.RuleTrial.scored': ( '6_studies/routers/rule.html#ruletrial.scored',

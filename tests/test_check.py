@@ -80,7 +80,7 @@ def git(root, *args):
     subprocess.run(["git", *who, *args], cwd=root, check=True, capture_output=True)
 
 
-def test_a_register_that_lost_or_changed_a_line_in_some_commit_is_named_and_one_that_grows_is_not(tmp_path, monkeypatch):
+def test_a_register_that_lost_or_changed_a_line_is_named_and_one_that_grows_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "deviations", lambda root: pd.DataFrame(columns=["commit", "file"], dtype=str))
     git(tmp_path, "init", "-q")
     for text in ("a\n1\n", "a\n1\n2\n"):
@@ -93,7 +93,7 @@ def test_a_register_that_lost_or_changed_a_line_in_some_commit_is_named_and_one_
     (_, expected, got), = rewritten_lines(tmp_path, "r.csv")
     assert (expected, got) == ("line 2 as before", "3")
     git(tmp_path, "commit", "-qam", "forged")
-    assert len([*rewritten_lines(tmp_path, "r.csv")]) == 1                                    # committed, and seen all the same
+    assert len([*rewritten_lines(tmp_path, "r.csv")]) == 1                           # committed, and seen all the same
 
 
 @pytest.mark.audit

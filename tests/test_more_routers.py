@@ -108,7 +108,8 @@ def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_pro
     assert one.abs().sum() > .1
 
 
-@pytest.mark.parametrize("name", ["moe-e4k1-h256-silu+straight", "moe_glu-e4k2-h256-silu+straight", "moe-e4k1-h64-gelu+frozen+straight"])
+@pytest.mark.parametrize("name", ["moe-e4k1-h256-silu+straight", "moe_glu-e4k2-h256-silu+straight",
+                                  "moe-e4k1-h64-gelu+frozen+straight"])
 def test_the_short_way_has_the_loss_and_the_gradients_of_the_plain_one_for_straight_weights(name):
     c, t = condition(f"add7/{name}"), get_task("add7")
     params, at = drawn(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))

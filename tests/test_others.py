@@ -13,8 +13,8 @@ from moe_redistribution.training.study import Preset, Study, run_study
 @pytest.fixture
 def mine(monkeypatch):
     study = Study("mine", "a study", {"small": Preset("", {"a": (1, 2, 3)})},
-                  lambda arm, seeds, settings, desk: rows([OFFSET[0] + s for s in seeds], seeds, condition=arm, metric="digits",
-                                                         stream="paired"), lambda *x: 1.)
+                  lambda arm, seeds, settings, desk: rows([OFFSET[0] + s for s in seeds], seeds, condition=arm,
+                                                          metric="digits", stream="paired"), lambda *x: 1.)
     monkeypatch.setattr(recording, "known_studies", lambda: {"mine": study})
     return study
 
@@ -29,7 +29,8 @@ def trained(study, root, offset, seeds):
 
 
 def test_others_seeds_are_added_ours_stay_and_a_list_says_whose_they_are(mine, tmp_path):
-    ours, theirs, root = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2]), tmp_path / "clone"
+    ours, theirs = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2])
+    root = tmp_path / "clone"
     recording.record_rows(ours, root, mine, say=lambda x: None)
     before = recording.recorded_seeds(root)
     recording.record_rows(theirs, root, mine, say=lambda x: None, others=True)

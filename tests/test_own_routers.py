@@ -145,7 +145,7 @@ def test_every_layer_has_a_balance_loss_of_its_own_and_even_loads_cost_one_with_
             each.append(4 * (shares * scores.softmax(1).mean(0)).sum())
         torch.testing.assert_close(own, .5 * sum(each) / 2)
         assert each[0] > 1.01 and own.requires_grad
-        deepcopy(model)                                                               # nothing of the pass is left in it
+        deepcopy(model)                                                          # nothing of the pass is left in it
         for m in own_routers(model): m.weight.data.zero_()
         torch.testing.assert_close(loss(model(input_ids=TOKENS).logits, TOKENS), torch.tensor(.5))
 

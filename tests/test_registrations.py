@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SENTENCES, SEALED,
-                                                       definition_hash, definitions, registrations, unregistered_lines,
-                                                       registered_on)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, REGISTERED_TABLES, SEALED,
+                                                       SENTENCES, definition_hash, definitions, registrations,
+                                                       unregistered_lines, registered_on)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.training import store

@@ -17,7 +17,7 @@ from moe_redistribution.instruments import (ablation, attribution, bilinear, cop
                                             trace)
 from moe_redistribution.language import (families, gated, layers, masks, recorded, regret, small, terms as stream_terms,
                                          verbs, watched)
-from moe_redistribution.models import ffn, population
+from moe_redistribution.models import ffn, more_routers, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question
 from moe_redistribution.training import engine, loop
@@ -137,6 +137,8 @@ CASES = [
     (rerouting.cells, lambda: dict(t=T), dict(n=N, read=READ)),
     (rerouting.routes_held, lambda: of(C, edits=EDIT), SIZES),
     (rerouting.gradient_norms, lambda: of(C, tokens=TOKENS, targets=TARGETS), dict(s=S, b=5)),
+    (more_routers.dealt_out, lambda: dict(n=9, E=4, k=2, g=torch.Generator().manual_seed(1)), dict(n=9, k=2)),
+    (more_routers.by_place, lambda: dict(T=9, E=4, k=2), dict(T=9, k=2)),
     (ablation.ablate, lambda: of(C, edits=EDIT), SIZES),
     (ablation.ablate_each, lambda: of(C, each=[{}, EDIT]), SIZES | dict(edit=2)),
     (ablation.decode, lambda: of(C, edits=EDIT), SIZES),

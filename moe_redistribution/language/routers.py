@@ -162,6 +162,7 @@ def after_step(model:torch.nn.Module, step:int):
     "What routers do at the end of a step; nothing where they are a family's own."
     for m in own_routers(model): m.after(step)
 
+# %% ../../nbs/4b_language/02b_routers.ipynb #8fcd3627
 def loss_with_balance(model:torch.nn.Module, weight:float, task:Callable=next_token_loss) -> Callable:
     """A loss of (logits, tokens), for training: that of a task, and `weight` times the mean over layers of the balance
     loss of the pass that gave the logits. Routers that are no map have none."""

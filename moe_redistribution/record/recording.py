@@ -177,9 +177,8 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
            replace:Sequence[str]=(), reason:str="weights lost", whose:str="") -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
 
-    `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a `reason` that is kept.
-    ValueError, before any work, for one that has nothing recorded or nothing in the store.
-
+    `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a
+    `reason` that is kept; ValueError, before any work, for one with nothing recorded or nothing in the store.
     `whose` store it is, if from elsewhere: nothing that is recorded changes, and results/others.csv names new seeds."""
     store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
     taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable_names(replace, store, root)}

@@ -82,6 +82,7 @@ def look(self:RuleTrial, members) -> dict:
         seen["gradient|router|none"] = norms["task_router"] / norms["task_experts"] * (sizes[1] / sizes[0]) ** .5
     return seen
 
+# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200090
 @patch
 def trained(self:RuleTrial, part) -> tuple:
     "(tensors, info) of members at the end and what was seen, or None when the part's time is over."
@@ -138,6 +139,7 @@ def put_choices(self:RuleTrial, params:dict):
     asked = {"operation": (cells, adds.flatten())} | ({"exception": (cells, odd.flatten())} if odd.any() else {})
     self.put_routes(gates.flatten(1, 2), token.flatten(), place.flatten(), asked)
 
+# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200081
 @patch
 def put_exchange(self:RuleTrial, tensors:dict, info:dict):
     "Rows of the loss after an exchange of experts, and after more steps with and without it."
@@ -147,9 +149,14 @@ def put_exchange(self:RuleTrial, tensors:dict, info:dict):
             for part in (members.w, members.m, members.v):
                 table = unflatten(part, self.c)["W_router"]
                 table.copy_(table.roll(1, -1))
-            for n, x in self.scored(self.said(self.params_of(members))).items(): self.put_after(n, x, how)
+            self.put_now(members, how)
         train_interval(members, EXCHANGE_STEPS)
-        for n, x in self.scored(self.said(self.params_of(members))).items(): self.put_after(n, x, f"{how}+{EXCHANGE_STEPS}")
+        self.put_now(members, f"{how}+{EXCHANGE_STEPS}")
+
+@patch
+def put_now(self:RuleTrial, members, how:str):
+    "Rows of the loss of members as they are now, after an exchange."
+    for n, x in self.scored(self.said(self.params_of(members))).items(): self.put_after(n, x, how)
 
 # %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200023
 @patch

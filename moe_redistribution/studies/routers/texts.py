@@ -44,6 +44,7 @@ class BookText:
         return (2 * digits - (digits.cumsum(0) == 1).long() * digits).expand_as(tokens)
     def class_of(self, kind:str): return slice(26, 36) if kind != "other" else slice(0, self.d_vocab)
 
+# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200083
 ASKED = {"book": ("first", "later"), "planted": ("all", "word"), "kjv": ("all", "rarer")}
 
 class RoutedJudge(KindJudge):
@@ -100,6 +101,7 @@ def looker(self:TextTrial) -> Callable:
         return found
     return look
 
+# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200091
 @patch
 def gradient_ratio(self:TextTrial, model:torch.nn.Module, tokens:torch.Tensor) -> float:
     "The task's gradient on routers' maps, root mean square, as a share of that on experts; nan without maps."
@@ -121,8 +123,8 @@ def gradient_ratio(self:TextTrial, model:torch.nn.Module, tokens:torch.Tensor) -
 def train(self:TextTrial, part:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0., **choices):
     "Trains a model of this arm as a part of the job; its history."
     return train_part(self.desk, part, model, batches, steps, share, lr=self.rate, schedule="constant", clip=0.,
-                      seed=self.seed, loss_of=loss_with_balance(model, self.own.balance, self.task_loss), after_backward=after_step,
-                      frozen=self.own.still, **choices)
+                      seed=self.seed, loss_of=loss_with_balance(model, self.own.balance, self.task_loss),
+                      after_backward=after_step, frozen=self.own.still, **choices)
 
 @patch
 def put_end(self:TextTrial, first:dict):
@@ -185,6 +187,7 @@ def put_exchange(self:TextTrial):
         self.train(how, twin, self.batches("after"), after, .04, looks=1)
         for n, x in judge.lost().items(): self.put_after(n, x, f"{how}+{EXCHANGE_STEPS}")
 
+# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200092
 @patch
 def carry_out(self:TextTrial) -> pd.DataFrame:
     "All rows of this seed; of a training that failed only that it did, and that it was late."

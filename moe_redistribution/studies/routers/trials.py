@@ -48,7 +48,7 @@ def told_within(chosen:torch.Tensor, cells:torch.Tensor, what:torch.Tensor, E:in
     return bits(chosen) / unknown, null / unknown, unknown.item()
 
 # %% ../../../nbs/6_studies/routers/02_trials.ipynb #a9200015
-EXCHANGE_STEPS = 100                                                                 # steps of training after an exchange
+EXCHANGE_STEPS = 100                                                   # of training after an exchange
 
 @dataclass
 class RoutedTrial:
@@ -89,6 +89,7 @@ def put_looks(self:RoutedTrial, steps:Sequence, curves:dict):
         metric, stratum = name.split("|")
         self.put(f"log2_steps_{metric}", at, stratum=stratum), self.put(f"reached_{metric}", reached, stratum=stratum)
 
+# %% ../../../nbs/6_studies/routers/02_trials.ipynb #a9200080
 @patch
 def put_routes(self:RoutedTrial, gates:torch.Tensor, token:torch.Tensor, place:torch.Tensor, asked:dict):
     """Rows about weights `gates` (s, N, e) of tokens `token` (N,) at places `place` (N,); `asked`: name → (cells,
