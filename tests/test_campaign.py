@@ -26,6 +26,7 @@ from moe_redistribution.language import gates_study, streaming
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
+from moe_redistribution.record import check as check_room
 from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
@@ -143,7 +144,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
         "kinds": (commands_room, "registered_things"), "rows": (coverage, "by_id"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
-        "completion": (cli, "completion")}
+        "completion": (cli, "completion"), "check": (check_room, "check_clone")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -162,7 +163,7 @@ PROMISE = [
     ("rows", "tab99"), ("rows", ""), ("train", TINY, "--import", "{folder}"), ("measure", TINY, "--import", "{text}"),
     ("study", "granularity", "--import", "nothing.py"), ("loads", *TEXT, "--out", "rows.txt"),
     ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
-    ("audit", *TEXT, "--unit", "L9.E1"), ("completion", "bash", "--import", "{file}"),
+    ("audit", *TEXT, "--unit", "L9.E1"), ("check", "--layer", "byte"), ("completion", "bash", "--import", "{file}"),
     ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]
 
 

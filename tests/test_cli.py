@@ -140,7 +140,7 @@ def shell(tmp_path_factory):
 
 def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
     assert shell("moe-redistribution tr") == {"train"} and shell("moe-redistribution c") == {
-        "compare", "conditions", "completion"}
+        "check", "compare", "conditions", "completion"}
     assert shell("moe-redistribution ") == {*SUBS, "--help", "--version"}
     for name, p in SUBS.items():
         assert {f for f in p._option_string_actions if f[:2] == "--"} <= shell(f"moe-redistribution {name} --"), name

@@ -37,10 +37,10 @@ def last_mixture(s): return max(l for l, x in enumerate(s.layers) if x.experts i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_that_is_watched_everywhere_says_what_the_model_says(family):
     s = opened(family)
-    assert s.probe.experts <= (1e-6 if family in HASHED else 0) and s.probe.attention < 1e-6 and s.probe.elsewhere == 0
+    assert s.probe.experts <= 1e-6 and s.probe.attention < 1e-6 and s.probe.elsewhere == 0
     tr = trace(s, TOKENS)
     assert {*tr.activations} == {*s.sites}
-    assert (tr["logits"][0] - alone(s)).abs().max() < 1e-5
+    assert (tr["logits"][0] - alone(s)).abs().max() < 1e-4 * alone(s).abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
