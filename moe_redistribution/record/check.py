@@ -168,6 +168,7 @@ def add_check(p:ArgumentParser):
          told="Reads a clone and trains nothing. Its exit status is 2 where something does not fit.")
 def run_check(args:Namespace):
     "Checks the clone that the package lies in, and prints what does not fit."
+    for layer in args.layer or (): choose("layer", layer, list(LAYERS))
     if args.demo: return show_table(demonstrate(), args)
     found = check_clone(layers=args.layer or tuple(LAYERS), say=None if args.json or args.csv else print)
     if found.empty: return show_table(found, args) if args.json or args.csv else print("All fits.")
