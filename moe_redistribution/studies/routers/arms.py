@@ -35,8 +35,9 @@ class RoutedArm:
 _LAMBDA = .01
 _BALANCED = dict(balance=_LAMBDA)
 ROUTED_ARMS = {
-    "dense": RoutedArm(), "half": RoutedArm(width=.5), "narrow": RoutedArm(width=.25), "none": RoutedArm(width=0.),
-    "soft": RoutedArm("learned", k=4), "balance": RoutedArm("learned", **_BALANCED),
+    "dense": RoutedArm(), "dense_scaled": RoutedArm(ffn_rate=.25), "half": RoutedArm(width=.5),
+    "narrow": RoutedArm(width=.25), "none": RoutedArm(width=0.), "soft": RoutedArm("learned", k=4),
+    "balance": RoutedArm("learned", **_BALANCED),
     "frozen_balanced": RoutedArm("learned", moves=False, **_BALANCED), "frozen": RoutedArm("learned", moves=False),
     "straight": RoutedArm("straight", **_BALANCED), "straight_frozen": RoutedArm("straight", moves=False, **_BALANCED),
     "straight_free": RoutedArm("straight"), "switch": RoutedArm("switch", **_BALANCED),

@@ -14,7 +14,7 @@ import math
 from fastcore.basics import patch
 import pandas as pd
 import torch
-from ...tasks.errors import choose
+from ...tasks.errors import choose, refuse
 from ...tasks.recall import PhoneBook
 from ...tasks.text import text_of
 from ...instruments.rows import tidy
@@ -49,19 +49,21 @@ ASKED = {"book": ("first", "later"), "planted": ("all", "word"), "kjv": ("all", 
 
 class RoutedJudge(KindJudge):
     "A language model that is judged in batches as large as those of its training."
-    def __init__(self, model:torch.nn.Module, text:object, windows:torch.Tensor, batch:int, asked:Sequence):
+    def __init__(self, model:torch.nn.Module, text:object, windows:torch.Tensor, batch:int, asked:Sequence,
+                 tempered:bool=True):
         super().__init__(model, text, windows)
-        self.batch, self.asked, self.tempered = batch, asked, asked
+        self.batch, self.asked, self.tempered = batch, asked, asked if tempered else ()
     def logits(self, how:str="none") -> torch.Tensor:
         "Logits (n, T, v) of the model as it is, or with all FFNs at `zero`."
         edits = {} if choose("edit", how, ["none", "zero"]) == "none" else {"L*.ffn_out": how}
         return torch.cat([self.s.run(x, edits)[0] for x in self.tokens.split(self.batch)])
     def lost(self, how:str="none") -> dict:
-        "metric|stratum → a number: loss of a kind, the same at its best factor, and wrong answers."
+        "metric|stratum → a number: loss of a kind, wrong answers, and, where asked, the loss at its best factor."
         found, out = self.scores(self.logits(how)), {}
         for n in self.asked:
             out[f"loss|{n}"] = found["loss" if n == "all" else "choice", n]
-            out[f"tempered|{n}"], out[f"wrong|{n}"] = found["tempered", n], 1 - found["accuracy", n]
+            out[f"wrong|{n}"] = 1 - found["accuracy", n]
+            if self.tempered: out[f"tempered|{n}"] = found["tempered", n]
         return out
 
 # %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200029
@@ -69,6 +71,8 @@ class TextTrial(RoutedTrial):
     "One seed of an arm on a text."
     def start(self):
         S, self.task = self.S, self.arm.partition("/")[0]
+        if self.own.ffn_rate != 1:
+            refuse("arm", "one rate for all parts of a language model", self.arm, "dense", "use a population's task")
         (self.seed,) = self.seeds
         own = S | dict(language=S["language"] | dict(seed=self.seed)) if self.task == "planted" else S
         if self.task == "book": self.text, self.task_loss = book_of(S, self.seed)
@@ -78,8 +82,8 @@ class TextTrial(RoutedTrial):
         self.model = routed_model(name, self.text.d_vocab, self.seed, **S["sizes"])
         self.windows = self.text.heldout(self.T, S["heldout"])
         self.judge = self.judged(self.model, self.windows)
-    def judged(self, model:torch.nn.Module, windows:torch.Tensor):
-        return RoutedJudge(model, self.text, windows, self.S["batch"], ASKED[self.task])
+    def judged(self, model:torch.nn.Module, windows:torch.Tensor, tempered:bool=True):
+        return RoutedJudge(model, self.text, windows, self.S["batch"], ASKED[self.task], tempered)
     def batches(self, what:str): return self.text.batches(self.T, self.S["batch"], f"{what} {self.seed}")
 
 def book_of(S:dict, seed:int) -> tuple:
@@ -91,12 +95,11 @@ def book_of(S:dict, seed:int) -> tuple:
 @patch
 def looker(self:TextTrial) -> Callable:
     "A function of the model that gives what is kept of a look, for `train_language`."
-    early, count = self.judged(self.model, self.windows[:len(self.windows) // 2]), []
+    early, count = self.judged(self.model, self.windows[:len(self.windows) // 2], tempered=False), []
     tokens = self.batches("gradient")(0)
     def look(model):
         count.append(0)
-        found = {f"{n}|none": x for n, x in early.lost().items() if not n.startswith("tempered")}
-        found |= {f"{n}|zero": x for n, x in early.lost("zero").items() if n.startswith("tempered")}
+        found = {f"{n}|none": x for n, x in early.lost().items()}
         if len(count) <= self.S["gradients"]: found["gradient|router|none"] = self.gradient_ratio(model, tokens)
         return found
     return look
@@ -181,7 +184,7 @@ def put_exchange(self:TextTrial):
     "Rows of the loss after an exchange of experts, and after more steps with and without it."
     after = min(EXCHANGE_STEPS, self.S["steps"])
     for how, twin in dict(kept=deepcopy(self.model), exchanged=self.exchanged()).items():
-        judge = self.judged(twin, self.windows)
+        judge = self.judged(twin, self.windows, tempered=False)
         if how == "exchanged":
             for n, x in judge.lost().items(): self.put_after(n, x, how)
         self.train(how, twin, self.batches("after"), after, .04, looks=1)
