@@ -108,6 +108,12 @@ def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration
     assert "contrast.a" in set(registrations(tmp_path / "registrations.csv")["key"])
 
 
+def test_a_key_that_two_lines_have_is_refused_before_anything_is_registered(tmp_path):
+    write(tmp_path, bridge=(BRIDGE, BRIDGE | dict(metric="loss")))
+    with pytest.raises(ValueError, match="one line of each id and protocol.*contrast.a.*rename one"):
+        definitions(tmp_path / "data")
+
+
 def test_without_a_register_nothing_is_registered(tmp_path):
     write(tmp_path)
     assert len(unregistered_lines(tmp_path / "none.csv", tmp_path / "data")) == 2

@@ -71,10 +71,14 @@ def definitions(data:str|Path=None) -> pd.DataFrame:
     line names: table, key, protocol, hash.
 
     A sentence has the protocol `paper`, whose line it stands in; settings have `all`. FileNotFoundError without a
-    clone."""
+    clone; ValueError for a key that two lines have."""
     out, names = [], []
     for table, name in REGISTERED_TABLES.items():
-        lines = study_lines(table, data).to_dict("records")
+        lines = study_lines(table, data)
+        if (twice := lines.duplicated([name, "protocol"])).any():
+            refuse(f"{table} in data", f"one line of each {name} and protocol", sorted({*lines.loc[twice, name]}),
+                   "the first of them", "rename one")
+        lines = lines.to_dict("records")
         out += [(table, line[name], line["protocol"], definition_hash(line)) for line in lines]
         names += [n for line in lines for n in _OF_STUDY.findall(f"{line['condition']} {line['versus']}")]
         if table == "statements":

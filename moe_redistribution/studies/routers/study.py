@@ -40,7 +40,7 @@ def routed_seconds(arm, seeds, settings) -> float:
 
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200039
 TASK_STEPS = {"rule": 3000, "surface": 3000, "book": 600, "planted": 700, "kjv": 700}
-ROUTED_RATES = {t: {"*": r} for t, r in dict(rule=.002, surface=.002, book=.0025, planted=.004, kjv=.004).items()}
+ROUTED_RATES = {t: {"*": r} for t, r in dict(rule=.002, surface=.002, book=.0025, planted=.004, kjv=.002).items()}
 ROUTED_LEVELS = {"rule": {"loss|rule": .14}, "surface": {"loss|rule": .14}, "book": {"loss|later": 1.25},
                  "planted": {"loss|all": 3.9}, "kjv": {}}
 
@@ -61,7 +61,7 @@ def routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) 
 
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200040
 PILOT_GRID = {"rule": (.0005, .001, .002, .004), "book": (.00125, .0025, .005), "planted": (.002, .004, .008),
-              "kjv": (.002, .004, .008)}
+              "kjv": (.002, .004)}
 _FEW = ("dense", "straight", "straight_frozen", "frozen", "hashed")
 _TUNED = ("straight", "straight_frozen", "dense", "narrow", "switch", "switch_frozen", "top2", "top2_frozen")
 _PILOTED = {t: _TUNED[:4] if t == "kjv" else _TUNED for t in PILOT_GRID}
@@ -84,8 +84,7 @@ ROUTED_PRESETS = {
                      {f"{t}/{a}": (101, 102, 103, 104) for t, own in _BOUNDS.items() for a in own}, 1, _UNDECIDED)}
 _SEEDS, _TWINS = range(1, 9), ("straight", "straight_frozen", "frozen")
 _CORE = ("dense", "narrow", "none", *_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", "hashed", "inputs")
-NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed"),
-              "kjv": ("dense", "narrow", "none", *_TWINS, "hashed")}
+NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed")}
 SURFACE = ((2, 1), (4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 2), (16, 4), (16, 8), (32, 8))
 _SCALED = [f"m{m}k{k}_scaled" for m, k in SURFACE if m != 4 * k]
 _MORE = ("half", "soft", "balance", "frozen_balanced", "straight_free", "placed", "rehashed", "biased",
