@@ -64,7 +64,7 @@ def assert_same(a, b, seeds, name=TINY, stream="authors"):
         assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
         for rule, p in x.weights.items():
             assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (s, rule)
-        for m in (x.manifest, y.manifest): m.pop("cpu_seconds"), m.pop("ended")
+        for m in (x.manifest, y.manifest): [m.pop(n, 0) for n in ("cpu_seconds", "began", "ended")]
         assert x.manifest == y.manifest
 
 
@@ -155,6 +155,19 @@ def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch
     assert seen == [(2, 3), (2, 3)]                                                 # the third and fourth interval
     go("whole")
     assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), [1, 2, 3])
+
+
+def test_a_run_that_goes_on_began_when_it_first_did_under_the_register_of_then(tmp_path, monkeypatch):
+    at = iter("abc")
+    monkeypatch.setattr(groups, "has_begun", lambda: dict(began=next(at), registered="then"))
+    def stop(*_): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=stop, save_every=0)
+    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+    assert [Store(tmp_path).load(TINY, s).manifest[n] for s in (1, 2) for n in ("began", "registered")] == [
+        "a", "then", "b", "then"]
+    train_group(TINY, [1], root=tmp_path, until="full", steps=60)                          # a longer schedule goes on
+    assert Store(tmp_path).load(TINY, 1).manifest["began"] == "a" and next(at) == "c"
 
 
 def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):

@@ -191,7 +191,7 @@ def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
     damage(store.path(TINY, 1))
     with pytest.warns(UserWarning, match="Moved aside"): train_group(TINY, [1], root=store.root, steps=200)
     after = store.load(TINY, 1)
-    for n in ("cpu_seconds", "ended"): after.manifest[n] = before.manifest[n]
+    for n in ("cpu_seconds", "began", "ended"): after.manifest[n] = before.manifest[n]
     assert same(before, after)
 
 
@@ -515,7 +515,7 @@ def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, mo
     assert len(intervals) == 1                                                      # 20 steps were safe
     for s in (1, 2):
         bad, good = Store(tmp_path / "bad").load(TINY, s), Store(tmp_path / "good").load(TINY, s)
-        for n in ("cpu_seconds", "ended"): bad.manifest[n] = good.manifest[n]
+        for n in ("cpu_seconds", "began", "ended"): bad.manifest[n] = good.manifest[n]
         assert same(bad, good)
 
 

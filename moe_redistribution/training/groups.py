@@ -23,7 +23,7 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Damaged, Run, Store, code_of, machine, register_hash, seal,
+from .store import (Damaged, Run, Store, code_of, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
@@ -47,7 +47,7 @@ def to_run(members:Members, i:int, steps:int, group:list) -> Run:
     manifest = dict(condition=c.name, seed=members.seeds[i], stream=members.stream, recipe_version=RECIPE_VERSION,
                     step=at, settled=bool(settled_members(members)[i]), failed=bad or None, rules=chosen, group=group,
                     cpu_seconds=round(members.seconds[i], 3), machine=machine(members.w.device), source=sources(c),
-                    ended=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
+                    ended=datetime.now(timezone.utc).isoformat(timespec="seconds"), **members.began[i])
     return Run(c, members.seeds[i], members.stream, weights, pd.DataFrame(members.history[i]), manifest)
 
 # %% ../../nbs/3_training/06_groups.ipynb #fedbb00f
@@ -57,7 +57,7 @@ def pack(members:Members):
     tensors |= {f"best/{r}/{n}": x for r, b in members.best.items() for n, x in b.items()}
     for i, g in enumerate(members.gens): tensors |= {f"gen/{i}/{n}": x.get_state() for n, x in g.items()}
     return tensors, dict(condition=members.c.name, stream=members.stream, seeds=members.seeds, history=members.history,
-                         seconds=members.seconds, key=members.c.key)
+                         seconds=members.seconds, began=members.began, key=members.c.key)
 
 def unpack(tensors:dict, info:dict, device:str="cpu") -> Members:
     "The members that `pack` packed."
@@ -70,7 +70,8 @@ def unpack(tensors:dict, info:dict, device:str="cpu") -> Members:
         for n, g in gens[-1].items(): g.set_state(tensors[f"gen/{i}/{n}"])
     for r in rules(c): best[r] = {n: tensors[f"best/{r}/{n}"].to(device) for n in ("value", "step", "w")}
     rows = [tensors[n].to(device) for n in ("w", "m", "v", "step", "failed")]
-    return Members(c, info["stream"], info["seeds"], *rows, gens, best, info["history"], info["seconds"])
+    return Members(c, info["stream"], info["seeds"], *rows, gens, best, info["history"], info["seconds"],
+                   info.get("began"))
 
 # %% ../../nbs/3_training/06_groups.ipynb #2e874cd5
 def merge_members(parts:list) -> Members:
@@ -79,9 +80,9 @@ def merge_members(parts:list) -> Members:
     cat = lambda get: torch.cat([get(p) for p in parts])
     best = {r: {n: cat(lambda p: p.best[r][n]) for n in b} for r, b in first.best.items()}
     rows = [cat(lambda p: getattr(p, n)) for n in ("w", "m", "v", "step", "failed")]
-    seeds, gens, history, seconds = (sum((getattr(p, n) for p in parts), [])
-                                     for n in ("seeds", "gens", "history", "seconds"))
-    return Members(first.c, first.stream, seeds, *rows, gens, best, history, seconds)
+    seeds, gens, history, seconds, began = (sum((getattr(p, n) for p in parts), [])
+                                            for n in ("seeds", "gens", "history", "seconds", "began"))
+    return Members(first.c, first.stream, seeds, *rows, gens, best, history, seconds, began)
 
 # %% ../../nbs/3_training/06_groups.ipynb #c4e8204e
 def group_path(store:Store, c:Condition, seeds:Sequence[int], stream:str):
@@ -185,6 +186,7 @@ def train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", unti
     with suppress(Timeout), store.locked(c, seeds, stream, deadline):
         in_time = Watch(deadline, (device == "cpu") * expected_seconds(c, every * len(seeds)), save_every)  # of a core
         members = gather_members(store, c, seeds, stream, until, steps, device, measures)
+        if members is not None: members.began = [b or has_begun() for b in members.began]
         while members is not None and members.seeds and in_time():
             done, timely = done_members(members, until, steps), True
             if not done.any():

@@ -107,13 +107,16 @@ class Members:
     best: dict                         # rule → {"value": (s,), "step": (s,), "w": (s, p)}
     history: list                      # one list of records a seed
     seconds: list                      # CPU seconds of the group so far, shared equally
+    began: list = None                 # one dict a seed: what `has_begun` said when it was first trained, {} before
+
+    def __post_init__(self): self.began = self.began or [{} for _ in self.seeds]
 
     def keep(self, which:torch.Tensor|Sequence):
         "Drops every seed that is not in `which` (bool per seed)."
         at = torch.as_tensor(which, device=self.w.device)
         for n in ("w", "m", "v", "step", "failed"): setattr(self, n, getattr(self, n)[at])
         self.best = {r: {n: x[at] for n, x in b.items()} for r, b in self.best.items()}
-        for n in ("seeds", "gens", "history", "seconds"):
+        for n in ("seeds", "gens", "history", "seconds", "began"):
             setattr(self, n, [x for x, k in zip(getattr(self, n), at.tolist()) if k])
 
 # %% ../../nbs/3_training/03_loop.ipynb #45b8c2e3

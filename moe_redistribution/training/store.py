@@ -6,11 +6,12 @@
 __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replace_file', 'write_picture', 'listing_of',
            'listed_hashes', 'as_committed', 'of_clone', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal',
            'kept_in_half', 'compact', 'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of',
-           'say_if_changed', 'sources', 'machine', 'register_hash']
+           'say_if_changed', 'sources', 'machine', 'register_hash', 'has_begun']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 import ast, contextlib, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re
 import secrets, shutil, stat, tempfile, textwrap, time, types, warnings, weakref
@@ -452,6 +453,10 @@ def register_hash(root:str|Path=None) -> str:
     "Twelve digits of the SHA-256 of the register of claims beside the package; empty without a clone."
     path = Path(root or Path(__file__).resolve().parents[2]) / "results/registrations.csv"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
+
+def has_begun() -> dict:
+    "What a run or a job keeps of its beginning: `began`, the time in UTC, and `registered`, the register's hash then."
+    return dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
 
 # %% ../../nbs/3_training/02_store.ipynb #4172d869
 @patch

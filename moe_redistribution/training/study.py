@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
-from .store import (Damaged, Store, code_of, machine, register_hash, say_if_changed, seal,
+from .store import (Damaged, Store, code_of, has_begun, machine, say_if_changed, seal,
                                                set_aside as aside, unseal, write_whole)
 from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
 from .groups import Training
@@ -296,7 +295,7 @@ def first_began(self:Desk) -> dict:
     path = self.path.with_name(f"{self.path.stem}.began")
     try: return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError): pass                                                # none, or half a file
-    said = dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
+    said = has_begun()
     write_whole(path, json.dumps(said).encode())
     return said
 
