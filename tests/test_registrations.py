@@ -14,6 +14,7 @@ from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES,
                                                        unregistered_lines, registered_on)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
+from moe_redistribution.models.condition import condition
 from moe_redistribution.training import store
 from moe_redistribution.training.store import Damaged
 
@@ -204,6 +205,19 @@ def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
     assert found(tmp_path) == {"contrast.a": (first, "nothing run"), "4.1-01": (second, "in part"),
                                "late": (third, "results seen"), "none": (third, "no rows"),
                                "other": (third, "nothing run")}
+
+
+@pytest.mark.parametrize("seed, word", [(3, "runs not opened"), (99, "nothing run")])
+def test_runs_that_lie_in_the_store_unrecorded_are_said(tool, tmp_path, monkeypatch, seed, word):
+    write(tmp_path)
+    register(tmp_path, OWN[0])
+    (tmp_path / "results").mkdir(exist_ok=True), shutil.move(tmp_path / "registrations.csv", tmp_path / FILE)
+    commit(tmp_path, 1)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    run = store.Store().path(condition(MOE), seed, "paired")
+    run.parent.mkdir(parents=True), run.touch()
+    tool.main([])
+    assert found(tmp_path)["contrast.a"][1] == word
 
 
 def test_a_line_that_moves_into_the_folder_of_its_study_keeps_its_date(tool, tmp_path):

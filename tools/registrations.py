@@ -19,16 +19,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
+from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
-from moe_redistribution.evidence.claims import REST, Claim, each_name, seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, definition_hash,
-                                                       SENTENCES, SEALED, definitions, have_pilots, registrations,
-                                                       sentence_hash,
-                                                       unregistered_lines)
+from moe_redistribution.evidence.claims import REST, Claim, each_name, is_condition, seed_list
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, SENTENCES, SEALED, arm_of,
+                                                       definition_hash, definitions, have_pilots, registrations,
+                                                       sentence_hash, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
-from moe_redistribution.training.store import as_committed, listed_hashes, relist, write_whole
+from moe_redistribution.training.store import Store, as_committed, listed_hashes, relist, write_whole
+from moe_redistribution.training.study import study_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ["results/rows", "results/runs"]
@@ -151,11 +152,25 @@ def cells(claim, quoted):
     return list(dict.fromkeys(found))
 
 
-def access(dates, date, pilot=False):
+def has_run(claim):
+    "Does any run of what a claim reads lie in this machine's store, recorded or not?"
+    store = Store()
+    for r in claim.readings if claim.stream != "none" else ():
+        for name in each_name(r.condition):
+            if is_condition(name): paths = [store.path(condition(name), s, r.stream) for s in seed_list(r.seeds)]
+            elif own := arm_of(name):
+                paths = [j.path(store) for j in study_jobs(*own) if {*j.seeds} & {*seed_list(r.seeds)}]
+            else: continue
+            if any(p.exists() for p in paths): return True
+    return False
+
+
+def access(dates, date, pilot=False, ran=False):
     """How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none;
-    `pilot`: trials of its question were known."""
+    `pilot`: trials of its question were known; `ran`: some of its runs lay in the store."""
     known = [d for d in dates if d]
     if not dates: return "no rows"
+    if not known and ran: return "runs not opened"
     if not known or date < min(known): return "pilot seen" if pilot else "nothing run"
     return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
 
@@ -204,7 +219,7 @@ def new_lines(now):
             date = history.date[sha] if kept and not begun else now
             commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
             at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(have_pilots([key[0]]).any())
-            out.append((table, *key, own, date, commit, access(at, date, pilot)))
+            out.append((table, *key, own, date, commit, access(at, date, pilot, date == now and has_run(line))))
     answered = answers()
     for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue

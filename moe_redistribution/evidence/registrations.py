@@ -90,6 +90,7 @@ def definitions(data:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d88be238
 ACCESS = {"nothing run": "older than every row that it reads",
           "pilot seen": "older than every row that it reads, but trials of the same question were known",
+          "runs not opened": "no row was recorded, but some of its runs lay in the store of who registered it",
           "in part": "some of its cells had rows, and the answer could not be computed yet",
           "results seen": "every cell had rows, so that the answer may have been known",
           "no rows": "it reads none: a fact of the code, a baseline, or a reason why there is no number"}
