@@ -35,7 +35,8 @@ def routed_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     S = settings[arm.partition("/")[0]]
     own = routed_arm(arm.partition("@")[0].partition("/")[2])
-    slower = 2.5 if arm.partition("/")[0] in POPULATIONS and own.router in ("biased", "expert_choice") else 1
+    slower = 3.5 if own.router in ("biased", "expert_choice") else 1.4
+    slower = slower if arm.partition("/")[0] in POPULATIONS else 1
     return len(seeds) * slower * (S["steps"] + 2 * EXCHANGE_STEPS) * S["step_seconds"]
 
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200039
@@ -46,7 +47,7 @@ ROUTED_LEVELS = {"rule": {"loss|rule": .14}, "surface": {"loss|rule": .14}, "boo
 
 def routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
     "The settings of all tasks; `more`: goes over those of each."
-    POP = dict(total=256, hold="", share=0., step_seconds=.0085)
+    POP = dict(total=256, hold="", share=0., step_seconds=.006)
     TEXT = dict(text="planted", language=dict(n_words=600, p_let=.15, p_get=.15, run=6.), batch=16, heldout=128,
                 step_seconds=.033, sizes=dict(d=48, heads=4, layers=2, T=48, h=192))
     BOOK = dict(n=1000, letters=4, digits=5, batch=256, heldout=512, step_seconds=.036,
