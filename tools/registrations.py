@@ -22,8 +22,8 @@ import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import REST, Claim, each_name, is_condition, seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, SENTENCES, SEALED, arm_of,
-                                                       definition_hash, definitions, have_pilots, registrations,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, SENTENCES, SEALED,
+                                                       arm_of, definition_hash, definitions, have_pilots, registrations,
                                                        sentence_hash, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines

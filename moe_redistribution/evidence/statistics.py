@@ -35,7 +35,9 @@ class Interval(namedtuple("Interval", "mean lo hi n method")):
     "A mean over n seeds between two bounds, and by which method. A format such as `.2f` writes it as pages do."
     __slots__ = ()
     def __format__(self, spec):
-        return f"{self.mean:{spec}} [{self.lo:{spec}}, {self.hi:{spec}}]" if spec else str(self)
+        if not spec: return str(self)
+        if self.lo != self.lo: return f"{self.mean:{spec}} [no interval]"                            # of one seed
+        return f"{self.mean:{spec}} [{self.lo:{spec}}, {self.hi:{spec}}]"
 
 def interval(values:np.ndarray|Sequence, method:str=None, level:float=0.95):
     """Mean over seeds with its confidence interval: Student's t below n = 20, BCa from there.

@@ -170,7 +170,10 @@ def gather_members(store:Store, c:Condition, seeds:Sequence[int], stream:str, un
     for p in parts: p.keep([not stale(s, int(step)) for s, step in zip(p.seeds, p.step)])
     going = [s for p in parts for s in p.seeds]
     parts = [p for p in parts if p.seeds] + [m for s in seeds if s not in going and (m := state(s)) is not None]
-    return merge_members(parts) if parts else None
+    if not parts: return None
+    members = merge_members(parts)
+    members.began = [b or has_begun() for b in members.began]                               # of those that begin now
+    return members
 
 # %% ../../nbs/3_training/06_groups.ipynb #df32b6b1
 def train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", until:str="selected", root:str|Path=None,
@@ -186,7 +189,6 @@ def train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", unti
     with suppress(Timeout), store.locked(c, seeds, stream, deadline):
         in_time = Watch(deadline, (device == "cpu") * expected_seconds(c, every * len(seeds)), save_every)  # of a core
         members = gather_members(store, c, seeds, stream, until, steps, device, measures)
-        if members is not None: members.began = [b or has_begun() for b in members.began]
         while members is not None and members.seeds and in_time():
             done, timely = done_members(members, until, steps), True
             if not done.any():

@@ -32,8 +32,7 @@ class RoutedArm:
     width: float = 1.
     ffn_rate: float = 1.
 
-_LAMBDA = .01
-_BALANCED = dict(balance=_LAMBDA)
+_BALANCED = dict(balance=(_LAMBDA := .01))
 ROUTED_ARMS = {
     "dense": RoutedArm(), "dense_scaled": RoutedArm(ffn_rate=.25), "half": RoutedArm(width=.5),
     "narrow": RoutedArm(width=.25), "none": RoutedArm(width=0.), "soft": RoutedArm("learned", k=4),

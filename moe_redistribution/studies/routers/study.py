@@ -83,6 +83,8 @@ ROUTED_PRESETS = {
                     1, _UNDECIDED),
     "margin": Preset("what width buys, and what is left without an FFN",
                      {f"{t}/{a}": (101, 102, 103, 104) for t, own in _BOUNDS.items() for a in own}, 1, _UNDECIDED)}
+
+# %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200099
 _SEEDS, _TWINS = range(1, 9), ("straight", "straight_frozen", "frozen")
 _CORE = ("dense", "narrow", "none", *_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", "hashed", "inputs")
 NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed")}
