@@ -1,6 +1,7 @@
 """One empty store, one thread and no screen for the whole session, set before anything imports torch or matplotlib."""
 import atexit
 import os
+import random
 import shutil
 import tempfile
 
@@ -11,7 +12,9 @@ os.environ["MOE_REDISTRIBUTION_HOME"] = _home  # never the user's own store
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process, as everywhere in this project
 os.environ["MPLBACKEND"] = "Agg"
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 # Every core runs tests at once, and a first example may build a task: how long one takes says nothing about what it
@@ -20,6 +23,14 @@ settings.register_profile("same", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False,
                           max_examples=500)
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    "A test that draws without a seed draws the same whichever tests its worker had before."
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture
