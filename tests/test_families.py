@@ -181,7 +181,7 @@ def test_a_model_that_sees_later_tokens_is_refused():
     hf = __import__("transformers")
     config = hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
                            intermediate_size=24)
-    for seed in range(6):                # fresh weights hardly look at each other: a later token moves an answer by .001
+    for seed in range(6):                      # fresh weights hardly look: a later token moves an answer by .001
         torch.manual_seed(seed)
         with pytest.raises(ValueError, match="expected a causal language model; got one whose answers change"):
             open_model(hf.BertForMaskedLM(config).eval())

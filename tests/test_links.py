@@ -18,13 +18,16 @@ RESULT = r"6_studies/\w+/[1-9]\w*\.ipynb$|claims\.ipynb$"
 TOLD = ["index.ipynb", *(p for p in PAGES if re.match(RESULT, p) and p != CLAIMS)]
 
 
+@cache
 def texts(page):
     "What a page says: its Markdown cells, and the Markdown and HTML that its cells show."
+    found = []
     for c in cells(page):
-        if c["cell_type"] == "markdown": yield c["source"]
+        if c["cell_type"] == "markdown": found.append(c["source"])
         for o in c.get("outputs", []):
             shown = o.get("data", {})
-            yield from ("".join(shown[f]) for f in ("text/markdown", "text/html") if f in shown)
+            found += ["".join(shown[f]) for f in ("text/markdown", "text/html") if f in shown]
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- where links land
@@ -69,8 +72,8 @@ def dead(page):
 def test_a_heading_stands_on_its_own():
     "Pandoc takes a heading below a line of text for text, and what leads to it leads nowhere."
     def glued(page):
-        below = r"^(?!:::)[^\n]*\S[^\n]*\n(#{2,6} .*)$"
-        return [h for text in texts(page) for h in re.findall(below, text, flags=re.M)]
+        lines = [line for text in texts(page) for line in ["", *text.split("\n")]]
+        return [b for a, b in zip(lines, lines[1:]) if re.match("#{2,6} ", b) and a.strip() and not a.startswith(":::")]
     bad = {p: found for p in PAGES if (found := glued(p))}
     assert not bad, bad
 

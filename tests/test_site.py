@@ -51,6 +51,7 @@ def offenders(among, wrong):
     return {getattr(x, "stem", x): said for x in among if (said := wrong(x))}
 
 
+@cache
 def prose(page):
     "The Markdown of a page without its code, in which brackets are not links."
     text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
@@ -186,14 +187,6 @@ def anchors(page):
     return found - {""}
 
 
-@cache
-def framed_rows():
-    "The tables that the frame lays beside the pages, in rows/."
-    with tempfile.TemporaryDirectory() as proc:
-        frame.rows(ROOT, Path(proc))
-        return {path.name for path in Path(proc, "rows").iterdir()}
-
-
 def dead_links(page):
     dead = []
     for image, link in re.findall(r"(!?)\[[^\]]*\]\(\s*([^)\s]+)[^)]*\)", prose(page)):
@@ -201,7 +194,7 @@ def dead_links(page):
             continue
         path, _, anchor = link.partition("#")
         target = ((NBS / page).parent / path).resolve() if path else NBS / page
-        if target.parent == NBS / "rows" and target.name in framed_rows(): continue
+        if target.parent == NBS / "rows" and target.name in {t.name for t in frame.tables(ROOT)}: continue
         if not target.is_file() or NBS not in target.parents:
             dead.append(f"{link}: no such file under nbs/, so none on the site")
         elif not image and target.suffix != ".ipynb":
@@ -483,7 +476,7 @@ def f_strings(node):
 def test_no_f_string_is_longer_than_300_characters():
     "Adjacent pieces count together, the ends of lines between them do not. A page's text is for `prose`."
     long = [f"{where}: {len(text)} characters: {text[:60]}" for where, source in written() if where not in PROGRAMS
-            for node in f_strings(ast.parse(source))
+            for node in f_strings(ast.parse(source)) if node.end_lineno > node.lineno + 1
             if len(text := re.sub(r"\n\s*", "", ast.get_source_segment(source, node))) > 300]
     assert not long, "\n".join(long)
 
@@ -558,6 +551,7 @@ def test_package_citation_and_settings_name_one_version():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 
+@cache
 def exported():
     "Module (as in `tasks.data`) → the notebook that exports it; notebooks in the order of their folders and numbers."
     found = {page: re.findall(r"^#\s*\|\s*default_exp\s+(\S+)", "\n".join(c["source"] for c in cells(page, "code")),

@@ -179,14 +179,18 @@ def pointed(text, git_url, branch):
     return text
 
 
+def tables(root):
+    "The tables that pages link to as `rows/NAME.csv`."
+    return [*sorted((root / "results/paper").glob("*.csv")),
+            *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
+
+
 def rows(root, proc):
-    "Copy the tables that pages link to as `rows/NAME.csv` to where Quarto finds them."
+    "Copy these tables to where Quarto finds them, and write those of each claim beside them."
     (proc / "rows").mkdir(exist_ok=True)
-    tables = [*sorted((root / "results/paper").glob("*.csv")),
-              *(root / f"results/{n}.csv" for n in ("ledger", "contrasts", "registrations"))]
-    for path in tables:
+    for path in tables(root):
         shutil.copy(path, proc / "rows" / path.name)
-    return len(tables) + write_claim_rows(proc / "rows" / "claims")
+    return len(tables(root)) + write_claim_rows(proc / "rows" / "claims")
 
 
 def main(args=(), root=ROOT):
