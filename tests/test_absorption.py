@@ -211,6 +211,7 @@ def test_every_number_of_the_companion_has_a_line():
 AT_TINY = {"k=8": "k=4", "k=16": "k=8", "k=32": "k=16"}                     # its texts are half as long
 
 
+@pytest.mark.audit
 @pytest.mark.parametrize("source", ["claims", "statements"])
 def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
     lines = ASKED if source == "claims" else statements().query("key.str.startswith('003-A')")
@@ -228,11 +229,13 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
             assert set(seed_list(c.seeds)) <= set(STUDY.presets[preset.partition(".")[2]].arms["dense"])
 
 
+@pytest.mark.audit
 def test_every_arm_makes_rows_and_none_twice(rows):
     assert {f"absorption.tiny/{a}" for a in ABSORPTION_ARMS} <= set(rows["condition"])
     assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples")]).any()
 
 
+@pytest.mark.audit
 def test_every_damage_stands_beside_no_attention_and_masks_that_read_nothing(rows):
     made = rows[rows["rule"] == "final"].set_index(["condition", "metric", "edit", "stratum"]).sort_index()["value"]
     for arm in ABSORPTION_ARMS:
@@ -258,6 +261,7 @@ def test_margins_of_damages_are_the_same_share_of_attention_in_every_text():
     assert len(lines) == 11 and all(len(set(by_text[t].explode())) == 1 for t in ("kjv", "planted"))
 
 
+@pytest.mark.audit
 def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeypatch):
     stops = []
     def stopped_once(*args, **more): return distil(*args, **more) if stops else stops.append(1)

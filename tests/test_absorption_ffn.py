@@ -141,6 +141,7 @@ def test_a_factor_of_1_changes_nothing_and_the_best_one_loses_least(dense):
     assert all((at(best) <= at(best + d) + 1e-6).all() for d in (-.1, -.01, .01, .1)) and (at(best) <= at(1.)).all()
 
 
+@pytest.mark.audit
 def test_the_affine_map_of_a_loud_output_finds_what_a_factor_finds(dense):
     "An affine map can undo any factor, and more steps lose no more."
     ffn = dense.added(dense.gates)

@@ -34,6 +34,7 @@ def same(a, b, training):
         assert all(torch.equal(v, two.weights[r][n]) for r, own in one.weights.items() for n, v in own.items())
 
 
+@pytest.mark.audit
 def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
     t = get_task("add7")
     register_task("stemmed", lambda: t, RECIPES["add7"], ("first1000",))

@@ -130,6 +130,7 @@ def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited
     assert asked == wanted
 
 
+@pytest.mark.audit
 def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing_twice(tmp_path, monkeypatch):
     name, store = "add7/ffn-h16-silu", Store(tmp_path / "store")
     train(name, seeds=[42, 137], root=store.root, steps=200, executor="here", quiet=True)
@@ -149,6 +150,7 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
     assert not record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
 
 
+@pytest.mark.audit
 def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
     """A seed trained again where floats are added in another order can be another run: its weights must not fill the
     gaps of the first."""
@@ -275,6 +277,7 @@ def everything(root, seed):
                                                          for n, v in tensors.items()}
 
 
+@pytest.mark.audit
 def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study):
     before = {s: everything(study.root, s) for s in (42, 137)}
     study.another(42)

@@ -242,6 +242,7 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
     assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
 
 
+@pytest.mark.audit
 def test_the_code_of_every_study_has_one_hash_in_every_process():
     "A table of functions says where they lie, which differs every time: answers of one study were called outdated."
     ask = ("from moe_redistribution.training.store import code_of; from moe_redistribution.training.study import "

@@ -240,6 +240,7 @@ def test_one_layer_takes_its_units_with_the_prefix_and_without_and_several_need_
 
 # ------------------------------------------------------------------------------------------------------ several layers
 
+@pytest.mark.audit
 def test_every_layer_is_ablated_together_and_alone_and_no_selection_is_empty():
     params = population(TWO, 2)
     got = ablation_rows(params, TWO, [1, 2], ("zero", "mean"), fine=True, rule="init")
@@ -279,6 +280,7 @@ class Foreign(Subject):
     def members(self): return [Foreign({n: v[i:i + 1] for n, v in self.p.items()}, self.c) for i in range(self.n_seeds)]
 
 
+@pytest.mark.audit
 def test_what_asks_for_nothing_but_sites_and_a_pass_says_of_any_subject_what_it_says_of_a_population():
     params = population(MOE)
     ours, theirs = Population(params, MOE), Foreign(params, MOE)

@@ -1,5 +1,5 @@
-"""What the front page lets a reader play with is what is committed and recorded: nbs/toy.js, run by node on all 1,000
-numbers, says what torch says."""
+"""What the front page lets a reader play with is what is committed and recorded: nbs/toy.js, run by node on every seventh
+number, and on all 1,000 in `make audit`, says what torch says."""
 import importlib.util
 import json
 import shutil
@@ -37,7 +37,7 @@ const {forward, answer, weights} = require(process.argv[1] + "/toy.js"), fs = re
 const out = [], eight = row => [...row, ...Array(8 - row.length).fill(0)];
 for (const model of toyData.models) {
   const w = weights(model);
-  for (let n = 0; n < 1000; n++) {
+  for (let n = 0; n < 1000; n += Number(process.argv[3])) {
     const runs = ["on", "zero", "mean"].map(ffn => forward(w, n, ffn));
     out.push(runs[0].patterns.flatMap(rows => rows.flatMap(eight)), runs[0].experts, ...runs.map(r => r.logits.flat()),
       ...runs.flatMap(r => ["allowed", "out"].map(c => answer(r, c).map(a => a.says))),
@@ -49,15 +49,20 @@ fs.writeFileSync(process.argv[2], Buffer.from(Float64Array.from(out.flat()).buff
 computed = pytest.mark.skipif(not NODE, reason="no node to run nbs/toy.js")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    "Model → part → what toy.js says of all 1,000 numbers."
-    path = tmp_path_factory.mktemp("toy") / "said"
-    subprocess.run([NODE, "-e", DRIVER, str(ROOT / "nbs"), str(path)], check=True)
-    said = np.fromfile(path).reshape(len(MODELS), 1000, -1)
-    ends = np.cumsum([np.prod(s) for s in PARTS.values()])[:-1]
-    return {m: {name: torch.from_numpy(part.copy()).reshape(1000, *shape) for (name, shape), part
-                in zip(PARTS.items(), np.split(own, ends, axis=1))} for m, own in zip(MODELS, said)}
+def in_a_browser(folder, every):
+    "Model → part → what toy.js says of every so-manieth number."
+    path = folder / "said"
+    subprocess.run([NODE, "-e", DRIVER, str(ROOT / "nbs"), str(path), str(every)], check=True)
+    n, ends = len(range(0, 1000, every)), np.cumsum([np.prod(s) for s in PARTS.values()])[:-1]
+    return {m: {name: torch.from_numpy(part.copy()).reshape(n, *shape) for (name, shape), part
+                in zip(PARTS.items(), np.split(own, ends, axis=1))}
+            for m, own in zip(MODELS, np.fromfile(path).reshape(len(MODELS), n, -1))}
+
+
+@pytest.fixture(scope="module", params=[7, pytest.param(1, marks=pytest.mark.audit)], ids=["every seventh", "all"])
+def browser(request, tmp_path_factory):
+    "(what toy.js says, model → part; the numbers that it was asked)."
+    return in_a_browser(tmp_path_factory.mktemp("toy"), request.param), slice(None, None, request.param)
 
 
 @lru_cache(maxsize=None)
@@ -84,9 +89,9 @@ def test_the_file_is_what_checkpoints_and_rows_make():
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("key", MODELS)
 def test_logits_of_the_browser_are_those_of_torch(browser, key, edit):
-    params = committed(key)
+    params, (said, asked) = committed(key), browser
     if edit == "on": params = {n: v.half().double() if n in toy.HALF else v for n, v in params.items()}
-    off = (browser[key][f"logits {edit}"] - sink(params, key, edit)["logits"]).abs().max()
+    off = (said[key][f"logits {edit}"] - sink(params, key, edit)["logits"][asked]).abs().max()
     assert off < 1e-5
 
 
@@ -94,28 +99,32 @@ def test_logits_of_the_browser_are_those_of_torch(browser, key, edit):
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("key", MODELS)
 def test_every_digit_of_the_browser_is_the_checkpoints(browser, key, edit):
-    said, own = sink(committed(key), key, edit)["logits"].argmax(-1)[:, list(TASK.read)], browser[key]
+    own, n = browser[0][key], browser[1]
+    said = sink(committed(key), key, edit)["logits"].argmax(-1)[n, list(TASK.read)]
     ruled, asked = without_copy(committed(key), toy.MODELS[key], {} if edit == "on" else {"ffn_out": edit})
+    ruled, asked = ruled[0, n, :4], asked[n, :4]
     assert torch.equal(own[f"says {edit} allowed"].long(), said[:, :4])
-    assert torch.equal(own["asked"].bool(), asked[:, :4]) and torch.equal(own["wanted"].long(), TASK.targets[:, :4])
-    assert torch.equal(own[f"says {edit} out"].long()[asked[:, :4]], ruled[0, :, :4][asked[:, :4]])
+    assert torch.equal(own["asked"].bool(), asked) and torch.equal(own["wanted"].long(), TASK.targets[n, :4])
+    assert torch.equal(own[f"says {edit} out"].long()[asked], ruled[asked])
 
 
 @computed
 @pytest.mark.parametrize("key", MODELS)
 def test_heads_look_and_tokens_go_where_they_do_in_the_checkpoint(browser, key):
-    seen = sink(committed(key), key, "on")
-    assert (browser[key]["patterns"] - seen["pattern"]).abs().max() < 1e-6
-    went = seen["gates"].argmax(-1) if "gates" in seen else torch.zeros(1000, 8, dtype=int)
-    assert torch.equal(browser[key]["experts"].long(), went)
+    seen, own, n = sink(committed(key), key, "on"), browser[0][key], browser[1]
+    assert (own["patterns"] - seen["pattern"][n]).abs().max() < 1e-6
+    went = seen["gates"].argmax(-1)[n] if "gates" in seen else torch.zeros(len(TASK.tokens[n]), 8, dtype=int)
+    assert torch.equal(own["experts"].long(), went)
     assert len(went.unique()) == condition(toy.MODELS[key]).n_experts
 
 
 @computed
+@pytest.mark.audit
+@pytest.mark.parametrize("browser", [1], ids=["all"], indirect=True)
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("key", MODELS)
 def test_scores_beside_the_digits_are_what_the_digits_score(browser, key, edit):
-    own, shown = browser[key], SHOWN[key]["scores"][edit]
+    own, shown = browser[0][key], SHOWN[key]["scores"][edit]
     for copies in COPIES:
         counts = own["asked"] if copies == "out" else torch.ones(1000, 4)
         share = ((own[f"says {edit} {copies}"] == own["wanted"]) * counts).sum(0) / counts.sum(0)

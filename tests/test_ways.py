@@ -101,6 +101,7 @@ def test_contrasts_that_a_claim_names_are_recorded():
         if "Holm" in str([getattr(CLAIMS[k], f"{r}_test") for r in PROTOCOLS]): assert ids, k
 
 
+@pytest.mark.audit
 def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_path):
     n = write_claim_rows(tmp_path)
     assert n == len(list(tmp_path.glob("*.csv"))) == sum(f"claims/{k}.csv" in claim_files(k) for k in CLAIMS) > 180
