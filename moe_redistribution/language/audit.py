@@ -370,6 +370,7 @@ def audit_forecast(s:LanguageModel, text:str|Path, tokenize:Callable, context:in
     began, sink = time.perf_counter(), SaliencySums(plan.experts)
     b = RecordedBatch(s, group, sink)
     plain, todo = time.perf_counter() - began, list(plan.passes(b, torch.arange(len(group))))
+    if not todo: refuse("forecast", "a unit that gets tokens in the first batch", "none", fix=f"batch={2 * batch}")
     cost = [_layers_of(b, p) for p in todo]
     short, long = (min(range(len(todo)), key=lambda i, sign=sign: sign * cost[i]) for sign in (1, -1))
     took = []

@@ -145,7 +145,7 @@ def after_ffn(self:Listener, module:torch.nn.Module, args:tuple, out):
     return self.to_stream(out, first, first)
 
 @patch
-def to_stream(self:Listener, out, first:bool, new:torch.Tensor):
+def to_stream(self:Listener, out, first:torch.Tensor, new:torch.Tensor):
     "What one of the modules that enter the stream as the FFN gives; the last of them sees `ffn_out`, the sum."
     before = self.kept.pop("ffn", None)
     if self.x.beside is not None and before is None: self.kept["ffn"] = new

@@ -148,7 +148,7 @@ def tokens_of(self:TextSubject, unit:str, tokens:torch.Tensor|Iterable, tokenize
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #d1a8935d
 @patch
-def written_terms(self:TextSubject, unit:str, batch:int):
+def written_terms(self:TextSubject, unit:str, batch:torch.Tensor):
     """What an expert or a head adds to the final norm's input at its tokens, over the norm and times its weight, as
     (n, d); their window and position (n, 2); and the scale of the model's logits. ValueError for a unit that does not
     enter the stream alone."""

@@ -204,7 +204,8 @@ def mean_edits(s:LanguageModel, means:dict, unit:str):
 # %% ../../nbs/4b_language/08_streaming.ipynb #a2e5a7c8
 @torch.no_grad()
 def text_loss(s:LanguageModel, groups:Iterable, edits:dict=None) -> dict:
-    "Mean loss in nats and share of right next tokens over `groups` of windows, and how many tokens the edits moved."
+    """Mean loss in nats and share of right next tokens over `groups` of windows; `moved`: how often edits changed a
+    token, over tokens: above 1 where several sites change it."""
     lost = right = n = moved = 0
     for tokens in groups:
         check_tokens_of(s.model, tokens[:, 1:])

@@ -56,7 +56,8 @@ def weights_in(folder:Path) -> list:
     index = folder / f"{WHOLE}.index.json"
     told = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else None
     held = []
-    for file in [WHOLE] * (folder / WHOLE).is_file() + sorted({*(told or {}).values()}) or [WHOLE]:
+    files = {*(told or {}).values()} | ({WHOLE} if (folder / WHOLE).is_file() or not told else set())
+    for file in sorted(files):
         with safe_open(folder / file, "pt") as f: held += [(n, f.get_slice(n).get_dtype()) for n in f.keys()]
     return held, told and [*told]
 
@@ -77,7 +78,7 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "head_dim", "vocab_size", "max_position_embeddings", "sliding_window", "num_experts_per_tok", "n_group",
          "topk_group")
 
-def check_config(name:str, config:torch.nn.Module, held:Sequence):
+def check_config(name:str, config:object, held:Sequence):
     "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
@@ -141,7 +142,7 @@ def check_complete(name:str, told:dict):
                fix="the config.json that belongs to these files, or the files that are absent")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #1183d283
-def check_class(name:str, model:torch.nn.Module, config:torch.nn.Module):
+def check_class(name:str, model:torch.nn.Module, config:object):
     "ValueError if a model is of another class than its config names, or has two matrices where it says one."
     own, named = type(model).__name__, config.architectures or [type(model).__name__]
     if own not in named:
@@ -171,9 +172,10 @@ def check_runs(name:str, model:torch.nn.Module):
 def check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():
-        if w.is_meta or w.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64): continue
-        if not w.isfinite().all():
-            refuse(f"model {name}", "finite weights", f"{int((~w.isfinite()).sum())} of {w.numel()} not finite in {n}",
+        if w.is_meta or not w.is_floating_point(): continue
+        finite = (w.float() if w.itemsize < 2 else w).isfinite()              # of eight bits torch does not say
+        if not finite.all():
+            refuse(f"model {name}", "finite weights", f"{int((~finite).sum())} of {w.numel()} not finite in {n}",
                    fix="the files as they were published")
 
 # %% ../../nbs/4b_language/04_weights.ipynb #be4c1e04
