@@ -23,6 +23,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
 from moe_redistribution.language.terms import answer_terms
+from moe_redistribution.language.weights import check_files, check_weights, weights_in
 from moe_redistribution.record import cli
 
 logging.disable_progress_bar()
@@ -395,6 +396,21 @@ def test_no_damaged_tokenizer_is_answered_with(place):
 def test_what_fits_is_answered_and_a_good_folder_too(place):
     found, bad = counted(place, FITS | {"good": lambda f: None})
     assert found == {"silent": len(FITS) + 1}, bad
+
+
+def test_an_index_that_names_the_whole_file_is_of_one_file(tmp_path):
+    tiny_model("mixtral", vocab_size=256).save_pretrained(tmp_path)
+    where = dict.fromkeys(load_file(tmp_path / FILES), FILES)
+    (tmp_path / INDEX).write_text(json.dumps(dict(metadata={}, weight_map=where)))
+    held, told = weights_in(tmp_path)
+    check_files("m", held, told, quantised=False)
+    assert len(held) == len(where)
+
+
+def test_a_nan_of_eight_bits_is_found():
+    model = torch.nn.Linear(2, 2, dtype=torch.float32).requires_grad_(False)
+    model.weight.data = torch.tensor([[1, NAN], [1, 1]]).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="1 of 4 not finite in weight"): check_weights("m", model)
 
 
 # ----------------------------------------------------------------------------------------------------- models in memory
