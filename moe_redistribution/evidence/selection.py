@@ -72,12 +72,12 @@ def unlearned_runs(root:str|Path=None) -> pd.DataFrame:
     return runs.query("first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
 
 def generalised_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    "Rows but those of `unlearned_runs` runs: in a model that has no rule, nothing can be said of where it is."
+    "Rows but those of `unlearned_runs`: in a model that has no rule, nothing can be said of where it is."
     keys = ["condition", "stream", "seed"]
     return rows[~pd.MultiIndex.from_frame(rows[keys]).isin(pd.MultiIndex.from_frame(unlearned_runs(root)[keys]))]
 
 def learned_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
-    "Rows at `first99` once more, under the rule `learned_rows`: without a value where the run is `unlearned_runs`."
+    "Rows at `first99` once more, under the rule `learned`: without a value where the run is one of `unlearned_runs`."
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised_rows(own, root).index)))
 

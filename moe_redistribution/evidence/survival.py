@@ -37,7 +37,7 @@ def time_to(history:pd.DataFrame, metric:str="test", level:float=0.99) -> pd.Dat
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #b3312c86
 def run_times(runs:pd.DataFrame, rule:str="first99") -> pd.DataFrame:
-    """`time_to` from a run frame (`recording.run_frame`), on the full evaluation grid: `time`, `reached` of each run.
+    """`time_to` from a run frame (`record.runs.run_frame`), on the full evaluation grid: `time`, `reached` of each run.
 
     A run that has not met the rule is censored at its last step, a failed one (NaN loss) where it failed."""
     choose("rule", f"{rule}_reached", list(runs.columns), "use a rule that these runs were trained with")

@@ -92,7 +92,7 @@ _WHEN = {"first1000": "first perfect on all inputs", "final": "at the end of tra
 _AT_MEAN = {"ffn_out": "FFN at its mean"}
 
 def control_text(s) -> str:
-    "What the audited reading of a claim changes, in at most sixteen words; `s`: protocol → its statement."
+    "What the audited reading of a claim changes, in at most twenty words; `s`: protocol → its statement."
     p, a, parts = s["paper"], s["audited"], []
     if a.aggregate == "none": return "–"
     parts += [part for part in a.note.split("; ") if part and not _HISTORY.match(part)][:1]
