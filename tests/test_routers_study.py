@@ -1,4 +1,4 @@
-"""What a learned router is good for: twins differ in one thing, a job can be ended, each line asks for rows that exist."""
+"""What a learned router is good for: twins differ in one thing, a job can be ended, lines ask for rows that exist."""
 import pandas as pd
 import pytest
 import torch

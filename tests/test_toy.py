@@ -1,5 +1,5 @@
-"""What the front page lets a reader play with is what is committed and recorded: nbs/toy.js, run by node on every seventh
-number, and on all 1,000 in `make audit`, says what torch says."""
+"""What the front page lets a reader play with is what is committed and recorded: nbs/toy.js, run by node on every
+seventh number, and on all 1,000 in `make audit`, says what torch says."""
 import importlib.util
 import json
 import shutil

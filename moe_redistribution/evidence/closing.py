@@ -47,8 +47,8 @@ def contrast_asks() -> pd.Series:
 
 def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits:Sequence[str]=("none",),
                      digits:int=3) -> Shown:
-    """The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome, n.
-    Of several `edits` each line says its own."""
+    """The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome
+    and n. Of several `edits` each line says its own."""
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
     difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]
     asks = found["id"].map(contrast_asks()) + (", at " + found["edit"] if len(edits) > 1 else "")
