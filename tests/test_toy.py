@@ -50,7 +50,7 @@ computed = pytest.mark.skipif(not NODE, reason="no node to run nbs/toy.js")
 
 
 def in_a_browser(folder, every):
-    "Model → part → what toy.js says of every so-manieth number."
+    "Model → part → what toy.js says of 0, `every`, 2 × `every` and so on, below 1,000."
     path = folder / "said"
     subprocess.run([NODE, "-e", DRIVER, str(ROOT / "nbs"), str(path), str(every)], check=True)
     n, ends = len(range(0, 1000, every)), np.cumsum([np.prod(s) for s in PARTS.values()])[:-1]
