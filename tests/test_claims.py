@@ -80,8 +80,8 @@ def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
 
 def test_a_reading_is_made_once_however_many_claims_share_it(monkeypatch):
     from moe_redistribution.evidence import claims as claims_room
-    looked, real, rows = [], claims_room.select, Measured(ROWS)
-    monkeypatch.setattr(claims_room, "select", lambda *a, **k: looked.append(k["condition"]) or real(*a, **k))
+    looked, real, rows = [], claims_room._cell, Measured(ROWS)
+    monkeypatch.setattr(claims_room, "_cell", lambda rows, r, *at: looked.append(at[0]) or real(rows, r, *at))
     for how in ("difference", "ratio", "mean"): CLAIM._replace(aggregate=how).values(rows)
     assert looked == [MOE, FFN] and Measured.of(rows) is rows
 

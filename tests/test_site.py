@@ -398,6 +398,15 @@ def test_no_stored_output_is_an_error():
     assert not bad, bad
 
 
+def test_no_page_shows_a_warning_of_a_library():
+    "Deprecated calls fail with the library's next version, and a reader cannot know what a warning means for a number."
+    def warned(page):
+        said = ["".join(o["text"]) for c in cells(page, "code") for o in c["outputs"] if o.get("name") == "stderr"]
+        return [line for text in said for line in text.splitlines() if "Warning: " in line]
+    bad = offenders(PAGES, warned)
+    assert not bad, f"mend the call and run the page again: {bad}"
+
+
 def test_a_cell_that_shows_nothing_has_no_result():
     "A cell that was split keeps what it showed before: two pages had their first screen twice, one an old verdict."
     def stale(page):

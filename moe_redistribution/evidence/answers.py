@@ -60,7 +60,8 @@ def finest_prints(paper:pd.DataFrame, bridge:pd.DataFrame) -> dict:
 
     `paper`, `bridge`: as `paper_values` and one protocol of `claims` give them. Two prints are the same number where
     the coarser one is the finer one rounded."""
-    printed, out, cells = {p.id: p for p in paper.itertuples(index=False)}, {}, {}
+    known = paper[paper["id"].isin(bridge["id"])]
+    printed, out, cells = {p.id: p for p in known.itertuples(index=False)}, {}, {}
     for c in Claim.of(bridge):
         if c.key in printed and c.aggregate != "none":
             cell = *c.spot, c.seeds, c.null, c.corrected
@@ -85,7 +86,8 @@ def compare(rows:pd.DataFrame|Measured, item:str, protocol:str="paper", rule:str
     choose("item", item, paper_items(bridge), "add its ids to the claims.csv of its study")
     bridge = bridge[bridge["protocol"] == choose("protocol", protocol, ["paper", "audited"])]
     near = bridge[bridge["condition"].isin(bridge.loc[bridge["item"] == item, "condition"])]  # a cell has one condition
-    mine, fine = {c.key: c.at(rule, seeds, stream) for c in Claim.of(bridge)}, finest_prints(paper, near)
+    own = bridge[bridge["id"].isin(paper.loc[paper["item"] == item, "id"])]
+    mine, fine = {c.key: c.at(rule, seeds, stream) for c in Claim.of(own)}, finest_prints(paper, near)
     rows = Measured.of(rows)
     printed = paper[(paper["item"] == item) & ((protocol == "paper") | paper["id"].isin(mine))].sort_values("id")
     lines = [number_row(rows, p, mine.get(p.id), protocol, fine.get(p.id)) for p in printed.itertuples(index=False)]

@@ -22,7 +22,6 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
-from ..instruments.rows import select
 from .printed import (DATA, SCALE, checked_table, margins, paper_values,
                                                  study_tables)
 from ..training.store import of_clone
@@ -93,12 +92,13 @@ def _who(seeds): return ", ".join(map(str, seeds[:6])) + f" and {len(seeds) - 6}
 def _cell(rows, r, name, position, unit) -> pd.Series:
     "The value of every seed of a reading in one cell, indexed by seed; nan for a failed seed."
     here = r._replace(condition=name, position=position, metric=r.metric.removeprefix(REST))
-    want = {f: getattr(here, f) for f in _PICKS if f != "instrument" or f in rows}
-    if missing := [k for k in (*want, "seed", "value") if k not in rows]:
-        refuse("rows", f"columns {[*want, 'seed', 'value']}", list(rows), "rows in long form", f"add {missing}")
-    hit = select(rows, **want)
-    if "unit" in hit: hit = hit[hit["unit"].fillna("").isin({unit} if unit else _WHOLE)]
-    got = hit[hit["seed"].isin(seed_list(r.seeds))].set_index("seed")["value"]
+    own = rows.own(name)
+    want = {f: [getattr(here, f)] for f in _PICKS if f != "instrument" or f in own}
+    if missing := [k for k in (*want, "seed", "value") if k not in own]:
+        refuse("rows", f"columns {[*want, 'seed', 'value']}", list(own), "rows in long form", f"add {missing}")
+    if "unit" in own: want["unit"] = [unit] if unit else _WHOLE
+    at = rows.at(name, want | {"seed": seed_list(r.seeds)})
+    got = pd.Series(own["value"].to_numpy()[at], pd.Index(own["seed"].to_numpy()[at], name="seed"), name="value")
     if got.index.has_duplicates:
         refuse(f"{name} ({r.rule}, {r.site} {r.edit})", "one row per seed", len(got), got.index.nunique(),
                "leave repeats out")
@@ -144,16 +144,33 @@ class Measured:
         own = self.own(name)
         return set(own.loc[(own["condition"] == name) & (own["stream"] == stream), "seed"])
 
+# %% ../../nbs/5_evidence/02b_claims.ipynb #3fa7c1d0
+def _coded(column):
+    "The place of each value of a column among those that differ, and value → place."
+    codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
+    return codes, {x: i for i, x in enumerate(values)}
+
+@patch
+def at(self:Measured, name:str, where:dict) -> np.ndarray:
+    "Places of the rows of a condition that have one of the given values in every named column."
+    own = self.own(name)
+    here = np.arange(len(own))
+    for column, values in where.items():                              # text is told apart once, and whole numbers after
+        codes, known = self.once(("coded", name, column), lambda column=column: _coded(own[column]))
+        here = here[np.isin(codes[here], [known[v] for v in values if v in known])]
+    return here
+
 # %% ../../nbs/5_evidence/02b_claims.ipynb #6c65f117
 def _look(rows, r) -> tuple:
     "What `Measured.read` gives, worked out."
     cells, notes, seeds = {}, [], seed_list(r.seeds)
     for cell in cells_of(r):
-        got = cells[cell] = _cell(rows.own(cell[0]), r, *cell)
+        got = cells[cell] = _cell(rows, r, *cell)
         if absent := [s for s in seeds if s not in got.index]:
             notes += _absent(r, cell[0], absent, rows.runs(cell[0], r.stream))
         if failed := got.index[got.isna()].tolist(): notes.append(_failed(r, cell[0], failed))
-    return pd.DataFrame(cells, index=seeds), list(dict.fromkeys(notes))
+    table = pd.DataFrame({i: got.reindex(seeds) for i, got in enumerate(cells.values())}, index=seeds)
+    return table.set_axis(pd.Index(list(cells), tupleize_cols=False), axis=1), list(dict.fromkeys(notes))
 
 @patch
 def read(self:Measured, reading) -> tuple:

@@ -145,12 +145,16 @@ def asked_pairs(*items) -> list:
     return list(dict.fromkeys((c.instrument, n) for c in wanted for n in c.names))
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c7b71556
+@lru_cache(maxsize=512)
+def _computed(rows_of_one, name): return rows_of_one(name)       # hundreds of claims ask for the same facts
+
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
 def rows_of(instrument:str, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
     "Rows of one instrument for some conditions, facts and runs among them; what is not recorded is left out."
     names = [names] if isinstance(names, str) else list(names)
-    if instrument in computed_kinds(): found = tidy([NO_ROWS, *map(computed_kinds()[instrument], names)])
+    own = computed_kinds().get(instrument)
+    if own: found = tidy([NO_ROWS, *(_computed(own, n) for n in names)])
     else: found = read_table(instrument, names, streams, root)
     if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]

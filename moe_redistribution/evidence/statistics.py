@@ -10,6 +10,7 @@ __all__ = ['TINY', 'MOST', 'Result', 'Tost', 'VARIANCE_SOURCES', 'Verdict', 'Int
 # %% ../../nbs/5_evidence/01_statistics.ipynb #ac5500fa
 from collections.abc import Sequence
 from collections import namedtuple
+from functools import lru_cache
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose, refuse
@@ -167,6 +168,9 @@ def variance_split(y:np.ndarray|Sequence, names:Sequence[str]=VARIANCE_SOURCES, 
                              share_hi=share_hi), index=[*names, "total"])
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #f8a8e5b4
+@lru_cache(maxsize=4)
+def _reach(level): return _stats().t.ppf(level, np.arange(1, MOST))              # Student's t of 2 … `MOST` seeds
+
 def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.0):
     """Seeds at which a difference `mean` with spread `sd` over seeds would be decided; nan if not within 20,000.
 
@@ -175,7 +179,7 @@ def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
-    half, reach = (_stats().t.ppf(level, n - 1) * error for level in (.975, .95))
+    half, reach = (_reach(level) * error for level in (.975, .95))
     if expects == "number": done = half <= margin - d if d <= margin else half < d - margin
     elif expects == "0": done = (reach < margin - d) | (half < d - margin)
     else: done = (half < d) | (half < margin - (mean if expects[0] == "+" else -mean))

@@ -22,18 +22,30 @@ from ..instruments.rows import ROW_COLUMNS
 # %% ../../nbs/5_evidence/04_table_files.ipynb #628c403c
 ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
 
+# %% ../../nbs/5_evidence/04_table_files.ipynb #bc748002
+def _coded(column) -> tuple:
+    "A column as (floats, None), or as (places, texts): its texts in order, and -1 where there is none."
+    if pd.api.types.is_numeric_dtype(column): return column.to_numpy(dtype="<f8", na_value=np.nan), None
+    at, texts = pd.factorize(column, sort=True)
+    return at, np.asarray(texts, dtype=object)
+
+def _hash_of(columns, at=slice(None)):
+    "SHA-256 over the rows `at` of coded columns by name, those without any value left out."
+    h = hashlib.sha256()
+    for name in sorted(columns):
+        v, texts = columns[name][0][at], columns[name][1]
+        if (np.isnan(v) if texts is None else v < 0).all(): continue
+        h.update(f"{name}\n".encode())
+        if texts is not None:                                           # places among the texts of these rows
+            own = np.unique(v[v >= 0])
+            h.update("\n".join(map(str, texts[own])).encode())
+            v = np.where(v < 0, -1, np.searchsorted(own, v)).astype("<i4")
+        h.update(v.tobytes())
+    return h.hexdigest()
+
 def content_hash(frame:pd.DataFrame) -> str:
     "SHA-256 over the columns of a frame by name, those without any value left out."
-    h = hashlib.sha256()
-    for name in sorted(frame):
-        v = frame[name]
-        if v.isna().all(): continue
-        h.update(f"{name}\n".encode())
-        if pd.api.types.is_numeric_dtype(v): h.update(v.to_numpy(dtype="<f8", na_value=np.nan).tobytes())
-        else:
-            at, texts = pd.factorize(v, sort=True)
-            h.update("\n".join(map(str, texts)).encode() + at.astype("<i4").tobytes())
-    return h.hexdigest()
+    return _hash_of({n: _coded(frame[n]) for n in frame})
 
 def fingerprint(rows:pd.DataFrame) -> str:
     "Twelve digits of the hash of what rows say."
@@ -76,9 +88,13 @@ def _manifest(path, changed): return pd.read_csv(path)
 
 def manifest_of(root:str|Path=None) -> pd.DataFrame:
     "What the manifest should say, from the tables themselves."
-    lines = [(k, name, stream, own["seed"].nunique(), len(own), content_hash(own.drop(columns=KEYS[:2])))
-             for k in kinds(root) for path in sorted(table_path(k, "", root).parent.glob("*.parquet"))
-             for (name, stream), own in pd.read_parquet(as_committed(path)).groupby(KEYS[:2], sort=True)]
+    lines = []
+    for k in kinds(root):
+        for path in sorted(table_path(k, "", root).parent.glob("*.parquet")):
+            whole = pd.read_parquet(as_committed(path))
+            columns = {n: _coded(whole[n]) for n in whole if n not in KEYS[:2]}     # once for all conditions of a file
+            lines += [(k, *who, len(np.unique(columns["seed"][0][at])), len(at), _hash_of(columns, at))
+                      for who, at in whole.groupby(KEYS[:2]).indices.items()]
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #69dac9c7

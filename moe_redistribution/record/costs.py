@@ -40,7 +40,7 @@ def costs(asked, instruments=None) -> pd.DataFrame:
             began = time.process_time()
             instrument.rows(params, name, SEEDS, stream="authors", rule="final")
             out.setdefault(i, {})[name] = time.process_time() - began
-    return pd.DataFrame(out).T.assign(total=lambda f: f.sum(1))
+    return pd.DataFrame(out).T.assign(total=lambda f: f.sum(axis=1))
 
 # %% ../../nbs/7_record/04_costs.ipynb #9f246c8b
 def limit_lines(table:pd.DataFrame) -> list:
