@@ -32,10 +32,10 @@ def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     book[words] = book[words].fillna("").astype(str)
     return book.assign(paper=book["key"].map(paper_of))
 
-def recorded_numbers(root:str|Path=None) -> pd.DataFrame:
-    "Every printed number beside ours under its authors' protocol, with the number of its `paper`."
+def recorded_numbers(root:str|Path=None, protocol:str="paper") -> pd.DataFrame:
+    "Every printed number beside ours, as its authors read it or `audited`, with the number of its `paper`."
     files = sorted((Path(root or ROOT) / "results/paper").glob("*.csv"))
-    found = pd.concat([pd.read_csv(of_clone(f)).assign(file=f.stem) for f in files]).query("protocol == 'paper'")
+    found = pd.concat([pd.read_csv(of_clone(f)).assign(file=f.stem) for f in files]).query("protocol == @protocol")
     return found.assign(paper=found["file"].map(paper_of))
 
 # %% ../../nbs/7_record/06_counts.ipynb #17e90d95
