@@ -442,7 +442,8 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
           "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
-READS = {"table_files.py _manifest": "`manifest` has looked", "selection.py _runs": "`recorded_runs` has looked",
+READS = {"table_files.py _manifest": "`manifest` has looked", "check.py other_cells": "bytes that it was handed",
+         "selection.py _runs": "`recorded_runs` has looked",
          "findings.py _ledger": "`claim` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",

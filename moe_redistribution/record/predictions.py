@@ -10,7 +10,7 @@ import pandas as pd
 from ..evidence.claims import PROTOCOLS
 from ..evidence.answers import POWERS
 from ..evidence.statistics import delta
-from .counts import recorded_claims, recorded_numbers
+from .counts import recorded_claims
 
 # %% ../../nbs/7_record/06b_predictions.ipynb #5c0e0006
 BLIND = ("nothing run", "pilot seen")
@@ -53,9 +53,10 @@ def scoreboard(found:pd.DataFrame=None) -> pd.DataFrame:
 LEVELS = (.5, .8, .95)
 
 def calibration(numbers:pd.DataFrame, levels=LEVELS) -> pd.DataFrame:
-    """Of printed means with a spread that we measured, too: how many, and the share of ours for which the interval of the
-    difference (Welch; ours less the print) holds 0, at each level. Rows as `recorded_numbers` gives them; powers of ten
-    are left out. Well calibrated prints have a share that is the level."""
+    """Of printed means with a spread that we measured, too: how many, and at each level the share of ours for which the
+    interval of the difference (Welch; ours less the print) holds 0. A share that is the level is well calibrated.
+
+    Rows as `recorded_numbers` gives them; powers of ten are left out."""
     own = numbers[(numbers["paper_std"] > 0) & (numbers["paper_n"] > 1) & (numbers["ours_n"] > 1)
                   & ~numbers["verdict"].isin(["not attempted", "another checkpoint"])
                   & ~numbers["reason"].fillna("").str.contains(POWERS, regex=False)]
