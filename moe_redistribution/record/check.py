@@ -80,7 +80,7 @@ def changed_pages(root:Path) -> Iterator:
     for path, (page, was) in stored_pages(root).items():
         if (now := page_hash(page)) != was: yield f"nbs/{path}", was, now
 
-DIGITS = 1e-9             # a sum differs in its last bits from one processor to the next; nothing that is said does
+DIGITS = 1e-9             # relative; sums differ in their last bits from one processor to the next
 
 def other_cells(said:bytes, made:bytes) -> Iterator:
     "(line and column, cell, the other cell) wherever two CSV tables differ by more than `DIGITS` of a number."
