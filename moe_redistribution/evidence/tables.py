@@ -36,7 +36,7 @@ class Shown(pd.DataFrame):
     def _repr_html_(self):
         caption = typeset(html.escape(getattr(self, "caption", "") or "", quote=False))
         head, body = (f"<caption>{caption}</caption>" * bool(caption),
-                      typeset(self.to_html(border=0, index=False, classes="shown")))
+                      typeset(self.to_html(border=0, index=False, classes="shown", na_rep="–")))
         body = body.replace("<thead>", head + "<thead>", 1)
         if len(self) <= LONG: return body
         return f"<details><summary>{caption} ({len(self)} rows)</summary>\n{body.replace(head, '', 1)}\n</details>"
@@ -51,7 +51,7 @@ def to_read(frame:pd.DataFrame, caption:str, key:str=None) -> Shown:
         twice = frame.loc[frame.duplicated(key), key].iloc[0]
         refuse("table", "rows that can be told apart", f"two with {key} {twice!r}", "a column more",
                "name what differs")
-    out = Shown(frame.reset_index(drop=True))
+    out = Shown(frame.reset_index(drop=True).rename_axis(columns=None))     # else a pivot's name heads an empty column
     out.caption = caption
     return out
 
