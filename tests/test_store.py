@@ -448,7 +448,7 @@ READS = {"table_files.py _manifest": "`manifest` has looked", "check.py other_ce
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",
          "coverage.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
-         "registrations.py defined": "a version in git",
+         "versions.py _rows_then": "a version in git", "versions.py _held": "the same",
          "registrations.py _cells": "versions in git, or `as_committed`"}
 
 

@@ -10,7 +10,6 @@ registers it. What stands in the tables of definitions is what is meant, so that
 import csv
 import hashlib
 import io
-import re
 import subprocess
 import sys
 from collections import ChainMap, defaultdict
@@ -21,9 +20,10 @@ from pathlib import Path
 import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
-from moe_redistribution.evidence.claims import REST, Claim, each_name, is_condition, seed_list
+from moe_redistribution.evidence.claims import Claim, each_name, is_condition, seed_list
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, SENTENCES, SEALED,
-                                                       arm_of, definition_hash, definitions, have_pilots, registrations,
+                                                       SPOT, TABLE_OF, arm_of, cells_read, defined_in, definition_hash,
+                                                       definitions, have_pilots, registrations, row_files,
                                                        sentence_hash, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
@@ -33,14 +33,6 @@ from moe_redistribution.training.study import study_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ["results/rows", "results/runs"]
-# a study has a table in its own folder; in the first days one file held the lines of all
-TABLE = re.compile(rf"data/(?:\w+/)?({'|'.join(REGISTERED_TABLES)})\.csv")
-# what claims.csv left unsaid before it had the column: ablation was the only instrument
-UNSAID = {"instrument": "ablation"}
-SPOT = "stream rule metric site edit".split()
-# Rows lie in one file an instrument and task, and lay in one file a condition before; those of ablation elsewhere in
-# the first hours: in the file of the one page that there was, then without a folder for their instrument.
-BEFORE = ("results/rows/42_partitioning.parquet", "results/rows/{}.parquet")
 
 
 def git(*args):
@@ -82,12 +74,11 @@ class History:
     @lru_cache(maxsize=None)                                                     # noqa: B019  one object a command
     def defined(self, table, blob):
         "(key, protocol) -> hash of its definition, in one version of a file."
-        lines = pd.read_csv(self.read(blob), dtype=str, keep_default_na=False).to_dict("records")
-        return {(line[REGISTERED_TABLES[table]], line["protocol"]): definition_hash(UNSAID | line) for line in lines}
+        return defined_in(table, self.read(blob).read().decode())
 
     def since(self, table):
         "(key, protocol) -> its hash at HEAD and the oldest commit from which every step to HEAD has it."
-        out, holds = {}, lambda path: (found := TABLE.fullmatch(path)) and found[1] == table
+        out, holds = {}, lambda path: (found := TABLE_OF.fullmatch(path)) and found[1] == table
         at = {sha: ChainMap(*(self.defined(table, blob) for path, blob in files.items() if holds(path)))
               for sha, files in self.files.items()}
         order = {sha: (self.date[sha], i) for i, sha in enumerate(self.parents)}
@@ -123,10 +114,8 @@ class Rows:
     def of(self, instrument, name):
         "(stream, rule, metric, site, edit) -> seed -> date of its first row, for one condition."
         if (instrument, name) not in self.known:
-            folder = "results/runs" if instrument == "runs" else f"results/rows/{instrument}"
-            paths = [f"{folder}/{n}.parquet" for n in dict.fromkeys([name.partition("/")[0], name, in_old_names(name)])]
-            paths += [p.format(name) for p in BEFORE if instrument == "ablation"]
-            found = [self._cells(p, instrument, name, *v) for p in paths for v in self._versions(p)]
+            found = [self._cells(p, instrument, name, *v)
+                     for p in row_files(instrument, name) for v in self._versions(p)]
             own = self.known[instrument, name] = defaultdict(dict)
             first = (pd.concat(found).sort_values("date", kind="stable").drop_duplicates([*SPOT, "seed"])
                      if found else [])
@@ -138,18 +127,6 @@ class Rows:
         instrument, name, *spot, seeds = cell
         got = self.of(instrument, name).get(tuple(spot), {})
         return min((got[s] for s in seed_list(seeds) if s in got), default=None)
-
-
-def cells(claim, quoted):
-    """What a claim reads: (instrument, condition, stream, rule, metric, site, edit, seeds), once each.
-
-    Nothing for facts and reasons."""
-    if claim.aggregate == "quotes":                           # it reads what the numbers it quotes read
-        return list(dict.fromkeys(c for i in claim.quotes.split() if i in quoted for c in cells(quoted[i], {})))
-    found = [(r.instrument, name, r.stream, r.rule.replace("learned", "first99"), r.metric.removeprefix(REST), r.site,
-              r.edit, r.seeds)
-             for r in claim.readings if r.instrument not in ("facts", "none") for name in each_name(r.condition)]
-    return list(dict.fromkeys(found))
 
 
 def has_run(claim):
@@ -218,7 +195,7 @@ def new_lines(now):
             kept = before == own                              # HEAD holds it as it stands
             date = history.date[sha] if kept and not begun else now
             commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
-            at, pilot = [rows.first(c) for c in cells(line, quoted)], bool(have_pilots([key[0]]).any())
+            at, pilot = [rows.first(c) for c in cells_read(line, quoted)], bool(have_pilots([key[0]]).any())
             out.append((table, *key, own, date, commit, access(at, date, pilot, date == now and has_run(line))))
     answered = answers()
     for line in Claim.of(present("statements")):                         # what is known when words are written down

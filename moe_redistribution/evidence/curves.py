@@ -25,7 +25,7 @@ def other_readings(claim:Claim, metrics:Sequence[str], edits:Sequence[str]=("zer
     """Condition less versus of a claim: a line for each combination of `ASPECTS` that is recorded of both for `least`
     seeds, a column for each (stream, seed). `also`: instruments besides its own; `found`: rows (default: recorded).
 
-    ValueError for a claim with more than two sides, and where nothing is recorded of both."""
+    ValueError for a claim with more than two sides, and where too little is recorded of both."""
     a, b = claim.condition, claim.versus
     if "=" in b or any(len(each_name(x)) != 1 for x in (a, b)):
         refuse(f"curve of {claim.key}", "one condition against another", f"{a} and {b}", fix="another claim")
@@ -39,18 +39,14 @@ def other_readings(claim:Claim, metrics:Sequence[str], edits:Sequence[str]=("zer
         refuse(f"curve of {claim.key}", f"rows of {a} and {b}", "none of both", fix="record them")
     off = by.loc[a].sub(by.loc[b]).dropna(how="all")
     off = off[off.notna().sum(axis=1) >= least]
-    own = pd.MultiIndex.from_product([sorted(off.index.get_level_values("stream").unique()), off.columns],
-                                     names=["stream", "seed"])
-    wide = pd.DataFrame(np.nan, off.index, own)
-    for s in own.levels[0]:
-        here = off.index.get_level_values("stream") == s
-        wide.loc[here, s] = off[here].to_numpy()
-    return wide.dropna(axis=1, how="all")
+    if off.empty: refuse(f"curve of {claim.key}", f"a reading with {least} seeds of both", "none", fix="a smaller least")
+    own = {s: x for s, x in off.groupby(level="stream")}                       # seed 1 of two streams is two trainings
+    return pd.concat(own.values(), axis=1, keys=own, names=["stream"]).dropna(axis=1, how="all")
 
 # %% ../../nbs/5_evidence/07f_curves.ipynb #c0c00007
 Curve = namedtuple("Curve", "table median p lo hi share share_lo share_hi")
-Curve.__doc__ = """`table`: readings in order, their `mean` and the null's band at their rank; the median, its p and null; the
-share of readings that are as claimed, and its null."""
+Curve.__doc__ = """`table`: readings in order, their `mean` and the null's band at their rank; the median, its p and
+null; the share of readings that are as claimed, and its null."""
 
 def as_claimed(means, expects:str="+", margin:float=0) -> np.ndarray:
     "Which differences are as a claim says: above zero, below it, or (`0`) no larger than the margin."
@@ -61,21 +57,21 @@ def _flips(n, most, seed):
     if 2 ** n <= most: return np.array([*product([1., -1.], repeat=n)]).T, 0
     return np.random.default_rng(seed).choice([-1., 1.], (n, most)), 1
 
+# %% ../../nbs/5_evidence/07f_curves.ipynb #c0c00012
 def curve_of(off:pd.DataFrame, expects:str="+", margin:float=0, flips:int=4000, seed:int=0) -> Curve:
     """The curve of readings × (stream, seed) as `other_readings` gives them, and its null by joint sign flips.
 
     `p`: the share of flips whose median reading is at least as far from zero; `lo`, `hi`: 95% of them lie between;
-    `share`: of readings that are `as_claimed`, with `share_lo` and `share_hi` in the flips. ValueError without readings."""
-    if off.empty: refuse("curve", "readings × seeds", "none", fix="fewer seeds a reading (least=3), or another claim")
+    `share`: of readings that are `as_claimed`, with `share_lo` and `share_hi` in the flips."""
     x = off.to_numpy(float)
     there, n = np.isfinite(x), np.isfinite(x).sum(1)
     x, means = np.where(there, x, 0), np.nanmean(off.to_numpy(float), 1)
-    signs, drawn = _flips(x.shape[1], flips, seed)
+    signs, drawn = _flips(x.shape[1], flips, seed)                           # of random ones the real is one more
     null = np.sort(x @ signs / n[:, None], axis=0)                                      # readings by rank × flips
     medians, own = np.median(null, axis=0), float(np.median(means))
     table = off.index.to_frame(index=False).assign(mean=means, seeds=n).sort_values("mean", ignore_index=True)
     table[["null_lo", "null_hi"]] = np.quantile(null, (.025, .975), axis=1).T
-    p = (drawn + (np.abs(medians) >= abs(own) - 1e-12).sum()) / (drawn + len(medians))  # drawn: the real one is one more
+    p = (drawn + (np.abs(medians) >= abs(own) - 1e-12).sum()) / (drawn + len(medians))
     shares = as_claimed(null, expects, margin).mean(0)
     return Curve(table, own, float(p), *map(float, np.quantile(medians, (.025, .975))),
                  float(as_claimed(means, expects, margin).mean()), *map(float, np.quantile(shares, (.025, .975))))
