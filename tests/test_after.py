@@ -91,6 +91,12 @@ def test_a_function_that_says_nothing_of_itself_is_not_made_to_say_that_it_can_b
     assert "Call self" not in text and "### f\n" in text and "*Call me.*" in text
 
 
+def test_a_sentence_that_goes_on_in_the_next_line_is_not_half_in_italics():
+    out = {"data": {"text/markdown": ["### f\n", "\n", "*One thing, and*\n", "another.\n", "\n", "*Whole.*\n", "\n", "More."]}}
+    frame.output(out)
+    assert "".join(out["data"]["text/markdown"]) == "### f\n\nOne thing, and\nanother.\n\n*Whole.*\n\nMore."
+
+
 def test_what_the_site_names_lies_in_the_repository():
     site = after.yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
     assert (ROOT / "nbs" / site["website"]["favicon"]).is_file()

@@ -328,7 +328,7 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
 
 def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):
     write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
-    (tmp_path / "data/mine/pilots.csv").write_text("begins,seen,where\ncontrast.a 9,one seed,a note\n")
+    (tmp_path / "data/mine/pilots.csv").write_text("begins,seeds,seen,where\ncontrast.a 9,,one seed,a note\n")
     commit(tmp_path, 1)
     tool.main([])
     words = registrations(tmp_path / FILE).set_index(["table", "key", "protocol"])["access"]

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from moe_redistribution.evidence.thumbnails import figure_of
+
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 
@@ -660,3 +662,11 @@ def test_code_shown_in_the_text_imports_what_is_there():
         return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     bad = offenders(PAGES, lambda page: [said for block in shown(page) if (said := unusable(block))])
     assert not bad, bad
+
+
+def test_every_picture_of_the_one_screen_page_is_the_figure_that_its_page_holds():
+    cells_ = json.loads((NBS / "papers.ipynb").read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(o.get("data", {}).get("text/markdown", [])) for c in cells_ for o in c.get("outputs", []))
+    shown = re.findall(r'<img src="([^"]+)"[^>]* data-source="([^"]+)"', text)
+    old = [source for picture, source in shown if figure_of(*source.split("#")) != picture]
+    assert len(shown) > 20 and not old, f"make outputs NB=nbs/papers.ipynb: {old}"

@@ -113,6 +113,8 @@ def output(out):
     # nothing of itself it prints what Python says of all that can be called
     if "text/markdown" in data:
         text = re.sub(r"^\*Call self as a function\.\*\n*", "", "".join(data["text/markdown"]), flags=re.M)
+        # nbdev sets the first line of a docstring in italics, though its sentence may go on
+        text = re.sub(r"^\*([^*\n]+)\*\n(?=\S)", r"\1\n", text, flags=re.M)
         data["text/markdown"] = lines(re.sub(r"^\[source\]\((?!\w+:)[^)]*\)(\{[^}]*\})?\s*$\n?", "", text, flags=re.M))
 
 

@@ -39,7 +39,7 @@ def other_readings(claim:Claim, metrics:Sequence[str], edits:Sequence[str]=("zer
         refuse(f"curve of {claim.key}", f"rows of {a} and {b}", "none of both", fix="record them")
     off = by.loc[a].sub(by.loc[b]).dropna(how="all")
     off = off[off.notna().sum(axis=1) >= least]
-    if off.empty: refuse(f"curve of {claim.key}", f"a reading with {least} seeds of both", "none", fix="a smaller least")
+    if off.empty: refuse(f"curve of {claim.key}", f"a reading with {least} seeds of both", "none", fix="a smaller one")
     own = {s: x for s, x in off.groupby(level="stream")}                       # seed 1 of two streams is two trainings
     return pd.concat(own.values(), axis=1, keys=own, names=["stream"]).dropna(axis=1, how="all")
 

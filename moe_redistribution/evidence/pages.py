@@ -79,6 +79,8 @@ def stands_on(page:Page) -> str:
     rows = page.rows
     ran = rows[rows["stream"] != "none"]
     runs = ran.groupby(["condition", "stream", "seed"]).ngroups
+    if page.files and not page.needs:
+        return f"This page stands on {', '.join(f'`{f}`' for f in page.files)}, with hash `{page_hash(page)}`."
     text = (f"This page stands on {len(rows):,} rows with hash `{page_hash(page)}`" if len(rows)
             else "None of this page's runs is recorded.")
     of = "runs" if all(map(is_condition, ran["condition"].unique())) else "pairs of an arm and a seed"

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['REGISTERED_TABLES', 'SENTENCES', 'SEALED', 'DEFINES', 'TABLE_OF', 'ACCESS', 'FILE', 'COLUMNS', 'PILOTS', 'SPOT',
            'definition_hash', 'defined_in', 'sentence_hash', 'arm_of', 'sealed_settings', 'definitions', 'pilots',
-           'have_pilots', 'row_files', 'cells_read', 'registrations', 'unregistered_lines', 'registered_on']
+           'seeds_seen', 'have_pilots', 'row_files', 'cells_read', 'registrations', 'unregistered_lines',
+           'registered_on']
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #e71099eb
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 from ..models.events import in_old_names
 from .printed import DATA, checked_table, study_lines, study_tables
-from .claims import ASKS, REST, Claim, each_name
+from .claims import ASKS, REST, Claim, each_name, seed_list
 from ..training.store import as_committed
 from ..training.study import known_studies
 from ..tasks.errors import refuse, choose
@@ -106,12 +107,17 @@ ACCESS = {"nothing run": "older than every row that it reads",
           "results seen": "every cell had rows, so that the answer may have been known",
           "no rows": "it reads none: a fact of the code, a baseline, or a reason why there is no number"}
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
-PILOTS = "begins seen where".split()        # columns of a study's pilots.csv
+PILOTS = "begins seeds seen where".split()        # columns of a study's pilots.csv
 def pilots(data:str|Path=None) -> pd.DataFrame:
-    """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seen`, and
-    `where` its figures stand. Empty where no study has such a file. ValueError on other columns."""
+    """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seeds` of the
+    definitions that had been seen whole, what was `seen`, and `where` its figures stand. Empty where no study has such a file. ValueError on other columns."""
     paths = study_tables("pilots", data, needed=False)
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
+
+def seeds_seen(keys:Sequence, data:str|Path=None) -> dict:
+    "Key → seeds of its definition's own whose end somebody had seen before it was written, by `pilots`."
+    known = [(tuple(p.begins.split()), seed_list(p.seeds)) for p in pilots(data).itertuples() if p.seeds]
+    return {k: {s for begins, seeds in known if k.startswith(begins) for s in seeds} for k in keys}
 
 def have_pilots(keys:Sequence, data:str|Path=None) -> pd.Series:
     "For each of `keys`, whether a pilot of its question is on file."

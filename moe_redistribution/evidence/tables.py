@@ -45,12 +45,14 @@ class Shown(pd.DataFrame):
 def to_read(frame:pd.DataFrame, caption:str, key:str=None) -> Shown:
     """`frame` as a page shows it.
 
-    ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart."""
+    ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart; and for
+    a link in the caption, which HTML would show as it is written."""
     key = key or frame.columns[0]
     if frame.duplicated(key).any():
         twice = frame.loc[frame.duplicated(key), key].iloc[0]
         refuse("table", "rows that can be told apart", f"two with {key} {twice!r}", "a column more",
                "name what differs")
+    if "](" in caption: refuse("caption", "words", f"a link: {caption[:60]!r}", fix="put the link in a sentence above")
     out = Shown(frame.reset_index(drop=True).rename_axis(columns=None))     # else a pivot's name heads an empty column
     out.caption = caption
     return out
@@ -66,7 +68,7 @@ def table(rows:pd.DataFrame, first, caption:str, form:str="{:.0%}") -> Shown:
 
 def md_table(rows:pd.DataFrame|Sequence, caption:str) -> str:
     "A list of dictionaries (heads → cells) as `table`, in Markdown: cells may hold links, the caption stands below."
-    shown = table(rows, None, caption, "{}")
+    shown = table(rows, None, "", "{}")
     def line(cells): return "| " + " | ".join(str(x).replace("|", "/") for x in cells) + " |"
     return typeset("\n".join(["", line(shown), line(["---"] * shown.shape[1]), *map(line, shown.to_numpy()), "",
                               f"*{caption}*", ""]))

@@ -153,7 +153,7 @@ class LanguageTrial:
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #ce220a2d
 @patch
 def put_means(self:LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels):
-    "Rows of what `KindJudge.means` gives, of some kinds."
+    "Rows of the means that a `KindJudge` gives, of some kinds."
     for (metric, kind), x in means.items():
         if kind not in kinds: continue
         self.put(metric, x, stratum=kind, n_examples=(judge or self.judge).n_examples(kind), **labels)
