@@ -92,7 +92,8 @@ def test_a_function_that_says_nothing_of_itself_is_not_made_to_say_that_it_can_b
 
 
 def test_a_sentence_that_goes_on_in_the_next_line_is_not_half_in_italics():
-    out = {"data": {"text/markdown": ["### f\n", "\n", "*One thing, and*\n", "another.\n", "\n", "*Whole.*\n", "\n", "More."]}}
+    said = "### f\n\n*One thing, and*\nanother.\n\n*Whole.*\n\nMore."
+    out = {"data": {"text/markdown": said.splitlines(keepends=True)}}
     frame.output(out)
     assert "".join(out["data"]["text/markdown"]) == "### f\n\nOne thing, and\nanother.\n\n*Whole.*\n\nMore."
 

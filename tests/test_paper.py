@@ -86,7 +86,8 @@ def newcomer(tmp_path, monkeypatch):
     "The tables of a study of paper 003 that nobody has heard of, beside those of all others."
     shutil.copytree(paper.DATA, tmp_path / "data")
     (folder := tmp_path / "data/newcomer").mkdir()
-    said = dict(paper="paper,title\n003,Routing absorption\n", pilots="begins,seeds,seen,where\n003-N1,,one seed,a note\n",
+    said = dict(paper="paper,title\n003,Routing absorption\n",
+                pilots="begins,seeds,seen,where\n003-N1,,one seed,a note\n",
                 values=",".join(paper.PAPER_COLUMNS) + "\n003.Table99.001,003.Table99,,,,accuracy,50,,3,percent,\n")
     for name, text in said.items(): (folder / f"{name}.csv").write_text(text)
     (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(said['values'].encode()).hexdigest()}  values.csv\n")

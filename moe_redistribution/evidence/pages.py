@@ -81,13 +81,12 @@ def stands_on(page:Page) -> str:
     runs = ran.groupby(["condition", "stream", "seed"]).ngroups
     if page.files and not page.needs:
         return f"This page stands on {', '.join(f'`{f}`' for f in page.files)}, with hash `{page_hash(page)}`."
-    text = (f"This page stands on {len(rows):,} rows with hash `{page_hash(page)}`" if len(rows)
-            else "None of this page's runs is recorded.")
+    if rows.empty: return "None of this page's runs is recorded."
+    text = f"This page stands on {len(rows):,} rows with hash `{page_hash(page)}`"
     of = "runs" if all(map(is_condition, ran["condition"].unique())) else "pairs of an arm and a seed"
-    text += (f", made by `make record` from {runs:,} {of}." if runs
-             else ", counted from the code itself." * bool(len(rows)))
+    text += f", made by `make record` from {runs:,} {of}." if runs else ", counted from the code itself."
     files = page.items.split() or ["contrasts"]
-    text += " As files: " + ", ".join(f"[{i}](../../rows/{i}.csv)" for i in files) + "." if len(rows) else ""
+    text += " As files: " + ", ".join(f"[{i}](../../rows/{i}.csv)" for i in files) + "."
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, "
                    f"about {left['hours'].sum():.0f} core-hours: "

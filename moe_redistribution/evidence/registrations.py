@@ -110,7 +110,8 @@ FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commi
 PILOTS = "begins seeds seen where".split()        # columns of a study's pilots.csv
 def pilots(data:str|Path=None) -> pd.DataFrame:
     """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seeds` of the
-    definitions that had been seen whole, what was `seen`, and `where` its figures stand. Empty where no study has such a file. ValueError on other columns."""
+    definitions that had been seen whole, what was `seen`, and `where` its figures stand. Empty where no study has such
+    a file. ValueError on other columns."""
     paths = study_tables("pilots", data, needed=False)
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 

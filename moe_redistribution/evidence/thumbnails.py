@@ -43,8 +43,8 @@ _NONE = "#d8dcdf"                                                       # not at
 def legend() -> str:
     "A swatch, a sign and a word for each verdict, as HTML."
     each = [*SHADES, "not attempted"]
-    return " ".join(f'<span class="swatch" style="background:{SHADES.get(v, _NONE)}"></span> {SIGNS.get(v, "–")}&nbsp;{v}'
-                    for v in each if v != "corrected")
+    box = '<span class="swatch" style="background:{}"></span> {}&nbsp;{}'
+    return " ".join(box.format(SHADES.get(v, _NONE), SIGNS.get(v, "–"), v) for v in each if v != "corrected")
 
 def verdict_bar(counts:dict) -> str:
     "Shares of verdicts as a strip of colours, with the counts as its title."

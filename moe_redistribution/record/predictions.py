@@ -29,8 +29,8 @@ def outcome_of(expects:str, says:str, mean:float, lo:float, hi:float, p_same:flo
     return "same" if p_same < .05 else f"not {OUTCOMES[expects[0]]}"
 
 def predictions(book:pd.DataFrame=None) -> pd.DataFrame:
-    """Readings of the ledger that were registered before anybody knew: key, asked, protocol, access, expects, says, came
-    (`outcome_of`), decided, right, and the mean with its interval."""
+    """Readings of the ledger that were registered before anybody knew: key, asked, protocol, access, expects, says,
+    came (`outcome_of`), decided, right, and the mean with its interval."""
     book, out = recorded_claims() if book is None else book, []
     seeds, known = statements().set_index(["key", "protocol"])["seeds"], seeds_seen(book["key"])
     for c in book[book["expects"].str[:1].isin([*OUTCOMES])].itertuples():
@@ -43,7 +43,7 @@ def predictions(book:pd.DataFrame=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/06b_predictions.ipynb #5c0e0007
 def right_by_chance(done:pd.DataFrame, draws:int=2000, seed:int=0) -> tuple:
-    "How many decided readings would be right if their claims' predictions were dealt at random: mean, and 95% of deals."
+    "How many decided readings would be right if their claims' predictions were dealt at random: mean, 95% of deals."
     said, luck = done.groupby("key")["expects"].first(), np.random.default_rng(seed)
     at = said.index.get_indexer(done["key"])
     hits = [(luck.permutation(said.to_numpy())[at] == done["came"].to_numpy()).sum() for _ in range(draws)]

@@ -117,6 +117,7 @@ def early_rows(versions:Versions, sha:str, cells:list, held:set=None) -> list:
         if any((*spot, s) in have for s in seed_list(seeds)): out.append(f"{instrument} {name}")
     return out
 
+# %% ../../nbs/7_record/03b_versions.ipynb #4e00001b
 class _Then:
     "What lay in a commit, each thing looked up once."
     def __init__(self, versions):

@@ -120,6 +120,7 @@ TITLES = {"fig1": "Sparse partitioning drives redistribution", "fig2": "Active F
           "tab10": "Histogram strategy diagnostics", "tab11": "Parameter-matched histogram controls",
           "tab12": "Histogram accuracy by count", "tab13": "Activation-symmetric ablations"}
 
+# %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #04r00005
 # what shows a figure or a table, where the label of its picture does not say so
 _SHOWN_BY = {"fig15": "fig-9d-timelines", "fig16": "fig-9d-survival", "fig17": "fig-9d-survival",
              "fig18": "fig-9d-survival", "tab5": "fig-9f-directions", "tab13": "fig-table-13"}
