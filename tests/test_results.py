@@ -99,7 +99,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/registrations.csv": lambda root, p: registrations.registrations(p),
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
-    "results/smollm2.csv": lambda root, p: of_clone(p),
+    "results/smollm2.csv": lambda root, p: of_clone(p), "results/replaced.csv": lambda root, p: of_clone(p),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/deviations.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
