@@ -22,7 +22,7 @@ from ..evidence.tables import as_minus, md_table
 from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
-from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
+from ..evidence.claims import ASKED_HERE, POWER, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
 def recorded_claims(root:str|Path=None) -> pd.DataFrame:
@@ -120,7 +120,7 @@ def cut(text:str, most:int=20) -> str:
 
 # %% ../../nbs/7_record/06_counts.ipynb #727da91d
 _READ = {"paper": "As the authors did it", "audited": "With the control", "uncopied": "Copies ruled out",
-         "text": "On another text", "size": "At another size"}
+         "text": "On another text", "size": "At another size", POWER: "What there was to win"}
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
 
