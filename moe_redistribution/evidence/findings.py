@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import pandas as pd
 from ..tasks.errors import choose
+from .claims import PROTOCOLS
 from .printed import DATA
 from ..training.store import of_clone
 
@@ -17,7 +18,7 @@ from ..training.store import of_clone
 @lru_cache(maxsize=1)
 def _ledger(path, changed):
     "The recorded ledger, a named row for each claim."
-    blank = {f"{k}_{v}": "" for k in ("paper", "audited", "uncopied") for v in ("mean", "lo", "hi")} | {"printed": ""}
+    blank = {f"{k}_{v}": "" for k in PROTOCOLS for v in ("mean", "lo", "hi")} | {"printed": ""}
     table = pd.read_csv(path, keep_default_na=False, na_values=blank)
     return {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
