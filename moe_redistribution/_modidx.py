@@ -4620,6 +4620,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                               'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.done_members': ( '3_training/loop.html#done_members',
                                                                                                      'moe_redistribution/training/loop.py'),
+                                                  'moe_redistribution.training.loop.draws_of': ( '3_training/loop.html#draws_of',
+                                                                                                 'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.eras': ( '3_training/loop.html#eras',
                                                                                              'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.evaluate': ( '3_training/loop.html#evaluate',
