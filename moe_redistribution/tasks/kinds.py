@@ -64,6 +64,8 @@ class Origin:
 def origin_of(names:dict) -> Origin:
     "The origin of what is registered by code with these globals."
     module, file = names.get("__name__", ""), names.get("__file__") or ""
+    said = getattr(names.get("__spec__"), "name", "")               # `python -m` calls a room of the library `__main__`
+    if said.partition(".")[0] == PACKAGE: module = said
     if module.partition(".")[0] == PACKAGE or not file.endswith(".py") or not Path(file).is_file():
         return Origin(module)
     path = str(Path(file).resolve())
