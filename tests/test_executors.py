@@ -161,6 +161,13 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
             process.wait()
 
 
+def test_what_another_process_cannot_be_sent_is_refused_before_any_work():
+    with local_executor(1) as pool:
+        with pytest.raises(ValueError, match="another process can be sent.*<lambda>.*; fix: functions that a file defines"):
+            pool.submit(lambda: 1)
+        assert not pool._processes
+
+
 # --------------------------------------------------------------------------------------------------------------- Dask
 
 def test_without_dask_one_line_says_how_to_get_it(monkeypatch):
