@@ -4752,6 +4752,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                        'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.say_if_changed': ( '3_training/store.html#say_if_changed',
                                                                                                          'moe_redistribution/training/store.py'),
+                                                   'moe_redistribution.training.store.say_if_other': ( '3_training/store.html#say_if_other',
+                                                                                                       'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.seal': ( '3_training/store.html#seal',
                                                                                                'moe_redistribution/training/store.py'),
                                                    'moe_redistribution.training.store.seal_hash': ( '3_training/store.html#seal_hash',
