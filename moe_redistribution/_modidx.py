@@ -2897,6 +2897,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                        'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.parser': ( '7_record/cli.html#parser',
                                                                                          'moe_redistribution/record/cli.py'),
+                                               'moe_redistribution.record.cli.read_arguments': ( '7_record/cli.html#read_arguments',
+                                                                                                 'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.run': ( '7_record/cli.html#run',
                                                                                       'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.run_completion': ( '7_record/cli.html#run_completion',
