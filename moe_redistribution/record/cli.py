@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['ORDER', 'FROM_ONE', 'ABOVE_ZERO', 'VALUES', 'BUG', 'add_gates', 'add_text_command', 'parser', 'check_arguments',
-           'completion', 'add_completion', 'run_completion', 'run', 'run_text_command', 'whole_numbers', 'run_gates',
-           'main', 'carried_out']
+           'completion', 'add_completion', 'run_completion', 'read_arguments', 'run', 'run_text_command',
+           'whole_numbers', 'run_gates', 'main', 'carried_out']
 
 # %% ../../nbs/7_record/05_cli.ipynb #d1627720
 from collections.abc import Sequence
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 import argparse, os, re, sys, traceback, warnings
 
@@ -79,6 +80,7 @@ def parser():
         c.add(p := sub.add_parser(name, help=c.about, epilog=f"example: moe-redistribution {c.example}"))
         p.description = told + told_words(p)
         add_import(p)
+    add_import(top, "first")
     top.add_argument("--version", action="version", version=f"moe-redistribution {moe_redistribution.__version__}")
     return top
 
@@ -150,10 +152,21 @@ def run_completion(args:Namespace):
     print(completion(args.shell))
 
 # %% ../../nbs/7_record/05_cli.ipynb #02af3d63
+def read_arguments(argv:Sequence) -> Namespace:
+    "Parsed arguments. Where they name no command of ours, a user's files are imported first, which may hold it."
+    add_import(own := ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False))
+    with suppress(argparse.ArgumentError):                                      # the whole parser will say it
+        said, words = own.parse_known_args(argv)
+        if next((w for w in words if w[:1] != "-"), None) not in COMMANDS.built_in():
+            for file in said.imports: import_file(file)
+    args = parser().parse_args(argv)
+    args.imports = args.first + args.imports
+    return args
+
 def run(args:Namespace):
     "Carries out parsed arguments: a user's files are imported first."
-    check_arguments(args)
-    for file in getattr(args, "imports", ()): import_file(file)
+    if not COMMANDS.origin(args.command).own: check_arguments(args)          # what a user's mean by a flag is theirs
+    for file in args.imports: import_file(file)
     COMMANDS[args.command].run(args)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e032
@@ -222,18 +235,20 @@ BUG = ("moe-redistribution: this is a bug of ours, and what is done is kept; fix
 def main(argv:Sequence=None):
     "Entry point: 0 on success, 2 with one message for bad input or a bad disk; 70 for a bug, which says so."
     os.environ["MPLBACKEND"] = "Agg"                # for commands that draw, which few do
-    args, said = parser().parse_args(argv), warnings.formatwarning
-    # small products: training has a process on every core; a real model's pass takes what torch may
-    if n := COMMANDS[args.command].threads: torch.set_num_threads(n)
+    said = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"moe-redistribution: {message}\n"
     try:
-        with interruptible(): return carried_out(args)
+        with interruptible(): return carried_out(sys.argv[1:] if argv is None else argv)
     finally: warnings.formatwarning = said
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
-def carried_out(args:Namespace) -> int:
-    "The exit status of parsed arguments, after one message where they were not carried out."
-    try: run(args); sys.stdout.flush()
+def carried_out(argv:Sequence) -> int:
+    "The exit status of what a command line says, after one message where it was not carried out."
+    try:
+        args = read_arguments(argv)
+        # small products: training has a process on every core; a real model's pass takes what torch may
+        if n := COMMANDS[args.command].threads: torch.set_num_threads(n)
+        run(args), sys.stdout.flush()
     except BrokenPipeError:             # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -6,8 +6,8 @@
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_members_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'init_members', 'rules', 'update_rules', 'is_reached', 'without_subnormals',
            'happen_', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_',
-           'activations_of', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members',
-           'rehearse', 'register_task']
+           'activations_of', 'draws_of', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members',
+           'done_members', 'rehearse', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, cached_by_kind, origin_of, register, table_of
 from ..tasks.task import check_tokens, digits, exact
-from ..tasks.data import generators, batches, held_back, split
+from ..tasks.data import PARTS, generators, batches, held_back, split
 from ..models.condition import Condition, condition, multipliers
 from ..models.population import check_population, forward, init_one, loss, shapes, predict
 from .engine import fast_loss, gradients
@@ -227,10 +227,18 @@ def zero_held_(grad:torch.Tensor, c:Condition, steps:Sequence):
         for a, b in zip(ends[::2], ends[1::2]): grad[which, a:b] = 0
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
-def activations_of(params:dict, tokens:torch.Tensor, c:Condition) -> dict:
+def activations_of(params:dict, tokens:torch.Tensor, c:Condition, draw:Callable=None) -> dict:
     "Activations by site of a pass on a step's tokens, which a router may ask for after the step."
-    forward(params, tokens, c, sink=(seen := {}))
+    forward(params, tokens, c, sink=(seen := {}), draw=draw)
     return seen
+
+def draws_of(c:Condition, seeds:Sequence[int], steps:Sequence[int], device:str|torch.device="cpu"):
+    """What a router with noise draws by after so many `steps`, else None: `draw(torch.randn, *shape)` → (s, *shape), where
+    each seed's numbers are decided by that seed and its step alone."""
+    if not c.routing.noisy: return None
+    at = [np.random.SeedSequence(s, spawn_key=(len(PARTS), n)) for s, n in zip(seeds, steps)]    # a part of its own
+    gens = [torch.Generator().manual_seed(int(a.generate_state(1, np.uint64)[0] >> 1)) for a in at]
+    return lambda fill, *shape: torch.stack([fill(shape, generator=g) for g in gens]).to(device)
 
 def redraw_(members:Members, steps:int):
     "New routes for every member after so many `steps`."
@@ -250,7 +258,8 @@ def train_interval(members:Members, n:int):
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
-        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks)
+        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks,
+                                draws_of(c, members.seeds, now, dev))
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         zero_held_(grad, c, now)
@@ -258,7 +267,9 @@ def train_interval(members:Members, n:int):
         count = optimiser_steps(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
-        if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c), c)
+        if c.routing.after:                                                    # which sees the noise of its step again
+            draw = draws_of(c, members.seeds, now, dev)
+            c.routing.after(weights, partial(activations_of, weights, tokens, c, draw), c)
         members.step += 1
         if not due.isdisjoint(now): happen_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
@@ -334,7 +345,8 @@ def _rehearsed(c, t):
     if not (plain.isfinite().all() and torch.allclose(fast, plain, rtol=1e-3, atol=1e-4)):
         refuse(c.name, "a finite loss, the same the short and the plain way", f"{fast.flatten().tolist()} and "
                f"{plain.flatten().tolist()}", fix="mend what is registered")
-    gradients(params, *at, c, learning_names(c, [0]), [g["batches"] for g in members.gens])
+    gradients(params, *at, c, learning_names(c, [0]), [g["batches"] for g in members.gens],
+              draws_of(c, members.seeds, [0]))
     if c.routing.after: c.routing.after(params, partial(activations_of, params, at[0], c), c)
     for e in c.events:
         members.step.fill_(e.step)
