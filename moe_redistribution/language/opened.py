@@ -98,11 +98,13 @@ def run(self:LanguageModel, tokens:torch.Tensor, edits:dict=None, sink:dict=None
     with torch.set_grad_enabled(grad): return self._run(tokens, edits, sink, grad)
 
 @patch
-def _run(self:LanguageModel, tokens, edits, sink, grad):
+def _run(self:LanguageModel, tokens, edits, sink, grad, whole=False):
+    "`run` once gradients are on or off; `whole`: is this all of the text that an edit is for?"
     tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
     check_tokens_of(self.model, tokens), check_hooks(self.model)
     self.here = self.real(tokens)
     self.places = places_of(self.here)
+    self.reach = int(self.places.max()) + 1 if whole else None
     mask = None if self.pad is None else self.here.long()
     if mask is not None and not self.here[:, 0].all() and "position_ids" in signature(self.model.forward).parameters:
         more = dict(position_ids=self.places.clamp(min=0))                             # padding on the left has none
@@ -174,7 +176,7 @@ def _each(self:LanguageModel, of, edits, tokens):
     ends, moved = [0, *np.cumsum(batch_sizes(len(tokens), self.batch)).tolist()], defaultdict(int)
     out = []
     for at in map(slice, ends, ends[1:]):
-        out.append(of(at, self.run(tokens[at], edits)))
+        with torch.no_grad(): out.append(of(at, self._run(tokens[at], edits, None, False, whole=True)))
         for site, n in self.moved.items(): moved[site] += n
     self.moved = dict(moved)
     return torch.cat(out, 1)

@@ -32,7 +32,9 @@ class TextSubject(Layered):
     """A `Layered` subject with a transformers `model` that runs tokens (b, t).
 
     A class of it has `passes(edits)`: a context in which every pass of `model` has these edits at the tokens that
-    `here` and `places` (b, t) describe. It gives `at(site, value)`, and what listeners are told."""
+    `here` and `places` (b, t) describe. It gives `at(site, value)`, and what listeners are told. `reach`: how many
+    positions the text will have, or None where a pass may be one of several."""
+    reach = None
 
 def is_expert(site:str) -> bool:
     "Has a site rows of its own tokens?"
@@ -109,6 +111,7 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
     stops = None if stop is None else torch.as_tensor(stop, device=tokens.device).flatten()
     config = with_transformers().GenerationConfig(**_settings(new, stops, self.pad) | more)
     self.here, self.places = mask, mask.cumsum(1) - 1
+    self.reach = int(self.places.max()) + new                                    # no pass sees the last one
     with torch.no_grad(), self.passes(made) as (at, told):
         steps = _Steps(self, told, at, stops, mask)
         handle = self.model.register_forward_pre_hook(steps.before, with_kwargs=True)
@@ -288,7 +291,9 @@ def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Te
     gates = list(dict.fromkeys(f"{n.split('.')[0]}.gates" for n in names if is_expert(n)))
     index, h = self._index_for(Path(folder), names, dtype, edits or {}), hashlib.sha256()
     shards = _Shards(Path(folder), index, most)
+    limits = [limit for how in (edits or {}).values() if (limit := limit_of(how))]
     for first, batch in self._unsaved(index, tokens, h):
+        for limit in limits: limit.check(batch.shape[1])
         tr = trace(self, batch, keep=[*names, *gates], edits=edits)
         for one in _windows_of(tr, names, batch, first):
             one = {k: v.to(dtype) if dtype and v.is_floating_point() else v for k, v in one.items()}

@@ -245,7 +245,9 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     route_around, swap:E2; of routes never:E3, only:E2, k=1; each at some tokens, as zero@4:). `part`: a file for what
     is done so far; one unit under one edit is lost at most."""
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
-    for u, e in todo[1:]: combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
+    for u, e in todo[1:]:
+        combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
+        if limit := limit_of(e): limit.check(context)
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
