@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import MIXTURES, tiny_model
@@ -95,6 +96,74 @@ def test_a_text_ends_where_it_is_told_and_nowhere_else():
         if not (own == stop).any(): assert row.equal(own[:len(row)])
         else: assert row[:n + 1].equal(own[:n + 1]) and not row[n + 1:].any()
     assert s.generate(W, 3, do_sample=True, temperature=5.).shape == (3, 3)
+
+
+def by_hand(tokens, model, stop, **more):
+    "transformers' own generate, the whole text again for each token, of a model that was changed by hand."
+    config = GenerationConfig(max_new_tokens=6, pad_token_id=0, eos_token_id=1 << 30 if stop is None else stop,
+                              use_cache=False, **more)
+    with torch.no_grad(): return model.generate(tokens, config, attention_mask=(tokens != 0).long())[:, 7:]
+
+
+def without_expert(layer): layer.mlp.experts.down_proj.data[1] = 0
+
+
+def zero_from_5(layer):
+    layer.mlp.register_forward_hook(lambda m, args, out: torch.cat([out[:, :5], 0 * out[:, 5:]], 1))
+
+
+def no_token_7(model):
+    def bar(m, args, out): out.logits = out.logits.index_fill(-1, torch.tensor([7, 11]), -40.)
+    model.register_forward_hook(bar)
+
+
+@pytest.mark.parametrize("stop, more", [(None, dict(num_beams=3)), (11, dict(num_beams=3, num_return_sequences=2)),
+                                        (11, dict(do_sample=True, num_return_sequences=3))])
+@pytest.mark.parametrize("edits, change, padded", [
+    ({"L1.E1": "zero"}, lambda m: without_expert(m.model.layers[1]), True),
+    ({"L1.routes": "never:E1"}, None, True),
+    ({"L0.ffn_out": "zero@5:"}, lambda m: zero_from_5(m.model.layers[0]), False),
+    ({"logits": lambda x: x.index_fill(-1, torch.tensor([7, 11]), -40.)}, no_token_7, True)])
+def test_beams_and_several_texts_of_a_prompt_are_those_of_a_model_changed_by_hand(edits, change, padded, more, stop):
+    own, other = opened(double=True, pad=0), opened(double=True).model
+    for model in (own.model, other): model.set_attn_implementation("sdpa")        # eager is nan for a double's padding
+    tokens = W.clone()
+    if padded: tokens[1, :3] = 0
+    if change: change(other)
+    torch.manual_seed(0)
+    said = own.generate(tokens, 6, edits, stop=stop, **more)
+    assert sum(own.moved.values()) > 0
+    torch.manual_seed(0)
+    if not change: assert len(said) == len(W) * more.get("num_return_sequences", 1)
+    else: assert said.equal(by_hand(tokens, other, stop, **more))
+
+
+def test_a_limit_counts_the_tokens_of_a_padded_prompt_under_beams_too():
+    s, tokens = opened(double=True, pad=0), W.clone()
+    tokens[1, :3] = 0
+    with pytest.raises(ValueError, match="expected numbers for logits; got nan"): s.generate(tokens, 6)
+    s.model.set_attn_implementation("sdpa")
+    said = s.generate(tokens, 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
+    alone = s.generate(tokens[1:2, 3:], 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
+    assert said[1:2].equal(alone) and not alone.equal(s.generate(tokens[1:2, 3:], 6, num_beams=3))
+
+
+@pytest.mark.parametrize("more", [dict(prompt_lookup_num_tokens=3), dict(assistant_model=None), dict(guidance_scale=2.),
+                                  dict(return_dict_in_generate=True), dict(prefill_chunk_size=3), dict(temperatur=3.),
+                                  dict(use_cache=False), dict(eos_token_id=3), dict(cache_implementation="static")])
+def test_other_ways_to_generate_are_refused_before_the_first_token(more, monkeypatch):
+    s = opened()
+    monkeypatch.setattr(s.model, "forward", None)
+    with pytest.raises(ValueError, match=f"setting of generate: expected one of do_sample, .*'{[*more][0]}'; nearest"):
+        s.generate(W, 3, {"L0.ffn_out": "zero@5:"}, **more)
+
+
+def test_what_a_model_brings_with_it_does_not_change_how_it_is_asked():
+    s = opened()
+    plain = s.generate(W, 5)
+    s.model.generation_config.update(num_beams=3, repetition_penalty=9., guidance_scale=2., prefill_chunk_size=3)
+    before = s.model.generation_config
+    assert s.generate(W, 5).equal(plain) and s.model.generation_config is before
 
 
 @pytest.mark.parametrize("edits, says", [
