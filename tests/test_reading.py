@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import MIXTURES, tiny_model
+from moe_redistribution.language.families import FAMILIES, MIXTURES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.reading import read_saved
 from moe_redistribution.language.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
@@ -210,6 +210,46 @@ def test_all_sites_of_a_graph_give_the_plain_logits_and_without_grad_there_is_no
     assert not s.run(W).requires_grad and not trace(s, W)["L1.gates"].requires_grad
     told = trace(s, W, edits={"L1.routes": "only:E2"}, grad=True)
     assert told["L1.E2"].shape[1] == W.numel() and told["L1.gates"].requires_grad
+
+
+@pytest.mark.parametrize("family", first(["mixtral", "nemotron_h"], FAMILIES))
+def test_the_gradient_by_every_site_is_the_difference_that_small_changes_make(family):
+    single = family.startswith("inkling2")                          # it makes masks of its own, in single precision
+    s = opened(family, double=not single)
+    tr = trace(s, W, grad=True)
+    assert {*s.sites} - {*tr.activations} == {n for n in s.sites if n.endswith("router_probs")}
+    sites = [n for n, x in tr.activations.items() if x.is_floating_point()]
+    g = torch.Generator().manual_seed(0)
+    for site, d in zip(sites, torch.autograd.grad(loss(tr["logits"]), [tr[n] for n in sites])):
+        x = tr[site].detach()
+        way = torch.randn(x.shape, generator=g).to(x) * (x != 0)                    # no expert that nobody chose
+        exact, found = (d * way).sum().item(), []
+        for step in (1e-3, 1e-4, 1e-5, 1e-6, 1e-2):                 # smaller ones where a route is near, until rounding
+            a, b, c, e = (loss(s.run(W, {site: x + n * step * way})).item() for n in (-2, -1, 1, 2))
+            found.append((8 * (c - b) - (e - a)) / (12 * step))
+            if abs(found[-1] - exact) <= 1e-2 * abs(exact) + (5e-3 if single else 1e-3): break
+        else: raise AssertionError(f"{site}: {exact}, and by differences {found}")
+
+
+def test_a_gradient_by_what_is_only_read_is_refused():
+    s, told = opened(), {"L1.routes": "never:E1"}
+    for site, edits in (("L1.router_probs", None), ("L1.router_logits", told)):
+        with pytest.raises(ValueError, match=f"on the way to the logits; got {site}; nearest valid: L1.gates"):
+            trace(s, W, keep=[site, "logits"], edits=edits, grad=True)
+    tr = trace(s, W, edits=told, grad=True)
+    assert "L0.router_logits" in tr.activations and "L1.router_logits" not in tr.activations
+
+
+def test_a_gradient_by_scores_under_a_bar_is_that_of_the_experts_left():
+    s = opened(double=True)
+    plain = trace(s, W, keep=["L1.router_logits", "L1.routes"])
+    z, went = plain["L1.router_logits"].index_fill(-1, torch.tensor([1]), -torch.inf), (plain["L1.routes"] == 1).any(-1)
+    leaf = z.clone().requires_grad_()
+    by, = torch.autograd.grad(loss(s.run(W, {"L1.router_logits": leaf}, grad=True)), leaf)
+    way = went[..., None] * torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
+    a, b = (loss(s.run(W, {"L1.router_logits": z + n * 1e-3 * way})).item() for n in (-1, 1))
+    assert abs((b - a) / 2e-3 - (exact := (by * way).sum().item())) < 5e-2 * abs(exact)
+    assert not by[..., 1].any() and by[~went].any()             # a token that no bar concerns has its router's slope
 
 
 def test_a_leaf_that_an_edit_puts_in_gets_its_gradient():

@@ -84,7 +84,10 @@ def after_gate(self:Listener, module:torch.nn.Module, args:tuple, kwargs:dict, o
     if self.prefix + "routes" not in self.told.get("routed", ()):                    # else it was told another choice
         self.fits(out[1], own.out[1], "router_logits", "its router to give no other weights") # a user's hook may write
     if (new := self.at("router_logits", scores)) is not scores and scores.isfinite().all():
-        own = apart_from_barred(own, route_again(module, args, kwargs, E, new.flatten(0, 1)), new.flatten(0, 1))
+        new = new.flatten(0, 1)
+        if new.requires_grad:                           # whom a bar does not concern keeps its route, by these scores
+            own = route_again(module, args, kwargs, E, torch.where(new == -torch.inf, own.scores[:, :E], new))
+        own = apart_from_barred(own, route_again(module, args, kwargs, E, new), new)
         others = (own.out[2].sort(1)[0] != out[2].sort(1)[0]).any(1) & self.real(scores.device)
         self.told["moved"][self.prefix + "router_logits"] = int(others.sum())
         out = own.out
