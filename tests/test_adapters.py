@@ -284,3 +284,52 @@ def test_a_trained_copy_of_a_part_works_in_its_place(parts):
     s = open_model(model)
     assert torch.equal(trace(s, TOKENS)["logits"][0], own(model)) and "L1.pattern" in s.sites
     runs_like(s, plain)
+
+
+def put(at, make):
+    "A change of a model: what stands at a name of layer 1 is put into `make` of it."
+    def change(model): model.model.layers[1].set_submodule(at, make(model.model.layers[1].get_submodule(at)))
+    return change
+
+
+def dropped(model): model.model.layers = model.model.layers[:1]
+
+
+def deleted(model): del model.model.layers[1]
+
+
+def added(model): model.model.layers.append(copy.deepcopy(model.model.layers[1]))
+
+
+AFTER = [put(at, make) for at in ("self_attn.o_proj", "mlp.gate", "mlp.experts", "mlp", "self_attn")
+         for make in (torch.nn.Sequential, copy.deepcopy)] + [put("self_attn.o_proj", lambda o: Adapted(o, .5)),
+                                                             dropped, deleted, added]
+
+
+@pytest.mark.parametrize("change", AFTER)
+def test_a_part_that_is_another_than_when_it_was_opened_is_named_at_the_next_pass(change):
+    s = open_model(made())
+    change(s.model)
+    for edits in ({}, {"L1.H1": "zero"}, {"L1.routes": "k=1"}):
+        with pytest.raises(RuntimeError, match="as it was when it was opened; got .*; fix: open it again"):
+            s.run(TOKENS, edits)
+    with pytest.raises(RuntimeError, match="when it was opened"): s.generate(TOKENS, 2)
+
+
+@pytest.mark.parametrize("part", ["mlp.gate", "mlp.experts", "mlp", "self_attn", "self_attn.o_proj"])
+def test_an_adapter_that_was_switched_off_is_read_right_or_named(part):
+    model, on = made(), [True]
+    class Switched(Saved):
+        def forward(self, *args, **kwargs): return (self.copy if on[0] else self.base)(*args, **kwargs)
+    for layer in model.model.layers: layer.set_submodule(part, Switched(layer.get_submodule(part)))
+    s, said = open_model(model), 0
+    plain = trace(s, TOKENS, keep=["L1.routes"])["L1.routes"][0]
+    on[0] = False
+    true = open_model(model)
+    assert torch.equal(s.run(TOKENS), true.run(TOKENS))
+    words = [{"L1.routes": w} for w in ("never:E1", "only:E2", "k=1", plain)]
+    for edit in [*EDITS, *words, *({site: torch.zeros_like} for site in s.sites if not site.endswith(("probs", "routes")))]:
+        try: ours = s.run(TOKENS, combine_edits(s, edit))
+        except (ValueError, RuntimeError) as e: said += "; got one that " in str(e)
+        else: assert torch.equal(ours, true.run(TOKENS, combine_edits(true, edit))), edit
+    assert said > (3 if part != "self_attn.o_proj" else -1)

@@ -26,7 +26,7 @@ from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
 from .layers import Layer, READ_ONLY, base_of, device_of, layer_sites, probe_model
-from .hooks import listening
+from .hooks import check_places, listening, places_in
 from .watched import n_experts
 from .reading import TextSubject
 from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
@@ -66,6 +66,7 @@ class LanguageModel(TextSubject):
         check_hooks(model)
         self.model, self.family, self.probe = model, family, probe_model(model, family)
         self.layers, c = self.probe.layers, model.config.get_text_config()
+        self.opened_at = places_in(model, self.layers)
         self.name, self.batch, self.pad, self.moved = name or model.config.model_type, batch, pad, {}
         self.n_layers, self.d_vocab = len(self.layers), c.vocab_size
         self.n_heads = max(x.heads for x in self.layers)
@@ -124,6 +125,7 @@ def _run(self:LanguageModel, tokens, edits, sink, grad, whole=False):
 def passes(self:LanguageModel, edits:dict, sink:dict=None, grad:bool=False):
     """Within it every pass of the model has `edits`, as `combine_edits` makes them, at the tokens of `here` and
     `places` (b, t), and fills the sink. Gives `at(site, value)`, and what listeners are told."""
+    check_places(self.opened_at)
     told, others = routes_apart(edits)
     self.moved, edited = {}, {*others}
     kept = {*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set()

@@ -289,6 +289,7 @@ def take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tenso
 def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict,
                 out:Sequence):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
+    s.left.pop(f"{site} as told", None)
     if (at := weights_of(out)) is None:
         refuse(site, "a router that returns weights and indices", type(gate).__name__, fix="edit the gates")
     weights, index = (out[i].flatten(0, -2) for i in at)
@@ -314,7 +315,8 @@ def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module
 @contextmanager
 def routers_told(s:Subject, edits:dict):
     """Within it the routers of a subject with `layers` choose as `edits` (site → `RouteEdit`) say, and all that listens
-    later hears it. `s.here` and `s.places` say which tokens count, and their positions."""
+    later hears it. `s.here` and `s.places` say which tokens count, and their positions; what is `s.left` after a pass
+    was told to a router that did not run."""
     handles = []
     try:
         for site, edit in edits.items():
@@ -323,6 +325,7 @@ def routers_told(s:Subject, edits:dict):
                 refuse(site, "a router that can be asked again", x.absent.get("router_logits"), fix="edit the gates")
             hook = partial(tell_router, s, site, edit, n_experts(x.experts))
             handles.append(x.gate.register_forward_hook(hook, with_kwargs=True))
+            s.left[f"{site} as told"] = None
         yield
     finally:
         for h in handles: h.remove()
