@@ -196,7 +196,7 @@ def places_in(model:torch.nn.Module, layers:Sequence) -> list:
         for i, name in enumerate(at):
             holder = model.get_submodule(".".join(at[:i]))
             out[".".join(at[:i + 1])] = holder._modules, name, holder._modules[name]
-            if isinstance(holder, nn.ModuleList): out[".".join(at[:i])] = holder._modules, None, len(holder)
+            if isinstance(holder, nn.ModuleList): out[".".join(at[:i]) + ".*"] = holder._modules, None, len(holder)
     return [(*where, path) for path, where in out.items()]
 
 def check_places(places:Sequence):
