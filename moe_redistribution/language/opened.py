@@ -25,9 +25,9 @@ from ..models.edits import Names
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
-from .layers import Layer, READ_ONLY, base_of, device_of, layer_sites, probe_model
+from .layers import Layer, READ_ONLY, layer_sites, probe_model
 from .hooks import check_places, listening, places_in
-from .watched import n_experts
+from .watched import base_of, check_experts, device_of, n_experts
 from .reading import TextSubject
 from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
                                               token_mask, routes_apart)
@@ -125,7 +125,7 @@ def _run(self:LanguageModel, tokens, edits, sink, grad, whole=False):
 def passes(self:LanguageModel, edits:dict, sink:dict=None, grad:bool=False):
     """Within it every pass of the model has `edits`, as `combine_edits` makes them, at the tokens of `here` and
     `places` (b, t), and fills the sink. Gives `at(site, value)`, and what listeners are told."""
-    check_places(self.opened_at)
+    check_places(self.opened_at), check_experts(self.model)
     told, others = routes_apart(edits)
     self.moved, edited = {}, {*others}
     kept = {*self.sites} & {*getattr(sink, "keep", self.sites)} if sink is not None else set()
@@ -300,8 +300,10 @@ def report(self:LanguageModel) -> Report:
     quantised = getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None)
     mixtures, sums = (sum(f(x) for x in now.layers) for f in (lambda x: x.experts is not None, lambda x: x.sums))
     same = said == [made_of(x) for x in self.layers]
+    odd = [x.between for x in now.layers if x.between]
     parts = [f"{self.name} ({type(self.model).__name__}): {len(now.layers)} layers, {mixtures} with experts",
-             f"the stream sums in {sums} of them", f"logits off by {now.experts:.1g} of the largest under our experts"
+             f"the stream sums in {sums} of them",
+             *[f"in {len(odd)} a block is no sum of its experts: {', '.join(dict.fromkeys(odd))}"] * bool(odd), f"logits off by {now.experts:.1g} of the largest under our experts"
              f" and {now.attention:.1g} under our attention",
              f"{now.elsewhere:.1%} of choices other", str(next(self.model.parameters()).dtype).removeprefix("torch.")]
     return Report("; ".join(parts + [f"quantised by {quantised}"] * (quantised is not None)
@@ -310,8 +312,10 @@ def report(self:LanguageModel) -> Report:
 # %% ../../nbs/4b_language/07_opened.ipynb #0643d789
 @torch.no_grad()
 def sum_of_parts(s:LanguageModel, tr:Trace, layer:int) -> float:
-    "Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones."
+    """Largest difference between an FFN's output and the sum of its experts by weight and token, and the shared ones.
+    ValueError for a layer whose block is no such sum."""
     p = f"L{layer}."
+    if why := s.layers[layer].between: refuse(f"parts of L{layer}", "a block that is the sum of its experts", why)
     whole, gates = tr[p + "ffn_out"][0].flatten(0, 1), tr[p + "gates"][0].flatten(0, 1)
     parts = torch.zeros_like(whole)
     for e in range(gates.shape[1]):
