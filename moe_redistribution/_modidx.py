@@ -1755,6 +1755,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                           'moe_redistribution/language/opened.py'),
                                                     'moe_redistribution.language.opened.counted_at': ( '4b_language/opened.html#counted_at',
                                                                                                        'moe_redistribution/language/opened.py'),
+                                                    'moe_redistribution.language.opened.ends_of': ( '4b_language/opened.html#ends_of',
+                                                                                                    'moe_redistribution/language/opened.py'),
                                                     'moe_redistribution.language.opened.made_of': ( '4b_language/opened.html#made_of',
                                                                                                     'moe_redistribution/language/opened.py'),
                                                     'moe_redistribution.language.opened.no_way': ( '4b_language/opened.html#no_way',
