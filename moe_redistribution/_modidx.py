@@ -1627,6 +1627,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                 'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.on_interface': ( '4b_language/layers.html#on_interface',
                                                                                                          'moe_redistribution/language/layers.py'),
+                                                    'moe_redistribution.language.layers.probe_digest': ( '4b_language/layers.html#probe_digest',
+                                                                                                         'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.probe_model': ( '4b_language/layers.html#probe_model',
                                                                                                         'moe_redistribution/language/layers.py'),
                                                     'moe_redistribution.language.layers.probe_tokens': ( '4b_language/layers.html#probe_tokens',

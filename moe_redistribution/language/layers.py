@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'on_interface',
            'recorded_calls', 'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'off', 'check_causal',
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'probe_digest', 'off', 'check_causal',
            'check_interface', 'probe_model', 'with_router', 'chosen_anyhow', 'asked_again', 'sent_otherwise',
            'layers_of', 'layer_sites']
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+import hashlib
 
 import torch
 from torch import nn
@@ -345,6 +346,12 @@ def probe_tokens(model:torch.nn.Module):
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
 # %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
+@torch.no_grad()
+def probe_digest(model:torch.nn.Module) -> str:
+    "A hash of what a model says to `probe_tokens` by its own functions: adapters, hooks and settings have their say."
+    with under(model): said = model(input_ids=probe_tokens(model).to(device_of(model)), use_cache=False).logits
+    return hashlib.sha256(said.float().cpu().numpy().tobytes()).hexdigest()
+
 def off(ours:torch.Tensor, own:torch.Tensor) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()

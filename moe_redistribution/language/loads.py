@@ -136,7 +136,8 @@ def text_loads(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=51
     the scores'. `part`: a file for what is done so far. ValueError for a dense model, and where no token counts."""
     own, windows = routers_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
     keep = [n for l in own for n in route_sites(s, l)]
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads")
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads",
+                            opened=[s.pad, s.family, sorted(getattr(tokenize, "specials", ()))])
     state = {}
     def add(i, group):
         tr, counts = trace(s, group[:, :-1], keep=keep), counted_tokens(s, group[:, :-1], tokenize).flatten()
@@ -256,7 +257,8 @@ def compare_routes(a:LanguageModel, b:LanguageModel, text:str|Path, tokenize:Cal
     check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, name = sum(1 for _ in windows()), routers_of(a), f"{a.name}:{b.name}"
     key = part and model_key(a.model, name, text, windows=windows_digest(windows()), batch=batch,
-                             other=model_key(b.model, b.name, text))
+                             other=model_key(b.model, b.name, text), opened=[[s.pad, s.family] for s in (a, b)],
+                             specials=sorted(getattr(tokenize, "specials", ())))
     S = min(n, STRETCHES)
     state = dict(lost=torch.zeros(3, S, dtype=torch.float64), tokens=torch.zeros(S, dtype=torch.int64))
     keep = [[x for l in own for x in (f"L{l}.routes", f"L{l}.gates")] + ["logits"] for _ in (a, b)]

@@ -24,6 +24,7 @@ from ..instruments.ablation import combine_edits
 from ..instruments.trace import Trace, trace
 from .small import with_transformers
 from .weights import check_hooks, check_tokens_of, weights_digest
+from .layers import probe_digest
 from .terms import Layered, check_sums, linear_weight, exact_dtype, final_norm, rms_of
 from .verbs import limit_of
 
@@ -332,9 +333,12 @@ def _index_for(self:TextSubject, folder, names, dtype, edits):
         refuse("edits of what is saved", "words, which an index can name", "a tensor or function", "zero",
                "trace it yourself")
     own = dict(holds="activations", model=self.name, weights=weights_digest(self.model), dtype=str(dtype or "own"),
-               edits=edits)
+               edits=edits, answers=probe_digest(self.model), pad=self.pad)
     index = read_index(folder) or own | dict(sites={}, windows=0, tokens="", shards=[], done=False)
-    other = [k for k in own if index[k] != own[k]]
+    other = [k for k in own if index.get(k) != own[k]]
+    if lacks := [k for k in own if k not in index]:
+        refuse(f"folder {folder.name}", f"an index that says which {lacks[0]} its model had", "one that was made before "
+               "this was kept, which may be read", fix="another folder")
     if index["sites"] and [*index["sites"]] != names: other.append("sites")
     if other: refuse(f"folder {folder.name}", f"the same {other[0]} as now", "others", fix="another folder")
     folder.mkdir(parents=True, exist_ok=True)
