@@ -467,3 +467,17 @@ def test_padding_that_also_ends_texts_is_not_looked_for_between_documents():
 def test_a_headline_says_of_how_many_tokens_and_what_half_precision_means(dtype, says):
     said = open_model(tiny_model("mixtral", dtype=dtype)).report().headline
     assert says in said and said.endswith(("float32", "the same sites"))
+
+
+def test_swaps_that_meet_are_refused_and_a_permutation_of_gates_is_an_exchange():
+    s = open_model(tiny_model("olmoe"))
+    W = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
+    for e in ({"L1.E1": "swap:E2", "L1.E2": "swap:E1"}, {"L1.E1": "swap:E2", "L1.E3": "swap:E1"}):
+        with pytest.raises(ValueError, match="no other swap sends tokens to; got E1 to E2, .* permute the gates"):
+            combine_edits(s, e)
+    both = s.run(W, {"L1.gates": lambda g: g[..., [0, 2, 1, 3]]})
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"): (p := getattr(s.layers[1].experts, name)).copy_(p[[0, 2, 1, 3]])
+    torch.testing.assert_close(s.run(W), both)
+    two = s.run(W, combine_edits(s, {"L1.E1": "swap:E2", "L1.E3": "swap:E0"}))
+    assert s.moved["L1.gates"] and not two.equal(s.run(W))

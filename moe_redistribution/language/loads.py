@@ -233,7 +233,8 @@ def add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, tar
         state["tokens"][stretch] += int(on.sum())
 
 def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
-    "ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts."
+    """ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts, and for
+    one and the same model: an adapter that is switched in it is on in both, or in neither."""
     if a.d_vocab != b.d_vocab:
         refuse("compare", f"two vocabularies of {a.d_vocab}", b.d_vocab, a.d_vocab, "checkpoints of one model")
     if windows_digest(windows_a()) != windows_digest(windows_b()):
@@ -242,6 +243,9 @@ def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, wi
     if experts[0] != experts[1]:
         refuse("compare", f"routers over {[*experts[0].values()]} experts", [*experts[1].values()],
                fix="checkpoints of one model")
+    if {*a.model.modules()} & {*b.model.modules()}:
+        refuse("compare", "two models with modules of their own", "the same modules in both",
+               fix="open the second anew; a copy.deepcopy of the model before its adapter")
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #af51e353
 @torch.no_grad()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['text_task', 'LanguageModel', 'ends_of', 'unit_names', 'check_decides', 'no_way', 'on_the_way', 'of_expert',
-           'counted_at', 'changed_tokens', 'batch_sizes', 'open_model', 'Report', 'made_of', 'sum_of_parts']
+           'counted_at', 'changed_tokens', 'batch_sizes', 'Moved', 'open_model', 'Report', 'made_of', 'sum_of_parts']
 
 # %% ../../nbs/4b_language/07_opened.ipynb #30ea69e8
 from collections import defaultdict
@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task
-from ..models.edits import Names
+from ..models.edits import Names, PerMember, apply_edit
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
@@ -243,7 +243,7 @@ def own_edit(self:LanguageModel, unit:str, how:str):
     if how == "route_around": return {prefix + "router_logits": partial(_never, int(e))}
     others = [u for u in self.units if u.startswith(prefix + "E") and u != unit]
     other = choose("other expert", prefix + how.removeprefix("swap:"), others)
-    return {prefix + "gates": partial(_moved_to, int(e), int(other.rpartition("E")[2]))}
+    return {prefix + "gates": Moved(((int(e), int(other.rpartition("E")[2])),))}
 
 # %% ../../nbs/4b_language/07_opened.ipynb #8da565f4
 @patch
@@ -259,11 +259,22 @@ def _at_some(self:LanguageModel, unit, limit):
 
 def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -torch.inf)
 
-def _moved_to(e, other, gates):
-    new = gates.clone()
-    new[..., other] += new[..., e]
-    new[..., e] = 0
-    return new
+class Moved:
+    "An edit of gates that gives an expert's weight to another, for each (e, other) in `pairs`."
+    def __init__(self, pairs:tuple): self.pairs = pairs
+    def __call__(self, gates):
+        new = gates.clone()
+        for e, other in self.pairs:
+            new[..., other] += new[..., e]
+            new[..., e] = 0
+        return new
+    def then(self, other):
+        "Both edits, one after another. ValueError for swaps that meet: which comes first would decide."
+        if not isinstance(other, Moved): return PerMember(lambda x, own: apply_edit(other, self(x), own))
+        pairs = self.pairs + other.pairs
+        if not {e for e, _ in pairs} & {to for _, to in pairs}: return Moved(pairs)
+        refuse("edits", "swaps of experts that no other swap sends tokens to", ", ".join(f"E{e} to E{to}" for e, to in pairs),
+               fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
 def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,
