@@ -279,6 +279,21 @@ def test_a_limited_edit_changes_these_tokens_and_no_other(site, where, positions
     assert not limited.equal(plain)
 
 
+@pytest.mark.parametrize("unit", ["L0.E1", "L1.routes"])
+@pytest.mark.parametrize("where", ["@99", "@16:", "@3,16", "@4:4"])
+def test_an_edit_that_no_token_can_get_is_no_row(unit, where, tmp_path):
+    (text := tmp_path / "t.txt").write_text("to be or not to be, that is the question. " * 9)
+    s = open_model(tiny_model("olmoe", vocab_size=256))
+    word = ("never:E1" if unit.endswith("routes") else "zero") + where
+    says = "positions from 0 to 15; got" if ":4" not in where else "expected a position from 0 on"
+    with pytest.raises(ValueError, match=says):
+        text_ablation(s, text, byte_tokens, 16, 4, units=(unit,), edits=(word,), part=tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+    asked = (7, lambda s, e: ablate(s, e)), (12, lambda s, e: s.generate(W, 5, e))
+    for last, f in (*asked, (8, lambda s, e: s.save(["embed"], tmp_path / "kept", W, edits=e))):
+        with pytest.raises(ValueError, match=says.replace("15", str(last))): f(opened(), {unit: word})
+
+
 def test_a_mask_says_which_tokens_of_which_window():
     s, mask = opened(), torch.zeros(2, 9, dtype=torch.bool)
     mask[1, 2] = mask[0, 7] = True

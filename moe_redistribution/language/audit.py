@@ -318,7 +318,8 @@ def audit(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, ba
     n = sum(1 for _ in windows())
     plan = audit_plan(s, n, units, edits, every, n_sets)
     asked = dict(units=[u.name for u, _ in plan.keys], edits=edits, every=plan.every, batch=batch)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), **asked)
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), **asked,
+                             opened=[s.pad, s.family])
     S, K, zeros = min(n, STRETCHES), len(plan.keys), partial(torch.zeros, dtype=torch.float64)
     if needed := plan.needs(): plan.means = site_means(s, in_groups(windows(), batch), needed)
     state = dict(effect=zeros(K, S), beside=zeros(plan.own, S), null=zeros(plan.own, S), loss=zeros(S),
