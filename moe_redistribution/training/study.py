@@ -25,8 +25,9 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
-from .store import (Damaged, Store, code_of, has_begun, machine, say_if_changed, seal,
-                                               set_aside as aside, unseal, write_whole)
+from .sources import code_by_room, code_of, say_if_changed
+from .store import (Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal,
+                                               write_whole)
 from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
 from .groups import Training
 import moe_redistribution.studies
