@@ -17,7 +17,7 @@ import torch
 import moe_redistribution
 from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
-from ..tasks.errors import choose, refuse
+from ..tasks.errors import Faults, choose, refuse
 from ..tasks.kinds import import_file
 from ..training.store import write_picture
 from ..training.executors import FORMS, processes
@@ -232,13 +232,14 @@ def main(argv:Sequence=None):
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
 def carried_out(args:Namespace) -> int:
-    "The exit status of parsed arguments, after one message where they were not carried out."
+    "The exit status of parsed arguments, after one message where they were not carried out; of `Faults` a line each."
     try: run(args); sys.stdout.flush()
     except BrokenPipeError:             # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as e:
-        print(f"moe-redistribution: {' '.join(str(e).split()) or type(e).__name__}", file=sys.stderr)
+        for said in str(e).splitlines() if isinstance(e, Faults) else [" ".join(str(e).split()) or type(e).__name__]:
+            print(f"moe-redistribution: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)

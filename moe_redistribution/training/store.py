@@ -229,8 +229,8 @@ def home() -> Path:
 
 # %% ../../nbs/3_training/02_store.ipynb #040b54ac
 class Store:
-    "Runs on disk under `root` (default: `home()`), one sealed file per (condition, seed, stream)."
-    def __init__(self, root:str|Path=None): self.root = Path(root) if root else home()
+    "Runs on disk under `root` (default: `home()`), one sealed file per (condition, seed, stream); `lent`: none moves."
+    def __init__(self, root:str|Path=None, lent:bool=False): self.root, self.lent = Path(root) if root else home(), lent
     def __repr__(self): return f"Store({self.root.name!r})"
 
     @by_name
@@ -258,6 +258,7 @@ def adopt(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Path:
         old = folder / new.name
         with contextlib.suppress(Damaged, FileNotFoundError):               # not there, or another process was first
             if unseal(old)[1].get("key") == c.key:
+                if self.lent: return old
                 new.parent.mkdir(parents=True, exist_ok=True)
                 for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
                     if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
@@ -337,6 +338,7 @@ def find(self:Store, c:str|Condition, seed:int, stream:str="authors"):
     except FileNotFoundError: return None
     except Damaged as e:
         path = self.path(c, seed, stream)
+        if self.lent: return warnings.warn(str(e))
         warnings.warn(f"{e}. Moved aside as {path.name}.damaged")
         for p in (path, path.with_suffix(".resume")):
             if p.exists(): set_aside(p)
