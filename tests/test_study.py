@@ -23,7 +23,8 @@ from moe_redistribution.tasks.kinds import _FOLDERS
 from moe_redistribution.tasks.task import _made, TASKS, get_task
 from moe_redistribution.training.groups import Training, train_group
 from moe_redistribution.training.jobs import begin_again, carry_out, missing_jobs
-from moe_redistribution.training.store import _TOLD, Store, register_hash, seal, unseal
+from moe_redistribution.training.sources import _TOLD
+from moe_redistribution.training.store import Store, register_hash, seal, unseal
 from moe_redistribution.training.study import (Desk, Preset, Study, find_rows, known_studies, run_study, study_jobs,
                                                study_rows)
 

@@ -18,7 +18,7 @@ import torch
 import moe_redistribution
 from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
-from ..tasks.errors import choose, refuse
+from ..tasks.errors import Faults, choose, refuse
 from ..tasks.kinds import import_file
 from ..training.store import write_picture
 from ..training.executors import FORMS, processes
@@ -243,7 +243,8 @@ def main(argv:Sequence=None):
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
 def carried_out(argv:Sequence) -> int:
-    "The exit status of what a command line says, after one message where it was not carried out."
+    """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line
+    each."""
     try:
         args = read_arguments(argv)
         # small products: training has a process on every core; a real model's pass takes what torch may
@@ -253,7 +254,8 @@ def carried_out(argv:Sequence) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as e:
-        print(f"moe-redistribution: {' '.join(str(e).split()) or type(e).__name__}", file=sys.stderr)
+        for said in str(e).splitlines() if isinstance(e, Faults) else [" ".join(str(e).split()) or type(e).__name__]:
+            print(f"moe-redistribution: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)

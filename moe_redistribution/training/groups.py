@@ -23,7 +23,8 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Damaged, Run, Store, code_of, has_begun, machine, seal,
+from .sources import changed_parts, code_of
+from .store import (Damaged, Run, Store, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
@@ -141,7 +142,8 @@ def _begun(store, c, s, stream, device, measures, steps):
     "One member where its stem ended, if that is stored and of today's task and router, or at step 0."
     if (stem := stem_of(c)) and stem[1] < steps:
         run = (own := stems(store, stem[1], measures)).find(stem[0], s, stream)
-        if run is not None and run.step == stem[1] and run.manifest.get("source") == sources(condition(stem[0])):
+        then = run is not None and run.step == stem[1] and run.manifest.get("source")
+        if then and not changed_parts(then, sources(condition(stem[0]))):
             try:
                 if left := own.resume(stem[0], s, stream):
                     return unpack(left[0], left[1] | dict(condition=c.name, key=c.key), device)
