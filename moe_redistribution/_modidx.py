@@ -2895,6 +2895,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.main': ( '7_record/cli.html#main',
                                                                                        'moe_redistribution/record/cli.py'),
+                                               'moe_redistribution.record.cli.one_line': ( '7_record/cli.html#one_line',
+                                                                                           'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.parser': ( '7_record/cli.html#parser',
                                                                                          'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli.read_arguments': ( '7_record/cli.html#read_arguments',
