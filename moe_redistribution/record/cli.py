@@ -246,7 +246,8 @@ def one_line(e:Exception) -> str:
     "What an error says, in one line; the system's own, which names a file and a reason, with a fix."
     said = " ".join(str(e).split()) or type(e).__name__
     if not isinstance(e, OSError) or not e.strerror or not e.filename or "; fix: " in said: return said
-    return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: mend or remove it"
+    fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
+    return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
 
 def carried_out(argv:Sequence) -> int:
     "The exit status of what a command line says, after one message where it was not carried out."
