@@ -155,6 +155,28 @@ def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
     assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
+LOOPS = ["v1/add7/ffn-h8-silu+d16+steps200", "v1/add7", "v1", "progress", "."]
+
+
+@pytest.mark.parametrize("place", LOOPS)
+def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path, capsys, monkeypatch):
+    (loop := tmp_path / "home" / place).parent.mkdir(parents=True, exist_ok=True)
+    loop.symlink_to(loop.name)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
+    assert main(words) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"/home.*: expected a .* folder.*; got (File exists|Too many levels.*); fix: \w", err), err
+
+
+def test_a_runs_file_that_is_a_link_to_itself_is_trained_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    path = Store(tmp_path).path("add7/ffn-h8-silu+d16+steps200", 1)
+    path.parent.mkdir(parents=True), path.symlink_to(path.name)
+    words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
+    assert main(words) == 0 and path.is_file() and not path.is_symlink()
+
+
 # ----------------------------------------------------------------------------------------------------------- completion
 
 @pytest.fixture(scope="module")

@@ -49,12 +49,13 @@ def test_every_part_lists_its_rooms():
 def test_a_command_that_needs_the_clone_says_so_at_once(tmp_path):
     "With nothing but the package, as a wheel leaves it: one message, and nothing trained, stored or written before it."
     shutil.copytree(LIB, tmp_path / "site" / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
-    commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger"]
+    commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger", "check", "check --demo",
+                "check --layer answers"]
     out = run(["-c", f"""
 from moe_redistribution.record.cli import main
 for c in {commands}: print(main(c.split()), flush=True)
 """], tmp_path, PYTHONPATH=str(tmp_path / "site"), MOE_REDISTRIBUTION_HOME=str(tmp_path / "home"))
-    assert out.stdout.split() == ["2"] * 4 and out.stderr.count("\n") == 4, (out.stdout, out.stderr)
+    assert out.stdout.split() == ["2"] * 7 and out.stderr.count("\n") == 7, (out.stdout, out.stderr)
     for line in out.stderr.splitlines():
         assert "expected beside the package" in line and line.endswith("clone the repository, then pip install -e .")
     assert {p.name for p in tmp_path.iterdir()} == {"site"} and len([*(tmp_path / "site").iterdir()]) == 1

@@ -133,7 +133,7 @@ def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there.
 
     An OSError leaves the old file alone; that of a full disk says what to do."""
-    path = Path(path).resolve()                                             # a link stays one
+    path = Path(os.path.realpath(path))                                     # a link stays one, but for one to itself
     if (listing := listing_of(path)) is None: return replace_file(path, data, flush)
     name, new = path.relative_to(listing.parent).as_posix(), hashlib.sha256(data).hexdigest()
     old = listed_hashes(listing).get(name, set())
