@@ -101,7 +101,7 @@ def _settings(new, stops, pad, more):
     for name in more: choose("setting of generate", name, SETTINGS, "a pass for each token, or transformers' own generate")
     fill = pad if pad is not None else 0 if stops is None else int(stops[0])
     own = dict(max_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=fill,
-               eos_token_id=NEVER if stops is None else stops.tolist())
+               eos_token_id=None if stops is None else stops.tolist())
     return with_transformers().GenerationConfig(**own | more)
 
 
