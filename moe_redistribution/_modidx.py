@@ -2331,6 +2331,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                           'moe_redistribution/language/weights.py'),
                                                      'moe_redistribution.language.weights.check_runs': ( '4b_language/weights.html#check_runs',
                                                                                                          'moe_redistribution/language/weights.py'),
+                                                     'moe_redistribution.language.weights.check_tables': ( '4b_language/weights.html#check_tables',
+                                                                                                           'moe_redistribution/language/weights.py'),
                                                      'moe_redistribution.language.weights.check_tokens_of': ( '4b_language/weights.html#check_tokens_of',
                                                                                                               'moe_redistribution/language/weights.py'),
                                                      'moe_redistribution.language.weights.check_weights': ( '4b_language/weights.html#check_weights',
