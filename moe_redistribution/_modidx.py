@@ -1835,6 +1835,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                             'moe_redistribution/language/reading.py'),
                                                      'moe_redistribution.language.reading._head_terms': ( '4b_language/reading.html#_head_terms',
                                                                                                           'moe_redistribution/language/reading.py'),
+                                                     'moe_redistribution.language.reading._in_words': ( '4b_language/reading.html#_in_words',
+                                                                                                        'moe_redistribution/language/reading.py'),
                                                      'moe_redistribution.language.reading._left_padded': ( '4b_language/reading.html#_left_padded',
                                                                                                            'moe_redistribution/language/reading.py'),
                                                      'moe_redistribution.language.reading._ranked': ( '4b_language/reading.html#_ranked',

@@ -9,6 +9,7 @@ __all__ = ['NEVER', 'SETTINGS', 'INDEX', 'TextSubject', 'is_expert', 'check_one_
 # %% ../../nbs/4b_language/06c_reading.ipynb #e1127e27
 from collections.abc import Callable, Iterable, Sequence
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 import hashlib, json, re
 
@@ -104,7 +105,14 @@ def _settings(new, stops, pad, more):
     fill = pad if pad is not None else 0 if stops is None else int(stops[0])
     own = dict(max_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=fill,
                eos_token_id=NEVER if stops is None else stops.tolist())
-    return with_transformers().GenerationConfig(**own | more)
+    with _in_words(): return with_transformers().GenerationConfig(**own | more)
+
+@contextmanager
+def _in_words():
+    try: yield
+    except ValueError as e:
+        if "expected" in str(e): raise                                                                      # it is ours
+        refuse("generate", "what transformers' own generate takes", str(e).partition("\n")[0], cause=e)
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
 @patch
@@ -132,7 +140,8 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
         handles = [self.model.register_forward_pre_hook(steps.before, with_kwargs=True),
                    self.model.register_forward_hook(steps.after, with_kwargs=True)]
         self.model.generation_config = type(config)()
-        try: out = self.model.generate(prompt, config, attention_mask=mask.long())
+        try:
+            with _in_words(): out = self.model.generate(prompt, config, attention_mask=mask.long())
         finally:
             self.model.generation_config = defaults
             for h in handles: h.remove()
