@@ -370,7 +370,8 @@ def counted(place, damages, *more):
     return found, bad
 
 
-QUICK = ("a matrix less", "nan in an expert", "whole numbers", "whole numbers of eight bytes", "pipe", "index pipe", "a weight in two shards",
+QUICK = ("a matrix less", "nan in an expert", "whole numbers", "whole numbers of eight bytes", "pipe",
+         "index pipe", "a weight in two shards",
          "layers 100000", "adapter", "tied, and two matrices")
 
 

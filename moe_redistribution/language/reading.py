@@ -101,7 +101,7 @@ SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typ
             "min_new_tokens", "num_beams", "num_return_sequences", "length_penalty", "early_stopping")
 
 def _settings(new, stops, pad, more):
-    for name in more: choose("setting of generate", name, SETTINGS, "a pass for each token, or transformers' own generate")
+    for name in more: choose("setting of generate", name, SETTINGS, "one of these, or transformers' own generate")
     fill = pad if pad is not None else 0 if stops is None else int(stops[0])
     own = dict(max_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=fill,
                eos_token_id=NEVER if stops is None else stops.tolist())
@@ -346,8 +346,8 @@ def _index_for(self:TextSubject, folder, names, dtype, edits):
     index = read_index(folder) or own | dict(sites={}, windows=0, tokens="", shards=[], done=False)
     other = [k for k in own if index.get(k) != own[k]]
     if lacks := [k for k in own if k not in index]:
-        refuse(f"folder {folder.name}", f"an index that says which {lacks[0]} its model had", "one that was made before "
-               "this was kept, which may be read", fix="another folder")
+        refuse(f"folder {folder.name}", f"an index that says which {lacks[0]} its model had",
+               "one that was made before this was kept, which may be read", fix="another folder")
     if index["sites"] and [*index["sites"]] != names: other.append("sites")
     if other: refuse(f"folder {folder.name}", f"the same {other[0]} as now", "others", fix="another folder")
     folder.mkdir(parents=True, exist_ok=True)

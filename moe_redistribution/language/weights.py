@@ -172,7 +172,7 @@ def check_runs(name:str, model:torch.nn.Module):
                fix="the config.json that belongs to these files")
 
 def check_tables(name:str, model:torch.nn.Module, held:Sequence):
-    "ValueError for whole numbers among the weights `held` in files that the model has not got as such, as a hash table."
+    "ValueError for whole numbers among the weights `held` in files that are none in the model, as a hash table's are."
     tables = {n.rpartition(".")[2] for n, w in model.state_dict().items() if not w.is_floating_point()}
     for n in [n for n, t in held if t == "I64" and not n.endswith(_MASKS) and n.rpartition(".")[2] not in tables]:
         refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
