@@ -187,7 +187,8 @@ def test_a_hook_that_writes_before_opening_is_part_of_the_model_and_parts_that_d
     model.model.layers[1].mlp.experts.register_forward_hook(doubled)
     s = open_model(model)
     assert torch.equal(trace(s, TOKENS)["logits"][0], own(model))
-    assert s.layers[1].absent == {"shared_out": "its block is no sum of its experts: their sum times 2"} and not s.layers[0].absent
+    assert s.layers[1].absent == {"shared_out": "its block is no sum of its experts: their sum times 2"}
+    assert not s.layers[0].absent
     with pytest.raises(ValueError, match="experts of L1: expected experts that enter the stream one by one"):
         answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], "expert")
     model = made()
@@ -333,7 +334,8 @@ def test_an_adapter_that_was_switched_off_is_read_right_or_named(part):
     true = open_model(model)
     assert torch.equal(s.run(TOKENS), true.run(TOKENS))
     words = [{"L1.routes": w} for w in ("never:E1", "only:E2", "k=1", plain)]
-    for edit in [*EDITS, *words, *({site: torch.zeros_like} for site in s.sites if not site.endswith(("probs", "routes")))]:
+    zeros = [{site: torch.zeros_like} for site in s.sites if not site.endswith(("probs", "routes"))]
+    for edit in [*EDITS, *words, *zeros]:
         try: ours = s.run(TOKENS, combine_edits(s, edit))
         except (ValueError, RuntimeError) as e: said += "; got one that " in str(e)
         else: assert torch.equal(ours, true.run(TOKENS, combine_edits(true, edit))), edit
@@ -362,7 +364,8 @@ def test_experts_by_a_function_that_somebody_registered_are_refused_and_so_is_th
     AttentionInterface.register("windowed", attend), AttentionMaskInterface.register("windowed", eager_mask)
     model.set_attn_implementation("windowed")
     s = open_model(model)
-    assert "L1.z" in s.sites and s.layers[1].absent["pattern"] == "its attention is by 'windowed', which somebody registered"
+    assert s.layers[1].absent["pattern"] == "its attention is by 'windowed', which somebody registered"
+    assert "L1.z" in s.sites
 
 
 class Scaled(OlmoeSparseMoeBlock):
@@ -375,7 +378,8 @@ class Normed(OlmoeSparseMoeBlock):
 
 @pytest.mark.parametrize("kind, says", [(Scaled, "their sum times 3"), (Normed, "more than their sum"),
                                         ("cohere2_moe", "their sum times 0.5"), ("beam", "their sum times 2.5"),
-                                        ("axk1", "AXK1RMSNorm after their sum"), ("minimax_m3_vl_text", "their sum times 2")])
+                                        ("axk1", "AXK1RMSNorm after their sum"),
+                                        ("minimax_m3_vl_text", "their sum times 2")])
 def test_a_block_that_is_no_sum_of_its_experts_is_said_in_the_headline(kind, says):
     model = made(kind if isinstance(kind, str) else "olmoe")
     if isinstance(kind, type): model.model.layers[1].mlp.__class__ = kind

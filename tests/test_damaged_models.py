@@ -190,6 +190,7 @@ DAMAGES = {
     "nan in a row of the embedding": one("embed", put(NAN, -1)), "nan in an expert": one("experts.1.w1", put(NAN)),
     "nan in a norm": one("input_layernorm", put(NAN)), "huge": one("lm_head", lambda w: w * 1e38),
     "whole numbers": one("q_proj", lambda w: (9 * w).to(torch.int32)),
+    "whole numbers of eight bytes": one("q_proj", lambda w: (9 * w).to(torch.int64)),
     "all bytes": weights(lambda own: {n: w.to(torch.int8) for n, w in own.items()}),
     "truth values": one("gate", lambda w: w > 0), "complex": one("o_proj", lambda w: w.to(torch.complex64)),
     "8 bits": one("o_proj", lambda w: w.to(torch.float8_e4m3fn)),
@@ -371,7 +372,8 @@ def counted(place, damages, *more):
     return found, bad
 
 
-QUICK = ("a matrix less", "nan in an expert", "whole numbers", "pipe", "index pipe", "a weight in two shards",
+QUICK = ("a matrix less", "nan in an expert", "whole numbers", "whole numbers of eight bytes", "pipe",
+         "index pipe", "a weight in two shards",
          "layers 100000", "adapter", "tied, and two matrices")
 
 

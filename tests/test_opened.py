@@ -462,7 +462,8 @@ def test_padding_that_also_ends_texts_is_not_looked_for_between_documents():
     for config in (s.model.config, s.model.generation_config):
         config.eos_token_id = [2, 3]
         for f in (s.run, lambda x: s.generate(x, 2), lambda x: trace(s, x)):
-            with pytest.raises(ValueError, match="since 3 also ends a text; got one in row 0 at 2; fix: another token"): f(packed)
+            with pytest.raises(ValueError, match="3 also ends a text; got one in row 0 at 2; fix: another token"):
+                f(packed)
         assert s.run(packed[1:]).equal(s.run(packed[1:]))
         ends = torch.tensor([[3, 3, 5, 6, 7, 3]])
         assert not s.real(ends)[0, [0, 1, 5]].any() and s.real(ends)[0, 2:5].all()
@@ -470,7 +471,7 @@ def test_padding_that_also_ends_texts_is_not_looked_for_between_documents():
 
 
 @pytest.mark.parametrize("dtype, says", [(torch.float32, "0.0% of choices other; float32"),
-                                         (torch.bfloat16, "of choices other; bfloat16, by 16 tokens: near ties go elsewhere")])
+                                         (torch.bfloat16, "choices other; bfloat16, by 16 tokens: near ties go elsewhere")])
 def test_a_headline_says_of_how_many_tokens_and_what_half_precision_means(dtype, says):
     said = open_model(tiny_model("mixtral", dtype=dtype)).report().headline
     assert says in said and said.endswith(("float32", "the same sites"))

@@ -57,16 +57,18 @@ def test_generated_text_is_that_of_whole_passes_under_the_same_edit(family):
     assert len(texts) > 3 and not any(m._forward_hooks or m._forward_pre_hooks for m in s.model.modules())
 
 
-# their tiny models have no attention layer, without which transformers' own generate raises
-NO_ATTENTION = ("kimi_linear", "qwen4_exp_text")
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize("family", [f for f in MIXTURES if f not in NO_ATTENTION])
+@pytest.mark.parametrize("family", first(["qwen4_exp_text", "kimi_linear"], MIXTURES))
 def test_every_family_generates_what_whole_passes_say(family):
     s = opened(family)
     edits = {next(u for u in s.units if ".E1" in u): "zero"} | {n: "zero@8:" for n in s.sites if n == "L0.ffn_out"}
     for some in ({}, edits): assert s.generate(W, 4, some).equal(by_whole_passes(s, W, 4, some)[:, 7:])
+
+
+@pytest.mark.parametrize("sizes, more", [(dict(layer_types=["linear_attention"] * 2), {}),
+                                         ({}, dict(num_return_sequences=3))])
+def test_what_transformers_cannot_generate_is_one_message(sizes, more):
+    with pytest.raises(ValueError, match="generate: expected what transformers. own generate takes"):
+        open_model(tiny_model("kimi_linear", **sizes)).generate(W, 2, **more)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen2"])

@@ -315,7 +315,8 @@ def audited(s, text, tokenize, **more): return audit(s, text, tokenize, units=("
 
 
 @pytest.mark.parametrize("change", [switched_off, another_k, hooked])
-@pytest.mark.parametrize("of", first([text_loads, text_ablation], [text_loads, text_ablation, text_scores, compared, audited]))
+@pytest.mark.parametrize("of", first([text_loads, text_ablation],
+                                     [text_loads, text_ablation, text_scores, compared, audited]))
 def test_rows_of_a_model_that_answers_otherwise_are_not_taken_for_this_one_s(of, change, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
     s, ask = open_model(branched()), dict(context=16, batch=4, tokens=200)
@@ -331,7 +332,8 @@ def test_a_folder_does_not_go_on_with_a_model_that_answers_otherwise(change, tmp
     s, tokens = open_model(branched(50)), torch.randint(50, (6, 9), generator=torch.Generator().manual_seed(0))
     s.save(["L1.gates"], tmp_path / "kept", tokens[:3])
     change(s.model)
-    with pytest.raises(ValueError, match="the same answers as now; got others"): s.save(["L1.gates"], tmp_path / "kept", tokens)
+    with pytest.raises(ValueError, match="the same answers as now; got others"):
+        s.save(["L1.gates"], tmp_path / "kept", tokens)
     index = json.loads((tmp_path / "kept/index.json").read_text())
     del index["answers"]
     (tmp_path / "kept/index.json").write_text(json.dumps(index))

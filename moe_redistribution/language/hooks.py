@@ -35,7 +35,7 @@ class Listener:
         return self.told["real"][:, -self.kept["shape"][1]:].flatten().to(device)
     def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor): return pattern.shape[-2] == self.kept["shape"][1]
     def heard(self, part:str):
-        "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part that has a stand-in."
+        "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part with a stand-in."
         if part in self.kept: return self.kept[part]
         refuse(f"{self.prefix[:-1]}", "a pass by all parts that were opened", f"one that left out its {part}",
                fix="open it again as it is now", error=RuntimeError)
@@ -188,8 +188,8 @@ def hang(self:Listener):
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #b84a131c
 def places_in(model:torch.nn.Module, layers:Sequence) -> list:
-    """(children of a module, a name among them, what stands there, its full name) for every part of `layers` and all that
-    holds it; a list of modules is there with None and how many it has."""
+    """(children of a module, a name among them, what stands there, its full name) for every part of `layers` and all
+    that holds it; a list of modules is there with None and how many it has."""
     parts, out = {m for x in layers for m in vars(x).values() if isinstance(m, nn.Module)}, {}
     for path, m in model.named_modules():
         at = path.split(".") if m in parts else ()

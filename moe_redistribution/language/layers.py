@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from ..tasks.errors import refuse
 from .families import FAMILIES, Family
-from .watched import (OURS, WATCHED, check_experts, check_here, device_of, mix_values, n_experts,
-                                                 of_others, transformers_here, under)
+from .watched import (OURS, WATCHED, check_experts, check_here, device_of, mix_values,
+                                                 n_experts, of_others, transformers_here, under)
 from .router_pass import nearly_equal, probabilities, route_again
 
 # %% ../../nbs/4b_language/05_layers.ipynb #86493346
@@ -315,7 +315,7 @@ def _absent(parts, whole, roles) -> dict:
     elif "o" not in parts: said["z"] = "its last map is not given heads"
     if "experts" in parts and "gate" not in parts:
         said |= dict.fromkeys(("router_logits", "router_probs"), "no module gives its indices and weights")
-    if "block" in parts and not parts["additive"]: said["shared_out"] = f"its block is no sum of its experts: {parts['between']}"
+    if parts.get("between"): said["shared_out"] = f"its block is no sum of its experts: {parts['between']}"
     none = "it has none" if len(roles) == 1 else None
     if parts.get("mixer") is None: said["attn_out"] = none or "no module of it mixes tokens and enters the stream alone"
     if parts.get("ffn") is None: said["ffn_out"] = none or "no FFN of it enters the stream alone"

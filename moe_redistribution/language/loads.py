@@ -233,8 +233,8 @@ def add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, tar
         state["tokens"][stretch] += int(on.sum())
 
 def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
-    """ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts, and for
-    one and the same model: an adapter that is switched in it is on in both, or in neither."""
+    """ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts, and
+    for one and the same model: an adapter that is switched in it is on in both, or in neither."""
     if a.d_vocab != b.d_vocab:
         refuse("compare", f"two vocabularies of {a.d_vocab}", b.d_vocab, a.d_vocab, "checkpoints of one model")
     if windows_digest(windows_a()) != windows_digest(windows_b()):

@@ -56,8 +56,8 @@ class LanguageModel(TextSubject):
 
     `moved`: after a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`:
     windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
-    none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it. One that
-    also ends texts may stand at the ends of a row alone."""
+    none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it. One
+    that also ends texts may stand at the ends of a row alone."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model:torch.nn.Module, tokens:torch.Tensor=None, name:str=None, batch:int=None, pad:int=None,
                  family=None):
@@ -107,9 +107,9 @@ def unit_names(x:Layer) -> list:
 def run(self:LanguageModel, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False,
         grad:bool=False):
     """Logits (1, b, t, v) of tokens (b, t); with `grad` they and what the sink keeps have a graph, in which whatever is
-    kept stands on the way to the logits: what does not (`no_way`) is left out. RuntimeError if the parts of a block do not sum to its output; ValueError for
-    tokens that the model has no place for, a site that the pass does not reach, what is not finite, and for a gradient by
-    what has none."""
+    kept stands on the way to the logits: what does not (`no_way`) is left out. RuntimeError if the parts of a block do
+    not sum to its output, or a part is no longer the model's; ValueError for tokens that the model has no place for, a
+    site that the pass does not reach, what is not finite, and a gradient by what has none."""
     with torch.set_grad_enabled(grad): return self._run(tokens, edits, sink, grad)
 
 @patch
@@ -165,7 +165,8 @@ def no_way(kept:set, told:dict, every:bool) -> set:
     that are `told` routes. ValueError if they were asked for by name, and are not merely among `every` site."""
     out = {n for n in kept if n.split(".")[-1] in READ_ONLY or n.replace(".router_logits", ".routes") in told}
     if every or not out: return out
-    refuse("grad", "sites on the way to the logits", min(out), min(out).split(".")[0] + ".gates", "gates, or router_logits")
+    near = min(out).split(".")[0] + ".gates"
+    refuse("grad", "sites on the way to the logits", min(out), near, "gates, or router_logits")
 
 def on_the_way(x:torch.Tensor):
     "An activation as one that a graph goes through; a leaf of it where no weight before it wants a gradient."
@@ -273,8 +274,8 @@ class Moved:
         if not isinstance(other, Moved): return PerMember(lambda x, own: apply_edit(other, self(x), own))
         pairs = self.pairs + other.pairs
         if not {e for e, _ in pairs} & {to for _, to in pairs}: return Moved(pairs)
-        refuse("edits", "swaps of experts that no other swap sends tokens to", ", ".join(f"E{e} to E{to}" for e, to in pairs),
-               fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
+        refuse("edits", "swaps of experts that no other swap sends tokens to",
+               ", ".join(f"E{e} to E{to}" for e, to in pairs), fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
 def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,
@@ -328,11 +329,12 @@ def report(self:LanguageModel) -> Report:
     kind, half = str(own := next(self.model.parameters()).dtype).removeprefix("torch."), own.itemsize < 4
     parts = [f"{self.name} ({type(self.model).__name__}): {len(now.layers)} layers, {mixtures} with experts",
              f"the stream sums in {sums} of them",
-             *[f"in {len(odd)} a block is no sum of its experts: {', '.join(dict.fromkeys(odd))}"] * bool(odd), f"logits off by {now.experts:.1g} of the largest under our experts"
+             *[f"in {len(odd)} a block is no sum of its experts: {', '.join(dict.fromkeys(odd))}"] * bool(odd),
+             f"logits off by {now.experts:.1g} of the largest under our experts"
              f" and {now.attention:.1g} under our attention",
              f"{now.elsewhere:.1%} of choices other",
-             kind + f", by {probe_tokens(self.model).numel()} tokens: near ties go elsewhere in other passes, so compare "
-             "those that watch the same sites" * half]
+             kind + f", by {probe_tokens(self.model).numel()} tokens: near ties go elsewhere in other passes, so "
+             "compare those that watch the same sites" * half]
     return Report("; ".join(parts + [f"quantised by {quantised}"] * (quantised is not None)
                             + ["changed since it was opened: open it again"] * (not same)), table)
 

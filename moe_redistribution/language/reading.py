@@ -9,6 +9,7 @@ __all__ = ['SETTINGS', 'INDEX', 'TextSubject', 'is_expert', 'check_one_token', '
 # %% ../../nbs/4b_language/06c_reading.ipynb #e1127e27
 from collections.abc import Callable, Iterable, Sequence
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 import hashlib, json, re
 
@@ -98,11 +99,18 @@ SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typ
             "min_new_tokens", "num_beams", "num_return_sequences", "length_penalty", "early_stopping")
 
 def _settings(new, stops, pad, more):
-    for name in more: choose("setting of generate", name, SETTINGS, "a pass for each token, or transformers' own generate")
+    for name in more: choose("setting of generate", name, SETTINGS, "one of these, or transformers' own generate")
     fill = pad if pad is not None else 0 if stops is None else int(stops[0])
     own = dict(max_new_tokens=new, do_sample=False, use_cache=True, pad_token_id=fill,
                eos_token_id=None if stops is None else stops.tolist())
-    return with_transformers().GenerationConfig(**own | more)
+    with _in_words(): return with_transformers().GenerationConfig(**own | more)
+
+@contextmanager
+def _in_words():
+    try: yield
+    except ValueError as e:
+        if "expected" in str(e): raise                                                                      # it is ours
+        refuse("generate", "what transformers' own generate takes", str(e).partition("\n")[0], cause=e)
 
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
@@ -131,7 +139,8 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
         steps = _Steps(self, told, at, stops, mask)
         handles = [self.model.register_forward_pre_hook(steps.before, with_kwargs=True),
                    self.model.register_forward_hook(steps.after, with_kwargs=True)]
-        try: out = self.model.generate(prompt, config, attention_mask=mask.long())
+        try:
+            with _in_words(): out = self.model.generate(prompt, config, attention_mask=mask.long())
         finally:
             for h in handles: h.remove()
         steps.count(), self.reached()
@@ -335,8 +344,8 @@ def _index_for(self:TextSubject, folder, names, dtype, edits):
     index = read_index(folder) or own | dict(sites={}, windows=0, tokens="", shards=[], done=False)
     other = [k for k in own if index.get(k) != own[k]]
     if lacks := [k for k in own if k not in index]:
-        refuse(f"folder {folder.name}", f"an index that says which {lacks[0]} its model had", "one that was made before "
-               "this was kept, which may be read", fix="another folder")
+        refuse(f"folder {folder.name}", f"an index that says which {lacks[0]} its model had",
+               "one that was made before this was kept, which may be read", fix="another folder")
     if index["sites"] and [*index["sites"]] != names: other.append("sites")
     if other: refuse(f"folder {folder.name}", f"the same {other[0]} as now", "others", fix="another folder")
     folder.mkdir(parents=True, exist_ok=True)

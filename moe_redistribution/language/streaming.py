@@ -113,7 +113,7 @@ def in_groups(windows:Iterable, n:int):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #ef73e34e
 def model_key(model:torch.nn.Module, name:str, text:str|Path, **what) -> str:
-    "A hash of a transformers model with all its weights and of what it says, of what a text file holds, and of options."
+    "A hash of a transformers model with all its weights and what it says, of what a text file holds, and of options."
     said = [name, weights_digest(model), probe_digest(model), file_digest(text_file(text)), what]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -53,10 +53,11 @@ class At:
         "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
         if isinstance(self.where, torch.Tensor): return
         beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
-        if beyond: refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "fewer")
+        if not beyond: return
+        refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
     def on(self, s):
-        """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`, as
-        for a row. A pass alone may stop before, and `moved` says that nothing was."""
+        """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
+        as for a row. A pass alone may stop before, and `moved` says that nothing was."""
         if s.reach is not None: self.check(s.reach)
         return self.mask(s.places)
 

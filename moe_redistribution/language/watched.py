@@ -143,7 +143,7 @@ def device_of(model:torch.nn.Module):
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #2467f892
 def of_others(model:torch.nn.Module, kind:str="experts"):
-    "The name of the function that computes a model's `experts` or `attn`, if neither transformers nor this package has it."
+    "The name of the function that computes a model's `experts` or `attn`, if others than transformers and we have it."
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     known = ALL_EXPERTS_FUNCTIONS if kind == "experts" else transformers_here().AttentionInterface()
     name = getattr(model.config, f"_{kind}_implementation", None)
