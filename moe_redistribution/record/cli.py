@@ -18,7 +18,7 @@ import moe_redistribution
 from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
 from ..tasks.errors import choose, refuse
-from ..tasks.kinds import import_file
+from ..tasks.kinds import import_file, users_line
 from ..training.store import write_picture
 from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
@@ -238,12 +238,17 @@ def carried_out(args:Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as e:
-        print(f"moe-redistribution: {' '.join(str(e).split()) or type(e).__name__}", file=sys.stderr)
+        at = "" if "fix: " in str(e) else users_line(e)
+        print(f"moe-redistribution: {' '.join(str(e).split()) or type(e).__name__}{at and f' ({at})'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return 130
-    except Exception:
+    except Exception as e:
+        if at := users_line(e):         # in a file that was imported, and so no bug of ours
+            said = f"{type(e).__name__}: {' '.join(str(e).split())}"
+            print(f"moe-redistribution: {said}; fix: mend {at}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         print(BUG, file=sys.stderr)
         return 70
