@@ -19,7 +19,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..tasks.errors import refuse
-from ..tasks.task import check_tokens, read_at
+from ..tasks.doors import check_tokens
+from ..tasks.task import read_at
 from .condition import Condition, by_name, condition
 from .edits import OUTER, of_members, site_watcher
 from .events import MODEL_PARTS, NORM_GAINS

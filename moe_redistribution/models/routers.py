@@ -111,3 +111,4 @@ Router.gates = None         # (probs, held, c) → weight of every expert, 0 whe
 Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
 Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
 Router.noisy = None         # (logits, held, x, c, draw) → the logits of a training step, of draw(torch.randn, *shape), too
+Router.shared = False       # may all seeds begin with the same values?

@@ -19,7 +19,7 @@ import moe_redistribution
 from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
 from ..tasks.errors import Faults, choose, refuse
-from ..tasks.kinds import import_file
+from ..tasks.kinds import import_file, users_line
 from ..training.store import write_picture
 from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
@@ -247,8 +247,10 @@ def main(argv:Sequence=None):
 
 # %% ../../nbs/7_record/05_cli.ipynb #1f595d02
 def one_line(e:Exception) -> str:
-    "What an error says, in one line; the system's own, which names a file and a reason, with a fix."
+    """What an error says, in one line, with the line of a user's file that it comes from; the system's own, which names
+    a file and a reason, with a fix."""
     said = " ".join(str(e).split()) or type(e).__name__
+    if "fix: " not in said and (at := users_line(e)): said += f" ({at})"
     if not isinstance(e, OSError) or not e.strerror or not e.filename or "; fix: " in said: return said
     fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
     return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
@@ -271,7 +273,11 @@ def carried_out(argv:Sequence) -> int:
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return 130
-    except Exception:
+    except Exception as e:
+        if at := users_line(e):         # in a file that was imported, and so no bug of ours
+            said = f"{type(e).__name__}: {' '.join(str(e).split())}"
+            print(f"moe-redistribution: {said}; fix: mend {at}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         print(BUG, file=sys.stderr)
         return 70

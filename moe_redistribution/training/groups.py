@@ -30,7 +30,8 @@ from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL,
-                                              train_interval, evaluate, rehearse, update_rules)
+                                              train_interval, evaluate, update_rules)
+from .rehearsal import rehearse
 from ..models.events import in_new_names
 from ..models.population import shapes
 
