@@ -63,8 +63,9 @@ def _paired(values, a, b, seeds):
     for what in [c for c in WHERE if c in both and c not in ("condition", "seed", "step")]:
         if len(found := both[what].unique()) > 1:
             of = {str(v): sorted({*both["condition"][both[what] == v]}) for v in found}
-            refuse(f"{a} beside {b}", f"one {what} on both sides", "; ".join(f"{v} of {' and '.join(of[v])}" for v in of),
-                   next(iter(of)), f"select one {what}: what differs with the arm is not told from it")
+            got = "; ".join(f"{v} of {' and '.join(arms)}" for v, arms in of.items())
+            refuse(f"{a} beside {b}", f"one {what} on both sides", got, next(iter(of)),
+                   f"select one {what}: what differs with the arm is not told from it")
     each = both.set_index(["condition", "seed"])["value"]
     return ([float(each[arm, s]) for s in seeds] for arm in (a, b))
 

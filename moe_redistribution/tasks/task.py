@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from .errors import choose, refuse
 from .kinds import Kind
+from .own_code import reads
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
@@ -194,7 +195,8 @@ def get_task(name:str) -> Task:
     "The task called `name`, made once per process. Raises ValueError with the nearest valid name."
     choose("task", name, list(TASKS))
     if name not in _made:
-        if not isinstance(made := TASKS[name](), Task):
+        with reads() as TASKS.read[name]: made = TASKS[name]()
+        if not isinstance(made, Task):
             refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
         _made[name] = made
     return _made[name]
