@@ -15,7 +15,7 @@ import hashlib, inspect, json, math, numbers, re
 
 from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
-from ..tasks.kinds import Kind, cached_by_kind
+from ..tasks.kinds import Kind, cached_by_kind, read_digest
 from ..tasks.task import TASKS, Task, get_task
 from .routers import Router
 from .more_routers import ROUTERS
@@ -121,15 +121,17 @@ def own(self:Condition) -> list:
 @patch(as_prop=True)
 def files(self:Condition) -> dict:
     "File → hash, of what is registered in files."
-    return {o.file: o.digest for o in self.own if o.file}
+    return {o.file: o.whole for o in self.own if o.file}
 
 @patch(as_prop=True)
 def key(self:Condition):
-    "Hash of the choices, the recipe version and the files of what is one's own, 16 hexadecimal digits."
+    "Hash of the choices, the recipe version, and the files of what is one's own with what these read, 16 digits."
     unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
     said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
     if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
     if self.files: said |= dict(files=sorted({*self.files.values()}))
+    if self.task in TASKS.origins and (read := read_digest(get_task(self.task) and TASKS.read.get(self.task, {}))):
+        said |= dict(read=read)
     text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

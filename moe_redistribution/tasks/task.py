@@ -18,6 +18,8 @@ import torch
 from .doors import check_task
 from .errors import choose, refuse
 from .kinds import Kind, users_line
+from .own_code import reads
+
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
@@ -187,7 +189,8 @@ def get_task(name:str) -> Task:
     return _made[name]
 
 def _make(name):
-    try: made = TASKS[name]()
+    try:
+        with reads() as TASKS.read[name]: made = TASKS[name]()
     except Exception as e:
         if isinstance(e, ValueError) and "; fix: " in str(e): raise
         at = users_line(e, through=True) or TASKS.origin(name)

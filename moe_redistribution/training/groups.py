@@ -21,6 +21,7 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
+from ..tasks.own_code import reads
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
 from .sources import changed_parts, code_of
@@ -238,7 +239,7 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
-    rehearse(c)
+    with reads(f"rehearsal of {c}"): rehearse(c)
     return c
 
 # %% ../../nbs/3_training/06_groups.ipynb #2cae3212
@@ -303,8 +304,9 @@ def is_done(self:Training, store:Store): return not self.late(store)
 @patch
 def carry_out(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
               device:str="cpu"):
-    done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures, self.steps,
-                       device, deadline, tell, save_every)
+    with reads(f"training of {self.condition}"):
+        done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
+                           self.steps, device, deadline, tell, save_every)
     return len(done) == len(self.seeds)
 
 # %% ../../nbs/3_training/06_groups.ipynb #be9a0002

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['STUDIES', 'ANSWERS', 'Preset', 'all_settings', 'needs_nothing', 'Study', 'StudyJob', 'study_jobs', 'fixed_arms',
-           'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows', 'torch_threads', 'study_rows', 'run_study',
-           'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
+           'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows', 'torch_threads', 'rows_of_job', 'study_rows',
+           'run_study', 'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
            'TrainingStudy', 'of_studies', 'known_studies', 'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from concurrent.futures import Executor
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import hashlib, json, pkgutil, re, sys, time, warnings
+import hashlib, json, os, pkgutil, re, sys, tempfile, time, warnings
 
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
@@ -26,6 +26,8 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
+from ..tasks.own_code import (file_hash, of_users, read_twice, reads, same_rows,
+                                               say_if_alike, users_code)
 from .sources import code_by_room, code_of, say_if_changed
 from .store import (Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal,
                                                write_whole)
@@ -92,8 +94,9 @@ def job(self:Study, preset:str, arm:str, seeds:Sequence[int]) -> Job:
 @patch
 def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
     "The stored rows of some of its jobs; their conditions read `study.preset/…`."
-    found = [rows for j in jobs if (rows := find_rows(j, Store(root))) is not None]
-    named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for f in found]
+    found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
+    if of_users(self.run): say_if_alike(f"{self.name}.{preset}", found)
+    named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #84d02197
@@ -144,7 +147,7 @@ class StudyJob(Job):
     @property
     def key(self):
         said = [self.study.name, self.study.version, self.study.content(self.arm, self.settings), list(self.seeds)]
-        if self.study.name in STUDIES: said += filter(None, [STUDIES.origin(self.study.name).digest])   # a user's file
+        if self.study.name in STUDIES: said += filter(None, [STUDIES.origin(self.study.name).whole])    # a user's file
         said += [n.key for n in self.needs]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
     def path(self, store:Store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
@@ -220,6 +223,12 @@ def own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple=
 def find_rows(job:StudyJob, store:Store):
     "The stored rows of a job, or None."
     if (found := own_file(job.path(store), job.key, source=job.source)) is None: return None
+    if of_users(job.study.run) and (arm := found[1].get("arm", job.arm)) != job.arm:
+        refuse(f"content of {job.study.name}", f"another for its arm {job.arm}", f"that of {arm}",
+               fix="content=lambda arm, settings: [arm, settings]")
+    if lost := [p for p, was in found[1].get("read", {}).items() if os.path.isfile(p) and file_hash(p) != was]:
+        refuse(f"rows of {job.condition}", "files that were read as they were", f"changed ones: {', '.join(lost)}",
+               fix="--again, or the old file; read it at the top of the study's file, and its hash is in the key")
     rows = pd.DataFrame(found[1]["rows"])
     return rows[found[1].get("columns", list(rows))]
 
@@ -324,6 +333,30 @@ def first_began(self:Desk) -> dict:
     write_whole(path, json.dumps(said).encode())
     return said
 
+# %% ../../nbs/3_training/08_study.ipynb #20fef3c8
+_REHEARSED = set()                                                          # (function, arm)
+
+def rows_of_job(job:StudyJob, desk:Desk, store:Store):
+    """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where a user's rows
+    are not the job's, change with company or by chance, and for an error or a changed library."""
+    run, of, began = job.study.run, f"study {job.study.name}, arm {job.arm}", time.monotonic()
+    fresh = of_users(run) and not [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]             # no state, no part
+    def once(job, desk):
+        with users_code(of, run) if of_users(run) else nullcontext():
+            try: found = run(job.arm, list(job.seeds), deepcopy(job.settings), desk)
+            except (OutOfTime, Timeout): return None
+        if found is not None: check_rows(job, found)
+        return found
+    with reads(scratch=True) as read: found = once(job, desk)
+    if found is None or not fresh or time.monotonic() - began > 1 or (run, job.arm) in _REHEARSED: return found, read
+    other = replace(job, seeds=job.seeds[:0:-1] or job.seeds)
+    with tempfile.TemporaryDirectory() as place:
+        beside = Desk(other, store, None, None, desk.watch.save_every, desk.device)
+        beside.path = Path(place) / desk.path.name
+        same_rows(of, found, once(other, beside), job.seeds, other.seeds)
+    _REHEARSED.add((run, job.arm))
+    return found, read
+
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 @patch
 def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
@@ -336,15 +369,14 @@ def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=Non
             if deadline is not None and time.time() >= deadline: return False
             start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
             began = desk.first_began()
-            try: found = self.study.run(self.arm, list(self.seeds), self.settings, desk)
-            except OutOfTime: return False
+            found, read = rows_of_job(self, desk, store)
             if found is None: return False
-            check_rows(self, found)
             spent = round(time.process_time() - start, 1)
             seal(path, {},
                  dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                       arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device), settings=self.settings,
-                      columns=list(found), rows=found.to_dict("list"), cpu_seconds=spent))
+                      columns=list(found), **dict(read=read) if read else {}, rows=found.to_dict("list"),
+                      cpu_seconds=spent))
             desk.clear()
             return True
     except Timeout: return False
@@ -469,7 +501,7 @@ def rows(self:TrainingStudy, preset:str, jobs:Sequence, root:str|Path=None):
     for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
         seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
         runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-        if runs: found.append(self.read(name, runs))
+        if runs: found.append(read_twice(self.read, name, runs))
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
