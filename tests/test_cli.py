@@ -86,8 +86,9 @@ def run_mine(args): print("mine", args.context, args.device)
 
 
 @pytest.mark.parametrize("words, said", [
-    (["mine", "--import", "{file}"], "mine None mine"), (["--import", "{file}", "mine", "--context", "train"], "mine train"),
-    (["mine", "--import", "{file}", "--context", "x"], "mine x"), (["--import", "{file}", "--help"], "does what is mine"),
+    (["mine", "--import", "{file}"], "mine None mine"), (["mine", "--import", "{file}", "--context", "x"], "mine x"),
+    (["--import", "{file}", "mine", "--context", "train"], "mine train"),
+    (["--import", "{file}", "--help"], "does what is mine"),
     (["--help", "--import", "{file}"], "does what is mine"), (["mine", "--help", "--import", "{file}"], "--context"),
     (["kinds", "command", "--import", "{file}"], "does what is mine")])
 def test_a_command_of_a_users_file_runs_and_is_in_the_help(words, said, tmp_path, capsys):
