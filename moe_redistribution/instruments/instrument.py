@@ -163,9 +163,9 @@ def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=
     of = f"instrument {name}"
     if not callable(rows): refuse(of, "a function that gives rows", repr(rows)[:80], fix="def it")
     if not callable(rules): refuse(f"rules of {of}", "a function", repr(rules)[:80], "rules=at_ends", "give the function")
+    for n in needs: choose("need", n, list(NEEDS))
     try: inspect.signature(rows).bind(None, None, [], stream="authors", rule="final")
     except TypeError as e: refuse(of, "a function of (params, c, seeds, stream=…, rule=…)", str(e), fix="add **labels")
-    for n in needs: choose("need", n, list(NEEDS))
     for s in (streams := [streams] if isinstance(streams, str) else streams): choose("stream", s, STREAMS)
     return Instrument(checked(rows, name), tuple(needs), rules, tuple(streams), live)
 
