@@ -4935,4 +4935,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                    'moe_redistribution.training.study.torch_threads': ( '3_training/study.html#torch_threads',
                                                                                                         'moe_redistribution/training/study.py'),
                                                    'moe_redistribution.training.study.training_studies': ( '3_training/study.html#training_studies',
-                                                                                                           'moe_redistribution/training/study.py')}}}
+                                                                                                           'moe_redistribution/training/study.py'),
+                                                   'moe_redistribution.training.study.why_fixed': ( '3_training/study.html#why_fixed',
+                                                                                                    'moe_redistribution/training/study.py')}}}

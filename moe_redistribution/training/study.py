@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STUDIES', 'ANSWERS', 'Preset', 'all_settings', 'needs_nothing', 'Study', 'StudyJob', 'study_jobs', 'fixed_arms',
-           'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows', 'torch_threads', 'study_rows', 'run_study',
-           'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
+           'why_fixed', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows', 'torch_threads', 'study_rows',
+           'run_study', 'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
            'TrainingStudy', 'of_studies', 'known_studies', 'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
@@ -179,8 +179,8 @@ def study_jobs(study:Study, preset:str="small", arms:str|Sequence[str]=None, see
     known = sorted({s for a in wanted for s in whole_seeds(p.arms[a])})
     seeds = known if seeds is None else whole_seeds(seeds)
     new = [s for s in seeds if s not in known]
-    if new and len(why := fixed_arms(study, wanted)) == len(wanted):
-        refuse(f"seeds of {study.name}", f"some of {known}", new, "all", f"leave seeds out: {'; '.join(why.values())}")
+    if new and len(fixed_arms(study, wanted)) == len(wanted):
+        refuse(f"seeds of {study.name}", f"some of {known}, since {why_fixed(study, wanted)}", new, "all", "leave seeds out")
     out = []
     for arm in dict.fromkeys(wanted):
         _no_circle(study, p, arm)
@@ -191,8 +191,13 @@ def study_jobs(study:Study, preset:str="small", arms:str|Sequence[str]=None, see
 
 def fixed_arms(study:Study, arms:Iterable) -> dict:
     "Of some arms those that take no other seeds than a preset's: arm → why, in words."
-    why = {a: next((why for begins, why in study.fixed.items() if a.startswith(begins)), "") for a in arms}
-    return {a: f"{a} takes no others: {words}" for a, words in why.items() if words}
+    return {a: why for a in arms for begins, why in study.fixed.items() if a.startswith(begins)}
+
+def why_fixed(study:Study, arms:Iterable) -> str:
+    "The same in one sentence; empty where all arms take others."
+    fixed = fixed_arms(study, arms)
+    own = {why: ", ".join(a for a in fixed if fixed[a] == why) for why in fixed.values()}
+    return "; ".join(f"{names} takes no others: {why}" for why, names in own.items())
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
 def own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple=None):
