@@ -126,7 +126,8 @@ def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
     assert without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, **DIGITS).equals(left)
     assert len(selection.recorded_runs(place)) == 2
     for kind in before:
-        assert seeds_of(place, "A. Other", kind) == [*range(3, 10)] and seeds_of(place, EVERYBODY, kind) == [*range(1, 10)]
+        assert seeds_of(place, "A. Other", kind) == [*range(3, 10)]
+        assert seeds_of(place, EVERYBODY, kind) == [*range(1, 10)]
     whose = selection.rows_of("ablation", NAME, root=place, whose=EVERYBODY).groupby("seed")["whose"].first()
     assert whose.to_dict() == {1: "house", 2: "house"} | dict.fromkeys(range(3, 10), "A. Other")
     assert len(selection.recorded_runs(place, "A. Other")) == 7
@@ -290,7 +291,8 @@ def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
     with pytest.raises(ValueError) as e: check_statements([tmp_path / "statements.csv"])
     lines = str(e.value).splitlines()
     assert all("fix: " in line and "other values at" in line for line in lines)
-    for word in ("expects of", "seeds such as", "a page under"): assert [x for x in lines if f"expected {word}" in x], lines
+    for word in ("expects of", "seeds such as", "a page under"):
+        assert [x for x in lines if f"expected {word}" in x], lines
     assert len(statements()) > 100
 
 
@@ -303,20 +305,21 @@ def test_an_outsider_s_seeds_come_into_the_record_as_contributing_says(tmp_path)
     def command(*words, store):
         env = os.environ | dict(PYTHONPATH=str(tmp_path), MOE_REDISTRIBUTION_HOME=str(tmp_path / store))
         code = "import sys; from moe_redistribution.record.cli import main; sys.exit(main())"
-        return subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+        return subprocess.run([sys.executable, "-c", code, *words, "--executor", "here"], cwd=tmp_path, env=env,
+                              capture_output=True, text=True)
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Contribute seeds")[2]
     told = [line.split()[1:] for line in text.splitlines() if line.startswith("moe-redistribution ")]
     assert [words[0] for words in told] == ["train", "study"]
     for words in told:
-        done = command(*words, "--executor", "here", store="theirs")
+        done = command(*words, store="theirs")
         assert done.returncode == 0, done.stderr
     before = pd.read_csv(tmp_path / "results/ledger.csv")
-    done = command("record", "--from", "theirs", "--whose", "A. Other", "--executor", "here", store="empty")
+    done = command("record", "--from", "theirs", "--whose", "A. Other", store="empty")
     assert done.returncode == 0 and "refused" not in done.stdout, done.stderr
     listed = pd.read_csv(tmp_path / "results/others.csv")
     assert set(listed["seed"]) == {901, 902, 903, 904, 7, 8, 9} and set(listed["seal"]) == {THIS_CODE}
     assert len(selection.recorded_runs(tmp_path)) == len(selection.recorded_runs())
     assert set(selection.recorded_runs(tmp_path, "A. Other")["seed"]) == {901, 902, 903, 904}
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results/ledger.csv"), before, rtol=1e-9)
-    assert command("record", "--from", "theirs", "--whose", "A. Other", "--executor", "here", store="empty").returncode == 0
+    assert command("record", "--from", "theirs", "--whose", "A. Other", store="empty").returncode == 0
     assert len(pd.read_csv(tmp_path / "results/others.csv")) == len(listed)

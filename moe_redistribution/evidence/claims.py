@@ -316,6 +316,7 @@ def refuse_lines(table:str, names:pd.Series, rules:dict):
         if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
     check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
 
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a501
 def check_claims(paths:Sequence) -> pd.DataFrame:
     "The lines of some claims.csv with their margins and scales. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
