@@ -99,6 +99,7 @@ def record_runs(store:Store, root:Path, study:Study, name:str, say:Callable=prin
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
+# %% ../../nbs/7_record/03_recording.ipynb #183f1be6
 def add_rows(new:pd.DataFrame, kind:str, task:str, root:Path):
     "Lays rows over those of a table. Others that write the same table wait."
     path = table_path(kind, task, root)
@@ -128,6 +129,7 @@ def record_rows(store:Store, root:Path, study:Study, say:Callable=print, but:Ite
             say(f"{task}: {len(new):,} rows")
     return written
 
+# %% ../../nbs/7_record/03_recording.ipynb #5b1de013
 def recorded_arms(study:Study) -> list:
     "The conditions that a study of trainings records."
     return list(dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms))
@@ -272,6 +274,7 @@ def add_record(p:ArgumentParser):
                    help="hashes of other code, as a refusal names them, whose answers are known to be the same")
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51e01
 def _check_from(args):
     "The checks of a lent store, none where it is one's own."
     def both():
@@ -289,6 +292,7 @@ def _check_from(args):
             refuse("--from", "seeds that are new", "--replace as well", fix="leave --replace out")
     return both, store, name, alone
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51e02
 @command("record", "add what the store has to results/ and checkpoints/", "record --replace modadd/glu-h340-gelu",
          add=add_record, told="Passes over a run that is not the recorded one of its seed. Files that are refused are "
          "named, and the others recorded.")

@@ -135,14 +135,15 @@ def _recorded(study, preset, root) -> set:
 def _why_not(path, study, preset, job, info, lent, same) -> str:
     "Why stored rows of a study are refused, in words; empty where they are not."
     if preset is None:
-        return (f"expected a job of {study.name}; got {info.get('arm')}, seeds {info.get('seeds')}, of other settings or "
-                "another version; fix: carry it out with this clone's code")
+        return (f"expected a job of {study.name}; got {info.get('arm')}, seeds {info.get('seeds')}, of other settings "
+                "or another version; fix: carry it out with this clone's code")
     if info.get("key") != path.stem or "rows" not in info:
         return f"expected the rows of job {path.stem}, got those of {info.get('key')}; fix: delete it"
     then, now = info.get("code") or {"code": info.get("source")}, {"code": job.source[1]}
     why = code_faults(then, job.code if "code" in info else now, lent, same)
     return "; ".join(why or row_faults(pd.DataFrame(info["rows"])))
 
+# %% ../../nbs/7_record/01b_sound.ipynb #50d01e22
 def look_at_study(store:Store, root:Path, study:Study, same:Sequence[str]=()) -> list:
     "The stored rows of a study of which some seed is not recorded."
     out, have, kept = [], {n: _recorded(study, n, root) for n in kept_presets(study)}, kept_presets(study)

@@ -113,7 +113,7 @@ def __reduce_ex__(self:Study, protocol):
     if not at.file or STUDIES[self.name] is not self: return object.__reduce_ex__(self, protocol)
     return registered_study, (self.name, at.file, at.digest)
 
-# %% ../../nbs/3_training/08_study.ipynb #fd876cf1
+# %% ../../nbs/3_training/08_study.ipynb #57adf104
 # where code is followed from a study's function: all that trains and all that measures
 ANSWERS = ("tasks.task", "tasks.data", "tasks.text", "tasks.recall", "models.", "training.engine", "training.loop",
            "instruments.", "language.", "studies.")
@@ -121,6 +121,7 @@ ANSWERS = ("tasks.task", "tasks.data", "tasks.text", "tasks.recall", "models.", 
 @lru_cache(maxsize=64)
 def _code_of_study(run): return code_by_room([run], ANSWERS)
 
+# %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
 class StudyJob(Job):
     "One arm of a preset and some of its seeds."
