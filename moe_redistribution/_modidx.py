@@ -3126,7 +3126,9 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                      'moe_redistribution.record.recording.run_record': ( '7_record/recording.html#run_record',
                                                                                                          'moe_redistribution/record/recording.py'),
                                                      'moe_redistribution.record.recording.unrecorded_jobs': ( '7_record/recording.html#unrecorded_jobs',
-                                                                                                              'moe_redistribution/record/recording.py')},
+                                                                                                              'moe_redistribution/record/recording.py'),
+                                                     'moe_redistribution.record.recording.write_answers': ( '7_record/recording.html#write_answers',
+                                                                                                            'moe_redistribution/record/recording.py')},
             'moe_redistribution.record.runs': { 'moe_redistribution.record.runs._line': ( '7_record/runs.html#_line',
                                                                                           'moe_redistribution/record/runs.py'),
                                                 'moe_redistribution.record.runs.history_frame': ( '7_record/runs.html#history_frame',
@@ -3159,6 +3161,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/sound.py'),
                                                  'moe_redistribution.record.sound._recorded': ( '7_record/sound.html#_recorded',
                                                                                                 'moe_redistribution/record/sound.py'),
+                                                 'moe_redistribution.record.sound._why_not': ( '7_record/sound.html#_why_not',
+                                                                                               'moe_redistribution/record/sound.py'),
                                                  'moe_redistribution.record.sound.code_faults': ( '7_record/sound.html#code_faults',
                                                                                                   'moe_redistribution/record/sound.py'),
                                                  'moe_redistribution.record.sound.kept_presets': ( '7_record/sound.html#kept_presets',
@@ -5095,4 +5099,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                    'moe_redistribution.training.study.torch_threads': ( '3_training/study.html#torch_threads',
                                                                                                         'moe_redistribution/training/study.py'),
                                                    'moe_redistribution.training.study.training_studies': ( '3_training/study.html#training_studies',
-                                                                                                           'moe_redistribution/training/study.py')}}}
+                                                                                                           'moe_redistribution/training/study.py'),
+                                                   'moe_redistribution.training.study.why_fixed': ( '3_training/study.html#why_fixed',
+                                                                                                    'moe_redistribution/training/study.py')}}}

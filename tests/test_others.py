@@ -1,7 +1,10 @@
 """Seeds of another machine are looked at, recorded beside ours, named, and counted where they are asked for."""
 import inspect
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pandas as pd
@@ -9,7 +12,7 @@ import pytest
 
 from moe_redistribution.evidence import selection
 from moe_redistribution.evidence.figures import without_ffn
-from moe_redistribution.evidence.table_files import EVERYBODY, KEYS, read_table
+from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, read_table
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.record import recording, sound
@@ -22,7 +25,7 @@ from moe_redistribution.training.sources import code_by_room
 from moe_redistribution.training.store import Store, seal, sources, unseal
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
 
-NAME, TINY, OTHER = "add7/ffn-h8-silu", "add7/ffn-h16-silu", "abcdefabcdef"
+NAME, OTHER, DIGITS = "add7/ffn-h8-silu", "abcdefabcdef", dict(metric="digits", positions=("o0-o3",))
 
 
 def only(monkeypatch, *studies):
@@ -117,18 +120,19 @@ def test_a_store_from_elsewhere_needs_a_name_and_must_be_one(tmp_path, capsys):
 
 def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
     before = {k: read_table(k, NAME, root=place).to_csv() for k in ("runs", "history", "ablation")}
-    left = without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, rule="first256")
-    assert not [text for text in recorded_from(place) if "refused" in text]
+    left = without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, **DIGITS)
+    assert len(left) == 2 and not [text for text in recorded_from(place) if "refused" in text]
     assert {k: read_table(k, NAME, root=place).to_csv() for k in before} == before
-    assert without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, rule="first256").equals(left)
+    assert without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, **DIGITS).equals(left)
     assert len(selection.recorded_runs(place)) == 2
     for kind in before:
-        assert seeds_of(place, "A. Other", kind) == [*range(3, 10)] and seeds_of(place, EVERYBODY, kind) == [*range(1, 10)]
+        assert seeds_of(place, "A. Other", kind) == [*range(3, 10)]
+        assert seeds_of(place, EVERYBODY, kind) == [*range(1, 10)]
     whose = selection.rows_of("ablation", NAME, root=place, whose=EVERYBODY).groupby("seed")["whose"].first()
     assert whose.to_dict() == {1: "house", 2: "house"} | dict.fromkeys(range(3, 10), "A. Other")
     assert len(selection.recorded_runs(place, "A. Other")) == 7
-    asked = selection.RowsBehind([reading(seeds="1-5")], place).read(reading(seeds="1-5"))[0]
-    assert asked.notna().all(axis=1).to_dict() == dict.fromkeys(range(1, 6), True), "a claim names its seeds"
+    asked, notes = selection.RowsBehind([reading(seeds="1-5")], place).read(reading(seeds="1-5"))
+    assert asked.notna().all(axis=1).to_dict() == dict.fromkeys(range(1, 6), True), notes
     with pytest.raises(ValueError, match="nearest: 'A. Other'"): seeds_of(place, "A. Othr")
     assert pd.read_csv(place / "results/others.csv")["seal"].eq(THIS_CODE).all()
 
@@ -136,7 +140,7 @@ def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
 def reading(**own):
     from moe_redistribution.evidence.claims import Claim
     return Claim(key="x", instrument="ablation", stream="paired", condition=NAME, metric="digits", site="ffn_out",
-                 edit="mean", rule="first256", position="o0-o3", stratum="all", split="all", **own).reading
+                 edit="mean", rule="first1000", position="o0-o3", stratum="all", split="all", **own).reading
 
 
 def weights(change): return lambda r: replace(r, weights={k: {n: change(v) for n, v in w.items()}
@@ -244,8 +248,10 @@ def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(m
 
 
 def test_a_condition_that_no_study_records_is_named(place):
-    train(TINY, [1], root=place / "theirs", steps=200, executor="here", quiet=True)
-    assert [text for text in recorded_from(place) if "ffn-h16-silu: refused: no study records" in text]
+    folder = lent(place).path(NAME, 9, "paired").parent
+    shutil.copytree(folder, folder.with_name("ffn-h16-silu"))
+    [bad] = [x for x in recording.look_at_store(lent(place), place) if x.why]
+    assert bad.path.name == "ffn-h16-silu" and "no study records this condition" in bad.why
 
 
 def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path):
@@ -285,5 +291,35 @@ def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
     with pytest.raises(ValueError) as e: check_statements([tmp_path / "statements.csv"])
     lines = str(e.value).splitlines()
     assert all("fix: " in line and "other values at" in line for line in lines)
-    for word in ("expects of", "seeds such as", "a page under"): assert [x for x in lines if f"expected {word}" in x], lines
+    for word in ("expects of", "seeds such as", "a page under"):
+        assert [x for x in lines if f"expected {word}" in x], lines
     assert len(statements()) > 100
+
+
+@pytest.mark.audit
+def test_an_outsider_s_seeds_come_into_the_record_as_contributing_says(tmp_path):
+    "In a copy of the clone: somebody trains seeds of two papers into an empty store, and somebody else records them."
+    for part in ("moe_redistribution", "data", "results", "checkpoints", "nbs"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "SHA256SUMS", tmp_path)
+    def command(*words, store):
+        env = os.environ | dict(PYTHONPATH=str(tmp_path), MOE_REDISTRIBUTION_HOME=str(tmp_path / store))
+        code = "import sys; from moe_redistribution.record.cli import main; sys.exit(main())"
+        return subprocess.run([sys.executable, "-c", code, *words, "--executor", "here"], cwd=tmp_path, env=env,
+                              capture_output=True, text=True)
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Contribute seeds")[2]
+    told = [line.split()[1:] for line in text.splitlines() if line.startswith("moe-redistribution ")]
+    assert [words[0] for words in told] == ["train", "study"]
+    for words in told:
+        done = command(*words, store="theirs")
+        assert done.returncode == 0, done.stderr
+    before = pd.read_csv(tmp_path / "results/ledger.csv")
+    done = command("record", "--from", "theirs", "--whose", "A. Other", store="empty")
+    assert done.returncode == 0 and "refused" not in done.stdout, done.stderr
+    listed = pd.read_csv(tmp_path / "results/others.csv")
+    assert set(listed["seed"]) == {901, 902, 903, 904, 7, 8, 9} and set(listed["seal"]) == {THIS_CODE}
+    assert len(selection.recorded_runs(tmp_path)) == len(selection.recorded_runs())
+    assert set(selection.recorded_runs(tmp_path, "A. Other")["seed"]) == {901, 902, 903, 904}
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results/ledger.csv"), before, rtol=1e-9)
+    assert command("record", "--from", "theirs", "--whose", "A. Other", store="empty").returncode == 0
+    assert len(pd.read_csv(tmp_path / "results/others.csv")) == len(listed)

@@ -111,7 +111,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
                              history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
                              manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                            cpu_seconds=1., rules={}, machine={}))
-    monkeypatch.setattr(recording, "stored_runs", lambda store, name: [stored])
+    monkeypatch.setattr(recording, "stored_runs", lambda store, name, but: [stored])
     for _ in range(2): record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -164,6 +165,7 @@ def tool(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("registering", ROOT / "tools" / "registrations.py")
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "check_tables", lambda real=module.check_tables: None)      # lines of a test are few
     (tmp_path / "results").mkdir()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return module
@@ -324,6 +326,29 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     assert tool.main([]) == 0
     write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])               # an amendment is written down, and listed
     assert tool.main([]) == 0 and len(registrations(tmp_path / FILE)) == 2
+
+
+def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(tool, tmp_path, monkeypatch):
+    write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
+    commit(tmp_path, 1)
+    tool.main([])
+    write_sums(tmp_path)
+    before = (tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()
+    for name in ("statements.csv", "claims.csv"):
+        shutil.copy(ROOT / "data/sparsity_moves" / name, tmp_path / "data/mine" / name)
+    path = tmp_path / "data/mine/statements.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table.loc[0, ["expects", "n"]], table.loc[2, "page"] = ["++", "77"], "nowhere.ipynb"
+    table.to_csv(path, index=False)
+    monkeypatch.setattr(tool, "check_tables", tool.check_tables.__defaults__[0])
+    with pytest.raises(SystemExit) as e: tool.main([])
+    lines = str(e.value).splitlines()
+    assert len(lines) >= 4 and all("fix: " in line for line in lines[1:]) and lines[0] == "Nothing registered."
+    write(tmp_path, [SAID | {"margin": "0.02"}])                                # and what is only found later
+    monkeypatch.setattr(tool, "check_tables", lambda: None)
+    monkeypatch.setattr(tool, "new_lines", lambda now: sys.exit("a later refusal"))
+    with pytest.raises(SystemExit, match="a later refusal"): tool.main([])
+    assert ((tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()) == before
 
 
 def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):

@@ -8,6 +8,7 @@ The first run reads the dates from git. From then on a line that is new or chang
 registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it.
 """
 import csv
+import functools
 import hashlib
 import io
 import subprocess
@@ -20,7 +21,8 @@ from pathlib import Path
 import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
-from moe_redistribution.evidence.claims import Claim, each_name, is_condition, seed_list
+from moe_redistribution.evidence.claims import (Claim, check_claims, check_statements, each_name, is_condition,
+                                                seed_list)
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, REGISTERED_TABLES, SENTENCES, SEALED,
                                                        SPOT, TABLE_OF, arm_of, cells_read, defined_in, definition_hash,
                                                        definitions, have_pilots, registrations, row_files,
@@ -28,7 +30,9 @@ from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, RE
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
-from moe_redistribution.training.store import Store, as_committed, listed_hashes, relist, write_whole
+from moe_redistribution.tasks.errors import check_all
+from moe_redistribution.training.store import (Store, as_committed, listed_hashes, relist, replace_file,
+                                               write_whole)
 from moe_redistribution.training.study import study_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,7 +235,30 @@ def counts():
     return table.assign(all=table.sum(axis=1))
 
 
+def check_tables():
+    "Every rule that a definition breaks, a line each, and a register that cannot be read, before any work."
+    tables = {t: sorted((ROOT / "data").glob(f"*/{t}.csv")) for t in REGISTERED_TABLES}
+    try: check_all(lambda: check_claims(tables["claims"]), lambda: check_statements(tables["statements"]),
+                   lambda: registrations(ROOT / FILE))
+    except ValueError as e: sys.exit(f"Nothing registered.\n{e}")
+
+
+def or_nothing(work):
+    "Where it ends in an error and has registered nothing, the list of sums is as it was before."
+    @functools.wraps(work)
+    def whole(args):
+        listing, now = ROOT / "SHA256SUMS", lambda: [p.read_bytes() for p in (ROOT / FILE, listing) if p.exists()]
+        before = now()
+        try: return work(args)
+        except BaseException:
+            if len(now()) == 2 and now()[0] == before[0] and now() != before: replace_file(listing, before[1])
+            raise
+    return whole
+
+
+@or_nothing
 def main(args):
+    check_tables()
     if "--check" not in args: take_as_meant()
     todo = left()
     if "--check" in args:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
-           'WHAT_N_COUNTS', 'POWER', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'seed_list',
-           'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in', 'Measured',
-           'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
+           'WHAT_N_COUNTS', 'POWER', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'SAID_IN_WORDS',
+           'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in',
+           'Measured', 'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
            'check_statements', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
@@ -316,6 +316,7 @@ def refuse_lines(table:str, names:pd.Series, rules:dict):
         if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
     check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
 
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a501
 def check_claims(paths:Sequence) -> pd.DataFrame:
     "The lines of some claims.csv with their margins and scales. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
@@ -374,24 +375,23 @@ ASKED_HERE = "Asked here: "                       # opens a question that the pa
 FORCED = "by construction: "                # opens the note of a claim that could not have come out otherwise
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #90b06a7d
+SAID_IN_WORDS = dict(expects=EXPECTS, aggregate=AGGREGATES | MORE_AGGREGATES, protocol=PROTOCOLS, over=WHAT_N_COUNTS,
+                     stream=("authors", "paired", "none"))
+
 def check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataFrame:
     "The lines of some statements.csv. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
-    ids, known, pair = set(paper_values()["id"]), [*AGGREGATES, *MORE_AGGREGATES], df.groupby("key")
+    ids, pair = set(paper_values()["id"]), df.groupby("key")
     there = {p: (pages / p.partition("#")[0]).is_file() for p in df["page"].unique()}
     many = (df["quotes"].str.split().map(len) != 1) & ~df["aggregate"].isin(["none", "quotes"])
     both = df["protocol"].isin(["paper", "audited"]).groupby(df["key"]).transform("sum")
     refuse_lines("statements", df["key"], {
         "a statement": (df["statement"] == "", "write it"),
-        f"expects of {list(EXPECTS)}": (~df["expects"].isin(EXPECTS), "one of these"),
-        f"aggregate of {known}": (~df["aggregate"].isin(known), "one of these"),
-        f"protocol of {list(PROTOCOLS)}": (~df["protocol"].isin(PROTOCOLS), "one of these"),
-        "stream authors, paired or none": (~df["stream"].isin(["authors", "paired", "none"]), "one of these"),
+        **{f"{c} of {list(known)}": (~df[c].isin(known), "one of these") for c, known in SAID_IN_WORDS.items()},
         "a margin of 0 or more": (~(df["margin"] >= 0), "0 where only a direction is claimed"),
         "a margin above 0 where no difference is expected": (
             (df["expects"] == "0") & (df["margin"] == 0) & (df["aggregate"] != "none"), "what difference counts"),
         "seeds such as 1-64 or 42 137, and n their number": (df["seeds"].map(_n_seeds) != df["n"], "count them"),
-        f"over of {list(WHAT_N_COUNTS)}": (~df["over"].isin(WHAT_N_COUNTS), "say what n counts"),
         "quotes of ids that the papers print": (~df["quotes"].map(lambda q: {*q.split()} <= ids), "ids of values.csv"),
         "one quoted number where the number itself is expected": ((df["expects"] == "number") & many, "quote that one"),
         "a page under nbs/": (~df["page"].map(there), "the notebook that treats it"),
@@ -402,6 +402,7 @@ def check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataF
             pair[SAME].transform("nunique").max(axis=1) > 1, "copy those of paper")})
     return df
 
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a502
 @lru_cache(maxsize=4)
 def _statements(paths, *changed): return check_statements(paths)
 

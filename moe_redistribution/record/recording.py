@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['recorded_with', 'overlay', 'not_in', 'record_runs', 'add_rows', 'record_rows', 'recorded_arms', 'record_study',
-           'unrecorded_jobs', 'recorded_seeds', 'note_others', 'look_at_store', 'check_before', 'record',
-           'record_checkpoints', 'add_record', 'run_record']
+           'unrecorded_jobs', 'recorded_seeds', 'note_others', 'look_at_store', 'check_before', 'write_answers',
+           'record', 'record_checkpoints', 'add_record', 'run_record']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from concurrent.futures import Executor
@@ -31,8 +31,8 @@ from ..training.study import Study, TrainingStudy, canonical, known_studies, stu
 from ..evidence.claims import claims, paper_items, statements
 from ..instruments.rows import WHERE, select, tidy, write_frame
 from ..evidence.registrations import FILE, registrations
-from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others, read_table,
-                                                     table_path, write_table, write_sums)
+from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others,
+                                                     read_table, table_path, write_table, write_sums)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
@@ -43,7 +43,8 @@ from ..evidence.selection import far_enough, item_rows, recorded_runs, weightles
 from ..evidence.answers import comparison, contrast_table
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .sound import OLDER, Looked, kept_presets, look_at_runs, look_at_study, stored_jobs, strangers
+from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, stored_jobs,
+                                             strangers)
 from .ledger import ledger
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
@@ -98,6 +99,7 @@ def record_runs(store:Store, root:Path, study:Study, name:str, say:Callable=prin
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
+# %% ../../nbs/7_record/03_recording.ipynb #183f1be6
 def add_rows(new:pd.DataFrame, kind:str, task:str, root:Path):
     "Lays rows over those of a table. Others that write the same table wait."
     path = table_path(kind, task, root)
@@ -127,6 +129,7 @@ def record_rows(store:Store, root:Path, study:Study, say:Callable=print, but:Ite
             say(f"{task}: {len(new):,} rows")
     return written
 
+# %% ../../nbs/7_record/03_recording.ipynb #5b1de013
 def recorded_arms(study:Study) -> list:
     "The conditions that a study of trainings records."
     return list(dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms))
@@ -202,6 +205,18 @@ def check_before(root:Path, *more:Callable):
     check_all(claims, statements, partial(registrations, root / FILE), partial(others, root), *more,
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
 
+def write_answers(store:Store, root:Path, items:Sequence, but:Iterable=()) -> list:
+    "Everything that is made of recorded rows, and the checkpoints; paths written."
+    tables = {"manifest": manifest_of(root)}
+    tables |= {f"paper/{item}": comparison(item_rows(item, root), item, root) for item in items}
+    tables |= {"ledger": ledger(root=root), "contrasts": contrast_table(root=root)}
+    written = [root / f"results/{name}.csv" for name in tables]
+    for path, table in zip(written, tables.values()): write_frame(table, path)
+    written += record_checkpoints(store, root, but)
+    write_sums(root)
+    return written
+
+# %% ../../nbs/7_record/03_recording.ipynb #07e50005
 def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
            replace:Sequence[str]=(), reason:str="weights lost", whose:str="", looked:Sequence[Looked]=None) -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
@@ -211,30 +226,18 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
     `whose` store it is, if it is lent: nothing that is recorded changes, and results/others.csv names new seeds.
     `looked`: what `look_at_store` says (default: it is asked); files that it refuses are named and left out."""
     store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
-    check_before(root, lambda: processes(executor), *(partial(replaceable_names, [n], store, root) for n in replace))
+    check_before(root, partial(processes, executor), *(partial(replaceable_names, [n], store, root) for n in replace))
     with open_executor(executor) as pool:
         if looked is None: looked = look_at_store(store, root, pool, again=replace)
-        for x in looked:
-            if x.why: say(f"{x.path}: refused: {x.why}")
-        if older := [x for x in looked if x.seal == OLDER and not x.why]: say(f"{len(older)} files have an {OLDER}")
         before, but = recorded_seeds(root) if whose else set(), frozenset(x.path for x in looked if x.why)
-        taken = {n: replace_runs(store, root, n, say, reason, but)
-                 for n in replaceable_names(replace, store, root, but)}
+        for x in looked: say(f"{x.path}: refused: {x.why}") if x.why else None
+        if older := [x for x in looked if x.seal == OLDER and not x.why]: say(f"{len(older)} files have an {OLDER}")
+        names = replaceable_names(replace, store, root, but)
+        taken = {n: replace_runs(store, root, n, say, reason, but) for n in names}
         written = [root / "results/replaced.csv"] * any(taken.values())
         for study in known_studies().values(): written += record_study(store, root, study, say, pool, but)
     if whose: written.append(note_others(root, whose, before, looked))
-    if (table := manifest_of(root)).empty: return written
-    written.append(root / "results/manifest.csv")
-    write_frame(table, written[-1])
-    for item in items:
-        written.append(root / f"results/paper/{item}.csv")
-        write_frame(comparison(item_rows(item, root), item, root), written[-1])
-    for name, table in (("ledger", ledger), ("contrasts", contrast_table)):
-        written.append(root / f"results/{name}.csv")
-        write_frame(table(root=root), written[-1])
-    written += record_checkpoints(store, root, but)
-    write_sums(root)
-    return written
+    return written if manifest_of(root).empty else written + write_answers(store, root, items, but)
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
 def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
@@ -271,6 +274,7 @@ def add_record(p:ArgumentParser):
                    help="hashes of other code, as a refusal names them, whose answers are known to be the same")
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51e01
 def _check_from(args):
     "The checks of a lent store, none where it is one's own."
     def both():
@@ -288,6 +292,7 @@ def _check_from(args):
             refuse("--from", "seeds that are new", "--replace as well", fix="leave --replace out")
     return both, store, name, alone
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51e02
 @command("record", "add what the store has to results/ and checkpoints/", "record --replace modadd/glu-h340-gelu",
          add=add_record, told="Passes over a run that is not the recorded one of its seed. Files that are refused are "
          "named, and the others recorded.")

@@ -29,13 +29,14 @@ def measured_again(run:Run) -> pd.DataFrame:
     "Of the weights by each rule: `digits` and `exact` over all examples, as the history has them (`told`) and `now`."
     c, t, told, out = run.condition, run.condition.get_task(), run.history.set_index("step"), []
     for rule, weights in run.weights.items():
-        step = run.step if rule == "final" else run.manifest["rules"][rule]["step"]
+        step = run.step if rule == "final" else run.manifest["rules"].get(rule, {}).get("step")
         correct = predict({n: v[None] for n, v in weights.items()}, c, finite=False) == t.targets
         for metric, now in (("digits", digits(correct, t)), ("exact", exact(correct))):
             then = told[metric].get(step, float("nan")) if metric in told else float("nan")
             out.append(dict(rule=rule, step=step, metric=metric, told=then, now=now.item()))
     return pd.DataFrame(out, columns=["rule", "step", "metric", "told", "now"])
 
+# %% ../../nbs/7_record/01b_sound.ipynb #50d01e1f
 def run_faults(run:Run) -> list:
     "Why a stored run is not what it says of itself, in words; nothing where it is."
     at = [f"weights by {r} are not finite" for r, w in run.weights.items()
@@ -77,6 +78,7 @@ class Looked:
     why: str = ""
     seal: str = THIS_CODE
 
+# %% ../../nbs/7_record/01b_sound.ipynb #50d01e20
 def look_at_runs(store:Store, root:Path, name:str, same:Sequence[str]=(), again:bool=False) -> list:
     "The stored runs of a condition that are not recorded, or not as far; all of them `again`."
     known, out = read_table("runs", name, root=root, whose=EVERYBODY), []
@@ -129,28 +131,34 @@ def _recorded(study, preset, root) -> set:
     found = pd.read_parquet(as_committed(path), columns=["condition", "seed"]) if path.exists() else pd.DataFrame()
     return {*found.drop_duplicates().itertuples(index=False, name=None)}
 
+# %% ../../nbs/7_record/01b_sound.ipynb #50d01e21
+def _why_not(path, study, preset, job, info, lent, same) -> str:
+    "Why stored rows of a study are refused, in words; empty where they are not."
+    if preset is None:
+        return (f"expected a job of {study.name}; got {info.get('arm')}, seeds {info.get('seeds')}, of other settings "
+                "or another version; fix: carry it out with this clone's code")
+    if info.get("key") != path.stem or "rows" not in info:
+        return f"expected the rows of job {path.stem}, got those of {info.get('key')}; fix: delete it"
+    then, now = info.get("code") or {"code": info.get("source")}, {"code": job.source[1]}
+    why = code_faults(then, job.code if "code" in info else now, lent, same)
+    return "; ".join(why or row_faults(pd.DataFrame(info["rows"])))
+
+# %% ../../nbs/7_record/01b_sound.ipynb #50d01e22
 def look_at_study(store:Store, root:Path, study:Study, same:Sequence[str]=()) -> list:
     "The stored rows of a study of which some seed is not recorded."
     out, have, kept = [], {n: _recorded(study, n, root) for n in kept_presets(study)}, kept_presets(study)
     for path, preset, job in stored_jobs(study, store):
         if preset and preset not in kept: continue
-        refused = lambda why, path=path: out.append(Looked(path, study.name, (), why))
         try: info = unseal(path)[1]
         except (Damaged, OSError) as e:
-            refused(str(e).removeprefix(f"{path}: "))
+            out.append(Looked(path, study.name, (), str(e).removeprefix(f"{path}: ")))
             continue
-        if preset is None:
-            if store.lent: refused(f"expected a job of {study.name}; got {info.get('arm')}, seeds {info.get('seeds')}, "
-                                   "of other settings or another version; fix: carry it out with this clone's code")
-            continue
-        if info.get("key") != path.stem or "rows" not in info:
-            refused(f"expected the rows of job {path.stem}, got those of {info.get('key')}; fix: delete it")
-            continue
-        rows, at = pd.DataFrame(info["rows"]), f"{study.name}.{preset}/"
-        if {*zip(at + rows["condition"], rows["seed"])} <= have[preset]: continue
-        then, now = info.get("code") or {"code": info.get("source")}, {"code": job.source[1]}
-        why = code_faults(then, job.code if "code" in info else now, store.lent, same) or row_faults(rows)
-        out.append(Looked(path, job.condition, tuple(job.seeds), "; ".join(why), seal_word(then)))
+        at, rows = f"{study.name}.{preset}/", pd.DataFrame(info.get("rows", {}))
+        if len(rows) and preset and {*zip(at + rows["condition"], rows["seed"])} <= have[preset]: continue
+        if preset is None and not store.lent: continue                                     # left from some trial
+        why, of = _why_not(path, study, preset, job, info, store.lent, same), job or study
+        out.append(Looked(path, getattr(of, "condition", study.name), tuple(getattr(of, "seeds", ())), why,
+                          seal_word(info.get("code"))))
     return out
 
 # %% ../../nbs/7_record/01b_sound.ipynb #50d01e19

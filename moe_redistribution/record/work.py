@@ -26,8 +26,8 @@ from ..training.groups import Training, check_work, split_groups, train
 from ..training.jobs import begin_again, fulfil, missing_jobs, outlook
 from ..training.loop import UNTIL
 from ..training.store import Store
-from ..training.study import (STUDIES, TrainingStudy, fixed_arms, import_studies, study_jobs, study_of,
-                                               study_state, training_studies)
+from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
+                                               study_state, training_studies, why_fixed)
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
@@ -279,7 +279,7 @@ def run_study_command(args:Namespace):
     jobs = study_jobs(study, **of)
     arms = study.presets[args.preset].arms
     if {*(of["seeds"] or ())} - {s for seeds in arms.values() for s in seeds}:
-        for words in fixed_arms(study, args.arm or arms).values(): print(f"{study.name}: {words}", file=sys.stderr)
+        if why := why_fixed(study, args.arm or arms): print(f"{study.name}: {why}", file=sys.stderr)
     carry_all(unrecorded_jobs(jobs) if args.unrecorded else jobs, args)
     if args.dry_run or isinstance(study, TrainingStudy) and not args.out: return        # to open all runs takes a while
     if (rows := study.rows(args.preset, jobs)).empty: return

@@ -7,14 +7,13 @@ __all__ = ['source_hash', 'code_of', 'code_by_room', 'changed_parts', 'say_if_ch
 
 # %% ../../nbs/3_training/01b_sources.ipynb #a7c01e03
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
-import ast, contextlib, functools, hashlib, inspect, re, textwrap, types, warnings, weakref
+import ast, contextlib, hashlib, inspect, re, textwrap, types, warnings, weakref
 
 from ..tasks.kinds import PACKAGE, Kind
 
 # %% ../../nbs/3_training/01b_sources.ipynb #2620cee9
 def _tree(x):
-    "The syntax tree of a function or class without docstrings; where it is no statement, its text; None without source."
+    "The syntax tree of a function or class without docstrings; its text where it is no statement; None without any."
     try: text = textwrap.dedent(inspect.getsource(x))
     except (OSError, TypeError): return None
     try: tree = ast.parse(text)
@@ -30,6 +29,7 @@ def _said(x) -> str:
     tree = _tree(x)
     return ast.unparse(tree) if isinstance(tree, ast.AST) else tree or ""
 
+# %% ../../nbs/3_training/01b_sources.ipynb #a7c01e12
 def _own(x, of) -> bool:
     "Does a function or class lie in the file of `of`, or in the same study?"
     if not isinstance(x, (type, types.FunctionType)): return False
@@ -74,6 +74,7 @@ def source_hash(*objects) -> str:
         said |= {f"{n} = {v!r}" for n, v in map(_library, values.items()) if _plain(n, v)}
     return _digits(said)
 
+# %% ../../nbs/3_training/01b_sources.ipynb #a7c01e13
 _CODE = weakref.WeakKeyDictionary()
 def code_of(x:Callable) -> str:
     "The same of one function or class, worked out once; empty of None."
@@ -112,7 +113,7 @@ def code_by_room(objects:Iterable, rooms:Sequence[str]) -> dict:
 
 # %% ../../nbs/3_training/01b_sources.ipynb #cfa94ab4
 def changed_parts(then:dict, now:dict) -> list:
-    "The parts of the code and data behind an answer that are not today's; an older seal says less, and is asked for less."
+    "The parts of the code and data behind an answer that are not today's; an older seal is asked for what it says."
     # the hash of a task's code stood before that of its examples once
     before = {n: h[-12:] if n == "task" else h for n, h in then.items()}
     return [n for n, h in before.items() if h and now.get(n) and h != now[n]]
