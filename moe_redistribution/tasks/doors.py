@@ -72,6 +72,7 @@ def check_strata(t):
             if gaps := int(t.strata[c].isna().sum()):
                 refuse(f"stratum {c} of {t.name}", "a value for each example", f"{gaps} without", fix='fillna("none")')
 
+# %% ../../nbs/1_tasks/01d_doors.ipynb #860dfd5e
 def check_nulls(t):
     "ValueError unless guesses are whole sets of answers, blind guesses have a choice, and places on circles are there."
     if not (isinstance(t.answers, numbers.Integral) and 2 <= t.answers <= t.d_vocab_out):
@@ -135,6 +136,7 @@ def check_inputs(t):
             refuse(f"rule {rule} of {t.name}", "inputs that are not trained on", f"{both} that are, too",
                    fix="hold out all copies of an input")
 
+# %% ../../nbs/1_tasks/01d_doors.ipynb #aedef76c
 def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     check_places(t), check_examples(t), check_strata(t), check_nulls(t)
