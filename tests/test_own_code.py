@@ -1,10 +1,9 @@
 """What a user's instrument, question, study or file gives is what was asked for, and comes again from the same key."""
-import shutil
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from moe_redistribution.evidence.questions import Question
 from moe_redistribution.instruments.instrument import checked, instrument
@@ -58,17 +57,19 @@ WRONG = {                                                   # an instrument → 
     "other seeds": (lambda p, c, s, **how: table(norms(p), [x + 1 for x in s], c, **how), "rows of seed 1, 2, 3"),
     "a seed left out": (lambda p, c, s, **how: table(norms(p)[1:], s[1:], c, **how), "rows of seed 1, 2, 3"),
     "swapped": (lambda p, c, s, **how: table(norms(p).flip(0), s, c, **how), "made twice"),
-    "two in the middle": (lambda p, c, s, **how: table(norms(p)[[0, 2, 1] if len(s) == 3 else [0, 1]], s, c, **how), "made twice"),
+    "two in the middle": (lambda p, c, s, **how: table(norms(p)[[0, 2, 1] if len(s) == 3 else [0, 1]], s, c, **how),
+                          "made twice"),
     "averaged": (lambda p, c, s, **how: table(norms(p).mean().expand(len(s)), s, c, **how), "made twice"),
     "centred": (lambda p, c, s, **how: table(norms(p) - norms(p).mean(), s, c, **how), "made twice"),
     "by chance": (lambda p, c, s, **how: table(torch.rand(len(s)), s, c, **how), "made twice"),
     "in order of seeds": (lambda p, c, s, **how: table(norms(p), sorted(s), c, **how), "made twice"),
-    "another condition": (lambda p, c, s, **how: table(norms(p), s, "add7/no_ffn", **how), "rows of condition add7/ffn"),
+    "another condition": (lambda p, c, s, **how: table(norms(p), s, "add7/no_ffn", **how), "of condition add7/ffn"),
     "another stream": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(stream="authors")), "stream paired"),
     "another rule": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(rule="best")), "rows of rule final"),
     "no number": (lambda p, c, s, **how: table(norms(p) * torch.nan, s, c, **how), "finite numbers"),
     "no end": (lambda p, c, s, **how: table(norms(p) * torch.inf, s, c, **how), "finite numbers"),
-    "a metric of the library": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(metric="digits")), "my_digits"),
+    "a metric of the library": (lambda p, c, s, **how: table(norms(p), s, c, **how | dict(metric="digits")),
+                                "my_digits"),
     "nothing": (lambda p, c, s, **how: None, "expected a frame of rows; got NoneType"),
     "values alone": (lambda p, c, s, **how: norms(p), "expected a frame of rows; got Tensor"),
     "no rows": (lambda p, c, s, **how: table(norms(p), s, c, **how)[:0], "rows of condition"),
@@ -83,7 +84,8 @@ WRONG = {                                                   # an instrument → 
 @pytest.mark.parametrize("f, says", WRONG.values(), ids=WRONG)
 def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says):
     params = {n: v.clone() for n, v in PARAMS.items()}
-    with pytest.raises(ValueError, match=says) as e: checked(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
+    with pytest.raises(ValueError, match=says) as e:
+        checked(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
     assert str(e.value).count("; fix: ") == 1 and torch.get_default_dtype() == torch.float32
 
 
@@ -136,7 +138,8 @@ def drawn(arm, seeds, *_): return [float(torch.rand(1, generator=torch.Generator
 def study(values, stack=2, content=None):
     def run(arm, seeds, settings, desk): return rows(values(arm, seeds, settings), seeds, condition=arm, metric="m")
     more = dict(content=content) if content else {}
-    return Study("mine", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2)}, stack, dict(n=1))}, run, lambda *_: 1., **more)
+    small = Preset("", {"a": (1, 2), "b": (1, 2)}, stack, dict(n=1))
+    return Study("mine", "", {"small": small}, run, lambda *_: 1., **more)
 
 
 REFUSED = {"averaged": (lambda *x: [np.mean(drawn(*x))] * len(x[1]), 2, "made twice"),
@@ -154,8 +157,8 @@ def test_a_study_s_rows_are_made_twice_before_they_are_stored(tmp_path, values, 
     assert not any(j.is_done(Store(tmp_path)) for j in study_jobs(mine, arms="a"))
 
 
-ALIKE = {"arms": (drawn, "same values of a and b"), "seeds": (lambda arm, seeds, _: [len(arm) + (arm == "b")] * len(seeds),
-                                                              "expected seeds of a that differ")}
+ALIKE = {"arms": (drawn, "same values of a and b"),
+         "seeds": (lambda arm, seeds, _: [1 + (arm == "b")] * len(seeds), "expected seeds of a that differ")}
 
 
 @pytest.mark.parametrize("values, says", ALIKE.values(), ids=ALIKE)
@@ -165,7 +168,8 @@ def test_arms_or_seeds_with_the_same_values_get_a_word(tmp_path, values, says):
 
 def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
     mine = study(drawn, content=lambda arm, settings: settings)
-    with pytest.raises(ValueError, match="another for its arm b"): run_study(mine, root=tmp_path, executor="here", quiet=True)
+    with pytest.raises(ValueError, match="another for its arm b"):
+        run_study(mine, root=tmp_path, executor="here", quiet=True)
 
 
 def test_settings_that_a_function_changes_stay_those_of_the_key(tmp_path):
@@ -190,13 +194,19 @@ OWN = "add7/moe-e2k1-h8-silu+scaled"
 HOW = dict(stream="paired", until="full", quiet=True, executor="here", steps=200)
 
 
+def write_scales(folder, value):
+    "The same number in three kinds of file."
+    torch.save(torch.tensor(value), folder / "scale.pt")
+    np.save(folder / "scale.npy", value)
+    save_file({"x": torch.tensor(value)}, folder / "scale.safetensors")
+
+
 @pytest.fixture
 def mine(tmp_path):
     (path := tmp_path / "own" / "mine.py").parent.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "far_helper.py").write_text("SCALE = 2.")
-    torch.save(torch.tensor(2.), path.with_name("scale.pt"))
-    np.save(path.with_name("scale.npy"), 2.)
+    write_scales(path.parent, 2.)
     yield path
     kinds._forget(str(path))
 
@@ -205,8 +215,10 @@ READS = {                                                   # what stands at the
     "a tensor": ("SCALE = torch.load(Path(__file__).with_name('scale.pt'))", "scale.pt"),
     "an array": ("import numpy as np\nSCALE = float(np.load(Path(__file__).with_name('scale.npy')))", "scale.npy"),
     "a variable": ("SCALE = float(os.environ.get('MY_SCALE', '2'))", "$"),
-    "a module elsewhere": ("sys.path.append(str(Path(__file__).parents[1] / 'elsewhere'))\nfrom far_helper import SCALE",
-                           "../elsewhere/far_helper.py")}
+    "safetensors": ("from safetensors.torch import load_file\n"
+                    "SCALE = load_file(Path(__file__).with_name('scale.safetensors'))['x']", "scale.safetensors"),
+    "a module elsewhere": ("sys.path.append(str(Path(__file__).parents[1] / 'elsewhere'))\n"
+                           "from far_helper import SCALE", "../elsewhere/far_helper.py")}
 
 
 @pytest.mark.parametrize("top, what", READS.values(), ids=READS)
@@ -218,10 +230,8 @@ def test_what_a_file_reads_is_in_the_key_of_what_it_registers(mine, monkeypatch,
     mine.write_text(ROUTER.format(top=top, scale="SCALE"))
     first, again = key(), key()
     if what == "$": monkeypatch.setenv("MY_SCALE", "3")
-    else: shutil.copy(mine, mine.with_name("kept")), (mine.parent / what).write_bytes({
-        ".pt": b"", ".npy": b"", ".py": b"SCALE = 3.33"}[(mine.parent / what).suffix])
-    if what.endswith("pt"): torch.save(torch.tensor(3.), mine.with_name("scale.pt"))
-    if what.endswith("npy"): np.save(mine.with_name("scale.npy"), 3.)
+    elif what.endswith(".py"): (mine.parent / what).write_text("SCALE = 3.33")
+    else: write_scales(mine.parent, 3.)
     assert first == again != key() and condition(NAME).key == plain
     assert Training(OWN, (1,)).files[str(mine)].startswith(kinds.own_digest(mine) + "+")
 
