@@ -4232,6 +4232,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                 'moe_redistribution/tasks/own_code.py'),
                                                    'moe_redistribution.tasks.own_code._holders': ( '1_tasks/own_code.html#_holders',
                                                                                                    'moe_redistribution/tasks/own_code.py'),
+                                                   'moe_redistribution.tasks.own_code._telling': ( '1_tasks/own_code.html#_telling',
+                                                                                                   'moe_redistribution/tasks/own_code.py'),
                                                    'moe_redistribution.tasks.own_code._torch': ( '1_tasks/own_code.html#_torch',
                                                                                                  'moe_redistribution/tasks/own_code.py'),
                                                    'moe_redistribution.tasks.own_code.file_hash': ( '1_tasks/own_code.html#file_hash',

@@ -162,8 +162,8 @@ def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=
     "An instrument as it is kept: a function to rows with what it needs, in words of `NEEDS`."
     of = f"instrument {name}"
     if not callable(rows): refuse(of, "a function that gives rows", repr(rows)[:80], fix="def it")
-    if not callable(rules): refuse(f"rules of {of}", "a function", repr(rules)[:80], "rules=at_ends", "give the function")
     for n in needs: choose("need", n, list(NEEDS))
+    if not callable(rules): refuse(f"rules of {of}", "a function", repr(rules)[:80], "at_ends", "give the function")
     try: inspect.signature(rows).bind(None, None, [], stream="authors", rule="final")
     except TypeError as e: refuse(of, "a function of (params, c, seeds, stream=…, rule=…)", str(e), fix="add **labels")
     for s in (streams := [streams] if isinstance(streams, str) else streams): choose("stream", s, STREAMS)
@@ -175,7 +175,6 @@ def instrument(name:str, *needs, **how):
     """Declares the decorated function as the instrument `name`, by `register`; `how`: `rules`, `streams` and `live`.
 
     ValueError for an unknown need, and for a taken name."""
-    for n in needs: choose("need", n, list(NEEDS))
     return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #16ebd6ba

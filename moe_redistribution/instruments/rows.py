@@ -30,7 +30,7 @@ def rows(values, seeds:Sequence[int], **labels) -> pd.DataFrame:
     if lost := [n for n in ("condition", "metric") if n not in labels]:
         refuse("rows", "labels condition=… and metric=…", f"none for {' and '.join(lost)}", fix="condition=str(c)")
     if np.shape(values) != (len(seeds),):
-        refuse("values of rows", f"one a seed, of shape ({len(seeds)},)", np.shape(values), fix="call rows once a metric")
+        refuse("values of rows", f"one a seed, ({len(seeds)},)", np.shape(values), fix="call rows once a metric")
     columns = ROW_DEFAULTS | labels | {"seed": list(seeds), "value": np.asarray(values, dtype=float)}
     return pd.DataFrame({n: columns[n] for n in ROW_COLUMNS})
 

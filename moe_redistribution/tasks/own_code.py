@@ -13,6 +13,7 @@ from pathlib import Path
 import ast, functools, hashlib, importlib.util, inspect, os, sys, sysconfig, warnings
 
 import pandas as pd
+import safetensors.torch
 from .errors import refuse
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #bf477ce0
@@ -38,7 +39,7 @@ def of_users(thing:object) -> bool:
     return word not in sys.builtin_module_names and (at is None or is_users(at))
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #53cbd362
-_SCOPES, _WRITTEN = [], set()   # (what was read, who may not read, is scratch let off); what this process has written
+_SCOPES = []                    # (what was read, what was written, who may not read, is scratch let off)
 _ELSEWHERE = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
 
 def file_hash(path:str|Path) -> str: return hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -47,19 +48,19 @@ def _for_user():
     "Is it a user's code for which something is opened just now?"
     frame = sys._getframe(2)
     while frame and not is_users(name := frame.f_code.co_filename):
-        if _at_home(name): return False
+        if _at_home(name) and name != _for_user.__code__.co_filename: return False
         frame = frame.f_back
     return frame is not None
 
 def _hear(event, args):
     if event != "open" or isinstance(args[0], int) or args[0] is None: return
     path, writes = os.fsdecode(args[0]), bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR))
-    if writes: return _WRITTEN.add(os.path.abspath(path))
-    if not _SCOPES or _SCOPES[-1] is None or not _for_user(): return
-    path, (read, may_not, scratch) = os.path.abspath(path), _SCOPES[-1]
+    if not _SCOPES or _SCOPES[-1] is None or not writes and not _for_user(): return
+    path, (read, written, may_not, scratch) = os.path.abspath(path), _SCOPES[-1]
+    if writes: return written.add(path)
     if path.endswith(".pyc"): path = importlib.util.source_from_cache(path)
     if path in read or path.startswith(_ELSEWHERE) or ".cache" in Path(path).parts or not os.path.isfile(path): return
-    if not is_users(path) or (may_not or scratch) and path in _WRITTEN: return
+    if not is_users(path) or (may_not or scratch) and path in written: return
     if may_not:
         refuse(may_not, "a user's code that reads its files where it is imported, so that their hashes enter the key",
                f"{path}, opened in mid-work", fix="read it at the top of the file that registers")
@@ -68,13 +69,25 @@ def _hear(event, args):
     finally: _SCOPES.pop()
 sys.addaudithook(_hear)
 
+def _telling(reader):
+    "A reader that opens its file beneath Python, where nobody hears of it, made to tell."
+    @functools.wraps(reader, updated=())
+    def told(path, *how, **more):
+        sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)
+        return reader(path, *how, **more)
+    return told
+
 @contextmanager
 def reads(may_not:str="", scratch:bool=False):
     """A dictionary: path → hash of each file that is opened within it for a user's code. ValueError for one with
-    `may_not`; `scratch`: without those that this process has written."""
-    _SCOPES.append(({}, may_not, scratch))
+    `may_not`; `scratch`: without those that were written within it."""
+    _SCOPES.append(({}, set(), may_not, scratch))
+    silent = safetensors.safe_open
+    safetensors.safe_open = safetensors.torch.safe_open = _telling(silent)
     try: yield _SCOPES[-1][0]
-    finally: _SCOPES.pop()
+    finally:
+        safetensors.safe_open = safetensors.torch.safe_open = silent
+        _SCOPES.pop()
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #2ab25d0d
 _PLACES = {"HOME", "PATH", "PWD", "USER", "TMPDIR", "MOE_REDISTRIBUTION_HOME"}
@@ -91,7 +104,7 @@ def variables(path:str|Path) -> dict:
               and ast.unparse(n.value).split(".")[-1] == "environ"]
     for n in asked:
         if isinstance(n, ast.Constant): continue
-        refuse(f"line {n.lineno} of {Path(path).name}", "a variable of the environment by its name, which the key wants",
+        refuse(f"line {n.lineno} of {Path(path).name}", "a variable of the environment by name, which the key wants",
                ast.unparse(n), fix="write the name out")
     return {f"${n.value}": os.environ.get(n.value, "") for n in asked if n.value not in _PLACES}
 
@@ -167,8 +180,8 @@ def say_if_alike(of:str, found:Sequence):
         each[arm] = {s: told[rows["seed"] == s].sort_values([*told], key=lambda c: c.astype(str)).to_csv(index=False)
                      for s in sorted({*rows["seed"]})}
         if len(each[arm]) > 1 and len({*each[arm].values()}) == 1:
-            warnings.warn(f"{of}: expected seeds of {arm} that differ; got the same {len(told) // len(each[arm])} values "
-                          f"for all {len(each[arm])}; fix: let its function use the seed, or count them as one")
+            warnings.warn(f"{of}: expected seeds of {arm} that differ; got the same {len(told) // len(each[arm])} "
+                          f"values for all {len(each[arm])}; fix: let its function use the seed, or count them as one")
     for i, arm in enumerate(arms):
         for twin in arms[:i]:
             both = each[arm].keys() & each[twin].keys()

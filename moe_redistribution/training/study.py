@@ -344,8 +344,8 @@ def first_began(self:Desk) -> dict:
 _REHEARSED = set()                                                          # (function, arm)
 
 def rows_of_job(job:StudyJob, desk:Desk, store:Store):
-    """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where a user's rows
-    are not the job's, change with company or by chance, and for an error or a changed library."""
+    """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where rows of a
+    user's are not the job's, change with company or by chance, and for an error or a changed library."""
     run, of, began = job.study.run, f"study {job.study.name}, arm {job.arm}", time.monotonic()
     fresh = of_users(run) and not [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]             # no state, no part
     def once(job, desk):
