@@ -61,7 +61,8 @@ class Study:
     `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)`: what
     it takes on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it (default: its name
     and all settings); `version` goes up when they change otherwise. `threads` for torch (default: the process's).
-    `needs(arm, seeds, settings)`: arms of the same preset, and trainings, that come first; see `desk.needed`."""
+    `needs(arm, seeds, settings)`: arms of the same preset, and trainings, that come first; see `desk.needed`.
+    `reads`: an arm that trains nothing → the arm whose trainings it reads."""
     name: str
     about: str
     presets: dict
@@ -71,6 +72,7 @@ class Study:
     content: callable = all_settings
     threads: int = None
     needs: callable = needs_nothing
+    reads: dict = field(default_factory=dict)
     def __post_init__(self):
         for what, name in (("name of a study", self.name), *(("name of a preset", p) for p in self.presets)):
             if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
