@@ -12,6 +12,7 @@ import pandas as pd
 from ..evidence.printed import paper_values, printed_items
 from ..evidence.claims import (ASKED_HERE, PROTOCOLS, READS_NOTHING, Claim, Measured, claims,
                                                 statements)
+from ..evidence.findings import verdict_words
 from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind
 from ..evidence.answers import finest_prints, number_row
@@ -99,5 +100,5 @@ def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
         never = "more on their side too" if r["verdict"] == "inconclusive" else ""
         both = {k: said for k, said in both.items() if k in read}
         return dict(claim=r["statement"], expects=r["expects"], prints=text(r["printed"], ".3g", "–"), **both,
-                    verdict=r["verdict"], seeds=text(r["n_decides"], ".0f", never))
+                    verdict=verdict_words(r), seeds=text(r["n_decides"], ".0f", never))
     return pd.DataFrame([line(r) for _, r in table.iterrows()], index=table["key"])

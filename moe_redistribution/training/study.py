@@ -66,7 +66,8 @@ class Study:
     it takes on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it (default: its name
     and all settings); `version` goes up when they change otherwise. `threads` for torch (default: the process's).
     `needs(arm, seeds, settings)`: arms of the same preset, and trainings, that come first; see `desk.needed`. `fixed`:
-    beginning of an arm's name → why it takes no seeds but a preset's, as where a seed is a label."""
+    beginning of an arm's name → why it takes no seeds but a preset's, as where a seed is a label. `reads`: an arm that
+    trains nothing → the arm whose trainings it reads."""
     name: str
     about: str
     presets: dict
@@ -77,6 +78,7 @@ class Study:
     threads: int = None
     needs: callable = needs_nothing
     fixed: dict = field(default_factory=dict)
+    reads: dict = field(default_factory=dict)
     def __post_init__(self):
         for what, name in (("name of a study", self.name), *(("name of a preset", p) for p in self.presets)):
             if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
