@@ -190,6 +190,10 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
                  "--unit", "L*.routes", "--edit", "only:E2@4:", "--edit", "k=1", "--out", str(out)]) == 0
     found = pd.read_csv(out).query("metric == 'moved'").set_index("edit")["value"]
     assert found["only:E2@4:"] > 0 and found["k=1"] == pytest.approx(2) and out.with_suffix(".png").exists()
+    assert "a checkpoint without that expert" not in capsys.readouterr().err
+    assert main(["ablate", "--model", str(tmp_path / "model"), "--text", str(text), "--bytes", "--context", "16",
+                 "--unit", "L0.routes", "--edit", "never:E2", "--out", str(out)]) == 0
+    assert "a checkpoint without that expert may raise them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
