@@ -4604,6 +4604,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                               'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.Members.keep': ( '3_training/loop.html#members.keep',
                                                                                                      'moe_redistribution/training/loop.py'),
+                                                  'moe_redistribution.training.loop._after': ( '3_training/loop.html#_after',
+                                                                                               'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop._check_examples': ( '3_training/loop.html#_check_examples',
                                                                                                         'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop._check_shapes': ( '3_training/loop.html#_check_shapes',
