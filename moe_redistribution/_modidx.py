@@ -4800,6 +4800,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                               'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop.Members.keep': ( '3_training/loop.html#members.keep',
                                                                                                      'moe_redistribution/training/loop.py'),
+                                                  'moe_redistribution.training.loop._after': ( '3_training/loop.html#_after',
+                                                                                               'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop._flushing': ( '3_training/loop.html#_flushing',
                                                                                                   'moe_redistribution/training/loop.py'),
                                                   'moe_redistribution.training.loop._learning': ( '3_training/loop.html#_learning',

@@ -134,7 +134,7 @@ def own_things():
     ("add7/ffn-h8-silu+L2", "add7/ffn-h8-silu+L2", "expected one layer with an FFN"),
     ("add7/no_ffn", "add7/no_ffn", "expected one layer with an FFN"),
     ("add7/moe-e4k1-h16-silu+tokens", "add7/moe-e4k1-h16-silu+tokens", "its routes from a map of the stream"),
-    *((f"add7/moe-e4k2-h16-silu{own}", f"add7/moe-e4k2-h16-silu{own}", "by the usual rules and with weights that sum to")
+    *((f"add7/moe-e4k2-h16-silu{own}", f"add7/moe-e4k2-h16-silu{own}", "by the usual rules and with weights that sum")
       for own in ("+biased", "+expert_choice", "+switch", "+sharp")),
     ("add7/doubled-e4k1-h16-silu", "add7/doubled-e4k1-h16-silu", r"\(ffn, glu, moe, moe_glu\)")])
 def test_what_their_classes_cannot_hold_is_not_written(made, said, message, own_things):

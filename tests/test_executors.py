@@ -163,7 +163,7 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
 
 def test_what_another_process_cannot_be_sent_is_refused_before_any_work():
     with local_executor(1) as pool:
-        with pytest.raises(ValueError, match="another process can be sent.*<lambda>.*; fix: functions that a file defines"):
+        with pytest.raises(ValueError, match="another process can be sent.*<lambda>.*; fix: functions"):
             pool.submit(lambda: 1)
         assert not pool._processes
 

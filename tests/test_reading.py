@@ -90,7 +90,8 @@ def test_prompts_of_unequal_length_say_what_each_says_alone(family, side):
 
 
 DEFAULTS = dict(do_sample=True, temperature=9., repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4,
-                max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8, guidance_scale=3.)
+                max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8,
+                guidance_scale=3.)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

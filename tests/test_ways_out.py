@@ -194,7 +194,7 @@ def test_a_member_whose_own_code_was_edited_is_opened_with_a_word(tmp_path, recw
     assert not recwarn.list
     mine.write_text(SCALED.replace("* 3", "* 4"))
     import_file(mine)
-    with pytest.warns(UserWarning, match=r"router of .*\+scaled: expected what today's code gives .*; fix: the code as"):
+    with pytest.warns(UserWarning, match=r"router of .*\+scaled: expected what today's code gives .*; fix: the code"):
         open_member(path)
 
 

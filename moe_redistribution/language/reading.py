@@ -116,8 +116,7 @@ def _in_words():
 # %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
 @patch
 def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, stop=None, **more) -> torch.Tensor:
-    """The next `new` tokens (b, new) after prompts `tokens` (b, t), greedy, under `edits`. The model's own generation
-    defaults, as penalties, are not heeded.
+    """The next `new` tokens (b, new) after `tokens` (b, t), greedy whatever the model's own defaults, under `edits`.
 
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
     `more`: `SETTINGS` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the rows

@@ -103,6 +103,7 @@ def without_defaults(model:torch.nn.Module):
     try: yield
     finally: model.generation_config = own
 
+# %% ../../nbs/4b_language/01_small.ipynb #8a82893e
 @torch.no_grad()
 def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int=None, fill:int=None,
                   batch:int=512) -> torch.Tensor:

@@ -25,7 +25,8 @@ from .small import with_transformers
 def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None, *,
                 member:int|None=None) -> Path:
     """Writes one member, named by its seed or its place, to a safetensors file: parameters without the seed axis, and
-    in the metadata `condition`, `seed` (if known), `source` (hashes of the code that it needs) and a hash. Whole or not at all; the same member, the same tensors.
+    in the metadata `condition`, `seed` (if known), `source` (hashes of the code that it needs) and a hash. Whole or not
+    at all; the same member, the same tensors.
 
     ValueError for another condition's parameters, and for a seed or place that is not there."""
     c = check_population(params, c)
@@ -34,6 +35,7 @@ def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None,
     said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name), source=json.dumps(sources(c)))
     return write_whole(path, safetensors.torch.save(own, said | (dict(seed=str(seeds[place])) if seeds else {})))
 
+# %% ../../nbs/4b_language/07e_ways_out.ipynb #2fceee6a
 def open_member(path:str|Path) -> tuple:
     """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote.
 

@@ -106,8 +106,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **more):
     """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`.
 
-    It never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder without a
-    model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
+    It never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
+    without a model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
     folder, hf = model_folder(model), with_transformers()
     if isinstance(dtype, str): choose("dtype", dtype.removeprefix("torch."), DTYPES)
     name, more = (folder or Path(model)).name, dict(trust_remote_code=False) | more

@@ -115,8 +115,8 @@ def to_authors(params:dict, c:str|Condition, seed:int|None=None, *, member:int|N
     c = check_population(params, c)
     mapped = not c.routed or c.routing.reads_stream and not own_rules(c) and c.gate != "switch"
     if c.n_layers > 1 or c.ffn not in THEIRS or not mapped:
-        refuse("to_authors", f"one layer with an FFN ({', '.join(THEIRS)}), its routes from a map of the stream, by the "
-               "usual rules and with weights that sum to 1", c.name, fix="save_member holds every model")
+        refuse("to_authors", f"one layer with an FFN ({', '.join(THEIRS)}), its routes from a map of the stream, by "
+               "the usual rules and with weights that sum to 1", c.name, fix="save_member holds every model")
     place = place_of(params, seed, member)
     mine = {n: v[place] for n, v in params.items()}
     back = lambda v, how, **k: rearrange(v, " -> ".join(how.split(" -> ")[::-1]), **k).contiguous().clone()

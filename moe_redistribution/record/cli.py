@@ -85,7 +85,7 @@ def parser():
     return top
 
 # %% ../../nbs/7_record/05_cli.ipynb #12353155
-LEAST = dict.fromkeys(("context", "batch", "tokens", "steps", "d_gate", "group_size", "every", "regret"), 1) | dict(sets=0)
+LEAST = dict(context=1, batch=1, tokens=1, steps=1, d_gate=1, group_size=1, every=1, regret=1, sets=0)
 ABOVE_ZERO = ("lr", "seconds", "budget")
 
 def check_arguments(args:Namespace):
@@ -255,6 +255,7 @@ def one_line(e:Exception) -> str:
     fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
     return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
 
+# %% ../../nbs/7_record/05_cli.ipynb #aa57353e
 def carried_out(argv:Sequence) -> int:
     """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line
     each."""

@@ -116,7 +116,8 @@ def __reduce_ex__(self:Study, protocol):
     "A study of a file goes to another process as the file's name and hash, one of this package as its room."
     at = STUDIES.origin(self.name)
     if at.file and STUDIES[self.name] is self: return registered_study, (self.name, at.file, at.digest)
-    rooms = [n for n, m in sys.modules.items() if n[:27] == "moe_redistribution.studies." and vars(m).get("STUDY") is self]
+    of = f"{moe_redistribution.studies.__name__}."
+    rooms = [n for n, m in sys.modules.items() if n.startswith(of) and vars(m).get("STUDY") is self]
     return (_study_of_room, (rooms[0],)) if rooms else object.__reduce_ex__(self, protocol)
 
 def _study_of_room(room): return import_module(room).STUDY
