@@ -100,6 +100,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
     "results/smollm2.csv": lambda root, p: of_clone(p), "results/replaced.csv": lambda root, p: of_clone(p),
+    "results/changed.csv": lambda root, p: findings.former_verdicts("4.2-05"),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/deviations.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),

@@ -3,8 +3,8 @@ results/registrations.csv.
 
     python tools/registrations.py            append what is new or changed
     python tools/registrations.py --check    append nothing; name what is not registered, exit status 1
-    python tools/registrations.py --from-git append what git knows and the register does not: definitions that it missed,
-                                             and words of lines that other measures make untrue; write results/changed.csv
+    python tools/registrations.py --from-git append what git knows and the register does not: definitions that were
+                                             missed, words that other measures make untrue; write results/changed.csv
 
 The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that
 registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it. A line that was
@@ -26,11 +26,11 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import (Claim, check_claims, check_statements, each_name, is_condition,
                                                 seed_list)
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER,
-                                                       REGISTERED_TABLES, SENTENCES, SEALED, SPOT, TABLE_OF, arm_of, cells_read,
-                                                       changed_late, defined_in, defines, definition_hash, definitions,
-                                                       have_pilots, registrations, row_files, seeds_measured,
-                                                       sentence_hash, trained_as, unregistered_lines)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, REGISTERED_TABLES,
+                                                       SENTENCES, SEALED, SPOT, TABLE_OF, arm_of, cells_read,
+                                                       changed_late, defined_in, defines, definition_hash,
+                                                       definitions, have_pilots, registrations, row_files,
+                                                       seeds_measured, sentence_hash, trained_as, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
@@ -285,7 +285,7 @@ def asked_by(own, states):
 
 
 def former_verdicts(versions):
-    """key, since, commit, asked, verdict: what each ledger in git said of a claim that was changed after rows were read,
+    """key, since, commit, asked, verdict: what ledgers in git said of each claim that was changed after rows were read,
     under definitions that no longer stand, oldest first."""
     shas = git("log", "--reverse", "--first-parent", "--format=%H", "--", "results/ledger.csv").decode().split()
     states = {}                                                           # key -> [(definitions, commit, verdict)]
@@ -301,7 +301,8 @@ def former_verdicts(versions):
             had = states.setdefault(key, [])
             if had and had[-1][0] == own: had[-1][2].append(verdict.get(key, "none"))
             else: had.append((own, sha, [verdict.get(key, "none")]))
-    return [(key, utc(versions.date(sha)), sha[:8], asked_by(own, [s[0] for s in had]), ", then ".join(dict.fromkeys(words)))
+    return [(key, utc(versions.date(sha)), sha[:8], asked_by(own, [s[0] for s in had]),
+             ", then ".join(dict.fromkeys(words)))
             for key, had in sorted(states.items()) for own, sha, words in had[:-1]]
 
 
