@@ -113,7 +113,6 @@ def __reduce_ex__(self:Study, protocol):
     if not at.file or STUDIES[self.name] is not self: return object.__reduce_ex__(self, protocol)
     return registered_study, (self.name, at.file, at.digest)
 
-# %% ../../nbs/3_training/08_study.ipynb #57adf104
 # where code is followed from a study's function: all that trains and all that measures
 ANSWERS = ("tasks.task", "tasks.data", "tasks.text", "tasks.recall", "models.", "training.engine", "training.loop",
            "instruments.", "language.", "studies.")
