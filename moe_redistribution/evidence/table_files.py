@@ -20,9 +20,6 @@ from ..training.store import as_committed, write_whole, of_clone
 from ..instruments.rows import ROW_COLUMNS
 
 
-# %% ../../nbs/5_evidence/04_table_files.ipynb #628c403c
-ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
-
 # %% ../../nbs/5_evidence/04_table_files.ipynb #bc748002
 def _coded(column) -> tuple:
     "A column as (floats, None), or as (places, texts): its texts in order, and -1 where there is none."
@@ -53,6 +50,7 @@ def fingerprint(rows:pd.DataFrame) -> str:
     return content_hash(rows)[:12]
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #489a3e25
+ROOT = Path(moe_redistribution.__file__).resolve().parents[1]
 KEYS = ["condition", "stream", "seed"]
 _ORDER = {"runs": KEYS, "history": [*KEYS, "step"]}          # a row's place is decided by all of it but its value
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['recorded_with', 'overlay', 'not_in', 'record_runs', 'add_rows', 'record_rows', 'recorded_arms', 'record_study',
-           'unrecorded_jobs', 'recorded_seeds', 'note_others', 'look_at_store', 'check_before', 'write_answers',
-           'record', 'record_checkpoints', 'add_record', 'run_record']
+           'unrecorded_jobs', 'recorded_seeds', 'note_others', 'look_at_store', 'check_before', 'record',
+           'record_checkpoints', 'write_answers', 'add_record', 'run_record']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from concurrent.futures import Executor
@@ -198,23 +198,11 @@ def look_at_store(store:Store, root:Path, pool:str|Executor="here", same:Sequenc
         if study not in own: found += look_at_study(store, root, study, same)
     return found + strangers(store, arms)
 
-# %% ../../nbs/7_record/03_recording.ipynb #1192660b
 def check_before(root:Path, *more:Callable):
     "All that can be wrong with what is committed, and `more` checks, before any work: `Faults`, a line each."
     files = [p for part in ("results", "checkpoints") for p in sorted((root / part).rglob("*")) if p.is_file()]
     check_all(claims, statements, partial(registrations, root / FILE), partial(others, root), *more,
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
-
-def write_answers(store:Store, root:Path, items:Sequence, but:Iterable=()) -> list:
-    "Everything that is made of recorded rows, and the checkpoints; paths written."
-    tables = {"manifest": manifest_of(root)}
-    tables |= {f"paper/{item}": comparison(item_rows(item, root), item, root) for item in items}
-    tables |= {"ledger": ledger(root=root), "contrasts": contrast_table(root=root)}
-    written = [root / f"results/{name}.csv" for name in tables]
-    for path, table in zip(written, tables.values()): write_frame(table, path)
-    written += record_checkpoints(store, root, but)
-    write_sums(root)
-    return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #07e50005
 def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
@@ -263,6 +251,17 @@ def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
     return written + [counts_at] * bool(rows)
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
+def write_answers(store:Store, root:Path, items:Sequence, but:Iterable=()) -> list:
+    "Everything that is made of recorded rows, and the checkpoints; paths written."
+    tables = {"manifest": manifest_of(root)}
+    tables |= {f"paper/{item}": comparison(item_rows(item, root), item, root) for item in items}
+    tables |= {"ledger": ledger(root=root), "contrasts": contrast_table(root=root)}
+    written = [root / f"results/{name}.csv" for name in tables]
+    for path, table in zip(written, tables.values()): write_frame(table, path)
+    written += record_checkpoints(store, root, but)
+    write_sums(root)
+    return written
+
 def add_record(p:ArgumentParser):
     "Arguments of the record command."
     p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")

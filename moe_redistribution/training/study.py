@@ -122,13 +122,13 @@ def __reduce_ex__(self:Study, protocol):
 
 def _study_of_room(room): return import_module(room).STUDY
 
-# %% ../../nbs/3_training/08_study.ipynb #57adf104
 # where code is followed from a study's function: all that trains and all that measures
 ANSWERS = ("tasks.task", "tasks.data", "tasks.text", "tasks.recall", "models.", "training.engine", "training.loop",
            "instruments.", "language.", "studies.")
 
 @lru_cache(maxsize=64)
 def _code_of_study(run): return code_by_room([run], ANSWERS)
+
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
