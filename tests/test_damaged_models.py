@@ -259,6 +259,8 @@ DAMAGES = {
     **{f"quantised {n}": config(quantization_config=q) for n, q in QUANTISED.items()},
     **{f"type {n!r}": config(dtype=n) for n in ("bogus", "int8", "float8_e4m3fn", 7)},
     "tied, and two matrices": config(tie_word_embeddings=True), "attention unheard": config(_attn_implementation="x"),
+    **{f"{n} from the hub": config(**{n: "org/kernel"}) for n in ("_attn_implementation", "_experts_implementation",
+                                                                 "attn_implementation", "experts_implementation")},
     "window 0": config(sliding_window=0), "window -3": config(sliding_window=-3),
     "own code": config(auto_map={"AutoModelForCausalLM": "evil.M"}, model_type="unheard"),
     "tied in the file only": family("llama", config(tie_word_embeddings=False), tie_word_embeddings=True),

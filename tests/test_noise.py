@@ -57,10 +57,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits():
 
 
 def test_a_member_has_its_noise_alone_and_in_company(noisy):
-    draw = draws_of(noisy, [1, 2, 3], [5, 5, 7])
-    together = draw(torch.randn, 4, 2)
-    for i, at in enumerate([(1, 5), (2, 5), (3, 7)]):
-        assert torch.equal(draws_of(noisy, *([x] for x in at))(torch.randn, 4, 2)[0], together[i])
+    def drawn(*at):
+        members = init_members(noisy, [seed for seed, _ in at], "paired")
+        return draws_of(members, [step for _, step in at])(torch.randn, 4, 2)
+    together = drawn((1, 5), (2, 5), (3, 7))
+    for i, at in enumerate([(1, 5), (2, 5), (3, 7)]): assert torch.equal(drawn(at)[0], together[i])
     assert not torch.equal(together[0], together[1])
     company, alone = trained([1, 2], [3]), trained([2], [3])
     torch.testing.assert_close(company.w[1], alone.w[0], rtol=1e-4, atol=1e-6)
@@ -80,7 +81,7 @@ def test_what_looks_after_a_step_sees_the_noise_of_that_step(noisy):
     train_interval(members, 1)
     params, heard = unflatten(members.w, noisy), NoisyTopK.heard
     tokens = noisy.get_task().tokens[:heard.shape[1]]
-    seen = activations_of(params, tokens, noisy, draws_of(noisy, members.seeds, [0, 0]))
+    seen = activations_of(params, tokens, noisy, draws_of(members, [0, 0]))
     assert torch.equal(NoisyTopK.heard, heard) and seen["gates"].shape == (2, *heard.shape[1:])
 
 

@@ -322,6 +322,13 @@ def test_a_model_s_own_code_is_not_run_even_if_somebody_would_say_yes(toy, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_native_code_that_a_config_names_is_not_fetched(toy, key):
+    "transformers loads `org/kernel` from the hub, and runs it."
+    with pytest.raises(ValueError, match="_implementation of transformers' own, as eager; got org/kernel; .*drop"):
+        open_model(rewritten(toy, **{key: "org/kernel"}))
+
+
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hosts", "sub/x.safetensors", "absent.safetensors", 3])
 def test_a_shard_index_that_points_elsewhere_is_refused(toy, name):
     (toy.parent / "outside.safetensors").write_bytes((toy / "model.safetensors").read_bytes())

@@ -10,6 +10,7 @@ from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import MIXTURES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.reading import read_saved
+from moe_redistribution.language.small import greedy_tokens
 from moe_redistribution.language.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
 from moe_redistribution.language.verbs import At, steer
 from tiers import first
@@ -82,6 +83,24 @@ def test_prompts_of_unequal_length_say_what_each_says_alone(family, side):
         each.append(alone.generate(row[row != 0][None], 5, edits)[0])
         moved = {k: n - alone.moved.get(k, 0) for k, n in moved.items()}
     assert said.equal(torch.stack(each)) and not any(moved.values())
+
+
+
+DEFAULTS = dict(do_sample=True, temperature=9., repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4,
+                max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8,
+                guidance_scale=3.)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_greedy_is_the_most_probable_token_whatever_a_models_generation_defaults_say(name):
+    "Penalties, beams, bans and limits were heeded without a word, sampling was not."
+    model = tiny_model("olmoe")
+    s = open_model(model)
+    own, small = s.generate(W, 6), greedy_tokens(model, W, 6)
+    setattr(model.generation_config, name, DEFAULTS[name])
+    assert s.generate(W, 6).equal(own) and greedy_tokens(model, W, 6).equal(small) and own.equal(small)
+    assert getattr(model.generation_config, name) == DEFAULTS[name]
+    assert not s.generate(W, 6, suppress_tokens=own.unique().tolist()).equal(own)           # what is said is heeded
 
 
 def test_a_text_ends_where_it_is_told_and_nowhere_else():

@@ -79,7 +79,8 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "topk_group")
 
 def check_config(name:str, config:object, held:Sequence):
-    "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
+    """ValueError for sizes below 1, numbers that are none, more layers than the files, if known, have weights, and an
+    implementation that transformers would fetch from the hub."""
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
         for k, x in v.items() if isinstance(v, dict) else [(n, v)]:
@@ -89,6 +90,11 @@ def check_config(name:str, config:object, held:Sequence):
     for n in SIZES:
         v = getattr(own, n, None)
         if isinstance(v, (int, float)) and v < 1: refuse(f"model {name}", f"{n} of 1 or more", v, fix=fix)
+    for part in (config, *(getattr(config, k, None) for k in config.sub_configs)):           # no native code of the hub
+        for kind in ("attn", "experts"):
+            if "/" in str(named := getattr(part, f"_{kind}_implementation", None)):
+                refuse(f"model {name}", f"_{kind}_implementation of transformers' own, as eager", named, "eager",
+                       "drop it from config.json")
     layers = getattr(own, "num_hidden_layers", 0)
     if held is None or not isinstance(layers, int) or layers <= len(held): return
     refuse(f"model {name}", f"layers with weights, of which the files have {len(held)}", f"{layers} layers", fix=fix)
@@ -99,8 +105,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **more):
     """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`.
 
-    It never runs code that a model brings, unless `trust_remote_code=True` is given. ValueError for a folder without a
-    model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
+    It never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
+    without a model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
     folder, hf = model_folder(model), with_transformers()
     if isinstance(dtype, str): choose("dtype", dtype.removeprefix("torch."), DTYPES)
     name, more = (folder or Path(model)).name, dict(trust_remote_code=False) | more

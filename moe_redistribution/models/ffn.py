@@ -98,7 +98,8 @@ def own_rules(c:str|Condition) -> bool:
     return c.routed and not (known and r.probs is r.gates is r.balance is r.after is r.noisy is None)
 
 def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value, draw:Callable=None):
-    """Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual.
+    """Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual
+    ones.
 
     `draw`: what a training step draws noise by (`training.loop.draws_of`); without it there is none."""
     r, logits = c.routing, c.routing.logits(held, x, c)

@@ -164,8 +164,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:di
 
     `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
-    attention; `draw` as `route` has it. ValueError: an edit of no site, these two together, or parameters `Trained` in
-    another condition."""
+    attention; `draw`: see `route`. ValueError: an edit of no site, both of these, another condition's parameters."""
     c = of_one_training(params, c)
     if with_balance and read_only:
         refuse("forward", "with_balance or read_only", "both: the balance loss looks at all positions",

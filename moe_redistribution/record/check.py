@@ -108,7 +108,7 @@ def check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Call
     ValueError for another layer, FileNotFoundError without a clone. A layer that cannot read a damaged file says so."""
     root, found, skipped = Path(root or ROOT), [], {}
     for layer in layers: choose("layer", layer, list(LAYERS))
-    of_clone(root / "results/manifest.csv") if "bytes" not in layers else (root / "SHA256SUMS").stat()
+    of_clone(root / ("SHA256SUMS" if "bytes" in layers else "results/manifest.csv"))
     for layer in layers:
         began = time.monotonic()
         own, looked, why = _look(layer, root)
@@ -162,6 +162,7 @@ FORGED = dict(row=_row, claim=_claim, word=_word, sentence=_sentence)
 def demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
     root, out = Path(root or ROOT), []
+    of_clone(root / "SHA256SUMS")
     for name in forged:
         change = FORGED[choose("forgery", name, list(FORGED))]
         with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,12 @@ class Command:
 def _command(name, run, **how):
     "A command as it is kept."
     if not callable(run): refuse(f"command {name}", "a function of parsed arguments", repr(run)[:80], fix="def it")
-    return Command(name, run, **how)
+    add_import(p := ArgumentParser())
+    try: (made := Command(name, run, **how)).add(p)
+    except Exception as e:
+        refuse(f"command {name}", "about, example and arguments that argparse takes beside --help and --import", e,
+               fix="mend it", cause=e)
+    return made
 
 COMMANDS = Kind("command", "What the command line does.", (), _command,
                 every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)    # whose rooms have them all
@@ -71,9 +76,9 @@ def add_steps(p:ArgumentParser):
     p.add_argument("--steps", type=int, help="adds the option +stepsN to the name of each condition: another schedule, "
                    "and so another key (default: the recipe's)")
 
-def add_import(p:ArgumentParser):
+def add_import(p:ArgumentParser, dest:str="imports"):
     "The argument for files of one's own."
-    p.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE.py",
+    p.add_argument("--import", dest=dest, action="append", default=[], metavar="FILE.py",
                    help="a file of yours that registers tasks, routers, studies …; may be repeated")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #a9195701

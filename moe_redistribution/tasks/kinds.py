@@ -66,6 +66,8 @@ class Origin:
 def origin_of(names:dict) -> Origin:
     "The origin of what is registered by code with these globals."
     module, file = names.get("__name__", ""), names.get("__file__") or ""
+    said = getattr(names.get("__spec__"), "name", "")               # `python -m` calls a room of the library `__main__`
+    if said.partition(".")[0] == PACKAGE: module = said
     if module.partition(".")[0] == PACKAGE or not file.endswith(".py") or not Path(file).is_file():
         return Origin(module)
     path = str(Path(file).resolve())
@@ -242,9 +244,10 @@ def _run_file(path, module, spec):
         with all_or_nothing():
             _forget(str(path))
             spec.loader.exec_module(module)
-    except Exception as e:
+    except BaseException as e:                      # one that calls sys.exit() has not registered what follows
         del sys.modules[module.__name__]
         FILES.pop(str(path), None)
+        if isinstance(e, KeyboardInterrupt): raise
         if isinstance(e, ValueError) and "; fix: " in str(e): raise ValueError(f"import {path.name}: {e}") from e
         refuse(f"import {path.name}", "a file that Python can import", f"{type(e).__name__}: {e}",
                fix=f"mend {users_line(e, through=True) or 'it'}", cause=e)

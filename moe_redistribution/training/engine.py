@@ -192,7 +192,7 @@ def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Conditio
               generators:Sequence[torch.Generator]=None, draw:Callable=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
 
-    Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of a condition with dropout, `draw` a router's noise."""
+    Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of dropout, `draw` a router's noise."""
     t, (S, B) = c.get_task(), tokens.shape[:2]
     leaves = {n: v.detach().requires_grad_(live is None or n in live) for n, v in params.items()}
     names = list(leaves) if live is None else list(live)

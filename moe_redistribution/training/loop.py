@@ -236,13 +236,18 @@ def activations_of(params:dict, tokens:torch.Tensor, c:Condition, draw:Callable=
     forward(params, tokens, c, sink=(seen := {}), draw=draw)
     return seen
 
-def draws_of(c:Condition, seeds:Sequence[int], steps:Sequence[int], device:str|torch.device="cpu"):
-    """What a router with noise draws by after so many `steps`, else None: `draw(torch.randn, *shape)` → (s, *shape), where
+def draws_of(members:Members, steps:Sequence[int]):
+    """What a router with noise draws by after so many `steps`, else None: `draw(torch.randn, *shape)` → (s, *shape);
     each seed's numbers are decided by that seed and its step alone."""
-    if not c.routing.noisy: return None
-    at = [np.random.SeedSequence(s, spawn_key=(len(PARTS), n)) for s, n in zip(seeds, steps)]    # a part of its own
+    if not members.c.routing.noisy: return None
+    at = [np.random.SeedSequence(s, spawn_key=(len(PARTS), n)) for s, n in zip(members.seeds, steps)]
     gens = [torch.Generator().manual_seed(int(a.generate_state(1, np.uint64)[0] >> 1)) for a in at]
-    return lambda fill, *shape: torch.stack([fill(shape, generator=g) for g in gens]).to(device)
+    return lambda fill, *shape: torch.stack([fill(shape, generator=g) for g in gens]).to(members.w.device)
+
+def _after(members, weights, tokens, steps):
+    "Lets a router change what it holds after a step, of which it may see the pass again with its noise."
+    c, draw = members.c, draws_of(members, steps)
+    if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c, draw), c)
 
 def redraw_(members:Members, steps:int):
     "New routes for every member after so many `steps`."
@@ -262,8 +267,7 @@ def train_interval(members:Members, n:int):
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
-        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks,
-                                draws_of(c, members.seeds, now, dev))
+        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks, draws_of(members, now))
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         zero_held_(grad, c, now)
@@ -271,9 +275,7 @@ def train_interval(members:Members, n:int):
         count = optimiser_steps(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
-        if c.routing.after:                                                    # which sees the noise of its step again
-            draw = draws_of(c, members.seeds, now, dev)
-            c.routing.after(weights, partial(activations_of, weights, tokens, c, draw), c)
+        _after(members, weights, tokens, now)
         members.step += 1
         if not due.isdisjoint(now): happen_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)

@@ -59,7 +59,7 @@ def _examples(t, seed):
 def try_step(c:Condition, seeds:Sequence[int]) -> dict:
     "What becomes of some seeds in one step and in each event of a condition: name → values, seeds first."
     members, none, t = init_members(c, seeds, "paired"), [0] * len(seeds), c.get_task()
-    params, draw = unflatten(members.w, c), draws_of(c, seeds, none)
+    params, draw = unflatten(members.w, c), draws_of(members, none)
     out = {f"initial {n}": x.clone() for n, x in params.items()}
     if c.routing.redraws: redraw_(members, none)
     if c.routed: out["routes of a step"] = params["W_router"].clone()
@@ -230,7 +230,7 @@ def _still(c) -> list:
     params = {n: x.requires_grad_() for n, x in unflatten(members.w.detach(), c).items()}
     own = ["W_router"] * (c.n_experts > 1 and not c.routing.after) + [n for n in c.variant.shapes(c) if n[0] == "W"]
     own = [n for n in own if n in learning_names(c, [0])]
-    total = sum(x.sum() for x in loss(params, tokens, targets, c, draw=draws_of(c, [1], [0])))
+    total = sum(x.sum() for x in loss(params, tokens, targets, c, draw=draws_of(members, [0])))
     grads = torch.autograd.grad(total, [params[n] for n in own], allow_unused=True) if own else ()
     return [n for n, g in zip(own, grads) if g is None or g.abs().max() <= 1e-7]
 

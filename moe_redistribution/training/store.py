@@ -6,7 +6,7 @@
 __all__ = ['FULL', 'COMMITTED', 'RUN_NAME', 'Damaged', 'seal_hash', 'replace_file', 'write_picture', 'listing_of',
            'listed_hashes', 'as_committed', 'of_clone', 'relist', 'write_whole', 'seal', 'no_sealed_file', 'unseal',
            'kept_in_half', 'compact', 'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'source_hash', 'code_of',
-           'say_if_changed', 'sources', 'machine', 'register_hash', 'has_begun']
+           'say_if_changed', 'sources', 'say_if_other', 'machine', 'register_hash', 'has_begun']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +132,7 @@ def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there.
 
     An OSError leaves the old file alone; that of a full disk says what to do."""
-    path = Path(path).resolve()                                             # a link stays one
+    path = Path(os.path.realpath(path))                                     # a link stays one, but for one to itself
     if (listing := listing_of(path)) is None: return replace_file(path, data, flush)
     name, new = path.relative_to(listing.parent).as_posix(), hashlib.sha256(data).hexdigest()
     old = listed_hashes(listing).get(name, set())
@@ -285,11 +285,8 @@ def load(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Run:
     expected, got = (c.key, seed, stream), tuple(info.get(k) for k in ("key", "seed", "stream"))
     if got != expected or info.pop("kind", "run") != "run" or not {"history", "step", "failed"} <= {*info}:
         refuse(path, f"the run {expected}", f"{got}, another one", fix="delete it", error=Damaged)
-    if then := info.get("source"):
-        now, fix = sources(c), f"moe-redistribution train {c.name} --again, or another word for the new code"
-        for n in then:                                # the hash of a task's code stood before that of its examples once
-            before = then[n][-12:] if n == "task" else then[n]
-            say_if_changed(f"{n} of {c.name}", before, now.get(n), fix)
+    fix = f"moe-redistribution train {c.name} --again, or another word for the new code"
+    say_if_other(c, info.get("source") or {}, fix)
     weights, info["condition"] = {}, c.name
     for name, v in tensors.items(): weights.setdefault(name.partition("/")[0], {})[name.partition("/")[2]] = v
     return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
@@ -434,6 +431,12 @@ def sources(c:str|Condition) -> dict:
     own = {f"event {e.word}": code_of(type(e)) for e in c.events if type(e) in EVENTS.added()}
     if c.variant in VARIANTS.added(): own["variant"] = code_of(type(c.variant))
     return task | dict(router=code_of(type(c.routing))) | own
+
+def say_if_other(c:Condition, then:dict, fix:str):
+    "`say_if_changed` of each of the `sources` that something of a condition had `then`."
+    now = sources(c)
+    for n, before in then.items():                    # the hash of a task's code stood before that of its examples once
+        say_if_changed(f"{n} of {c.name}", before[-12:] if n == "task" else before, now.get(n), fix)
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
 def _processor():

@@ -104,10 +104,14 @@ STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives row
 
 @patch
 def __reduce_ex__(self:Study, protocol):
-    "A study of a file goes to another process as the file's name and hash."
+    "A study of a file goes to another process as the file's name and hash, one of this package as its room."
     at = STUDIES.origin(self.name)
-    if not at.file or STUDIES[self.name] is not self: return object.__reduce_ex__(self, protocol)
-    return registered_study, (self.name, at.file, at.digest)
+    if at.file and STUDIES[self.name] is self: return registered_study, (self.name, at.file, at.digest)
+    of = f"{moe_redistribution.studies.__name__}."
+    rooms = [n for n, m in sys.modules.items() if n.startswith(of) and vars(m).get("STUDY") is self]
+    return (_study_of_room, (rooms[0],)) if rooms else object.__reduce_ex__(self, protocol)
+
+def _study_of_room(room): return import_module(room).STUDY
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
