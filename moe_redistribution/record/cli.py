@@ -269,8 +269,7 @@ def carried_out(argv:Sequence) -> int:
         return 130
     except Exception as e:
         if at := users_line(e):         # in a file that was imported, and so no bug of ours
-            said = f"{type(e).__name__}: {' '.join(str(e).split())}"
-            print(f"moe-redistribution: {said}; fix: mend {at}", file=sys.stderr)
+            print(f"moe-redistribution: {type(e).__name__}: {one_line(e)}; fix: mend {at}", file=sys.stderr)
             return 2
         traceback.print_exc()
         print(BUG, file=sys.stderr)
