@@ -255,6 +255,7 @@ def one_line(e:Exception) -> str:
     fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
     return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
 
+
 # %% ../../nbs/7_record/05_cli.ipynb #aa57353e
 def carried_out(argv:Sequence) -> int:
     """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line
@@ -283,3 +284,4 @@ def carried_out(argv:Sequence) -> int:
         print(BUG, file=sys.stderr)
         return 70
     return 0
+
