@@ -367,6 +367,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                        'moe_redistribution/evidence/pages.py')},
             'moe_redistribution.evidence.printed': { 'moe_redistribution.evidence.printed._about': ( '5_evidence/printed.html#_about',
                                                                                                      'moe_redistribution/evidence/printed.py'),
+                                                     'moe_redistribution.evidence.printed._last_digit': ( '5_evidence/printed.html#_last_digit',
+                                                                                                          'moe_redistribution/evidence/printed.py'),
                                                      'moe_redistribution.evidence.printed._place': ( '5_evidence/printed.html#_place',
                                                                                                      'moe_redistribution/evidence/printed.py'),
                                                      'moe_redistribution.evidence.printed._printed': ( '5_evidence/printed.html#_printed',
