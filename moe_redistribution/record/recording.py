@@ -37,11 +37,10 @@ from ..instruments.instrument import instruments_for
 from ..instruments.measuring import measure, stack
 from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds, right_answers
-from ..evidence.selection import far_enough, item_rows, recorded_runs, weightless_runs
-from ..evidence.answers import comparison, contrast_table
+from ..evidence.selection import far_enough, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .ledger import ledger
+from .ledger import answer_tables
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
 def recorded_with(study:Study, name:str) -> dict:
@@ -180,7 +179,7 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
     `executor` as in `train`. `replace`: conditions in which another run of a recorded seed takes its place, for a
     `reason` that is kept; ValueError, before any work, for one with nothing recorded or nothing in the store.
     `whose` store it is, if from elsewhere: nothing that is recorded changes, and results/others.csv names new seeds."""
-    store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
+    store, root, _ = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
     taken = {n: replace_runs(store, root, n, say, reason) for n in replaceable_names(replace, store, root)}
     written = [root / "results/replaced.csv"] * any(taken.values())
     with open_executor(executor) as pool:
@@ -190,12 +189,9 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
     if (table := manifest_of(root)).empty: return written
     written.append(root / "results/manifest.csv")
     write_frame(table, written[-1])
-    for item in items:
-        written.append(root / f"results/paper/{item}.csv")
-        write_frame(comparison(item_rows(item, root), item, root), written[-1])
-    for name, table in (("ledger", ledger), ("contrasts", contrast_table)):
+    for name, table in answer_tables(root):
         written.append(root / f"results/{name}.csv")
-        write_frame(table(root=root), written[-1])
+        write_frame(table, written[-1])
     written += record_checkpoints(store, root)
     write_sums(root)
     return written
