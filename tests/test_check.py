@@ -1,7 +1,9 @@
 """What `check` sees in a clone that somebody changed."""
+import os
 import random
 import shutil
 import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -12,8 +14,16 @@ from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonst
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.versions import Versions, rewritten_lines
 from moe_redistribution.training.store import listed_hashes
+from tiers import first
 
 PARTS = ("data", "results", "checkpoints", "nbs")
+
+
+@pytest.mark.parametrize("threads", first(["1"], ["1", "2"]))
+def test_the_whole_command_finds_nothing_in_this_clone_whatever_the_number_of_threads(threads):
+    done = subprocess.run([sys.executable, "-m", "moe_redistribution", "check"], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": threads})
+    assert done.returncode == 0 and "answers: " in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

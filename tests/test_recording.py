@@ -228,10 +228,9 @@ def small(monkeypatch):
     for room in (recording, runs): monkeypatch.setattr(room, "canonical", lambda: [(NAME, "first256")])
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
     alone = replace(with_only(two), presets={"small": replace(STUDY.presets["small"], arms={NAME: (42, 137)})})
-    few = dict(known_studies=lambda: {alone.name: alone}, paper_items=lambda: [],
-               look_at_store=lambda *where, **how: [],                    # these runs only pretend to have learned
-               ledger=lambda root: pd.DataFrame(dict(key=[])),
-               contrast_table=lambda root: pd.DataFrame(dict(family=[])))
+    tables = [("ledger", pd.DataFrame(dict(key=[]))), ("contrasts", pd.DataFrame(dict(family=[])))]
+    few = dict(known_studies=lambda: {alone.name: alone}, answer_tables=lambda root: tables,
+               look_at_store=lambda *where, **how: [])                     # these runs only pretend to have learned
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['NO_ROWS', 'READ', 'recorded_rows', 'recorded_runs', 'by_condition', 'weightless_runs', 'unlearned_runs',
            'generalised_rows', 'learned_rows', 'recorded_history', 'far_enough', 'run_rows', 'computed_kinds',
-           'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_behind', 'RowsBehind']
+           'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_of_items', 'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +176,15 @@ def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None, whose
 def item_rows(item:str, root:str|Path=None) -> pd.DataFrame:
     "The same behind one table or figure of the paper, everybody's: a claim names its seeds."
     return gather(asked_pairs(item), READ, root, EVERYBODY)
+
+def rows_of_items(items:Sequence[str], root:str|Path=None) -> Iterator:
+    "(item, its `item_rows`) for each of several, every file read once."
+    pairs = {i: asked_pairs(i) for i in items}
+    whole = gather(dict.fromkeys(p for own in pairs.values() for p in own), READ, root, EVERYBODY)
+    at = whole.groupby(["instrument", "condition"], sort=False).indices
+    for item, own in pairs.items():
+        yield item, whole.iloc[np.sort(np.concatenate([[], *(at[p] for p in own if p in at)])).astype(int)]
+
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #35bedf77
 _PLACES = "position stream rule metric site edit stratum split".split()

@@ -13,7 +13,7 @@ import os, re
 
 import numpy as np
 import pandas as pd
-from ..tasks.commands import json_records
+from ..tasks.commands import csv_lines, json_records
 from ..tasks.errors import choose, nearest, refuse
 from ..training.store import write_whole
 
@@ -80,7 +80,7 @@ def select(rows:pd.DataFrame, **where) -> pd.DataFrame:
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002
 TABLE_FORMS = {".parquet": lambda f: f.to_parquet(index=False, compression="zstd", write_page_checksum=True),
-               ".csv": lambda f: f.to_csv(index=False, lineterminator="\n").encode(),
+               ".csv": lambda f: csv_lines(f).encode(),
                ".json": lambda f: f"{json_records(f)}\n".encode()}
 
 def table_form(path:str|Path) -> str:

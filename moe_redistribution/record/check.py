@@ -14,17 +14,14 @@ import io, json, shutil, subprocess, sys, tempfile, time
 
 import numpy as np
 import pandas as pd
-from ..tasks.commands import add_form, command, show_table
+from ..tasks.commands import add_form, command, csv_lines, show_table
 from ..tasks.errors import choose, refuse
 from ..training.store import as_committed, listed_hashes, of_clone
 from ..instruments.rows import TABLE_FORMS
-from ..evidence.answers import comparison, contrast_table
-from ..evidence.claims import paper_items
 from ..evidence.pages import page_hash, stored_pages
 from ..evidence.registrations import FILE, definitions, unregistered_lines
-from ..evidence.selection import item_rows
 from ..evidence.table_files import (MANIFEST, ROOT, STORED, manifest, manifest_of, sums, write_sums)
-from .ledger import ledger
+from .ledger import answer_tables
 from .versions import NothingToLookAt, history_says
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0007
@@ -74,13 +71,10 @@ def other_cells(said:bytes, made:bytes) -> Iterator:
 
 def changed_answers(root:Path) -> Iterator:
     "Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give)."
-    made = {"contrasts": contrast_table, "ledger": ledger}
-    made |= {f"paper/{item}": lambda root, item=item: comparison(item_rows(item, root), item, root)
-             for item in paper_items()}
-    for name, make in made.items():
+    for name, made in answer_tables(root):
         said = of_clone(root / f"results/{name}.csv").read_bytes()
         yield None
-        yield from ((f"results/{name}.csv", *x) for x in other_cells(said, TABLE_FORMS[".csv"](make(root=root))))
+        yield from ((f"results/{name}.csv", *x) for x in other_cells(said, TABLE_FORMS[".csv"](made)))
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0012
 LAYERS = {"bytes": (changed_bytes, "files"), "manifest": (changed_rows, "lines of the manifest"),
@@ -134,7 +128,7 @@ def _claim(root):
     path = root / "data/sparsity_moves/claims.csv"
     head, line, rest = path.read_text(encoding="utf-8").split("\n", 2)
     cells = pd.read_csv(as_committed(path), nrows=1, dtype=str, keep_default_na=False)
-    new = cells.assign(seeds="1-63").to_csv(index=False, header=False).strip()
+    new = csv_lines(cells.assign(seeds="1-63"), header=False).strip()
     _forge(path, "\n".join([head, new, rest]).encode())
     return f"the seeds of {cells['id'][0]}", ("bytes", "registrations")
 

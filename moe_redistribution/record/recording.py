@@ -39,13 +39,13 @@ from ..instruments.instrument import instruments_for
 from ..instruments.measuring import measure, stack
 from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds, right_answers
-from ..evidence.selection import far_enough, item_rows, recorded_runs, weightless_runs
-from ..evidence.answers import comparison, contrast_table
+from ..evidence.selection import far_enough, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
 from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, stored_jobs,
                                              strangers)
-from .ledger import ledger
+from .ledger import answer_tables
+
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
 def recorded_with(study:Study, name:str) -> dict:
@@ -213,7 +213,7 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
     `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store.
     `whose` store it is, if it is lent: nothing that is recorded changes, and results/others.csv names new seeds.
     `looked`: what `look_at_store` says (default: it is asked); files that it refuses are named and left out."""
-    store, root, items = store or Store(), Path(root or ROOT), paper_items()    # without a clone it is refused here
+    store, root, _ = store or Store(), Path(root or ROOT), paper_items()        # without a clone it is refused here
     check_before(root, partial(processes, executor), *(partial(replaceable_names, [n], store, root) for n in replace))
     with open_executor(executor) as pool:
         if looked is None: looked = look_at_store(store, root, pool, again=replace)
@@ -225,7 +225,7 @@ def record(store:Store=None, root:str|Path=None, say:Callable=print, executor:st
         written = [root / "results/replaced.csv"] * any(taken.values())
         for study in known_studies().values(): written += record_study(store, root, study, say, pool, but)
     if whose: written.append(note_others(root, whose, before, looked))
-    return written if manifest_of(root).empty else written + write_answers(store, root, items, but)
+    return written if manifest_of(root).empty else written + write_answers(store, root, but)
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
 def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
@@ -251,11 +251,9 @@ def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
     return written + [counts_at] * bool(rows)
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
-def write_answers(store:Store, root:Path, items:Sequence, but:Iterable=()) -> list:
+def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     "Everything that is made of recorded rows, and the checkpoints; paths written."
-    tables = {"manifest": manifest_of(root)}
-    tables |= {f"paper/{item}": comparison(item_rows(item, root), item, root) for item in items}
-    tables |= {"ledger": ledger(root=root), "contrasts": contrast_table(root=root)}
+    tables = {"manifest": manifest_of(root)} | dict(answer_tables(root))
     written = [root / f"results/{name}.csv" for name in tables]
     for path, table in zip(written, tables.values()): write_frame(table, path)
     written += record_checkpoints(store, root, but)

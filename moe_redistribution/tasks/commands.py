@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'TOLD', 'MOST_SEEDS', 'MINUTE', 'Command', 'command', 'told_words', 'read_seeds', 'add_steps',
-           'add_import', 'add_form', 'json_records', 'show_table', 'progress_place', 'Line', 'add_kinds', 'run_kinds']
+           'add_import', 'add_form', 'json_records', 'csv_lines', 'show_table', 'progress_place', 'Line', 'add_kinds',
+           'run_kinds']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from argparse import ArgumentParser, Namespace
@@ -93,10 +94,15 @@ def json_records(frame:pd.DataFrame) -> str:
     plain = frame.astype(object).where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None).to_dict("records")
     return json.dumps(plain, indent=1, ensure_ascii=False, default=str)
 
+def csv_lines(frame:pd.DataFrame, **how) -> str:
+    "A frame as CSV, its floats at twelve significant digits, whole ones at all of theirs; `how` is for pandas."
+    digits = lambda x: str(x if float(x).is_integer() else float(f"{x:.12g}"))
+    return frame.to_csv(index=False, lineterminator="\n", float_format=digits, **how)
+
 def show_table(table:pd.DataFrame, args:Namespace, note:str="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."
     if args.json: return print(json_records(table))
-    if args.csv: return print(table.to_csv(index=False), end="")
+    if args.csv: return print(csv_lines(table), end="")
     print(table.to_string(**dict(index=False) | how), *[f"\n{note}"] * bool(note), sep="\n")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #1fcfb499
