@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from moe_redistribution.evidence.questions import Question
-from moe_redistribution.instruments.instrument import checked, instrument
+from moe_redistribution.instruments.instrument import checked_rows, instrument
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init
@@ -85,7 +85,7 @@ WRONG = {                                                   # an instrument → 
 def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says):
     params = {n: v.clone() for n, v in PARAMS.items()}
     with pytest.raises(ValueError, match=says) as e:
-        checked(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
+        checked_rows(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
     assert str(e.value).count("; fix: ") == 1 and torch.get_default_dtype() == torch.float32
 
 
@@ -94,14 +94,14 @@ def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says
 def test_one_seed_or_two_are_enough_to_see_it(word, n):
     if (n, word) == (1, "averaged"): pytest.skip("one seed's mean is its own")
     with pytest.raises(ValueError, match="made twice"):
-        checked(WRONG[word][0])({k: v[:n] for k, v in PARAMS.items()}, NAME, SEEDS[:n], stream="paired", rule="final")
+        checked_rows(WRONG[word][0])({k: v[:n] for k, v in PARAMS.items()}, NAME, SEEDS[:n], stream="paired")
 
 
 def test_a_right_instrument_is_carried_out_and_those_of_the_library_are_as_they_are():
-    right = checked(lambda p, c, s, **how: table(norms(p), s, c, **how))
+    right = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))
     for seeds in (SEEDS, SEEDS[:1], SEEDS[::-1]):
         assert len(right({k: v[:len(seeds)] for k, v in PARAMS.items()}, NAME, seeds, stream="paired")) == len(seeds)
-    assert checked(init) is init
+    assert checked_rows(init) is init
 
 
 @pytest.mark.parametrize("how, says", [(dict(rules="at_all"), "rules of instrument"), (dict(streams="pared"), "paired"),

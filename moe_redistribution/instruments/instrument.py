@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'before_end', 'Instrument', 'library_metrics',
-           'check_measured', 'checked', 'instrument', 'is_first', 'own_part', 'instruments', 'instruments_for',
+           'check_measured', 'checked_rows', 'instrument', 'is_first', 'own_part', 'instruments', 'instruments_for',
            'misfits']
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
@@ -127,7 +127,7 @@ def _company(params, c, seeds, quick):
     other = init(c, [torch.Generator().manual_seed(seeds[0] + 1)])
     return {k: torch.cat([other[k].to(v), v]) for k, v in params.items()}, [seeds[0] + 1, *seeds]
 
-def checked(f:callable, name:str=None) -> callable:
+def checked_rows(f:callable, name:str=None) -> callable:
     """A user's instrument with all that is checked of it; one of the library as it is.
 
     ValueError (expected, got, fix) for rows that are not what was asked for, that depend on a seed's company or on
@@ -167,7 +167,7 @@ def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=
     try: inspect.signature(rows).bind(None, None, [], stream="authors", rule="final")
     except TypeError as e: refuse(of, "a function of (params, c, seeds, stream=…, rule=…)", str(e), fix="add **labels")
     for s in (streams := [streams] if isinstance(streams, str) else streams): choose("stream", s, STREAMS)
-    return Instrument(checked(rows, name), tuple(needs), rules, tuple(streams), live)
+    return Instrument(checked_rows(rows, name), tuple(needs), rules, tuple(streams), live)
 
 DECLARED = Kind("instrument", "What is measured of trained models.", (), _instrument, every=lambda: instruments())
 
@@ -175,6 +175,7 @@ def instrument(name:str, *needs, **how):
     """Declares the decorated function as the instrument `name`, by `register`; `how`: `rules`, `streams` and `live`.
 
     ValueError for an unknown need, and for a taken name."""
+    for n in needs: choose("need", n, list(NEEDS))
     return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #16ebd6ba

@@ -19,7 +19,7 @@ from types import ModuleType
 import ast, hashlib, inspect, re, sys, traceback
 
 from .errors import choose, refuse
-from .own_code import file_hash, is_users, reads, untouched, variables
+from .own_code import file_hash, is_users, reads, untouched_library, variables
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #374718ed
 def _words(path) -> list:
@@ -276,7 +276,7 @@ def _is_as_read(path):
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
-        with all_or_nothing(), untouched(f"import {path.name}"), reads() as read:
+        with all_or_nothing(), untouched_library(f"import {path.name}"), reads() as read:
             _forget(str(path))
             spec.loader.exec_module(module)
             READ[str(path)] = _all_read(_hashes(path), read)
