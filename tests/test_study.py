@@ -212,7 +212,7 @@ def test_jobs_of_other_seeds_need_jobs_of_these_seeds_and_are_carried_out(tmp_pa
     [job] = study_jobs(study, arms="b", seeds=[3, 4])
     assert [(n.arm, n.seeds) for n in job.needs] == [("a", (3, 4))]
     run_study(study, arms="b", seeds=[3, 4], root=tmp_path, executor="here", quiet=True)
-    assert asked == [("a", (3, 4)), ("b", (3, 4))] and job.set_aside(Store(tmp_path)) == 1
+    assert [x for x in asked if len(x[1]) > 1] == [("a", (3, 4)), ("b", (3, 4))] and job.set_aside(Store(tmp_path)) == 1
     assert study_jobs(study, arms=["a"], seeds=[3])[0].set_aside(Store(tmp_path)) == 0      # another cut, another job
 
 
