@@ -2077,6 +2077,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                            'moe_redistribution/language/smollm2.py')},
             'moe_redistribution.language.streaming': { 'moe_redistribution.language.streaming._beginning': ( '4b_language/streaming.html#_beginning',
                                                                                                              'moe_redistribution/language/streaming.py'),
+                                                       'moe_redistribution.language.streaming._check_edits': ( '4b_language/streaming.html#_check_edits',
+                                                                                                               'moe_redistribution/language/streaming.py'),
                                                        'moe_redistribution.language.streaming.ablation_map': ( '4b_language/streaming.html#ablation_map',
                                                                                                                'moe_redistribution/language/streaming.py'),
                                                        'moe_redistribution.language.streaming.byte_tokens': ( '4b_language/streaming.html#byte_tokens',

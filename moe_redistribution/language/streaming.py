@@ -82,6 +82,7 @@ def text_pieces(f):
         yield more
     if rest: yield rest
 
+# %% ../../nbs/4b_language/08_streaming.ipynb #cf57a72e
 def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None):
     """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all.
 
@@ -241,15 +242,20 @@ def text_edits(s:LanguageModel, unit:str, how, means:dict) -> dict:
     return combine_edits(s, {name: At(v, limit.where) if limit else v for name, v in each.items()})
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #d5cb5b33
+def _check_edits(s, todo, context):
+    "ValueError for a (unit, edit) that the model has not got, or that no token of a window can get."
+    for u, e in todo:
+        combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
+        if limit := limit_of(e): limit.check(context)
+
+# %% ../../nbs/4b_language/08_streaming.ipynb #469da8b0
 def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
                   edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,
     route_around, swap:E2; of routes never:E3, only:E2, k=1; each at some tokens, as zero@4:). `part`: a file for what
     is done so far; one unit under one edit is lost at most."""
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
-    for u, e in todo[1:]:
-        combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
-        if limit := limit_of(e): limit.check(context)
+    _check_edits(s, todo[1:], context)
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch,
