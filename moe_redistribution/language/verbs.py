@@ -35,7 +35,7 @@ class At:
         ends = [first, *[last] * (last is not None)] if isinstance(where, slice) else where
         fits = isinstance(ends, (list, tuple, range)) and len(ends) and all(type(i) is int and i >= 0 for i in ends)
         if not fits or last is not None and last <= first or getattr(where, "step", None) not in (None, 1):
-            refuse("where", ask, getattr(where, "shape", where), "slice(4, None)", "count from the first token")
+            refuse("where", ask, getattr(where, "shape", where), "slice(4, None)", "count positions from 0")
         self.where = where
     def __repr__(self): return f"At({self.how!r}, {self.where!r})"
     def mask(self, places:torch.Tensor):
