@@ -45,8 +45,7 @@ class Layer:
     shared_gate: nn.Module = None
     shared_rest: bool = False                           # is shared what the block adds to its experts?
     fixed: bool = False                                 # is the choice the same whatever the scores, as by a hash?
-    additive: bool = False                              # is the block the sum of its experts and shared ones?
-    between: str = ""                                   # if not, what it makes of them
+    additive: bool = False; between: str = ""           # is its block the sum of its parts, or what else?
     scale: float = 1.
     sums: bool = False                                  # does the stream sum?
     absent: dict = field(default_factory=dict)          # site → why it is not there
@@ -426,8 +425,7 @@ def probe_model(model:torch.nn.Module, family=None) -> Probe:
     with under(model): check_causal(model, plain, said(torch.cat([tokens[:, :-1], tokens[:, :1]], 1)))
     heard = {m: Hearing(tokens) for layer in own for m in layer.modules()}
     error, other, routes = _with_ours(model, said, plain, calls, heard)
-    limit = LIMIT.get(plain.dtype, .1)
-    if not error <= limit:
+    if not error <= (limit := LIMIT.get(plain.dtype, .1)):
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}

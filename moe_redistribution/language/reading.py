@@ -67,6 +67,7 @@ def _left_padded(tokens, real):
 
 NEVER = 1 << 30                              # no token's number: where none is given, the model's own would end a text
 
+# %% ../../nbs/4b_language/06c_reading.ipynb #f73e41ef
 class _Steps:
     "Says before every pass of a generation which tokens it sees, and counts over passes what edits moved."
     def __init__(self, s, told, at, stop, mask):
@@ -121,8 +122,7 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
 
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
     `more`: `SAYS_BY` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the rows
-    of a prompt are n, one after another. `moved` counts all beams. ValueError for edits that are not of one token at a
-    time, other settings, a prompt without tokens, and a text longer than the model's positions."""
+    of a prompt are n, one after another. ValueError for edits not of one token at a time, and texts that do not fit."""
     if not isinstance(tokens, torch.Tensor) or tokens.ndim != 2:
         refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
                fix="torch.tensor(tokenize(text))[None]")
@@ -330,6 +330,7 @@ def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Te
     shards.write(done=True)
     return index
 
+# %% ../../nbs/4b_language/06c_reading.ipynb #380452ff
 def _described(site, x):
     return dict(shape=["rows" if is_expert(site) else "windows", *x.shape[1:]], dtype=str(x.dtype))
 

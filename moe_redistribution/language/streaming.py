@@ -163,9 +163,8 @@ def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=5
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
     choose("senders", by, SENDERS)
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, by=by,
-                            opened=[s.pad, s.family])
-    total, done, last = Tally(), 0, time.monotonic()
+    asked = [windows_digest(windows()), batch, by, s.pad, s.family]
+    key, total, done, last = part and model_key(s.model, s.name, text, asked=asked), Tally(), 0, time.monotonic()
     if part and (left := kept_so_far(part, key)):
         done = left[1]["done"]
         for i, (site, sender, stratum, n) in enumerate(left[1]["of"]):
@@ -258,8 +257,7 @@ def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=
     _check_edits(s, todo[1:], context)
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch,
-                             opened=[s.pad, s.family])
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), opened=[batch, s.pad, s.family])
     kept, groups = part and kept_so_far(part, key), lambda: in_groups(windows(), batch)
     means, have = (kept[0], kept[1]["done"]) if kept else ({}, {})
     def keep(): part and seal(part, means, dict(key=key, done=have))
