@@ -60,6 +60,11 @@ def check_one_token(edits:dict, sites:Sequence[str]):
                "zero for a head", "edit z, a head or attn_out")
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #0924f969
+def _prompts(tokens):
+    if isinstance(tokens, torch.Tensor) and tokens.ndim == 2: return tokens
+    refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
+           fix="torch.tensor(tokenize(text))[None]")
+
 def _left_padded(tokens, real):
     "Prompts with their padding before them, as transformers wants it, and the mask of the others; (b, t) each."
     order = real.int().argsort(dim=1, stable=True)
@@ -87,13 +92,21 @@ class _Steps:
     def count(self):
         self.moved.update(self.s.moved)
         self.s.moved.clear()
-    def after(self, module, args, kwargs, out):
-        self.s.places, self.s.here = self.s.places[:, -1:], self.s.here[:, -1:]
-        own = out.logits[None, :, -1:]
-        if own[:, self.s.here].isnan().any():                                      # greedy choice would say token 0
-            refuse("generate", "numbers for logits", "nan", fix="s.run(tokens), which says where it begins")
-        if (new := self.at("logits", own)) is not own: out.logits = torch.cat([out.logits[:, :-1], new[0]], 1)
-        return out
+
+# %% ../../nbs/4b_language/06c_reading.ipynb #3b59c85a
+@patch
+def after(self:_Steps, module, args, kwargs, out):
+    self.s.places, self.s.here = self.s.places[:, -1:], self.s.here[:, -1:]
+    own = out.logits[None, :, -1:]
+    if own[:, self.s.here].isnan().any():                                      # greedy choice would say token 0
+        refuse("generate", "numbers for logits", "nan", fix="s.run(tokens), which says where it begins")
+    if (new := self.at("logits", own)) is not own: out.logits = torch.cat([out.logits[:, :-1], new[0]], 1)
+    return out
+
+@patch
+def hang(self:_Steps, model):
+    return [model.register_forward_pre_hook(self.before, with_kwargs=True),
+            model.register_forward_hook(self.after, with_kwargs=True)]
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #4cb22bce
 SAYS_BY = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -123,10 +136,7 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
     `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
     `more`: `SAYS_BY` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the rows
     of a prompt are n, one after another. ValueError for edits not of one token at a time, and texts that do not fit."""
-    if not isinstance(tokens, torch.Tensor) or tokens.ndim != 2:
-        refuse("prompts", "a tensor of tokens (b, t)", tuple(getattr(tokens, "shape", ())) or type(tokens).__name__,
-               fix="torch.tensor(tokenize(text))[None]")
-    tokens, made = tokens.to(self.device), combine_edits(self, edits := edits or {})
+    tokens, made = _prompts(tokens).to(self.device), combine_edits(self, edits := edits or {})
     check_hooks(self.model), check_one_token(edits, made), check_tokens_of(self.model, tokens)
     prompt, mask = _left_padded(tokens, self.real(tokens))
     if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
@@ -135,9 +145,7 @@ def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, st
     config, defaults = _settings(new, stops, self.pad, more), self.model.generation_config
     self.here, self.places, self.reach = mask, (at := mask.cumsum(1) - 1), int(at.max()) + new  # none sees the last one
     with torch.no_grad(), self.passes(made) as (at, told):
-        steps = _Steps(self, told, at, stops, mask)
-        handles = [self.model.register_forward_pre_hook(steps.before, with_kwargs=True),
-                   self.model.register_forward_hook(steps.after, with_kwargs=True)]
+        handles = (steps := _Steps(self, told, at, stops, mask)).hang(self.model)
         self.model.generation_config = type(config)()
         try:
             with _in_words(): out = self.model.generate(prompt, config, attention_mask=mask.long())

@@ -82,7 +82,6 @@ def text_pieces(f):
         yield more
     if rest: yield rest
 
-# %% ../../nbs/4b_language/08_streaming.ipynb #cf57a72e
 def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None):
     """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all.
 
