@@ -471,7 +471,7 @@ def test_padding_that_also_ends_texts_is_not_looked_for_between_documents():
 
 
 @pytest.mark.parametrize("dtype, says", [(torch.float32, "0.0% of choices other; float32"),
-                                         (torch.bfloat16, "choices other; bfloat16, by 16 tokens: near ties go elsewhere")])
+                                         (torch.bfloat16, "bfloat16, by 16 tokens: near ties go elsewhere")])
 def test_a_headline_says_of_how_many_tokens_and_what_half_precision_means(dtype, says):
     said = open_model(tiny_model("mixtral", dtype=dtype)).report().headline
     assert says in said and said.endswith(("float32", "the same sites"))

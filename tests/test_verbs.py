@@ -244,7 +244,8 @@ def test_a_router_with_a_place_for_no_expert_sends_every_token_to_the_only_one()
 
 @pytest.mark.parametrize("family", ["inkling_text", "deepseek_v3", "mixtral"])
 def test_no_expert_is_routed_around_where_each_token_needs_all(family):
-    sizes = dict(num_experts_per_tok=8, n_group=1, topk_group=1) if family == "deepseek_v3" else dict(num_experts_per_tok=4)
+    grouped = family == "deepseek_v3"
+    sizes = dict(num_experts_per_tok=8, n_group=1, topk_group=1) if grouped else dict(num_experts_per_tok=4)
     s = open_model(tiny_model(family, **sizes))
     for edits in ({"L1.E1": "route_around"}, {"L1.routes": "never:E1"}):
         with pytest.raises(ValueError, match="experts.*that are not barred"): s.run(W, combine_edits(s, edits))

@@ -34,11 +34,6 @@ class Listener:
         "Which of the pass's tokens are no padding, flat; of a longer text, its last ones."
         return self.told["real"][:, -self.kept["shape"][1]:].flatten().to(device)
     def over_tokens(self, out, pattern:torch.Tensor, v:torch.Tensor): return pattern.shape[-2] == self.kept["shape"][1]
-    def heard(self, part:str):
-        "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part with a stand-in."
-        if part in self.kept: return self.kept[part]
-        refuse(f"{self.prefix[:-1]}", "a pass by all parts that were opened", f"one that left out its {part}",
-               fix="open it again as it is now", error=RuntimeError)
     def fits(self, whole:torch.Tensor, parts:torch.Tensor, what:str, asked:str="its parts to sum to its output"):
         "RuntimeError unless parts sum to a block's own output. What is not finite shows in the logits."
         if parts.equal(whole) or nearly_equal(parts, whole): return
@@ -50,6 +45,14 @@ class Listener:
 def put_first(out:Sequence, new:torch.Tensor):
     "What a module gave, with `new` as its first tensor."
     return (new, *out[1:]) if isinstance(out, tuple) else new
+
+# %% ../../nbs/4b_language/05b_hooks.ipynb #b29336fc
+@patch
+def heard(self:Listener, part:str):
+    "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part with a stand-in."
+    if part in self.kept: return self.kept[part]
+    refuse(f"{self.prefix[:-1]}", "a pass by all parts that were opened", f"one that left out its {part}",
+           fix="open it again as it is now", error=RuntimeError)
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #8c952ded
 @patch
@@ -77,6 +80,7 @@ def after_mixer(self:Listener, module:torch.nn.Module, args:tuple, out):
         self.kept["mid"] = mid
     if new is not first: return put_first(out, new)
 
+# %% ../../nbs/4b_language/05b_hooks.ipynb #44385059
 @patch
 def before_reader(self:Listener, module:torch.nn.Module, args:tuple, kwargs:dict):
     if self.wants("resid_mid"): self.fits(first_tensor(args or kwargs), self.heard("mid"), "resid_mid")

@@ -45,8 +45,7 @@ class Layer:
     shared_gate: nn.Module = None
     shared_rest: bool = False                           # is shared what the block adds to its experts?
     fixed: bool = False                                 # is the choice the same whatever the scores, as by a hash?
-    additive: bool = False                              # is the block the sum of its experts and shared ones?
-    between: str = ""                                   # if not, what it makes of them
+    additive: bool = False; between: str = ""           # is its block the sum of its parts, or what else?
     scale: float = 1.
     sums: bool = False                                  # does the stream sum?
     absent: dict = field(default_factory=dict)          # site → why it is not there
@@ -76,6 +75,7 @@ def on_interface(module:torch.nn.Module) -> bool:
     "Are these experts that transformers computes by a registered function?"
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
+# %% ../../nbs/4b_language/05_layers.ipynb #46f90c4f
 @contextmanager
 def recorded_calls(layers:Sequence):
     "Within it every call of a module of `layers` is put into the lists that it gives, one a layer."
@@ -180,7 +180,6 @@ def _within(inner, outer): return inner.name.startswith(f"{outer.name}.")
 # %% ../../nbs/4b_language/05_layers.ipynb #ca38051f
 @torch.no_grad()
 def _block_parts(calls, experts, block):
-    transformers_here()
     WATCHED[experts.module] = Silent()
     before = experts.module.config._experts_implementation
     try:
@@ -205,6 +204,7 @@ def _block_parts(calls, experts, block):
     *_, shared, gate = min(found, key=lambda f: f[:2])
     return parts | dict(shared=shared, shared_gate=gate)
 
+# %% ../../nbs/4b_language/05_layers.ipynb #6dca94db
 def _between(calls, experts, block, rest, made):
     "What a block, whose output is `rest` without experts, does to what they `made` besides adding it."
     times = 1. if made is None else (((block.made - rest) * made).sum() / made.square().sum()).item()
@@ -230,6 +230,7 @@ class Hearing:
         self.seen[site] = value.shape
         return value
 
+# %% ../../nbs/4b_language/05_layers.ipynb #7207fbbf
 def attention_parts(calls:Sequence, heard:dict) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
@@ -263,6 +264,7 @@ def _mixes(call):
     try: return call.given is not None and call.given.ndim == 3 and looks_at_others(call)
     except (TypeError, ValueError, RuntimeError): return False
 
+# %% ../../nbs/4b_language/05_layers.ipynb #9d45a254
 def _reader(calls, mixer, scale):
     "The first and outermost call that is given the stream after the mixer; None if the FFN reads what the mixer read."
     whole = calls[-1]
@@ -387,6 +389,7 @@ def _check_numbers(kind, plain, calls):
     refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
            fix="the weights as published")
 
+# %% ../../nbs/4b_language/05_layers.ipynb #de1c1f61
 def _with_ours(model, said, plain, calls, heard) -> tuple:
     "How far the logits are with our experts, and with our attention too (nan: of another kind); the routes of each."
     routes = []
@@ -422,8 +425,7 @@ def probe_model(model:torch.nn.Module, family=None) -> Probe:
     with under(model): check_causal(model, plain, said(torch.cat([tokens[:, :-1], tokens[:, :1]], 1)))
     heard = {m: Hearing(tokens) for layer in own for m in layer.modules()}
     error, other, routes = _with_ours(model, said, plain, calls, heard)
-    limit = LIMIT.get(plain.dtype, .1)
-    if not error <= limit:
+    if not error <= (limit := LIMIT.get(plain.dtype, .1)):
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}
@@ -456,6 +458,7 @@ def with_router(x:Layer, calls:Sequence) -> Layer:
     beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
     return replace(x, gate=None, absent=x.absent | beside)
 
+# %% ../../nbs/4b_language/05_layers.ipynb #6e4badaa
 def chosen_anyhow(call, own) -> bool:
     "Does a router choose the same experts when its scores are turned round?"
     turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])

@@ -36,6 +36,7 @@ def tokens_told(say:Callable, each:int):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
+# %% ../../nbs/4b_language/08b_loads.ipynb #851adab1
 def summed_over_text(groups:Iterable, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
                      every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
@@ -260,9 +261,8 @@ def compare_routes(a:LanguageModel, b:LanguageModel, text:str|Path, tokenize:Cal
     windows = windows_asked(a, text, tokenize, context, batch, tokens)
     check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, name = sum(1 for _ in windows()), routers_of(a), f"{a.name}:{b.name}"
-    key = part and model_key(a.model, name, text, windows=windows_digest(windows()), batch=batch,
-                             other=model_key(b.model, b.name, text), opened=[[s.pad, s.family] for s in (a, b)],
-                             specials=sorted(getattr(tokenize, "specials", ())))
+    asked = windows_digest(windows()), batch, a.pad, a.family, b.pad, b.family, [*getattr(tokenize, "specials", [])]
+    key = part and model_key(a.model, name, text, asked=asked, other=model_key(b.model, b.name, text))
     S = min(n, STRETCHES)
     state = dict(lost=torch.zeros(3, S, dtype=torch.float64), tokens=torch.zeros(S, dtype=torch.int64))
     keep = [[x for l in own for x in (f"L{l}.routes", f"L{l}.gates")] + ["logits"] for _ in (a, b)]

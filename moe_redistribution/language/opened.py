@@ -56,8 +56,7 @@ class LanguageModel(TextSubject):
 
     `moved`: after a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`:
     windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
-    none: it goes to no expert, and no mean, resample or count has it. On the right it changes nothing before it. One
-    that also ends texts may stand at the ends of a row alone."""
+    none: it goes to no expert, and no mean, resample or count has it. It changes nothing before it (see `real`)."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model:torch.nn.Module, tokens:torch.Tensor=None, name:str=None, batch:int=None, pad:int=None,
                  family=None):
@@ -112,6 +111,7 @@ def run(self:LanguageModel, tokens:torch.Tensor, edits:dict=None, sink:dict=None
     site that the pass does not reach, what is not finite, and a gradient by what has none."""
     with torch.set_grad_enabled(grad): return self._run(tokens, edits, sink, grad)
 
+# %% ../../nbs/4b_language/07_opened.ipynb #0a326df1
 @patch
 def _run(self:LanguageModel, tokens, edits, sink, grad, whole=False):
     "`run` once gradients are on or off; `whole`: is this all of the text that an edit is for?"
@@ -177,6 +177,7 @@ def of_expert(site:str):
     "Is this the output of one expert?"
     return re.search(r"\.E\d+$", site) is not None
 
+# %% ../../nbs/4b_language/07_opened.ipynb #0b952831
 def counted_at(site:str, real:torch.Tensor, x:torch.Tensor):
     "`real` (b, t) as a mask for an activation x (1, b, t, …), or a pattern; None for an expert, which has no padding."
     return None if of_expert(site) else token_mask(real, site, x)
@@ -260,6 +261,7 @@ def _at_some(self:LanguageModel, unit, limit):
 
 def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -torch.inf)
 
+# %% ../../nbs/4b_language/07_opened.ipynb #67ea3c45
 class Moved:
     "An edit of gates that gives an expert's weight to another, for each (e, other) in `pairs`."
     def __init__(self, pairs:tuple): self.pairs = pairs
@@ -275,7 +277,8 @@ class Moved:
         pairs = self.pairs + other.pairs
         if not {e for e, _ in pairs} & {to for _, to in pairs}: return Moved(pairs)
         refuse("edits", "swaps of experts that no other swap sends tokens to",
-               ", ".join(f"E{e} to E{to}" for e, to in pairs), fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
+               ", ".join(f"E{e} to E{to}" for e, to in pairs),
+               fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
 def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,

@@ -32,11 +32,10 @@ class At:
         if isinstance(where, torch.Tensor) and where.dtype != torch.bool: where = where.flatten().tolist()
         if isinstance(where, int) and not isinstance(where, bool): where = [where]
         first, last = (where.start or 0, where.stop) if isinstance(where, slice) else (0, None)
-        ends = [first] + [last] * (last is not None) if isinstance(where, slice) else where
+        ends = [first, *[last] * (last is not None)] if isinstance(where, slice) else where
         fits = isinstance(ends, (list, tuple, range)) and len(ends) and all(type(i) is int and i >= 0 for i in ends)
         if not fits or last is not None and last <= first or getattr(where, "step", None) not in (None, 1):
-            refuse("where", ask, where if not isinstance(where, torch.Tensor) else tuple(where.shape), "slice(4, None)",
-                   "count positions from the first token")
+            refuse("where", ask, getattr(where, "shape", where), "slice(4, None)", "count positions from 0")
         self.where = where
     def __repr__(self): return f"At({self.how!r}, {self.where!r})"
     def mask(self, places:torch.Tensor):
@@ -49,17 +48,22 @@ class At:
         own = self.where.to(places.device)
         if len(own) != len(places): refuse("mask", f"one row for each of {len(places)} windows", len(own), len(places))
         return own.gather(1, places.clamp(0, own.shape[1] - 1)) & (places < own.shape[1]) & (places >= 0)
-    def check(self, n:int):
-        "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
-        if isinstance(self.where, torch.Tensor): return
-        beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
-        if not beyond: return
-        refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
-    def on(self, s):
-        """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
-        as for a row. A pass alone may stop before, and `moved` says that nothing was."""
-        if s.reach is not None: self.check(s.reach)
-        return self.mask(s.places)
+
+# %% ../../nbs/4b_language/06b_verbs.ipynb #fcf7cfcd
+@patch
+def check(self:At, n:int):
+    "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
+    if isinstance(self.where, torch.Tensor): return
+    beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
+    if not beyond: return
+    refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
+
+@patch
+def on(self:At, s):
+    """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
+    as for a row. A pass alone may stop before, and `moved` says that nothing was."""
+    if s.reach is not None: self.check(s.reach)
+    return self.mask(s.places)
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #9061ac43
 def limit_of(how):

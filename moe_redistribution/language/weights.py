@@ -22,6 +22,7 @@ from ..training.store import seal_hash
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
+# %% ../../nbs/4b_language/04_weights.ipynb #67ddecda
 def model_folder(model:str|Path) -> Path:
     """The folder of a model, or None for a name on the hub.
 
@@ -184,6 +185,7 @@ def check_tables(name:str, model:torch.nn.Module, held:Sequence):
         refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
                fix="the files as they were published")
 
+# %% ../../nbs/4b_language/04_weights.ipynb #a97f7045
 def check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():

@@ -127,6 +127,7 @@ _COMPLETE = """_moe_redistribution() {
 }
 complete -o default -F _moe_redistribution moe-redistribution"""
 
+# %% ../../nbs/7_record/05_cli.ipynb #999c97aa
 def completion(shell) -> str:
     "The script by which `bash` or `zsh` completes commands, their options and some of their values."
     subs = next(a for a in parser()._actions if a.dest == "command").choices
@@ -170,8 +171,8 @@ def run(args:Namespace):
     COMMANDS[args.command].run(args)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e032
-NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkpoint without that expert may raise them. "
-              "An edit of router_logits that puts -1e4 there gives the checkpoint's.")
+NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkpoint without that expert may raise "
+              "them. An edit of router_logits that puts -1e4 there gives the checkpoint's.")
 
 def run_text_command(args:Namespace):
     "Opens a model, runs it over a text, writes rows and a picture beside them."
