@@ -7,7 +7,7 @@ __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'u
            'other_value', 'same_rows', 'say_if_alike', 'users_code', 'read_twice']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 import ast, functools, hashlib, importlib.util, inspect, os, sys, sysconfig, warnings
