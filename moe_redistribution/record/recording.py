@@ -30,7 +30,7 @@ from ..training.study import Study, TrainingStudy, canonical, known_studies, stu
 from ..evidence.claims import paper_items
 from ..instruments.rows import select, tidy, write_frame
 from ..evidence.table_files import (KEYS, kinds, manifest_of, read_table, table_path, write_table,
-                                                     write_sums)
+                                                     witness, write_sums)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
@@ -243,3 +243,4 @@ def run_record(args:Namespace):
     written = record(Store(args.folder) if args.folder else None, say=print, executor=args.executor,
                      replace=args.replace, reason=args.reason, whose=args.whose or "")
     print("\n".join(map(str, written)) or "Nothing new.")
+    print(f"Witness of this state: {witness()}")
