@@ -2921,6 +2921,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                   'moe_redistribution/record/check.py'),
                                                  'moe_redistribution.record.check.demonstrate': ( '7_record/check.html#demonstrate',
                                                                                                   'moe_redistribution/record/check.py'),
+                                                 'moe_redistribution.record.check.not_as_run': ( '7_record/check.html#not_as_run',
+                                                                                                 'moe_redistribution/record/check.py'),
                                                  'moe_redistribution.record.check.not_witnessed': ( '7_record/check.html#not_witnessed',
                                                                                                     'moe_redistribution/record/check.py'),
                                                  'moe_redistribution.record.check.other_cells': ( '7_record/check.html#other_cells',

@@ -67,7 +67,7 @@ def change(path, luck):
 @pytest.mark.parametrize("n", [15, pytest.param(200, marks=pytest.mark.audit)])
 def test_each_of_many_random_changes_to_data_results_and_pages_is_found_and_named(copied, n):
     luck, listed = random.Random(n), listed_hashes(copied / "SHA256SUMS")
-    names = sorted(x for x, (digest,) in listed.items() if digest[0] != "#")                 # of these only what they show
+    names = sorted(x for x, (digest,) in listed.items() if digest[0] != "#")          # of these only what they show
     kinds = [[x for x in names if x.startswith(part)] for part in PARTS]
     assert all(kinds) and check_clone(copied, ["bytes"]).empty
     for i in range(n):
@@ -93,7 +93,7 @@ def test_every_forgery_of_the_demonstration_is_seen_and_a_row_or_claim_also_with
     history = "history" if (ROOT / ".git").exists() else "history not checked"
     again = dict(zip(FORGED, found["seen by, with new sums"]))
     assert history in again.pop("word")
-    assert [again.pop(x)[:7] for x in ("output", "picture")] == ["outputs"] * 2
+    assert {again.pop(x) for x in ("output", "picture")} <= {"outputs", "run"}             # or by a run of the page
     assert again == dict(row="manifest", claim="registrations", sentence="git diff alone", pilot="registrations")
 
 
@@ -131,7 +131,7 @@ def test_a_recipe_that_was_changed_in_its_module_is_named_at_every_arm_that_it_m
 def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(copied, forged):
     key = (copied / FILE).read_text().splitlines()[1].split(",")[1]
     forged(FILE, lambda data: b"table,key,protocol,hash,date,commit,access\nnonsense" + data[data.index(b"\n", 99):])
-    forged("data/parrots/claims.csv", lambda data: data[:data.index(b"\n") + 1] + b'id "\n' + data[data.index(b"\n") + 1:])
+    forged("data/parrots/claims.csv", lambda data: data.replace(b"\n", b'\nid "\n', 1))
     forged("data/margins.csv", lambda data: data + b"\n")
     forged("SHA256SUMS", lambda data: b"nonsense\n" + data)
     found = check_clone(copied, ["bytes", "registrations"])
@@ -144,7 +144,8 @@ def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(c
 def test_a_damaged_line_of_the_manifest_or_file_of_rows_hides_no_other(tmp_path):
     for part in ("results", "data"): (tmp_path / part).mkdir()
     for task in ("mine", "yours", "theirs"):
-        write_table(tidy([rows([.5], [1], condition=f"{task}/{c}", metric="digits") for c in "ab"]), "ablation", task, tmp_path)
+        of = [rows([.5], [1], condition=f"{task}/{c}", metric="digits") for c in "ab"]
+        write_table(tidy(of), "ablation", task, tmp_path)
     lines = manifest_of(tmp_path).to_csv(index=False).splitlines(keepends=True)
     (tmp_path / "results/manifest.csv").write_text("".join([lines[0], "a line\n", *lines[1:]]))
     (tmp_path / "results/rows/ablation/yours.parquet").write_bytes(b"none")

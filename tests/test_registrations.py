@@ -268,7 +268,7 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     tool.main([])
     after = (tmp_path / FILE).read_text()
     assert after.startswith(before) and [x.split(",")[1] for x in after.removeprefix(before).splitlines()] == [
-        "4.1-01", "contrast.b", "contrast.b"]                                              # and the note of the new line
+        "4.1-01", "contrast.b", "contrast.b"]                                         # and the note of the new line
     got = found(tmp_path)
     assert (got["contrast.a"] == old["contrast.a"] and got["4.1-01"][1] == "results seen"
             and got["contrast.b"][1] == "nothing run")

@@ -21,8 +21,8 @@ import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import Claim, each_name, is_condition, seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, FILES, NOTES, REGISTERED_TABLES, SENTENCES,
-                                                       SEALED, SPOT, TABLE_OF, arm_of, cells_read, defined_in,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, FILES, NOTES, REGISTERED_TABLES,
+                                                       SENTENCES, SEALED, SPOT, TABLE_OF, arm_of, cells_read, defined_in,
                                                        definition_hash, definitions, have_pilots, registrations,
                                                        row_files, sentence_hash, unregistered_lines)
 from moe_redistribution.evidence.design import check_design

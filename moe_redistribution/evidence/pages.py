@@ -103,7 +103,7 @@ class Opening:
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #3ccc3acf
 def stored_page(notebook:Path, root:str|Path=None):
-    "What a notebook says that it read, from the outputs that it holds: (its `Page`, the hash that it was run with), or None."
+    "What a notebook's outputs say that it read: (its `Page`, the hash that it was run with), None where nothing."
     if STORED not in (text := notebook.read_text(encoding="utf-8")): return None
     shown = [o["data"][STORED] for c in json.loads(text)["cells"] for o in c.get("outputs", [])
              if STORED in o.get("data", {})]

@@ -34,7 +34,7 @@ REGISTERED_TABLES = {"statements": "key", "claims": "id"}
 SENTENCES = "sentences"                     # the words of a statement, registered apart from what is tested
 SEALED = "settings"                       # what an arm of a study depends on besides its name: steps, sizes, rates
 NOTES = "notes"             # what else stands in a line: its family, its scale, what it quotes, its note
-FILES = "files"             # the other tables of data/, whole: trials that were seen, printed values, margins, deviations
+FILES = "files"             # the other tables of data/, whole: trials that were seen, printed values, margins
 DEFINES = ["expects", *ASKS, "null", "seeds", "over", "margin"]
 
 def definition_hash(row:dict) -> str:
@@ -72,6 +72,7 @@ def note_hash(line:dict) -> str:
                                                              "protocol", "statement", "page")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12] if rest else ""
 
+# %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0b
 _OF_STUDY = re.compile(r"\b[a-z_]+\.[a-z0-9_]+/[^\s|&,]+")
 
 def arm_of(name:str) -> tuple:
@@ -119,6 +120,7 @@ def file_definition(path:Path, data:str|Path=None) -> tuple:
     name = path.relative_to(data or DATA).as_posix()
     return FILES, name, "all", hashlib.sha256(as_committed(path).read_bytes()).hexdigest()[:12]
 
+# %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0a
 def definitions(data:str|Path=None) -> pd.DataFrame:
     """What stands in `data` today: every line of its tables, every sentence and note, the settings of every arm that a
     line names, every other file: table, key, protocol, hash.

@@ -133,11 +133,12 @@ def summed(root:str|Path=None) -> Iterator:
             if p.is_file() and p.name[0] not in "._" and (part != "nbs" or p.suffix in (".ipynb", ".js")): yield p
 
 def sum_of(name:str, data:bytes) -> str:
-    """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63 digits
-    of its `outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
+    """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63
+    digits of its `outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
     if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + outputs_hash(data)[:63]
     return hashlib.sha256(data).hexdigest()
 
+# %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca895
 def sums(root:str|Path=None) -> str:
     "A line for each file that is `summed`: its sum, its path."
     root = Path(root or ROOT)
@@ -154,8 +155,8 @@ def witness(root:str|Path=None) -> str:
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca891
 def csv_lines(data:bytes, columns:Sequence[str]=None) -> Iterator:
-    """(number, line) of the lines of a CSV without line breaks in its cells, from 2 on: a dict by the columns of its head,
-    or the text of one that has more or fewer cells. ValueError where the head is not `columns`."""
+    """(number, line) of the lines of a CSV without line breaks in its cells, from 2 on: a dict by the columns of its
+    head, or the text of one that has more or fewer cells. ValueError where the head is not `columns`."""
     head, *lines = (x.rstrip("\r") for x in data.decode(errors="replace").removesuffix("\n").split("\n"))
     names = next(csv.reader([head]), [])
     if columns is not None and names != list(columns): refuse("head of a CSV", list(columns), names, fix="git diff")

@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['SUM_LINE', 'DIGITS', 'LAYERS', 'FOUND', 'FORGED', 'COPIED', 'changed_bytes', 'changed_rows', 'changed_definitions',
-           'changed_pages', 'other_cells', 'changed_answers', 'check_clone', 'witnessed_commit', 'not_witnessed',
-           'demonstrate', 'add_check', 'run_check']
+           'changed_pages', 'other_cells', 'changed_answers', 'not_as_run', 'check_clone', 'witnessed_commit',
+           'not_witnessed', 'demonstrate', 'add_check', 'run_check']
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0004
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-import hashlib, json, re, shutil, subprocess, sys, tempfile, time
+import hashlib, json, os, re, shutil, subprocess, sys, tempfile, time
 
 import pandas as pd
 from ..tasks.commands import add_form, command, show_table
@@ -70,7 +70,7 @@ def changed_rows(root:Path) -> Iterator:
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0009
 def _read_each(things, read):
-    "What `read` gives of each of some named things, in one list; and (thing, what it should be, why not) of the others."
+    "What `read` gives of each of some named things, as one list; (thing, what it should be, why not) of the others."
     got, faults = [], []
     for name, thing in things:
         try: got += read(thing)
@@ -98,6 +98,7 @@ def _defined(root):
                              lambda p: [file_definition(p, root / "data")])
     return [*now, *dict.fromkeys(arms), *files], faults + more + rest
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0060
 def changed_definitions(root:Path) -> Iterator:
     """Of every line of a claim, sentence, note, arm and other file of data/ None, else (which, the definition that was
     registered, what it is now)."""
@@ -124,11 +125,12 @@ def changed_pages(root:Path) -> Iterator:
             yield None if now == said[1] else (name, said[1], now)
         except Exception as e: yield name, "a page that says what it read", _why(e)
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0061
 DIGITS = 1e-9             # relative; sums differ in their last bits from one processor to the next
 
 def other_cells(said:bytes, made:bytes) -> Iterator:
-    """(line and column, cell, the other cell) wherever two CSV tables differ by more than `DIGITS` of a number; lines are
-    told apart by their first cell."""
+    """(line and column, cell, the other cell) wherever two CSV tables differ by more than `DIGITS` of a number; lines
+    are told apart by their first cell."""
     def lines(data):
         out, n = {}, Counter()
         for _, x in csv_lines(data):
@@ -144,7 +146,8 @@ def other_cells(said:bytes, made:bytes) -> Iterator:
         for column in was:
             if was[column] == now[column]: continue
             x, y = pd.to_numeric(pd.Series([was[column], now[column]]), errors="coerce")
-            if not abs(x - y) <= DIGITS * max(abs(x), abs(y), 1e-3): yield f"{key[0]}: {column} {was[column]}", now[column]
+            if abs(x - y) <= DIGITS * max(abs(x), abs(y), 1e-3): continue
+            yield f"{key[0]}: {column} {was[column]}", now[column]
 
 def changed_answers(root:Path) -> Iterator:
     "Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give)."
@@ -163,6 +166,20 @@ LAYERS = {"bytes": (changed_bytes, "files"), "manifest": (changed_rows, "lines o
           "registrations": (changed_definitions, "definitions"),
           "history": (history_says, "versions and lines of the register"), "pages": (changed_pages, "pages"),
           "outputs": (changed_outputs, "pages"), "answers": (changed_answers, "tables")}
+def not_as_run(root:Path, pages:Sequence) -> Iterator:
+    "Of every page None, then (page, what a cell should show, what it shows) wherever a run today shows something else."
+    with tempfile.TemporaryDirectory() as home:
+        own = dict(PYTHONPATH=str(root), MOE_REDISTRIBUTION_HOME=home, OMP_NUM_THREADS="1")
+        done = subprocess.run([sys.executable, root / "tools/outputs.py", "--check", *map(str, pages)], cwd=root,
+                              capture_output=True, text=True, check=False, env=os.environ | own)
+    page, told = "", 0
+    for line in done.stdout.splitlines()[:-1]:
+        if not line.startswith("    "): page = line
+        told += line.startswith("    ")
+        yield (page, "what a run shows", line.strip()) if line.startswith("    ") else None
+    if done.returncode and not told: yield ", ".join(pages), "a run", (done.stderr.splitlines() or ["none"])[-1]
+
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0062
 FOUND = ["layer", "what", "expected", "got"]
 
 def _look(layer, look, root):
@@ -179,11 +196,12 @@ def _look(layer, look, root):
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0032
 def check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Callable=None,
-                digest:str=None) -> pd.DataFrame:
+                digest:str=None, run:Sequence=()) -> pd.DataFrame:
     """Whatever in a clone does not fit, by layer: FOUND; empty where all does. Its `attrs["skipped"]`: layer → why it
-    had nothing to look at. `say` is told of each layer. `digest`: of a state that it should be, or come from.
+    had nothing to look at. `say` is told of each layer. `digest`: of a state that it should be, or come from. `run`:
+    pages to run again, paths under `root`.
 
-    ValueError for another layer or a short digest, FileNotFoundError without a clone. A layer that cannot read a damaged file says so."""
+    ValueError for another layer or a short digest, FileNotFoundError without a clone. What cannot be read is found."""
     root, found, skipped = Path(root or ROOT), [], {}
     for layer in layers: choose("layer", layer, list(LAYERS))
     if digest and not re.fullmatch("[0-9a-f]{16,64}", digest):
@@ -191,6 +209,7 @@ def check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Call
     of_clone(root / "SHA256SUMS")
     todo = {layer: LAYERS[layer] for layer in layers}
     if digest: todo["witness"] = (lambda root: not_witnessed(root, digest), "files of that state")
+    if run: todo["run"] = (lambda root: not_as_run(root, run), "pages and cells")
     for layer, (look, things) in todo.items():
         began = time.monotonic()
         own, looked, why = _look(layer, look, root)
@@ -211,6 +230,7 @@ def witnessed_commit(root:Path, digest:str) -> str:
         taken = (s for s in shas if hashlib.sha256(read(f"{s}:SHA256SUMS")).hexdigest().startswith(digest))
         return next(taken, "")
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0066
 def not_witnessed(root:Path, digest:str) -> Iterator:
     "Of every file of the state of which a witness was taken None where it fits, else (what, what should be, what is)."
     here = f"{witness(root)[:12]}"
@@ -269,6 +289,7 @@ def _pilot(root):
     _forge(path, "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]).encode())
     return f"a trial that was seen, taken out of {path.relative_to(root).as_posix()}", ("bytes", "registrations")
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0064
 def _shown(root, what, change):
     "Changes what a page shows, one of which it would be seen if there is such, by a function of its cells' outputs."
     try: pages = guarded_pages(root)
@@ -308,6 +329,7 @@ def _copy(root, folder):
     for name in ("SHA256SUMS", "README.md", "constraints.txt", "pyproject.toml"):
         if (root / name).exists(): shutil.copy(root / name, folder)
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0065
 def demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
     root, out = Path(root or ROOT), []
@@ -319,6 +341,7 @@ def demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.Da
             seen = [", ".join(dict.fromkeys(check_clone(copy, ["bytes"])["layer"]))]
             write_sums(copy)
             again = check_clone(copy, layers)
+            if again.empty and "outputs" in layers: again = check_clone(copy, layers, run=[what.rpartition(" ")[2]])
             skipped = [f"{k} not checked: {v}" for k, v in again.attrs["skipped"].items()]
             seen.append(", ".join(dict.fromkeys(again["layer"])) or "; ".join(skipped) or "git diff alone")
         out.append(dict(zip(("what was changed", "seen by", "seen by, with new sums"), (what, *seen))))
@@ -328,8 +351,10 @@ def demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.Da
 def add_check(p:ArgumentParser):
     "Arguments of the check command."
     p.add_argument("--layer", action="append", help=f"only this of {', '.join(LAYERS)}; may be repeated")
-    p.add_argument("--witness", metavar="DIGEST", help="a line that check or record once printed, or a release: is this "
-                   "clone that state, or does it come from it?")
+    p.add_argument("--witness", metavar="DIGEST", help="that check or record once printed, or that a release carries: "
+                   "is this clone that state, or does it come from it?")
+    p.add_argument("--run", action="append", default=[], metavar="PAGE", help="also run this page again, as "
+                   "nbs/curves.ipynb, and compare what it shows; may be repeated")
     p.add_argument("--demo", action="store_true",
                    help=f"forge a copy in {len(FORGED)} ways, and say which layer sees it")
     add_form(p)
@@ -342,7 +367,8 @@ def run_check(args:Namespace):
     for layer in args.layer or (): choose("layer", layer, list(LAYERS))
     if args.demo: return show_table(demonstrate(), args)
     plain = not (args.json or args.csv)
-    found = check_clone(layers=args.layer or tuple(LAYERS), say=print if plain else None, digest=args.witness)
+    found = check_clone(layers=args.layer or tuple(LAYERS), say=print if plain else None, digest=args.witness,
+                        run=args.run)
     skipped = found.attrs["skipped"]
     if plain: print(f"Witness of this state: {witness()}")
     if skipped and not plain: print(*(f"{k} not checked: {v}" for k, v in skipped.items()), file=sys.stderr)

@@ -14,14 +14,14 @@ from pathlib import Path
 import json, re, subprocess
 
 from ..evidence.pages import page_paths
-from ..evidence.table_files import ROOT, STORED
+from ..evidence.table_files import STORED
 from .versions import OF_PAGES, Versions
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300007
-_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+([\w.]+))", re.M)
+_IMPORT = re.compile(r"^[ \t]*(?:from (\.*[\w.]*) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.M)
 
 def imported_rooms(root:Path, source:str, module:str="") -> set:
-    "Files of the package under `root` that code imports; `module`: whose code it is, for imports that begin with a dot."
+    "Files of the package under `root` that code imports; `module`: whose code it is, where they begin with a dot."
     found = set()
     for start, names, plain in _IMPORT.findall(source):
         base, dots = start or plain, len(start) - len(start.lstrip("."))
@@ -41,6 +41,15 @@ def rooms_behind(root:Path, source:str, known:dict) -> set:
         todo |= known[path] - found
     return found
 
+# %% ../../nbs/7_record/03c_outputs.ipynb #0c30001c
+ANY_PAGE = ("tools/outputs.py", "tools/pictures.py", "tools/matplotlibrc", "constraints.txt")   # how pages are run
+
+def _moved(root, page, log, known) -> bool:
+    "Has anything in a log changed that a page (of `page_parts`) is made of?"
+    behind = rooms_behind(root, page[0], known)
+    rest = ANY_PAGE if page[2] else (*ANY_PAGE, "data/", "results/", "checkpoints/")
+    return any(p in behind or p.startswith(rest) for _, paths in log for p in paths)
+
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300011
 def page_parts(notebook:bytes) -> tuple:
     "(code of its cells, what they show by cell, what the page read) of a notebook; nothing of one that is none."
@@ -56,7 +65,7 @@ def shows_other(was:dict, now:dict) -> bool:
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300014
 def changes(versions:Versions) -> list:
-    "(commit, path → (blob before, blob after)) of every commit, oldest first, and of the folder (`now`, without blobs)."
+    "(commit, path → (blob before, blob after)) of every commit, oldest first, and of the folder (`now`)."
     kept = ["-c", "core.quotePath=false"]
     how = ["--raw", "--no-renames", "--no-abbrev"]
     said = versions.git(*kept, "log", "--reverse", "--first-parent", "-m", *how, "--format=commit %H") or ""
@@ -72,7 +81,8 @@ def changes(versions:Versions) -> list:
 @contextmanager
 def blobs(root:Path) -> Iterator:
     "A function that gives the bytes of a blob, by its name or as COMMIT:PATH; none where there is no such."
-    with subprocess.Popen(["git", "cat-file", "--batch"], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as git:
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with subprocess.Popen(["git", "cat-file", "--batch"], cwd=root, **pipes) as git:
         def read(blob):
             git.stdin.write(f"{blob}\n".encode()), git.stdin.flush()
             head = git.stdout.readline().split()
@@ -80,7 +90,6 @@ def blobs(root:Path) -> Iterator:
         yield read
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300016
-ANY_PAGE = ("tools/outputs.py", "tools/pictures.py", "tools/matplotlibrc", "constraints.txt")   # how pages are run
 FRONT = ("nbs/index.ipynb", "tools/readme.py")                   # what a README is made of
 NONE = "0" * 40
 
@@ -89,12 +98,6 @@ def _first_asked(log, read) -> int:
     of = [(i, paths["SHA256SUMS"][1]) for i, (_, paths) in enumerate(log[:-1]) if "SHA256SUMS" in paths]
     i = bisect_left(of, True, key=lambda x: b"  README.md\n" in read(x[1]))
     return of[i][0] if i < len(of) else len(log) - 1
-
-def _moved(root, page, log, known) -> bool:
-    "Has anything in a log changed that a page (of `page_parts`) is made of?"
-    behind = rooms_behind(root, page[0], known)
-    rest = ANY_PAGE if page[2] else (*ANY_PAGE, "data/", "results/", "checkpoints/")
-    return any(p in behind or p.startswith(rest) for _, paths in log for p in paths)
 
 def _what_for(root, name, log, own, read, known):
     """The commit in which what a page shows last changed and nothing that it is made of, None where there is no such;
@@ -119,13 +122,14 @@ def _by_file(versions):
 def guarded_pages(root:Path=None) -> list:
     "Pages of which nothing that they are made of has changed since they did: what they show cannot change unseen."
     versions, known = Versions(root), {}
-    log, own = _by_file(versions)
-    last = {p: own[n][-1][0] for p in page_paths(versions.root) if (n := p.relative_to(versions.root).as_posix()) in own}
+    (log, own), pages = _by_file(versions), {*page_paths(versions.root)}
+    last = {p: own[n][-1][0] for n in own if (p := versions.root / n) in pages}
     return [p for p, i in last.items() if not _moved(versions.root, page_parts(p.read_bytes()), log[i:], known)]
 
+# %% ../../nbs/7_record/03c_outputs.ipynb #0c30001b
 def changed_outputs(root:Path) -> Iterator:
-    """Of every page, README and picture of it None, else (which, what should have changed, the commit in which it changed
-    alone); and each deviation that names a change of a page where there was none. `NothingToLookAt` without history."""
+    """Of every page, README and picture of it None, else (which, what should have changed, the commit in which it
+    changed alone); and each deviation that names a change where there was none. `NothingToLookAt` without history."""
     versions, known = Versions(root), {}
     root, log, own = versions.root, *_by_file(versions)
     named = lambda paths: [p.relative_to(root).as_posix() for p in paths]

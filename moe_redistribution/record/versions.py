@@ -91,6 +91,7 @@ def is_known(self:Versions, what) -> bool:
     if what in self.excuses: self.covered.add(what)
     return what in self.excuses
 
+# %% ../../nbs/7_record/03b_versions.ipynb #4e00002a
 def rewritten_lines(versions:Versions) -> Iterator:
     """Of every version of a file that only grows: None where it begins with all lines of the one before, or where
     `deviations` say what did not; else (file, commit and lines, what should be, the first of them now)."""
@@ -154,12 +155,12 @@ class _Then:
         later = self.versions.all[self.versions.all.index(r.shown):]
         return next((sha for sha in later if self.hash(sha, r.table, r.key, r.protocol) == r.hash), r.shown)
 
-# %% ../../nbs/7_record/03b_versions.ipynb #4e00000e
 def _lines_of(data, table):
     "The claims of a table, but for lines that somebody damaged."
     lines = [x for path in sorted(data.glob(f"*/{table}.csv")) for _, x in csv_lines(path.read_bytes())]
     return Claim.of(pd.DataFrame([x for x in lines if isinstance(x, dict)]).fillna(""))
 
+# %% ../../nbs/7_record/03b_versions.ipynb #4e00002b
 def claimed_before(versions:Versions) -> Iterator:
     """Of every definition and setting whose last registration says that no row of it was there: None where git says so,
     else (line, what should be, what git has)."""
@@ -194,8 +195,8 @@ def _one_line(versions, r, cells, then):
     return (who, f"no row of it in {sha[:8]}", ", ".join(dict.fromkeys(early))) if early else None
 
 def history_says(root:str|Path=None) -> Iterator:
-    """All that git can say of the register of a clone: `rewritten_lines`, then `claimed_before`; and which known deviation
-    covers nothing of it, as one that was written before what it is to excuse."""
+    """All that git can say of the register of a clone: `rewritten_lines`, then `claimed_before`; and which known
+    deviation covers nothing of it, as one that was written before what it is to excuse."""
     yield from rewritten_lines(versions := Versions(root))
     yield from claimed_before(versions)
     yield from ((f"data/deviations.csv: {x}", "something that git shows", "nothing")

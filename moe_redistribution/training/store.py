@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-import ast, contextlib, contextvars, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os, platform, re
-import secrets, shutil, stat, tempfile, textwrap, time, types, warnings, weakref
+import ast, contextlib, contextvars, errno, functools, glob, hashlib, inspect, io, itertools, json, numbers, os
+import platform, re, secrets, shutil, stat, tempfile, textwrap, time, types, warnings, weakref
 
 import filelock
 import pandas as pd
@@ -89,7 +89,6 @@ def listed_hashes(listing:Path) -> dict:
     return out
 
 # %% ../../nbs/3_training/02_store.ipynb #1daaa80a
-_HASHED = {}                                            # file, listing → the states in which they agreed
 AS_IT_LIES = contextvars.ContextVar("as it lies", default=False)
 
 @contextlib.contextmanager
@@ -98,6 +97,9 @@ def as_it_lies():
     before = AS_IT_LIES.set(True)
     try: yield
     finally: AS_IT_LIES.reset(before)
+
+# %% ../../nbs/3_training/02_store.ipynb #1daaa81a
+_HASHED = {}                                            # file, listing → the states in which they agreed
 
 def as_committed(path:str|Path, listing:Path=None) -> Path:
     """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
