@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, FILES, NOTES, REGISTERED_TABLES,
-                                                       SEALED, SENTENCES, definition_hash, definitions, registrations,
-                                                       unregistered_lines, registered_on)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, NOTES, REGISTERED_TABLES, SEALED,
+                                                       SENTENCES, WHOLE_FILES, definition_hash, definitions,
+                                                       registrations, unregistered_lines, registered_on)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
@@ -145,7 +145,7 @@ def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
     assert (list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS)
             and {*REGISTERED_TABLES, SENTENCES, SEALED} <= set(lines["table"])
-            and set(lines["table"]) <= {*REGISTERED_TABLES, SENTENCES, SEALED, NOTES, FILES})
+            and set(lines["table"]) <= {*REGISTERED_TABLES, SENTENCES, SEALED, NOTES, WHOLE_FILES})
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()

@@ -21,10 +21,10 @@ import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import Claim, each_name, is_condition, seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, FILES, NOTES, REGISTERED_TABLES,
-                                                       SENTENCES, SEALED, SPOT, TABLE_OF, arm_of, cells_read, defined_in,
-                                                       definition_hash, definitions, have_pilots, registrations,
-                                                       row_files, sentence_hash, unregistered_lines)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, NOTES, REGISTERED_TABLES, SENTENCES,
+                                                       SEALED, SPOT, TABLE_OF, WHOLE_FILES, arm_of, cells_read,
+                                                       defined_in, definition_hash, definitions, have_pilots,
+                                                       registrations, row_files, sentence_hash, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
@@ -206,7 +206,7 @@ def new_lines(now):
                     history.short[history.head] + "+", word))
     have = recorded_arms()
     for table, key, protocol, own in left()[["table", "key", "protocol", "hash"]].itertuples(index=False, name=None):
-        if table not in (SEALED, NOTES, FILES): continue
+        if table not in (SEALED, NOTES, WHOLE_FILES): continue
         word = "results seen" if any(n == key or n.startswith((f"{key}/", f"{key}@")) for n in have) else "nothing run"
         out.append((table, key, protocol, own, now, history.short[history.head] + "+",
                     word if table == SEALED else "no rows"))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'MANIFEST', 'STORED', 'content_hash', 'fingerprint', 'table_path', 'kinds', 'read_table', 'manifest',
-           'manifest_lines', 'table_paths', 'manifest_of', 'write_table', 'outputs_hash', 'summed', 'sum_of', 'sums',
-           'write_sums', 'witness', 'csv_lines']
+           'manifest_lines', 'table_paths', 'manifest_of', 'write_table', 'outputs_hash', 'summed_files', 'sum_of',
+           'sums', 'write_sums', 'witness', 'csv_lines']
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #36e3c0c5
 from collections.abc import Iterator, Sequence
@@ -125,7 +125,7 @@ def outputs_hash(notebook:bytes) -> str:
     except (ValueError, KeyError, TypeError, AttributeError): return hashlib.sha256(notebook).hexdigest()
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
-def summed(root:str|Path=None) -> Iterator:
+def summed_files(root:str|Path=None) -> Iterator:
     "Every file that has a sum: what is committed under data/, results/ and checkpoints/, the README, what pages hold."
     for part in ("README.md", "README_files", "checkpoints", "data", "nbs", "results"):
         place = Path(root or ROOT) / part
@@ -140,9 +140,9 @@ def sum_of(name:str, data:bytes) -> str:
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca895
 def sums(root:str|Path=None) -> str:
-    "A line for each file that is `summed`: its sum, its path."
+    "A line for each file of `summed_files`: its sum, its path."
     root = Path(root or ROOT)
-    return "".join(f"{sum_of(p.name, p.read_bytes())}  {p.relative_to(root).as_posix()}\n" for p in summed(root))
+    return "".join(f"{sum_of(p.name, p.read_bytes())}  {p.relative_to(root).as_posix()}\n" for p in summed_files(root))
 
 def write_sums(root:str|Path=None) -> Path:
     "Writes these lines to SHA256SUMS, whole or not at all."

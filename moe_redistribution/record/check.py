@@ -22,11 +22,11 @@ from ..instruments.rows import TABLE_FORMS
 from ..evidence.answers import comparison, contrast_table
 from ..evidence.claims import paper_items
 from ..evidence.pages import page_hash, page_paths, stored_page
-from ..evidence.registrations import (ACCESS, COLUMNS, FILE, FILES, REGISTERED_TABLES, SEALED,
+from ..evidence.registrations import (ACCESS, COLUMNS, FILE, WHOLE_FILES, REGISTERED_TABLES, SEALED,
                                                        file_definition, line_definitions, named_arms, other_files,
                                                        sealed_settings)
 from ..evidence.selection import item_rows
-from ..evidence.table_files import (MANIFEST, ROOT, STORED, csv_lines, manifest_lines, sum_of, summed,
+from ..evidence.table_files import (MANIFEST, ROOT, STORED, csv_lines, manifest_lines, sum_of, summed_files,
                                                      table_paths, witness, write_sums)
 from .ledger import ledger
 from .outputs import blobs, changed_outputs, guarded_pages
@@ -42,7 +42,7 @@ def changed_bytes(root:Path) -> Iterator:
     for i, line in enumerate((root / "SHA256SUMS").read_bytes().decode(errors="replace").splitlines(), 1):
         if SUM_LINE.fullmatch(line): told.setdefault(line[66:], set()).add(line[:64])
         else: yield f"SHA256SUMS, line {i}", "a sum and a file", line[:80]
-    for path in summed(root):
+    for path in summed_files(root):
         name = path.relative_to(root).as_posix()
         try: now[name] = sum_of(name, path.read_bytes())
         except OSError as e: now[name] = _why(e)
@@ -51,6 +51,7 @@ def changed_bytes(root:Path) -> Iterator:
         elif name not in told: yield name, "no such file", "one"
         else: yield None if now[name] in told[name] else (name, f"sha256 {min(told[name])[:12]}", now[name][:12])
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0070
 def changed_rows(root:Path) -> Iterator:
     "Of every line of the manifest None, else (kind, condition and stream; the rows that it has; those that are there)."
     said, now, unread = {}, {}, set()
@@ -86,6 +87,7 @@ def _registered(root):
         if isinstance(x, dict): last[x["table"], x["key"], x["protocol"]], before = x["hash"], max(x["date"], before)
     return last, faults
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0074
 def _defined(root):
     "(table, key, protocol, hash) of all that stands in data/, and what of it cannot be read."
     lines = [(f"{p.relative_to(root).as_posix()}, line {i}", (table, x)) for table in REGISTERED_TABLES
@@ -111,7 +113,7 @@ def changed_definitions(root:Path) -> Iterator:
         elif (said := last.get(tuple(key))) != own: yield who, f"definition {said or 'that is registered'}", own
         else: yield None
         seen.add(tuple(key))
-    yield from (("{} {} ({})".format(*k), "a file", "none") for k in last if k[0] == FILES and k not in seen)
+    yield from (("{} {} ({})".format(*k), "a file", "none") for k in last if k[0] == WHOLE_FILES and k not in seen)
 
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0011
@@ -149,6 +151,7 @@ def other_cells(said:bytes, made:bytes) -> Iterator:
             if abs(x - y) <= DIGITS * max(abs(x), abs(y), 1e-3): continue
             yield f"{key[0]}: {column} {was[column]}", now[column]
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0072
 def changed_answers(root:Path) -> Iterator:
     "Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give)."
     made = {"contrasts": contrast_table, "ledger": ledger}
@@ -359,6 +362,7 @@ def add_check(p:ArgumentParser):
                    help=f"forge a copy in {len(FORGED)} ways, and say which layer sees it")
     add_form(p)
 
+# %% ../../nbs/7_record/04c_check.ipynb #c4ec0073
 @command("check", "whether a clone holds what was recorded: bytes, rows, registrations, history, pages, verdicts",
          "check --layer bytes --layer registrations", add=add_check,
          told="Reads a clone and trains nothing. Its exit status is 2 where something does not fit.")
