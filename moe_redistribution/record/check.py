@@ -26,8 +26,8 @@ from ..evidence.registrations import (ACCESS, COLUMNS, FILE, WHOLE_FILES, REGIST
                                                        file_definition, line_definitions, named_arms, other_files,
                                                        sealed_settings)
 from ..evidence.selection import item_rows
-from ..evidence.table_files import (MANIFEST, ROOT, STORED, csv_lines, manifest_lines, sum_of, summed_files,
-                                                     table_paths, witness, write_sums)
+from ..evidence.table_files import (MANIFEST, ROOT, STORED, csv_lines, manifest_lines, sum_of,
+                                                     summed_files, table_paths, witness, write_sums)
 from .ledger import ledger
 from .outputs import blobs, changed_outputs, guarded_pages
 from .versions import NothingToLookAt, Versions, history_says
