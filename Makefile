@@ -24,7 +24,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test audit check record registrations sums pages outputs readme docs clean
+.PHONY: help setup reproduce paper test audit versions check record registrations sums pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -69,7 +69,17 @@ audit: $(READY)  ## the second tier: notebooks whole and their outputs compared,
 	  OMP_NUM_THREADS=1 MOE_REDISTRIBUTION_HOME="$$home" $(PY) tools/outputs.py --check $(NB) || failed="$$failed notebooks"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -m audit -n logical --dist worksteal || failed="$$failed tests"; \
 	  OMP_NUM_THREADS=1 $(PY) -m pytest -q -m hypothesis --hypothesis-profile search -n logical || failed="$$failed properties"; \
+	  $(MAKE) --no-print-directory versions || failed="$$failed versions"; \
 	  [ -z "$$failed" ] || { echo "Audit failed:$$failed" >&2; exit 1; }
+
+# pyproject.toml's oldest and newest, each in a .venv-3.x of its own with what constraints.txt has for it.
+VERSIONS := 3.10 3.13
+versions:  ## every test on the oldest and the newest Python, where these are there
+	@failed=; for v in $(VERSIONS); do \
+	  python$$v -V >/dev/null 2>&1 || { echo "Python $$v: not there, nothing ran on it"; continue; }; echo "Python $$v:"; \
+	  { $(MAKE) --no-print-directory PYTHON=python$$v VENV=.venv-$$v setup && OMP_NUM_THREADS=1 \
+	    .venv-$$v/bin/python -m pytest -q -n logical --dist loadfile; } || failed="$$failed $$v"; \
+	done; [ -z "$$failed" ] || { echo "Tests failed on Python:$$failed" >&2; exit 1; }
 
 paper: $(READY)  ## train what nobody has recorded yet, most decisive first (ITEM=fig15: for one item; AGAIN=1: recorded runs, too)
 	@$(CLI) train --item $(or $(ITEM),all) $(if $(filter 1 yes true,$(AGAIN)),,--unrecorded) $(ARGS)
@@ -109,5 +119,5 @@ docs: $(READY)  ## the site's pages in _proc/, and the site in _docs/ where Quar
 	  else echo "Pages are in _proc/; rendering them needs Quarto (https://quarto.org)."; fi
 
 clean:  ## remove .venv, caches and what the site build left (results, checkpoints and out/ stay)
-	rm -rf "$(VENV)" _proc _docs nbs/nbdev.yml .pytest_cache .hypothesis *.egg-info
+	rm -rf "$(VENV)" .venv-3.* _proc _docs nbs/nbdev.yml .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

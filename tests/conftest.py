@@ -1,8 +1,9 @@
-"""One empty store, one thread and no screen for the whole session, set before anything imports torch or matplotlib."""
+"""One empty store, one thread, no screen and an ear for Ctrl-C, set before anything imports torch or matplotlib."""
 import atexit
 import os
 import random
 import shutil
+import signal
 import tempfile
 
 _home = tempfile.mkdtemp(prefix="moe_redistribution-")
@@ -11,6 +12,7 @@ atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ["MOE_REDISTRIBUTION_HOME"] = _home  # never the user's own store
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per process, as everywhere in this project
 os.environ["MPLBACKEND"] = "Agg"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # `nohup` and a shell's background jobs are born deaf to it
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

@@ -6,14 +6,19 @@ import tempfile
 import pytest
 import torch
 from torch.nn.utils import parametrize
+from transformers import AttentionInterface
+from transformers.integrations.moe import ExpertsInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.utils import logging
 
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import tiny_config, tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.language.terms import answer_terms
+from moe_redistribution.language.watched import experts_in_use, own_eager
 from test_scores import Adapted
 
 logging.disable_progress_bar()
@@ -182,7 +187,8 @@ def test_a_hook_that_writes_before_opening_is_part_of_the_model_and_parts_that_d
     model.model.layers[1].mlp.experts.register_forward_hook(doubled)
     s = open_model(model)
     assert torch.equal(trace(s, TOKENS)["logits"][0], own(model))
-    assert s.layers[1].absent == {"shared_out": "its block is no sum of its experts"} and not s.layers[0].absent
+    assert s.layers[1].absent == {"shared_out": "its block is no sum of its experts: their sum times 2"}
+    assert not s.layers[0].absent
     with pytest.raises(ValueError, match="experts of L1: expected experts that enter the stream one by one"):
         answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], "expert")
     model = made()
@@ -284,3 +290,101 @@ def test_a_trained_copy_of_a_part_works_in_its_place(parts):
     s = open_model(model)
     assert torch.equal(trace(s, TOKENS)["logits"][0], own(model)) and "L1.pattern" in s.sites
     runs_like(s, plain)
+
+
+def put(at, make):
+    "A change of a model: what stands at a name of layer 1 is put into `make` of it."
+    def change(model): model.model.layers[1].set_submodule(at, make(model.model.layers[1].get_submodule(at)))
+    return change
+
+
+def dropped(model): model.model.layers = model.model.layers[:1]
+
+
+def deleted(model): del model.model.layers[1]
+
+
+def added(model): model.model.layers.append(copy.deepcopy(model.model.layers[1]))
+
+
+AFTER = [put(at, make) for at in ("self_attn.o_proj", "mlp.gate", "mlp.experts", "mlp", "self_attn")
+         for make in (torch.nn.Sequential, copy.deepcopy)] + [put("self_attn.o_proj", lambda o: Adapted(o, .5)),
+                                                             dropped, deleted, added]
+
+
+@pytest.mark.parametrize("change", AFTER)
+def test_a_part_that_is_another_than_when_it_was_opened_is_named_at_the_next_pass(change):
+    s = open_model(made())
+    change(s.model)
+    for edits in ({}, {"L1.H1": "zero"}, {"L1.routes": "k=1"}):
+        with pytest.raises(RuntimeError, match="as it was when it was opened; got .*; fix: open it again"):
+            s.run(TOKENS, edits)
+    with pytest.raises(RuntimeError, match="when it was opened"): s.generate(TOKENS, 2)
+
+
+@pytest.mark.parametrize("part", ["mlp.gate", "mlp.experts", "mlp", "self_attn", "self_attn.o_proj"])
+def test_an_adapter_that_was_switched_off_is_read_right_or_named(part):
+    model, on = made(), [True]
+    class Switched(Saved):
+        def forward(self, *args, **kwargs): return (self.copy if on[0] else self.base)(*args, **kwargs)
+    for layer in model.model.layers: layer.set_submodule(part, Switched(layer.get_submodule(part)))
+    s, said = open_model(model), 0
+    plain = trace(s, TOKENS, keep=["L1.routes"])["L1.routes"][0]
+    on[0] = False
+    true = open_model(model)
+    assert torch.equal(s.run(TOKENS), true.run(TOKENS))
+    words = [{"L1.routes": w} for w in ("never:E1", "only:E2", "k=1", plain)]
+    zeros = [{site: torch.zeros_like} for site in s.sites if not site.endswith(("probs", "routes"))]
+    for edit in [*EDITS, *words, *zeros]:
+        try: ours = s.run(TOKENS, combine_edits(s, edit))
+        except (ValueError, RuntimeError) as e: said += "; got one that " in str(e)
+        else: assert torch.equal(ours, true.run(TOKENS, combine_edits(true, edit))), edit
+    assert said > (3 if part != "self_attn.o_proj" else -1)
+
+
+def with_capacity(self, hidden, index, weights):
+    "Experts as many registered ones are: tokens beyond an expert's capacity are dropped."
+    for e in range(len(self.down_proj)): weights = weights.masked_fill((index == e) & ((index == e).cumsum(0) > 40), 0)
+    return experts_in_use(self, hidden, index, weights)
+
+
+with_capacity.__module__ = "my_kernels"
+
+
+def test_experts_by_a_function_that_somebody_registered_are_refused_and_so_is_the_pattern_of_such_an_attention():
+    ExpertsInterface.register("capacity", with_capacity)
+    model = made()
+    s = open_model(model)
+    model.set_experts_implementation("capacity")
+    for f in (lambda: open_model(model), lambda: s.run(TOKENS), lambda: s.generate(TOKENS, 2)):
+        with pytest.raises(ValueError, match="got 'capacity', which somebody registered; nearest valid: eager"): f()
+    model.set_experts_implementation("eager")
+    def attend(module, *args, **kwargs): return own_eager(module)(module, *args, **kwargs)
+    attend.__module__ = "my_kernels"
+    AttentionInterface.register("windowed", attend), AttentionMaskInterface.register("windowed", eager_mask)
+    model.set_attn_implementation("windowed")
+    s = open_model(model)
+    assert s.layers[1].absent["pattern"] == "its attention is by 'windowed', which somebody registered"
+    assert "L1.z" in s.sites
+
+
+class Scaled(OlmoeSparseMoeBlock):
+    def forward(self, x): return 3 * super().forward(x)
+
+
+class Normed(OlmoeSparseMoeBlock):
+    def forward(self, x): return torch.nn.functional.normalize(super().forward(x), dim=-1)
+
+
+@pytest.mark.parametrize("kind, says", [(Scaled, "their sum times 3"), (Normed, "more than their sum"),
+                                        ("cohere2_moe", "their sum times 0.5"), ("beam", "their sum times 2.5"),
+                                        ("axk1", "AXK1RMSNorm after their sum"),
+                                        ("minimax_m3_vl_text", "their sum times 2")])
+def test_a_block_that_is_no_sum_of_its_experts_is_said_in_the_headline(kind, says):
+    model = made(kind if isinstance(kind, str) else "olmoe")
+    if isinstance(kind, type): model.model.layers[1].mlp.__class__ = kind
+    s = open_model(model)
+    assert f" a block is no sum of its experts: {says}; " in s.report().headline
+    keep = ["L1.gates", *(f"L1.{u}" for u in ("E0", "E1", "E2", "E3"))] + [n for n in s.sites if n == "L1.ffn_out"]
+    with pytest.raises(ValueError, match="expected a block that is the sum of its experts"):
+        sum_of_parts(s, trace(s, TOKENS, keep=keep), 1)

@@ -344,6 +344,8 @@ def test_the_commands_refuse_before_any_work(s, text, tmp_path, capsys):
     s.model.save_pretrained(tmp_path / "a")
     tiny_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
     for command, more, says in (("audit", ["--unit", "L9.E0"], "nearest"), ("audit", ["--every", "0"], "from 1 on"),
+                                ("audit", ["--every", "99999"], "every: expected 1 to "),
+                                ("audit", ["--sets", "-1"], "--sets: expected a whole number from 0 on"),
                                 ("audit", ["--edit", "zeros"], "'zero'"), ("loads", ["--context", "9000"], "--context"),
                                 ("compare", ["--with", str(tmp_path / "dense")], "which is dense"),
                                 ("compare", ["--with", " "], "--with: expected a value")):

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from moe_redistribution.models.authors import from_authors, read_condition, to_authors
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.routers import Router
+from moe_redistribution.models.variants import Variant
+from moe_redistribution.tasks.kinds import all_or_nothing, register
 from moe_redistribution.tasks.task import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
@@ -108,13 +111,33 @@ def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message
         from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
 
 
+class Sharp(Router):
+    def logits(self, held, x, c): return 9 * super().logits(held, x, c)
+
+
+class Doubled(Variant):
+    def hidden(self, product, act, at): return at("hidden", 2 * act(product("W_up")))
+
+
+@pytest.fixture
+def own_things():
+    with pytest.raises(InterruptedError), all_or_nothing():                 # taken back after the test
+        register("router", "sharp", Sharp)
+        register("variant", "doubled", Doubled("doubled", True))
+        yield
+        raise InterruptedError
+
+
 @pytest.mark.parametrize("made, said, message", [
     # one expert would be kept
     ("add7/moe-e4k1-h16-silu", "add7/ffn-h4-silu", r"expected W_up \(1, 1, 64, 4\) per seed .* got \(1, 4, 64, 4\)"),
     ("add7/ffn-h8-silu+L2", "add7/ffn-h8-silu+L2", "expected one layer with an FFN"),
     ("add7/no_ffn", "add7/no_ffn", "expected one layer with an FFN"),
-    ("add7/moe-e4k1-h16-silu+tokens", "add7/moe-e4k1-h16-silu+tokens", "its routes from a router")])
-def test_what_their_classes_cannot_hold_is_not_written(made, said, message):
+    ("add7/moe-e4k1-h16-silu+tokens", "add7/moe-e4k1-h16-silu+tokens", "its routes from a map of the stream"),
+    *((f"add7/moe-e4k2-h16-silu{own}", f"add7/moe-e4k2-h16-silu{own}", "by the usual rules and with weights that sum")
+      for own in ("+biased", "+expert_choice", "+switch", "+sharp")),
+    ("add7/doubled-e4k1-h16-silu", "add7/doubled-e4k1-h16-silu", r"\(ffn, glu, moe, moe_glu\)")])
+def test_what_their_classes_cannot_hold_is_not_written(made, said, message, own_things):
     with pytest.raises(ValueError, match=message): to_authors(init(made, [torch.Generator()]), said)
 
 

@@ -213,13 +213,19 @@ def test_the_promise_is_tried_on_every_command():
 ENTRY = "import sys; from moe_redistribution.record.entry import enter; print('in', flush=True); sys.exit(enter())"
 
 
-def heard(): return signal.signal(signal.SIGINT, signal.SIG_DFL)     # a shell's background jobs are born deaf to Ctrl-C
+def test_tests_hear_ctrl_c_under_nohup_too():
+    "As a shell's background job, and what a test begins inherits it."
+    deaf = "import signal, subprocess, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); subprocess.run(sys.argv[1:])"
+    said = "import conftest, signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", deaf, sys.executable, "-c", said], cwd=table_files.ROOT / "tests",
+                          capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
     p = subprocess.Popen([sys.executable, "-c", ENTRY, "ledger"], cwd=tmp_path, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+                         stderr=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "in\n"
     time.sleep(.3), p.send_signal(sent)
     out, err = p.communicate(timeout=120)
@@ -242,7 +248,7 @@ def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_tra
     "A terminal sends it to all processes at once, and each worker printed the traceback of some import."
     (script := tmp_path / "pool.py").write_text(f"from moe_redistribution.training.{room} import *\n{POOL}")
     env = os.environ | {"PYTHONPATH": str(table_files.ROOT)}
-    p = subprocess.Popen([sys.executable, script, POOLS[room]], env=env, start_new_session=True, preexec_fn=heard,
+    p = subprocess.Popen([sys.executable, script, POOLS[room]], env=env, start_new_session=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "begun\n"
     time.sleep(.5), os.killpg(p.pid, signal.SIGINT)

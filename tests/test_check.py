@@ -2,10 +2,12 @@
 import csv
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
 import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -19,8 +21,16 @@ from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonst
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.versions import Versions, rewritten_lines
 from moe_redistribution.training.store import as_it_lies, listed_hashes
+from tiers import first
 
 PARTS = ("README", "data", "results", "checkpoints", "nbs")
+
+
+@pytest.mark.parametrize("threads", first(["1"], ["1", "2"]))
+def test_the_whole_command_finds_nothing_in_this_clone_whatever_the_number_of_threads(threads):
+    done = subprocess.run([sys.executable, "-m", "moe_redistribution", "check"], cwd=ROOT, capture_output=True,
+                          text=True, env={**os.environ, "OMP_NUM_THREADS": threads})
+    assert done.returncode == 0 and "answers: " in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The command line is a frame: subcommands lie in the rooms that they serve, and print what others can read."""
 import ast
+import contextlib
 import io
 import json
 import re
@@ -76,6 +77,42 @@ def test_a_room_of_ones_own_adds_a_subcommand():
     finally: COMMANDS.put("hello", None, None)
 
 
+OWN_COMMAND = """
+from moe_redistribution.tasks.commands import command
+def add(p): p.add_argument("--context"), p.add_argument("--device", default="mine")
+@command("mine", "does what is mine", "mine --context 3", add=add)
+def run_mine(args): print("mine", args.context, args.device)
+"""
+
+
+@pytest.mark.parametrize("words, said", [
+    (["mine", "--import", "{file}"], "mine None mine"), (["mine", "--import", "{file}", "--context", "x"], "mine x"),
+    (["--import", "{file}", "mine", "--context", "train"], "mine train"),
+    (["--import", "{file}", "--help"], "does what is mine"),
+    (["--help", "--import", "{file}"], "does what is mine"), (["mine", "--help", "--import", "{file}"], "--context"),
+    (["kinds", "command", "--import", "{file}"], "does what is mine")])
+def test_a_command_of_a_users_file_runs_and_is_in_the_help(words, said, tmp_path, capsys):
+    "The parser was made before the file was imported, and knew no such command."
+    (file := tmp_path / "mine.py").write_text(OWN_COMMAND)
+    try:
+        with contextlib.suppress(SystemExit): assert main([w.replace("{file}", str(file)) for w in words]) == 0
+    finally: COMMANDS.put("mine", None, None)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text, says", [
+    (OWN_COMMAND.replace("--context", "--import"), "beside --help and --import; got argument --import: conflicting"),
+    (OWN_COMMAND.replace('"mine --context 3", ', ""), "missing 1 required positional argument: 'example'"),
+    ("import sys; sys.exit(0)", "got SystemExit: 0"), ("import sys; sys.exit(3)", "got SystemExit: 3"),
+    ("raise GeneratorExit", "got GeneratorExit"), ("class Mine(BaseException): pass\nraise Mine", "got Mine")])
+def test_a_users_file_that_leaves_or_takes_what_is_not_its_own_is_refused_in_one_line(text, says, tmp_path, capsys):
+    "`sys.exit(0)` where it is imported ended the command with 0 and nothing done."
+    (tmp_path / "own.py").write_text(text)
+    assert main(["kinds", "--import", str(tmp_path / "own.py")]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.startswith("moe-redistribution: import own.py: ") and err.count("\n") == 1
+
+
 ENTRY = "from moe_redistribution.record.entry import enter; enter()"                      # what the console script does
 
 
@@ -117,6 +154,28 @@ def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_it
 def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
     assert main(["rows", "tab77"]) == 2
     assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+LOOPS = ["v1/add7/ffn-h8-silu+d16+steps200", "v1/add7", "v1", "progress", "."]
+
+
+@pytest.mark.parametrize("place", LOOPS)
+def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path, capsys, monkeypatch):
+    (loop := tmp_path / "home" / place).parent.mkdir(parents=True, exist_ok=True)
+    loop.symlink_to(loop.name)
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
+    assert main(words) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"/home.*: expected a .* folder.*; got (File exists|Too many levels.*); fix: \w", err), err
+
+
+def test_a_runs_file_that_is_a_link_to_itself_is_trained_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
+    path = Store(tmp_path).path("add7/ffn-h8-silu+d16+steps200", 1)
+    path.parent.mkdir(parents=True), path.symlink_to(path.name)
+    words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
+    assert main(words) == 0 and path.is_file() and not path.is_symlink()
 
 
 # ----------------------------------------------------------------------------------------------------------- completion

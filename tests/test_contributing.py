@@ -36,7 +36,7 @@ assert len(got) == len(params) and (got["value"] >= 0).all()
 assert "norms" not in instruments_for("add7/no_ffn")""",
     "Add a study": """
 from moe_redistribution.training.study import known_studies, run_study
-found = run_study(known_studies()["at_birth"], "small", root="store", executor="here", quiet=True)
+found = run_study(known_studies()["at_birth"], "small", root="store", executor="local:2", quiet=True)
 assert len(found) == 6 and set(found["condition"]) == {f"at_birth.small/ffn-h{h}-silu" for h in (16, 64)}""",
     "Add a family of language models": """
 import torch

@@ -190,6 +190,7 @@ DAMAGES = {
     "nan in a row of the embedding": one("embed", put(NAN, -1)), "nan in an expert": one("experts.1.w1", put(NAN)),
     "nan in a norm": one("input_layernorm", put(NAN)), "huge": one("lm_head", lambda w: w * 1e38),
     "whole numbers": one("q_proj", lambda w: (9 * w).to(torch.int32)),
+    "whole numbers of eight bytes": one("q_proj", lambda w: (9 * w).to(torch.int64)),
     "all bytes": weights(lambda own: {n: w.to(torch.int8) for n, w in own.items()}),
     "truth values": one("gate", lambda w: w > 0), "complex": one("o_proj", lambda w: w.to(torch.complex64)),
     "8 bits": one("o_proj", lambda w: w.to(torch.float8_e4m3fn)),
@@ -259,6 +260,8 @@ DAMAGES = {
     **{f"quantised {n}": config(quantization_config=q) for n, q in QUANTISED.items()},
     **{f"type {n!r}": config(dtype=n) for n in ("bogus", "int8", "float8_e4m3fn", 7)},
     "tied, and two matrices": config(tie_word_embeddings=True), "attention unheard": config(_attn_implementation="x"),
+    **{f"{n} from the hub": config(**{n: "org/kernel"}) for n in ("_attn_implementation", "_experts_implementation",
+                                                                 "attn_implementation", "experts_implementation")},
     "window 0": config(sliding_window=0), "window -3": config(sliding_window=-3),
     "own code": config(auto_map={"AutoModelForCausalLM": "evil.M"}, model_type="unheard"),
     "tied in the file only": family("llama", config(tie_word_embeddings=False), tie_word_embeddings=True),
@@ -369,7 +372,8 @@ def counted(place, damages, *more):
     return found, bad
 
 
-QUICK = ("a matrix less", "nan in an expert", "whole numbers", "pipe", "index pipe", "a weight in two shards",
+QUICK = ("a matrix less", "nan in an expert", "whole numbers", "whole numbers of eight bytes", "pipe",
+         "index pipe", "a weight in two shards",
          "layers 100000", "adapter", "tied, and two matrices")
 
 

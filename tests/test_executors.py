@@ -144,9 +144,8 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
     "SIGKILL to the maker alone; Ctrl-C to all, as a terminal does it. A lock a worker holds is free soon after."
     (script := tmp_path / "holds.py").write_text(HOLDS)
     env = os.environ | {"PYTHONPATH": str(PACKAGE)}
-    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)     # a shell's background jobs are born deaf to Ctrl-C
     made = {how: subprocess.Popen([sys.executable, script, tmp_path / how], env=env, start_new_session=True,
-                                  preexec_fn=heard, stderr=subprocess.DEVNULL) for how in ("kill", "interrupt")}
+                                  stderr=subprocess.DEVNULL) for how in ("kill", "interrupt")}
     try:
         for how in made: wait_until((tmp_path / f"{how}.held").exists)
         assert not any(lock_is_free(tmp_path / how) for how in made)
@@ -160,6 +159,13 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
             try: os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError: pass
             process.wait()
+
+
+def test_what_another_process_cannot_be_sent_is_refused_before_any_work():
+    with local_executor(1) as pool:
+        with pytest.raises(ValueError, match="another process can be sent.*<lambda>.*; fix: functions"):
+            pool.submit(lambda: 1)
+        assert not pool._processes
 
 
 # --------------------------------------------------------------------------------------------------------------- Dask

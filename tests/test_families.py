@@ -13,6 +13,7 @@ from moe_redistribution.language.loads import text_loads
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.streaming import byte_tokens
 from moe_redistribution.language.watched import WATCHED
+from tiers import first
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
@@ -69,6 +70,15 @@ def test_a_silent_expert_is_one_without_weights_and_a_barred_one_has_no_token(fa
         x.experts.down_proj[1] = 0
         if biased is not None: biased[1] = 0
     assert (silent - s.run(TOKENS)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("family", first(["qwen2_moe", "deepseek_v4", "gemma4_text"], FAMILIES))
+def test_a_folder_that_save_pretrained_wrote_opens_as_the_model_that_it_was(family, tmp_path):
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path / "kept")
+    s, own = open_model(tmp_path / "kept"), open_model(model)
+    assert [*s.sites] == [*own.sites] and s.sites.absent == own.sites.absent
+    assert (s.run(TOKENS) - own.run(TOKENS)).abs().max() < 1e-5
 
 
 def test_what_is_not_there_says_why():

@@ -22,6 +22,43 @@ def test_no_room_of_the_library_imports_what_only_some_of_its_functions_need():
     assert len(rooms) > 50 and {"torch", "moe_redistribution.record.cli"} < loaded and not HEAVY & loaded
 
 
+AS_MAIN = """
+import os, runpy, sys, warnings
+import moe_redistribution.record.cli, matplotlib.pyplot, transformers
+for name in [n for n in sys.modules if n.startswith("moe_redistribution.")]: del sys.modules[name]
+warnings.simplefilter("ignore")
+failed = []
+for name in sys.argv[1:]:
+    if not (child := os.fork()):
+        sys.argv = [name, "--version"]
+        try: runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except SystemExit as e: os._exit(e.code or 0)
+        except BaseException as e: print(type(e).__name__, e, file=sys.stderr), os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]: failed.append(name)
+print("failed:", *failed)
+"""
+
+
+def as_main(*names): return subprocess.run([sys.executable, "-c", AS_MAIN, *names], capture_output=True, text=True)
+
+
+MODULES = [".".join(p.relative_to(ROOT).with_suffix("").parts)
+           for p in sorted((ROOT / "moe_redistribution").rglob("*.py")) if p.stem not in ("__init__", "_modidx")]
+
+
+def test_a_module_of_the_library_that_registers_something_runs_as_main():
+    "`python -m` calls it `__main__`, as a user's own script is called: what it registers was taken for a user's."
+    names = ["moe_redistribution.__main__", "moe_redistribution.record.cli", "moe_redistribution.tasks.commands",
+             "moe_redistribution.instruments.ablation", "moe_redistribution.studies.parrots.study"]
+    assert {*names} < {*MODULES} and (done := as_main(*names)).stdout.endswith("failed:\n"), done.stderr
+
+
+@pytest.mark.audit
+def test_every_module_of_the_library_runs_as_main():
+    assert len(MODULES) > 120 and (done := as_main(*MODULES)).stdout.endswith("failed:\n"), done.stderr
+
+
 def cpu(script):
     "Seconds of CPU that a fresh interpreter takes, the least of three."
     def once():

@@ -49,12 +49,13 @@ def test_every_part_lists_its_rooms():
 def test_a_command_that_needs_the_clone_says_so_at_once(tmp_path):
     "With nothing but the package, as a wheel leaves it: one message, and nothing trained, stored or written before it."
     shutil.copytree(LIB, tmp_path / "site" / LIB.name, ignore=shutil.ignore_patterns("__pycache__"))
-    commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger"]
+    commands = ["reproduce --seeds 42", "record", "rows tab7.006", "ledger", "check", "check --demo",
+                "check --layer answers"]
     out = run(["-c", f"""
 from moe_redistribution.record.cli import main
 for c in {commands}: print(main(c.split()), flush=True)
 """], tmp_path, PYTHONPATH=str(tmp_path / "site"), MOE_REDISTRIBUTION_HOME=str(tmp_path / "home"))
-    assert out.stdout.split() == ["2"] * 4 and out.stderr.count("\n") == 4, (out.stdout, out.stderr)
+    assert out.stdout.split() == ["2"] * 7 and out.stderr.count("\n") == 7, (out.stdout, out.stderr)
     for line in out.stderr.splitlines():
         assert "expected beside the package" in line and line.endswith("clone the repository, then pip install -e .")
     assert {p.name for p in tmp_path.iterdir()} == {"site"} and len([*(tmp_path / "site").iterdir()]) == 1
@@ -64,7 +65,26 @@ def test_what_is_promised_is_what_the_classifiers_and_make_say():
     project = tomllib.loads(PROJECT)["project"]
     versions = [c.rsplit(" ")[-1] for c in project["classifiers"] if "Python :: 3." in c]
     assert project["requires-python"] == f">={versions[0]},<3.{int(versions[-1][2:]) + 1}"
-    assert f"{versions[0].replace('.', ', ')}) <= sys.version_info" in (ROOT / "Makefile").read_text()
+    made = (ROOT / "Makefile").read_text()
+    assert f"{versions[0].replace('.', ', ')}) <= sys.version_info" in made
+    assert f"\nVERSIONS := {versions[0]} {versions[-1]}\n" in made
+    assert "$(MAKE) --no-print-directory versions ||" in made.partition("\naudit:")[2].partition("\n\n")[0]
+
+
+def test_a_python_that_is_not_there_is_said_not_to_be_and_one_that_fails_is_an_error(tmp_path):
+    def versions(*said):
+        return subprocess.run(["make", "-s", "versions", *said], cwd=ROOT, capture_output=True, text=True)
+    absent = versions("VERSIONS=3.98 3.99")
+    assert absent.returncode == 0 and absent.stdout.splitlines() == [
+        f"Python {v}: not there, nothing ran on it" for v in ("3.98", "3.99")], absent.stderr
+    (tmp_path / "python3.98").write_text("#!/bin/sh\n[ \"$1\" = -V ]\n"), (tmp_path / "python3.98").chmod(0o755)
+    wrong = versions("VERSIONS=3.98", f"PATH={tmp_path}:{os.environ['PATH']}")
+    assert wrong.returncode and "Tests failed on Python: 3.98" in wrong.stderr
+
+
+def test_what_the_package_runs_with_has_no_bound_that_only_nbdev_needs():
+    project = tomllib.loads(PROJECT)["project"]
+    assert "fastcore>=1.12.3" in project["dependencies"] and "fastcore<2" in project["optional-dependencies"]["dev"]
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ def test_what_fails_does_not_keep_others_from_being_done(tmp_path):
         return rows([1.], seeds, condition=arm, metric="m")
     study = Study("s", "", {"small": Preset("", dict.fromkeys("abc", (1,)))}, run, lambda *a: 1.,
                   needs=lambda arm, *_: ("b",) if arm == "c" else ())
-    with pytest.raises(RuntimeError, match="a fails"): run_study(study, root=tmp_path, **HERE)
+    with pytest.raises(ValueError, match="RuntimeError: a fails; fix: see line"): run_study(study, root=tmp_path, **HERE)
     assert [j.is_done(Store(tmp_path)) for j in study_jobs(study)] == [False, True, True]
 
 

@@ -390,7 +390,7 @@ def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mi
     import_file(mine)
     train(OWN[5], [1], root=tmp_path / "s", executor="here", **TRAIN)
     then = Store(tmp_path / "s").load(OWN[5], 1, "paired").manifest["source"]
-    assert {"task", "reading", "router", "event halve"} == {*then}
+    assert {"task", "reading", "router", "event halve", "training.loop"} <= {*then}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Store(tmp_path / "s").load(OWN[5], 1, "paired")
@@ -446,3 +446,19 @@ def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
     assert "name of an instrument: expected a new one; got 'ablation', which is taken" in done.stdout
     assert "name of a command: expected a new one; got 'train', which is taken" in done.stdout
     assert "True True" in done.stdout                                # what was imported on the way is not taken back
+
+
+BORN_AGAIN = MINE + """
+from moe_redistribution.training.groups import train
+with open("begun", "a") as f: f.write("x")
+train("bits/ffn-h16-silu", [1, 2], root="store", executor="local:2", quiet=True, group_size=1, steps=50)
+"""
+
+
+def test_a_file_that_trains_with_workers_where_it_is_imported_is_refused_and_does_not_double_its_processes(tmp_path):
+    "Each worker imported the file, and began two workers more."
+    (tmp_path / "again.py").write_text(BORN_AGAIN)
+    done = subprocess.run([sys.executable, "-m", "moe_redistribution", "kinds", "--import", "again.py"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "import again.py: executor 'local:2': expected \"here\" in a worker" in done.stderr
+    assert "__main__" in done.stderr and len((tmp_path / "begun").read_text()) <= 3, done.stderr

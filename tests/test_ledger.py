@@ -112,9 +112,33 @@ def test_a_control_contradicts_only_where_it_shows_the_same():
     "A tie to the last bit is a bound of the measure, and a control with nothing to win has no power."
     assert judge(says("holds"), says("refuted")) == "contradicted by a control"
     assert judge(says("holds"), says("refuted", test=TIE)) == "tied with its control"
-    assert judge(says("holds"), says("pending", "no power: .0006 nats to win")) == "inconclusive"
+    assert judge(says("holds"), says("pending", "no power: .0006 nats to win")) == "open (no power)"
     opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)     # lower still than its control
     assert opposite[0] == "holds"
+
+
+@pytest.mark.parametrize("paper, audited, verdict", [
+    ("direction", "holds", "direction only"), ("holds", "direction", "direction only"), ("direction", "refuted",
+     "contradicted by a control"), ("direction", "open", "inconclusive"), ("direction", "pending", "pending")])
+def test_an_estimate_below_what_counts_has_a_direction_and_never_holds(paper, audited, verdict):
+    assert judge(says(paper), says(audited)) == verdict
+
+
+def test_holds_and_refuted_use_one_margin():
+    "From below what counts to above it a claim goes from refuted by direction to holds, and never in one step."
+    spread = np.array([-.02, -.01, 0, .01, .02])
+    words = [decide(m + spread, e, .05)[0] for e, m in [("+", .03), ("+", .04), ("+", .049999), ("+", .05), ("+", .2)]]
+    assert words == ["refuted", "direction", "direction", "holds", "holds"]
+    assert [decide(-m - spread, "-", .05)[0] for m in (.03, .04, .05)] == ["refuted", "direction", "holds"]
+
+
+def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_won(table):
+    "Each claim of no difference between two arms that holds has a reading of power, and that reading holds."
+    assert [judge(says("holds"), says("holds"), power=says(w)) for w in ("holds", "refuted", "direction", "open")] == [
+        OWN, *["open (no power)"] * 3]
+    tied = table[(table["expects"] == "0") & table["verdict"].str.contains("reproduced|found")]
+    tied = tied.drop(index=[k for k in tied.index if said(k).versus.startswith("value=")], errors="ignore")
+    assert len(tied) > 6 and (tied["power_says"] == "holds").all(), tied.loc[tied["power_says"] != "holds"].index
 
 
 def test_a_claim_turns_on_text_or_size_where_two_presets_decide_it_otherwise():
@@ -126,7 +150,7 @@ def test_a_claim_turns_on_text_or_size_where_two_presets_decide_it_otherwise():
 
 
 def test_a_question_of_our_own_is_found_and_never_reproduced(table):
-    assert found_here(NEW) == found_here("direction only") == "found here" and found_here("pending") == "pending"
+    assert found_here(NEW) == "found here" and found_here("direction only") == "direction only"
     own = table[table["statement"].str.startswith("Asked here: ")]
     assert len(own) > 15 and (own["asked"] == "here").all() and not own["verdict"].str.contains("reproduced").any()
     assert (table.drop(own.index)["asked"] == "paper").all()

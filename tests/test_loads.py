@@ -139,3 +139,15 @@ def test_models_that_do_not_read_the_same_are_refused(s, text):
             compare_routes(s, open_model(other), text, byte_tokens, context=16)
     with pytest.raises(ValueError, match="other tokens by the second tokenizer"):
         compare_routes(s, s, text, byte_tokens, lambda told: byte_tokens(told.swapcase()), context=16)
+
+
+class Hangs(torch.nn.Module):
+    "As PEFT wraps a model: its adapter lies within the model itself."
+    def __init__(self, base): super().__init__(); self.base = base
+
+    def get_base_model(self): return self.base
+
+
+def test_a_model_and_its_adapter_that_are_one_module_are_not_compared(s, text):
+    with pytest.raises(ValueError, match="two models with modules of their own; got the same modules in both"):
+        compare_routes(s, open_model(Hangs(s.model)), text, byte_tokens, context=16)

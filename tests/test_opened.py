@@ -322,6 +322,13 @@ def test_a_model_s_own_code_is_not_run_even_if_somebody_would_say_yes(toy, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_native_code_that_a_config_names_is_not_fetched(toy, key):
+    "transformers loads `org/kernel` from the hub, and runs it."
+    with pytest.raises(ValueError, match="_implementation of transformers' own, as eager; got org/kernel; .*drop"):
+        open_model(rewritten(toy, **{key: "org/kernel"}))
+
+
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hosts", "sub/x.safetensors", "absent.safetensors", 3])
 def test_a_shard_index_that_points_elsewhere_is_refused(toy, name):
     (toy.parent / "outside.safetensors").write_bytes((toy / "model.safetensors").read_bytes())
@@ -446,3 +453,39 @@ def test_what_a_swap_leaves_without_an_expert_is_not_counted_twice():
     torch.testing.assert_close(share, gates.double().sum(0) / gates.sum())
     torch.testing.assert_close(both[0], (gates.double().T @ gates.double()) / len(gates))
     assert both.max() <= 1
+
+
+def test_padding_that_also_ends_texts_is_not_looked_for_between_documents():
+    s = open_model(tiny_model("mixtral"), pad=3)
+    packed = torch.tensor([[5, 6, 3, 7, 8, 9], [4, 4, 4, 4, 3, 3]])
+    assert s.run(packed).shape == (1, 2, 6, 50)                             # 3 is nothing but padding here
+    for config in (s.model.config, s.model.generation_config):
+        config.eos_token_id = [2, 3]
+        for f in (s.run, lambda x: s.generate(x, 2), lambda x: trace(s, x)):
+            with pytest.raises(ValueError, match="3 also ends a text; got one in row 0 at 2; fix: another token"):
+                f(packed)
+        assert s.run(packed[1:]).equal(s.run(packed[1:]))
+        ends = torch.tensor([[3, 3, 5, 6, 7, 3]])
+        assert not s.real(ends)[0, [0, 1, 5]].any() and s.real(ends)[0, 2:5].all()
+        config.eos_token_id = None
+
+
+@pytest.mark.parametrize("dtype, says", [(torch.float32, "0.0% of choices other; float32"),
+                                         (torch.bfloat16, "bfloat16, by 16 tokens: near ties go elsewhere")])
+def test_a_headline_says_of_how_many_tokens_and_what_half_precision_means(dtype, says):
+    said = open_model(tiny_model("mixtral", dtype=dtype)).report().headline
+    assert says in said and said.endswith(("float32", "the same sites"))
+
+
+def test_swaps_that_meet_are_refused_and_a_permutation_of_gates_is_an_exchange():
+    s = open_model(tiny_model("olmoe"))
+    W = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
+    for e in ({"L1.E1": "swap:E2", "L1.E2": "swap:E1"}, {"L1.E1": "swap:E2", "L1.E3": "swap:E1"}):
+        with pytest.raises(ValueError, match="no other swap sends tokens to; got E1 to E2, .* permute the gates"):
+            combine_edits(s, e)
+    both = s.run(W, {"L1.gates": lambda g: g[..., [0, 2, 1, 3]]})
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"): (p := getattr(s.layers[1].experts, name)).copy_(p[[0, 2, 1, 3]])
+    torch.testing.assert_close(s.run(W), both)
+    two = s.run(W, combine_edits(s, {"L1.E1": "swap:E2", "L1.E3": "swap:E0"}))
+    assert s.moved["L1.gates"] and not two.equal(s.run(W))

@@ -1,50 +1,325 @@
-"""Seeds of another machine are recorded beside ours, and named."""
+"""Seeds of another machine are looked at, recorded beside ours, named, and counted where they are asked for."""
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.table_files import read_table
+from moe_redistribution.evidence import selection
+from moe_redistribution.evidence.figures import without_ffn
+from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, read_table
+from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
-from moe_redistribution.record import recording
+from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
-from moe_redistribution.training.store import Store
-from moe_redistribution.training.study import Preset, Study, run_study
+from moe_redistribution.record.sound import OLDER, THIS_CODE
+from moe_redistribution.studies.sparsity_moves.study import STUDY
+from moe_redistribution.training import loop, sources as sources_room, store as store_room
+from moe_redistribution.training.groups import train
+from moe_redistribution.training.sources import code_by_room
+from moe_redistribution.training.store import Store, seal, sources, unseal
+from moe_redistribution.training.study import Preset, Study, run_study, study_jobs
+
+NAME, OTHER, DIGITS = "add7/ffn-h8-silu", "abcdefabcdef", dict(metric="digits", positions=("o0-o3",))
+
+
+def only(monkeypatch, *studies):
+    "Recording knows these studies and no paper, so that it takes a second."
+    few = dict(known_studies=lambda: {s.name: s for s in studies}, paper_items=lambda: [], canonical=lambda: [],
+               ledger=lambda root: pd.DataFrame(dict(key=[])),
+               contrast_table=lambda root: pd.DataFrame(dict(family=[])))
+    for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 
 @pytest.fixture
 def mine(monkeypatch):
-    study = Study("mine", "a study", {"small": Preset("", {"a": (1, 2, 3)})},
-                  lambda arm, seeds, settings, desk: rows([OFFSET[0] + s for s in seeds], seeds, condition=arm,
-                                                          metric="digits", stream="paired"), lambda *x: 1.)
-    monkeypatch.setattr(recording, "known_studies", lambda: {"mine": study})
+    study = Study("mine", "a study", {"small": Preset("", {"a": (1, 2, 3)})}, offset_rows, lambda *x: 1.)
+    only(monkeypatch, study)
     return study
 
 
 OFFSET = [0.]
+def offset_rows(arm, seeds, settings, desk):
+    return rows([OFFSET[0] + s for s in seeds], seeds, condition=arm, metric="digits", stream="paired")
 
 
-def trained(study, root, offset, seeds):
+def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
-    return Store(root)
+    return Store(root, lent)
+
+
+@pytest.fixture(scope="module")
+def two_stores(tmp_path_factory):
+    "A store of ours with seeds 1 and 2 of a condition, and another's with seeds 2 to 9."
+    at = tmp_path_factory.mktemp("two")
+    train(NAME, range(1, 10), "paired", root=at / "theirs", steps=200, group_size=9, executor="here", quiet=True)
+    for seed in (1, 2):
+        path = Store(at / "ours").path(NAME, seed, "paired")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Store(at / "theirs").path(NAME, seed, "paired"), path)
+    Store(at / "theirs").path(NAME, 1, "paired").unlink()
+    return at
+
+
+@pytest.fixture
+def place(two_stores, tmp_path, monkeypatch):
+    "A place in which ours are recorded, by ablation alone, and a copy of theirs."
+    alone = {"ablation": instruments()["ablation"]}
+    only(monkeypatch, replace(STUDY, measured=lambda name: alone, presets={
+        "small": replace(STUDY.presets["small"], arms={NAME: (1, 2)})}))
+    for folder in ("ours", "theirs"): shutil.copytree(two_stores / folder, tmp_path / folder)
+    recording.record(Store(tmp_path / "ours"), tmp_path, say=lambda text: None)
+    return tmp_path
+
+
+def lent(place): return Store(place / "theirs", lent=True)
+
+
+def spoil(place, seed, how):
+    "Another's run, changed and sealed again."
+    run = lent(place).load(NAME, seed, "paired")
+    Store(place / "theirs").save(how(run))
+    return lent(place).path(NAME, seed, "paired")
+
+
+def recorded_from(place, **how):
+    "What recording another's store says."
+    said = []
+    recording.record(lent(place), place, say=said.append, whose="A. Other", **how)
+    return said
+
+
+def seeds_of(place, whose="house", kind="runs"):
+    return sorted(set(read_table(kind, NAME, root=place, whose=whose)["seed"]))
 
 
 def test_others_seeds_are_added_ours_stay_and_a_list_says_whose_they_are(mine, tmp_path):
-    ours, theirs = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2])
+    ours, theirs = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2], lent=True)
     root = tmp_path / "clone"
-    recording.record_rows(ours, root, mine, say=lambda x: None)
-    before = recording.recorded_seeds(root)
-    recording.record_rows(theirs, root, mine, say=lambda x: None, others=True)
-    path = recording.note_others(root, "A. Other", before)
-    found = read_table("mine", "mine.small/a", root=root).set_index("seed")["value"].round(6).to_dict()
-    assert found == {1: 1.1, 2: 2.5}
-    listed = pd.read_csv(path)
+    recording.record(ours, root, say=lambda x: None)
+    recording.record(theirs, root, say=lambda x: None, whose="A. Other")
+    found = read_table("mine", "mine.small/a", root=root, whose=EVERYBODY).set_index("seed")["value"]
+    assert found.round(6).to_dict() == {1: 1.1, 2: 2.5}
+    listed = pd.read_csv(root / "results/others.csv")
     assert listed[["whose", "kind", "condition", "seed"]].values.tolist() == [["A. Other", "mine", "mine.small/a", 2]]
-    recording.record_rows(trained(mine, tmp_path / "b", .9, [3]), root, mine, say=lambda x: None, others=True)
-    recording.note_others(root, "B. Third", recording.recorded_seeds(root) - {("mine", "mine.small/a", "paired", 3)})
-    assert pd.read_csv(path)["whose"].tolist() == ["A. Other", "B. Third"]                           # none is lost
+    recording.record(trained(mine, tmp_path / "b", .9, [3], lent=True), root, say=lambda x: None, whose="B. Third")
+    assert pd.read_csv(root / "results/others.csv")["whose"].tolist() == ["A. Other", "B. Third"]         # none is lost
 
 
 def test_a_store_from_elsewhere_needs_a_name_and_must_be_one(tmp_path, capsys):
     assert main(["record", "--from", str(tmp_path)]) == 2 and "--whose NAME" in capsys.readouterr().err
     assert main(["record", "--from", str(tmp_path), "--whose", "me"]) == 2
     assert "MOE_REDISTRIBUTION_HOME" in capsys.readouterr().err
+
+
+def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
+    before = {k: read_table(k, NAME, root=place).to_csv() for k in ("runs", "history", "ablation")}
+    left = without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, **DIGITS)
+    assert len(left) == 2 and not [text for text in recorded_from(place) if "refused" in text]
+    assert {k: read_table(k, NAME, root=place).to_csv() for k in before} == before
+    assert without_ffn(selection.gather([("ablation", NAME)], root=place), NAME, **DIGITS).equals(left)
+    assert len(selection.recorded_runs(place)) == 2
+    for kind in before:
+        assert seeds_of(place, "A. Other", kind) == [*range(3, 10)]
+        assert seeds_of(place, EVERYBODY, kind) == [*range(1, 10)]
+    whose = selection.rows_of("ablation", NAME, root=place, whose=EVERYBODY).groupby("seed")["whose"].first()
+    assert whose.to_dict() == {1: "house", 2: "house"} | dict.fromkeys(range(3, 10), "A. Other")
+    assert len(selection.recorded_runs(place, "A. Other")) == 7
+    asked, notes = selection.RowsBehind([reading(seeds="1-5")], place).read(reading(seeds="1-5"))
+    assert asked.notna().all(axis=1).to_dict() == dict.fromkeys(range(1, 6), True), notes
+    with pytest.raises(ValueError, match="nearest: 'A. Other'"): seeds_of(place, "A. Othr")
+    assert pd.read_csv(place / "results/others.csv")["seal"].eq(THIS_CODE).all()
+
+
+def reading(**own):
+    from moe_redistribution.evidence.claims import Claim
+    return Claim(key="x", instrument="ablation", stream="paired", condition=NAME, metric="digits", site="ffn_out",
+                 edit="mean", rule="first1000", position="o0-o3", stratum="all", split="all", **own).reading
+
+
+def weights(change): return lambda r: replace(r, weights={k: {n: change(v) for n, v in w.items()}
+                                                          for k, w in r.weights.items()})
+def manifest(**own): return lambda r: replace(r, manifest=r.manifest | {k: f(r.manifest[k]) for k, f in own.items()})
+
+
+SPOILT = {3: (weights(lambda v: .2 * v), "measured again"),
+          4: (weights(lambda v: v * float("nan")), "are not finite"),
+          5: (manifest(rules=lambda x: {k: y | dict(value=1.) for k, y in x.items()}), "in its manifest"),
+          6: (manifest(source=lambda x: x | {"training.loop": OTHER}),
+              f"other code in training.loop \\({OTHER}, here \\w+\\); fix: .*--same {OTHER}"),
+          7: (manifest(source=lambda x: dict(router=OTHER)), "other code in router")}
+
+
+def test_what_is_refused_is_named_with_its_reason_and_stays_and_the_others_are_recorded(place):
+    paths = {seed: spoil(place, seed, how) for seed, (how, _) in SPOILT.items()}
+    paths[8] = lent(place).path(NAME, 8, "paired")
+    paths[8].write_bytes(paths[8].read_bytes()[:-9])
+    bytes_, said = {p: p.read_bytes() for p in paths.values()}, recorded_from(place)
+    for seed, says in {n: says for n, (_, says) in SPOILT.items()}.items() | {(8, "expected a sealed file")}:
+        [line] = [text for text in said if text.startswith(f"{paths[seed]}: refused: ")]
+        assert re.search(says, line), line
+    assert sum("refused" in text for text in said) == 6 and seeds_of(place, "A. Other") == [9]
+    assert {p: p.read_bytes() for p in paths.values()} == bytes_, "left where they are"
+
+
+def test_a_run_of_another_optimiser_is_refused_by_name(place, monkeypatch):
+    "Adam with a beta2 of .99 is another recipe, whatever the condition is called."
+    here = sources(NAME)
+    monkeypatch.setattr(loop, "BETA2", .99)
+    store_room._trained_by.cache_clear()
+    there = sources(NAME)
+    monkeypatch.undo()
+    store_room._trained_by.cache_clear()
+    assert {n for n in here if here[n] != there[n]} == {"training.loop"} and sources(NAME) == here
+    spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(source=there)))
+    [bad] = [x for x in sound.look_at_runs(lent(place), place, NAME) if x.why]
+    assert bad.seeds == (4,) and f"other code in training.loop ({there['training.loop']}" in bad.why
+
+
+def test_comments_hints_and_layout_are_no_other_code(tmp_path, monkeypatch):
+    here = code_by_room([loop.clip_], ["training.loop"])
+    text = inspect.getsource(loop.clip_)
+    monkeypatch.setattr(sources_room.inspect, "getsource", lambda x: text.replace("grad:torch.Tensor", "grad").replace(
+        "max_norm:float", "max_norm").replace('    "', "    # a word\n\n    'Another. ' \"").replace(" / (", "  /  ("))
+    sources_room._FORMS.clear()
+    assert code_by_room([loop.clip_], ["training.loop"]) == here
+    monkeypatch.setattr(sources_room.inspect, "getsource", lambda x: text.replace("1e-6", "1e-5"))
+    sources_room._FORMS.clear()
+    assert code_by_room([loop.clip_], ["training.loop"]) != here
+    sources_room._FORMS.clear()
+
+
+def test_an_older_seal_is_accepted_as_what_it_is(place):
+    narrow = lambda r: replace(r, manifest=r.manifest | dict(source={k: v for k, v in r.manifest["source"].items()
+                                                                    if "." not in k}))
+    for seed in (4, 5): spoil(place, seed, narrow)
+    said = recorded_from(place)
+    assert f"2 files have an {OLDER}" in said and seeds_of(place, "A. Other") == [*range(3, 10)]
+    told = pd.read_csv(place / "results/others.csv").set_index("seed")["seal"].to_dict()
+    assert told == dict.fromkeys(range(3, 10), THIS_CODE) | {4: OLDER, 5: OLDER}
+
+
+def test_code_that_is_known_to_give_the_same_is_accepted_when_told_so(place):
+    spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(
+        source=r.manifest["source"] | {"training.loop": OTHER})))
+    looked = recording.look_at_store(lent(place), place, same=[OTHER])
+    assert not any(x.why for x in looked)
+
+
+def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_before_is_not(place):
+    ours = Store(place / "theirs")                                             # as if it were our own
+    for seed, source in ((3, {"training.loop": OTHER}), (4, dict(router=OTHER))):
+        run = ours.load(NAME, seed, "paired")
+        ours.save(replace(run, manifest=run.manifest | dict(source=source)))
+    sources_room._TOLD.clear()
+    with pytest.warns(UserWarning, match="router of"):
+        looked = {x.seeds: x.why for x in recording.look_at_store(ours, place)}
+    assert "other code in training.loop" in looked[3,] and not looked[4,] and not looked[5,]
+
+
+def test_rows_of_a_study_that_are_no_numbers_are_named(mine, tmp_path):
+    theirs = trained(mine, tmp_path / "b", .5, [1, 2], lent=True)
+    path = study_jobs(mine, seeds=[2])[0].path(theirs)
+    tensors, info = unseal(path)
+    seal(path, tensors, info | dict(rows=info["rows"] | dict(value=[float("nan")])))
+    said = []
+    recording.record(theirs, tmp_path / "clone", say=said.append, whose="A. Other")
+    assert f"{path}: refused: 1 of 1 values are not finite" in said and path.exists()
+    assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone", whose=EVERYBODY)["seed"]) == {1}
+
+
+def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(mine, tmp_path):
+    theirs = trained(mine, tmp_path / "b", .5, [1, 2, 3], lent=True)
+    one, two, three = (study_jobs(mine, seeds=[s])[0].path(theirs) for s in (1, 2, 3))
+    for path, other in ((one, dict(code={"language.training": OTHER} | unseal(one)[1]["code"])),
+                        (two, dict(code=dict.fromkeys(unseal(two)[1]["code"], OTHER)))):
+        tensors, info = unseal(path)
+        seal(path, tensors, info | other)
+    three.rename(three.with_name("0123456789abcdef.safetensors"))
+    why = {x.path.name: x.why for x in recording.look_at_store(theirs, tmp_path / "clone")}
+    assert why[one.name] == "" and "other code in" in why[two.name] and "no job" not in why[one.name]
+    assert "expected a job of mine; got a, seeds [3]" in why["0123456789abcdef.safetensors"]
+
+
+def test_a_condition_that_no_study_records_is_named(place):
+    folder = lent(place).path(NAME, 9, "paired").parent
+    shutil.copytree(folder, folder.with_name("ffn-h16-silu"))
+    [bad] = [x for x in recording.look_at_store(lent(place), place) if x.why]
+    assert bad.path.name == "ffn-h16-silu" and "no study records this condition" in bad.why
+
+
+def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path):
+    keys = [j.key for j in study_jobs(mine)]
+    store = trained(mine, tmp_path / "a", .1, [3, 6, 7])
+    assert [j.key for j in study_jobs(mine)] == keys
+    recording.record(store, tmp_path / "clone", say=lambda x: None)
+    assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone")["seed"]) == {3, 6, 7}
+
+
+def test_a_command_ends_with_what_was_refused(place, monkeypatch, capsys):
+    path = spoil(place, 4, lambda r: replace(r, weights={}))
+    spoil(place, 5, lambda r: replace(r, weights={k: {n: v * 0 for n, v in w.items()} for k, w in r.weights.items()}))
+    monkeypatch.setattr(recording, "ROOT", place)
+    assert main(["record", "--from", str(place / "theirs"), "--whose", "A. Other", "--executor", "here"]) == 2
+    out, err = capsys.readouterr()
+    assert "1 of 7 new ones refused" in err and err.count("\n") == 1 and "paired-5" in out and "paired-4" not in out
+    assert path.exists() and seeds_of(place, "A. Other") == [3, 4, 6, 7, 8, 9]
+
+
+def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_written(place, monkeypatch, capsys):
+    monkeypatch.setattr(recording, "ROOT", place)
+    before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
+    monkeypatch.setattr(recording, "look_at_store", lambda *x, **how: pytest.fail("work before it was checked"))
+    assert main(["record", "--from", str(place), "--replace", "add7/ffn-h63-silu", "add7/ffn-h62-silu"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5 and all("fix: " in line for line in lines), lines
+    assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
+
+
+def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
+    from moe_redistribution.evidence.claims import check_statements, statements
+    from moe_redistribution.evidence.printed import study_tables
+    table = pd.read_csv(study_tables("statements")[0], dtype=str, keep_default_na=False)
+    table.loc[0, ["expects", "n"]], table.loc[2, "page"] = ["++", "77"], "nowhere.ipynb"
+    table.to_csv(tmp_path / "statements.csv", index=False)
+    with pytest.raises(ValueError) as e: check_statements([tmp_path / "statements.csv"])
+    lines = str(e.value).splitlines()
+    assert all("fix: " in line and "other values at" in line for line in lines)
+    for word in ("expects of", "seeds such as", "a page under"):
+        assert [x for x in lines if f"expected {word}" in x], lines
+    assert len(statements()) > 100
+
+
+@pytest.mark.audit
+def test_an_outsider_s_seeds_come_into_the_record_as_contributing_says(tmp_path):
+    "In a copy of the clone: somebody trains seeds of two papers into an empty store, and somebody else records them."
+    for part in ("moe_redistribution", "data", "results", "checkpoints", "nbs"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "SHA256SUMS", tmp_path)
+    def command(*words, store):
+        env = os.environ | dict(PYTHONPATH=str(tmp_path), MOE_REDISTRIBUTION_HOME=str(tmp_path / store))
+        code = "import sys; from moe_redistribution.record.cli import main; sys.exit(main())"
+        return subprocess.run([sys.executable, "-c", code, *words, "--executor", "here"], cwd=tmp_path, env=env,
+                              capture_output=True, text=True)
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Contribute seeds")[2]
+    told = [line.split()[1:] for line in text.splitlines() if line.startswith("moe-redistribution ")]
+    assert [words[0] for words in told] == ["train", "study"]
+    for words in told:
+        done = command(*words, store="theirs")
+        assert done.returncode == 0, done.stderr
+    before = pd.read_csv(tmp_path / "results/ledger.csv")
+    done = command("record", "--from", "theirs", "--whose", "A. Other", store="empty")
+    assert done.returncode == 0 and "refused" not in done.stdout, done.stderr
+    listed = pd.read_csv(tmp_path / "results/others.csv")
+    assert set(listed["seed"]) == {901, 902, 903, 904, 7, 8, 9} and set(listed["seal"]) == {THIS_CODE}
+    assert len(selection.recorded_runs(tmp_path)) == len(selection.recorded_runs())
+    assert set(selection.recorded_runs(tmp_path, "A. Other")["seed"]) == {901, 902, 903, 904}
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results/ledger.csv"), before, rtol=1e-9)
+    assert command("record", "--from", "theirs", "--whose", "A. Other", store="empty").returncode == 0
+    assert len(pd.read_csv(tmp_path / "results/others.csv")) == len(listed)

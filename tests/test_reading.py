@@ -5,11 +5,13 @@ import json
 import pandas as pd
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import MIXTURES, tiny_model
+from moe_redistribution.language.families import FAMILIES, MIXTURES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.reading import read_saved
+from moe_redistribution.language.small import greedy_tokens
 from moe_redistribution.language.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
 from moe_redistribution.language.verbs import At, steer
 from tiers import first
@@ -55,16 +57,18 @@ def test_generated_text_is_that_of_whole_passes_under_the_same_edit(family):
     assert len(texts) > 3 and not any(m._forward_hooks or m._forward_pre_hooks for m in s.model.modules())
 
 
-# their tiny models have no attention layer, without which transformers' own generate raises
-NO_ATTENTION = ("kimi_linear", "qwen4_exp_text")
-
-
-@pytest.mark.audit
-@pytest.mark.parametrize("family", [f for f in MIXTURES if f not in NO_ATTENTION])
+@pytest.mark.parametrize("family", first(["qwen4_exp_text", "kimi_linear"], MIXTURES))
 def test_every_family_generates_what_whole_passes_say(family):
     s = opened(family)
     edits = {next(u for u in s.units if ".E1" in u): "zero"} | {n: "zero@8:" for n in s.sites if n == "L0.ffn_out"}
     for some in ({}, edits): assert s.generate(W, 4, some).equal(by_whole_passes(s, W, 4, some)[:, 7:])
+
+
+@pytest.mark.parametrize("sizes, more", [(dict(layer_types=["linear_attention"] * 2), {}),
+                                         ({}, dict(num_return_sequences=3))])
+def test_what_transformers_cannot_generate_is_one_message(sizes, more):
+    with pytest.raises(ValueError, match="generate: expected what transformers. own generate takes"):
+        open_model(tiny_model("kimi_linear", **sizes)).generate(W, 2, **more)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen2"])
@@ -84,6 +88,24 @@ def test_prompts_of_unequal_length_say_what_each_says_alone(family, side):
     assert said.equal(torch.stack(each)) and not any(moved.values())
 
 
+
+DEFAULTS = dict(do_sample=True, temperature=9., repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4,
+                max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8,
+                guidance_scale=3.)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_greedy_is_the_most_probable_token_whatever_a_models_generation_defaults_say(name):
+    "Penalties, beams, bans and limits were heeded without a word, sampling was not."
+    model = tiny_model("olmoe")
+    s = open_model(model)
+    own, small = s.generate(W, 6), greedy_tokens(model, W, 6)
+    setattr(model.generation_config, name, DEFAULTS[name])
+    assert s.generate(W, 6).equal(own) and greedy_tokens(model, W, 6).equal(small) and own.equal(small)
+    assert getattr(model.generation_config, name) == DEFAULTS[name]
+    assert not s.generate(W, 6, suppress_tokens=own.unique().tolist()).equal(own)           # what is said is heeded
+
+
 def test_a_text_ends_where_it_is_told_and_nowhere_else():
     s = opened(pad=0)
     s.model.generation_config.eos_token_id = 1
@@ -95,6 +117,74 @@ def test_a_text_ends_where_it_is_told_and_nowhere_else():
         if not (own == stop).any(): assert row.equal(own[:len(row)])
         else: assert row[:n + 1].equal(own[:n + 1]) and not row[n + 1:].any()
     assert s.generate(W, 3, do_sample=True, temperature=5.).shape == (3, 3)
+
+
+def by_hand(tokens, model, stop, **more):
+    "transformers' own generate, the whole text again for each token, of a model that was changed by hand."
+    config = GenerationConfig(max_new_tokens=6, pad_token_id=0, eos_token_id=1 << 30 if stop is None else stop,
+                              use_cache=False, **more)
+    with torch.no_grad(): return model.generate(tokens, config, attention_mask=(tokens != 0).long())[:, 7:]
+
+
+def without_expert(layer): layer.mlp.experts.down_proj.data[1] = 0
+
+
+def zero_from_5(layer):
+    layer.mlp.register_forward_hook(lambda m, args, out: torch.cat([out[:, :5], 0 * out[:, 5:]], 1))
+
+
+def no_token_7(model):
+    def bar(m, args, out): out.logits = out.logits.index_fill(-1, torch.tensor([7, 11]), -40.)
+    model.register_forward_hook(bar)
+
+
+@pytest.mark.parametrize("stop, more", [(None, dict(num_beams=3)), (11, dict(num_beams=3, num_return_sequences=2)),
+                                        (11, dict(do_sample=True, num_return_sequences=3))])
+@pytest.mark.parametrize("edits, change, padded", [
+    ({"L1.E1": "zero"}, lambda m: without_expert(m.model.layers[1]), True),
+    ({"L1.routes": "never:E1"}, None, True),
+    ({"L0.ffn_out": "zero@5:"}, lambda m: zero_from_5(m.model.layers[0]), False),
+    ({"logits": lambda x: x.index_fill(-1, torch.tensor([7, 11]), -40.)}, no_token_7, True)])
+def test_beams_and_several_texts_of_a_prompt_are_those_of_a_model_changed_by_hand(edits, change, padded, more, stop):
+    own, other = opened(double=True, pad=0), opened(double=True).model
+    for model in (own.model, other): model.set_attn_implementation("sdpa")        # eager is nan for a double's padding
+    tokens = W.clone()
+    if padded: tokens[1, :3] = 0
+    if change: change(other)
+    torch.manual_seed(0)
+    said = own.generate(tokens, 6, edits, stop=stop, **more)
+    assert sum(own.moved.values()) > 0
+    torch.manual_seed(0)
+    if not change: assert len(said) == len(W) * more.get("num_return_sequences", 1)
+    else: assert said.equal(by_hand(tokens, other, stop, **more))
+
+
+def test_a_limit_counts_the_tokens_of_a_padded_prompt_under_beams_too():
+    s, tokens = opened(double=True, pad=0), W.clone()
+    tokens[1, :3] = 0
+    with pytest.raises(ValueError, match="expected numbers for logits; got nan"): s.generate(tokens, 6)
+    s.model.set_attn_implementation("sdpa")
+    said = s.generate(tokens, 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
+    alone = s.generate(tokens[1:2, 3:], 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
+    assert said[1:2].equal(alone) and not alone.equal(s.generate(tokens[1:2, 3:], 6, num_beams=3))
+
+
+@pytest.mark.parametrize("more", [dict(prompt_lookup_num_tokens=3), dict(assistant_model=None), dict(guidance_scale=2.),
+                                  dict(return_dict_in_generate=True), dict(prefill_chunk_size=3), dict(temperatur=3.),
+                                  dict(use_cache=False), dict(eos_token_id=3), dict(cache_implementation="static")])
+def test_other_ways_to_generate_are_refused_before_the_first_token(more, monkeypatch):
+    s = opened()
+    monkeypatch.setattr(s.model, "forward", None)
+    with pytest.raises(ValueError, match=f"setting of generate: expected one of do_sample, .*'{[*more][0]}'; nearest"):
+        s.generate(W, 3, {"L0.ffn_out": "zero@5:"}, **more)
+
+
+def test_what_a_model_brings_with_it_does_not_change_how_it_is_asked():
+    s = opened()
+    plain = s.generate(W, 5)
+    s.model.generation_config.update(num_beams=3, repetition_penalty=9., guidance_scale=2., prefill_chunk_size=3)
+    before = s.model.generation_config
+    assert s.generate(W, 5).equal(plain) and s.model.generation_config is before
 
 
 @pytest.mark.parametrize("edits, says", [
@@ -141,6 +231,46 @@ def test_all_sites_of_a_graph_give_the_plain_logits_and_without_grad_there_is_no
     assert not s.run(W).requires_grad and not trace(s, W)["L1.gates"].requires_grad
     told = trace(s, W, edits={"L1.routes": "only:E2"}, grad=True)
     assert told["L1.E2"].shape[1] == W.numel() and told["L1.gates"].requires_grad
+
+
+@pytest.mark.parametrize("family", first(["mixtral", "nemotron_h"], FAMILIES))
+def test_the_gradient_by_every_site_is_the_difference_that_small_changes_make(family):
+    single = family.startswith("inkling2")                          # it makes masks of its own, in single precision
+    s = opened(family, double=not single)
+    tr = trace(s, W, grad=True)
+    assert {*s.sites} - {*tr.activations} == {n for n in s.sites if n.endswith("router_probs")}
+    sites = [n for n, x in tr.activations.items() if x.is_floating_point()]
+    g = torch.Generator().manual_seed(0)
+    for site, d in zip(sites, torch.autograd.grad(loss(tr["logits"]), [tr[n] for n in sites])):
+        x = tr[site].detach()
+        way = torch.randn(x.shape, generator=g).to(x) * (x != 0)                    # no expert that nobody chose
+        exact, found = (d * way).sum().item(), []
+        for step in (1e-3, 1e-4, 1e-5, 1e-6, 1e-2):                 # smaller ones where a route is near, until rounding
+            a, b, c, e = (loss(s.run(W, {site: x + n * step * way})).item() for n in (-2, -1, 1, 2))
+            found.append((8 * (c - b) - (e - a)) / (12 * step))
+            if abs(found[-1] - exact) <= 1e-2 * abs(exact) + (5e-3 if single else 1e-3): break
+        else: raise AssertionError(f"{site}: {exact}, and by differences {found}")
+
+
+def test_a_gradient_by_what_is_only_read_is_refused():
+    s, told = opened(), {"L1.routes": "never:E1"}
+    for site, edits in (("L1.router_probs", None), ("L1.router_logits", told)):
+        with pytest.raises(ValueError, match=f"on the way to the logits; got {site}; nearest valid: L1.gates"):
+            trace(s, W, keep=[site, "logits"], edits=edits, grad=True)
+    tr = trace(s, W, edits=told, grad=True)
+    assert "L0.router_logits" in tr.activations and "L1.router_logits" not in tr.activations
+
+
+def test_a_gradient_by_scores_under_a_bar_is_that_of_the_experts_left():
+    s = opened(double=True)
+    plain = trace(s, W, keep=["L1.router_logits", "L1.routes"])
+    z, went = plain["L1.router_logits"].index_fill(-1, torch.tensor([1]), -torch.inf), (plain["L1.routes"] == 1).any(-1)
+    leaf = z.clone().requires_grad_()
+    by, = torch.autograd.grad(loss(s.run(W, {"L1.router_logits": leaf}, grad=True)), leaf)
+    way = went[..., None] * torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).to(z)
+    a, b = (loss(s.run(W, {"L1.router_logits": z + n * 1e-3 * way})).item() for n in (-1, 1))
+    assert abs((b - a) / 2e-3 - (exact := (by * way).sum().item())) < 5e-2 * abs(exact)
+    assert not by[..., 1].any() and by[~went].any()             # a token that no bar concerns has its router's slope
 
 
 def test_a_leaf_that_an_edit_puts_in_gets_its_gradient():

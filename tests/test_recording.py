@@ -111,7 +111,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
                              history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
                              manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                            cpu_seconds=1., rules={}, machine={}))
-    monkeypatch.setattr(recording, "stored_runs", lambda store, name: [stored])
+    monkeypatch.setattr(recording, "stored_runs", lambda store, name, but: [stored])
     for _ in range(2): record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 
@@ -228,9 +228,9 @@ def small(monkeypatch):
     for room in (recording, runs): monkeypatch.setattr(room, "canonical", lambda: [(NAME, "first256")])
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
     alone = replace(with_only(two), presets={"small": replace(STUDY.presets["small"], arms={NAME: (42, 137)})})
-    few = dict(known_studies=lambda: {alone.name: alone}, paper_items=lambda: [],
-               ledger=lambda root: pd.DataFrame(dict(key=[])),
-               contrast_table=lambda root: pd.DataFrame(dict(family=[])))
+    tables = [("ledger", pd.DataFrame(dict(key=[]))), ("contrasts", pd.DataFrame(dict(family=[])))]
+    few = dict(known_studies=lambda: {alone.name: alone}, answer_tables=lambda root: tables,
+               look_at_store=lambda *where, **how: [])                     # these runs only pretend to have learned
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

@@ -4,17 +4,20 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 
 import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, NOTES, REGISTERED_TABLES, SEALED,
-                                                       SENTENCES, WHOLE_FILES, definition_hash, definitions,
-                                                       registrations, unregistered_lines, registered_on)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
+                                                       SEALED, SENTENCES, WHOLE_FILES, changed_late, definition_hash,
+                                                       definitions, every_registration, registrations, registered_on,
+                                                       unregistered_lines)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
+from moe_redistribution.record.versions import history_says
 from moe_redistribution.training import store
 from moe_redistribution.training.store import Damaged
 
@@ -148,7 +151,8 @@ def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
             and set(lines["table"]) <= {*REGISTERED_TABLES, SENTENCES, SEALED, NOTES, WHOLE_FILES})
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
-    assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()
+    assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}[+~]?").all()
+    lines = lines[~lines["commit"].str.endswith(LATER)]               # the others were read from git later
     order = list(lines[["date", "key"]].itertuples(index=False, name=None))
     assert order == sorted(order)
 
@@ -171,6 +175,7 @@ def tool(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("registering", ROOT / "tools" / "registrations.py")
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "check_tables", lambda real=module.check_tables: None)      # lines of a test are few
     (tmp_path / "results").mkdir()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return module
@@ -212,7 +217,7 @@ def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
     assert tool.main([]) == 0
     assert found(tmp_path) == {"contrast.a": (first, "nothing run"), "4.1-01": (second, "in part"),
                                "late": (third, "results seen"), "none": (third, "no rows"),
-                               "other": (third, "nothing run")}
+                               "other": (third, "other measures seen")}
 
 
 @pytest.mark.parametrize("seed, word", [(3, "runs not opened"), (99, "nothing run")])
@@ -254,6 +259,70 @@ def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):
     commit(tmp_path, 3)
     tool.main([])
     assert {a for _, a in found(tmp_path).values()} == {"results seen"}
+
+
+def test_a_definition_that_git_held_before_the_register_is_added_with_its_own_date(tool, tmp_path, monkeypatch):
+    "Its control was exchanged when its rows were there, and back: neither the first nor the second is forgotten."
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/deviations.csv").write_text("date,commit,what,why,covers\n")
+    other = SAID | {"versus": "add7/ffn-h64-silu"}
+    write(tmp_path, [other])
+    first = commit(tmp_path, 1)
+    for name in (FFN, MOE): measure(tmp_path, name)
+    write(tmp_path)
+    second = commit(tmp_path, 2)
+    tool.main([])
+    commit(tmp_path, 3)
+    write(tmp_path, bridge=[BRIDGE, BRIDGE | {"id": "contrast.b", "seeds": "9-16"}])
+    tool.main([]), commit(tmp_path, 4)
+    (line, should, got), = [x for x in history_says(tmp_path) if x and "which data" in x[1]]
+    assert line == "statements 4.1-01 (audited)" and definition_hash(other) in should and got == "none"
+    before, last = (tmp_path / FILE).read_text(), registrations(tmp_path / FILE)
+    assert tool.main(["--from-git"]) == 0
+    after = (tmp_path / FILE).read_text()
+    new = after.removeprefix(before).splitlines()
+    assert after.startswith(before) and len(new) == 1 and new[0].startswith(
+        f"statements,4.1-01,audited,{definition_hash(other)},{first}") and new[0].endswith("~,nothing run")
+    assert last.drop(columns="amended").equals(registrations(tmp_path / FILE).drop(columns="amended"))
+    every = every_registration(tmp_path / FILE).query("table == 'statements'")
+    assert every[["date", "amended"]].values.tolist() == [[first, 0], [second, 1]]
+    assert changed_late("4.1-01", tmp_path / FILE) == "control changed once after rows were read"
+    assert changed_late("4.1-02", tmp_path / FILE) == ""
+    commit(tmp_path, 5)
+    assert not [x for x in history_says(tmp_path) if x and "which data" in x[1]]
+    tool.main(["--from-git"])
+    assert (tmp_path / FILE).read_text() == after
+    write(tmp_path, [SAID | {"margin": "0.9"}])
+    commit(tmp_path, 6)
+    write(tmp_path)
+    back = commit(tmp_path, 7)                          # another definition for an hour, which nobody registered
+    tool.main(["--from-git"])
+    assert found(tmp_path)["4.1-01"] == (back, "results seen") and unregistered_lines(
+        tmp_path / FILE, tmp_path / "data").query("table == 'statements'").empty
+
+
+def test_rows_of_other_measures_are_known_rows(tool, tmp_path):
+    "A re-analysis of measured seeds under a new name is no question that was asked before its rows."
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/deviations.csv").write_text("date,commit,what,why,covers\n")
+    write(tmp_path, [SAID | {"key": "before"}])
+    commit(tmp_path, 1)
+    tool.main([]), commit(tmp_path, 2)
+    for name in (FFN, MOE): measure(tmp_path, name)
+    commit(tmp_path, 3)
+    write(tmp_path, [SAID | {"key": "before"}, SAID | {"metric": "renamed"}, SAID | {"key": "new", "seeds": "9-16"}])
+    tool.main([]), commit(tmp_path, 4)
+    got = {key: word for key, (_, word) in found(tmp_path).items()}
+    assert got == {"before": "nothing run", "contrast.a": "nothing run", "4.1-01": "other measures seen",
+                   "new": "nothing run"}
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text.replace("other measures seen", "nothing run"))        # as the register had it
+    subprocess.run("git commit -qam x --amend", shell=True, cwd=tmp_path, check=True, env=os.environ | {
+        f"GIT_{w}_{k}": v for w in ("AUTHOR", "COMMITTER") for k, v in (("NAME", "a"), ("EMAIL", "a@b"))})
+    (line, should, got), = [x for x in history_says(tmp_path) if x and "measure" in x[1]]
+    assert line == "statements 4.1-01 (audited)" and got == f"{MOE}, {FFN}"
+    tool.main(["--from-git"])
+    assert found(tmp_path)["4.1-01"][1] == "other measures seen" and (tmp_path / FILE).read_text().count("~,") == 1
 
 
 def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(tool, tmp_path):
@@ -333,6 +402,29 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     assert tool.main([]) == 0
     write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])               # an amendment is written down, and listed
     assert tool.main([]) == 0 and len(lines_of(tmp_path)) == 2
+
+
+def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(tool, tmp_path, monkeypatch):
+    write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
+    commit(tmp_path, 1)
+    tool.main([])
+    write_sums(tmp_path)
+    before = (tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()
+    for name in ("statements.csv", "claims.csv"):
+        shutil.copy(ROOT / "data/sparsity_moves" / name, tmp_path / "data/mine" / name)
+    path = tmp_path / "data/mine/statements.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table.loc[0, ["expects", "n"]], table.loc[2, "page"] = ["++", "77"], "nowhere.ipynb"
+    table.to_csv(path, index=False)
+    monkeypatch.setattr(tool, "check_tables", tool.check_tables.__defaults__[0])
+    with pytest.raises(SystemExit) as e: tool.main([])
+    lines = str(e.value).splitlines()
+    assert len(lines) >= 4 and all("fix: " in line for line in lines[1:]) and lines[0] == "Nothing registered."
+    write(tmp_path, [SAID | {"margin": "0.02"}])                                # and what is only found later
+    monkeypatch.setattr(tool, "check_tables", lambda: None)
+    monkeypatch.setattr(tool, "new_lines", lambda now: sys.exit("a later refusal"))
+    with pytest.raises(SystemExit, match="a later refusal"): tool.main([])
+    assert ((tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()) == before
 
 
 def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):

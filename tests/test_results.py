@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from moe_redistribution.record import cli, models, recording
+from moe_redistribution.record import cli, ledger, models, recording
 from moe_redistribution.record.coverage import by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
                                          printed, registrations)
@@ -100,6 +100,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
     "results/smollm2.csv": lambda root, p: of_clone(p), "results/replaced.csv": lambda root, p: of_clone(p),
+    "results/changed.csv": lambda root, p: findings.former_verdicts("4.2-05"),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/deviations.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
@@ -237,14 +238,14 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
         two = {i: instruments()[i] for i in ("ablation", "copying")}
         paper = replace(paper, measured=lambda c: two)
         for table in ("ledger", "contrast_table"):
-            monkeypatch.setattr(recording, table, lambda root: pd.DataFrame(dict(key=[])))
+            monkeypatch.setattr(ledger, table, lambda root: pd.DataFrame(dict(key=[])))
     store, night = Store(tmp_path / "store"), Store(tmp_path / "night")
     paper = replace(paper, presets={"small": replace(STUDY.presets["small"], arms={name: SEEDS})})
     train(name, root=store.root, steps=400, executor="here", quiet=True)
     for seed in SEEDS[1:3]: night.save(store.load(name, seed))
     monkeypatch.setattr(recording, "canonical", lambda: [(name, "first256")])
     monkeypatch.setattr(recording, "known_studies", lambda: {paper.name: paper})
-    monkeypatch.setattr(recording, "paper_items", lambda: ["tab1"])
+    monkeypatch.setattr(ledger, "paper_items", lambda: ["tab1"])
     go, both = lambda *a: recording.record(*a, say=lambda text: None), []
     go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):

@@ -440,7 +440,7 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
           "check.py _forge": "into a copy that is thrown away, whose sums must not follow",
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
-          "after.py main": "the same", "ways.py write_claim_rows": "the same, before it is rendered",
+          "after.py main": "the same",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "check.py other_cells": "bytes that it was handed",
          "selection.py _runs": "`recorded_runs` has looked",
@@ -480,6 +480,14 @@ def writes(node):
     ("p.open('w')", True), ("open(p, mode='xb')", True), ("open(p, 'rb')", False), ("open(p)", False),
     ("store.save(run)", False), ("json.dumps(x)", False), ("os.open(os.devnull, os.O_WRONLY)", False)])
 def test_what_counts_as_a_write(line, wrong): assert writes(ast.parse(line).body[0].value) == wrong
+
+
+def test_every_table_has_the_digits_of_one_writer_twelve_and_all_of_a_whole_number(tmp_path):
+    assert found_in_code(lambda node: getattr(node, "attr", "") == "to_csv") == {"commands.py csv_lines"}
+    frame = pd.DataFrame({"x": [.1 + .2, 1 / 3 + 1e-16, 4e14 + 1, 2e-7 / 3, float("nan"), float("inf"), 2], "n": range(7)})
+    write_frame(frame, tmp_path / "a.csv")
+    cells = [line.split(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
+    assert cells == ["0.3", "0.333333333333", "400000000000001.0", "6.66666666667e-08", "", "inf", "2.0"]
 
 
 def test_nothing_in_the_package_or_in_tools_writes_a_file_in_another_way():

@@ -1,5 +1,6 @@
 """Long texts: what was stopped goes on to the same rows, another question never does, bad input is refused at once."""
 from copy import deepcopy
+import json
 import time
 
 import pandas as pd
@@ -9,13 +10,17 @@ from transformers.utils import logging
 
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.audit import audit
 from moe_redistribution.language.gates_study import gates_study, split_text
+from moe_redistribution.language.loads import compare_routes, text_loads
+from moe_redistribution.language.reading import read_saved
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
                                                    text_ablation, text_scores, text_loss, text_windows,
                                                    tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks.text import read_text
 from moe_redistribution.training.study import study_jobs
+from tiers import first
 
 logging.disable_progress_bar()
 
@@ -272,3 +277,66 @@ def test_a_tokenizer_that_cannot_read_a_text_is_one_message(text, tmp_path):
     own.save_pretrained(tmp_path / "t")                                       # its `?` stands for no number
     with pytest.raises(ValueError, match="tokenizer: expected one that can read any text; got WordLevel error"):
         list(text_windows(text, tokenizer_of(tmp_path / "t", 5), 8))
+
+
+# ---------------------------------------------------------- what is no weight and no setting of the config, but answers
+
+class Branch(torch.nn.Module):
+    "A linear map with a low-rank branch that is switched on and off, as an adapter's."
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.on, g = base, True, torch.Generator().manual_seed(0)
+        self.register_buffer("delta", .3 * torch.randn(base.weight.shape, generator=g))
+    def forward(self, x): return self.base(x) + self.on * (x @ self.delta.T)
+
+
+def branched(vocab_size=256):
+    model = tiny_model("mixtral", vocab_size=vocab_size)
+    for layer in model.model.layers: layer.self_attn.o_proj = Branch(layer.self_attn.o_proj)
+    return model
+
+
+def switched_off(model):
+    for layer in model.model.layers: layer.self_attn.o_proj.on = False
+
+
+def another_k(model):
+    for layer in model.model.layers: layer.mlp.gate.top_k = 1
+
+
+def hooked(model): model.model.embed_tokens.register_forward_hook(lambda m, args, out: out * 1.5)
+
+
+def compared(s, text, tokenize, **more):
+    return compare_routes(s, open_model(tiny_model("mixtral", 1, vocab_size=256)), text, tokenize, **more)
+
+
+def audited(s, text, tokenize, **more): return audit(s, text, tokenize, units=("L1.E1",), n_sets=1, **more)
+
+
+@pytest.mark.parametrize("change", [switched_off, another_k, hooked])
+@pytest.mark.parametrize("of", first([text_loads, text_ablation],
+                                     [text_loads, text_ablation, text_scores, compared, audited]))
+def test_rows_of_a_model_that_answers_otherwise_are_not_taken_for_this_one_s(of, change, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
+    s, ask = open_model(branched()), dict(context=16, batch=4, tokens=200)
+    first_rows = of(s, text, byte_tokens, **ask, part=tmp_path / "part")
+    assert of(s, text, byte_tokens, **ask, part=tmp_path / "part").equals(first_rows)
+    change(s.model)
+    own = of(s, text, byte_tokens, **ask)
+    assert of(s, text, byte_tokens, **ask, part=tmp_path / "part").equals(own) and not own.equals(first_rows)
+
+
+@pytest.mark.parametrize("change", [switched_off, another_k, hooked])
+def test_a_folder_does_not_go_on_with_a_model_that_answers_otherwise(change, tmp_path):
+    s, tokens = open_model(branched(50)), torch.randint(50, (6, 9), generator=torch.Generator().manual_seed(0))
+    s.save(["L1.gates"], tmp_path / "kept", tokens[:3])
+    change(s.model)
+    with pytest.raises(ValueError, match="the same answers as now; got others"):
+        s.save(["L1.gates"], tmp_path / "kept", tokens)
+    index = json.loads((tmp_path / "kept/index.json").read_text())
+    del index["answers"]
+    (tmp_path / "kept/index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="made before this was kept, which may be read; fix: another folder"):
+        s.save(["L1.gates"], tmp_path / "kept", tokens)
+    assert len(read_saved(tmp_path / "kept", "L1.gates")) == 3

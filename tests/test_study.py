@@ -19,12 +19,14 @@ from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.recording import record_study
 from moe_redistribution.studies.granularity.study import STUDY
+from moe_redistribution.tasks.kinds import _FOLDERS
 from moe_redistribution.tasks.task import _made, TASKS, get_task
 from moe_redistribution.training.groups import Training, train_group
 from moe_redistribution.training.jobs import begin_again, carry_out, missing_jobs
-from moe_redistribution.training.store import _TOLD, Store, register_hash, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, Study, find_rows, known_studies, run_study, study_jobs,
-                                               study_rows)
+from moe_redistribution.training.sources import _TOLD
+from moe_redistribution.training.store import Store, register_hash, seal, unseal
+from moe_redistribution.training.study import (Desk, Preset, Study, TrainingStudy, find_rows, fixed_arms,
+                                               known_studies, run_study, study_jobs, study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
 
@@ -106,7 +108,9 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(capsys, tmp_path):
     for words, says in ((["granularty"], "nearest: 'granularity'"), ([], "study --list"),
                         (["granularity", "--preset", "nigth"], "nearest: 'night'"),
                         (["granularity", "--arm", "grid/4e4a"], "nearest: 'grid/"),
-                        (["granularity", "--seeds", "77"], "some of"),
+                        (["parrots", "--preset", "long", "--arm", "fit", "--seeds", "77"],
+                         "is the number of the model that is left out"),
+                        (["granularity", "--seeds", f"{2**32}"], "from 0 to 4294967295"),
                         (["granularity", "--out", "rows.txt"], "expected a .parquet or .csv"),
                         (["granularity", "--import", "nothing.py"], "expected a Python file")):
         assert main(["study", *words]) == 2 and says in capsys.readouterr().err, words
@@ -122,7 +126,7 @@ STUDY = Study('words', 'How long is an arm?', {'small': Preset('two', {'a': [1, 
 
 
 def test_a_study_of_one_s_own_runs_from_a_file_whatever_its_neighbours_are_called(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in _FOLDERS])               # of other tests' files
     before = os.environ.get("PYTHONPATH")
     (tmp_path / "my_own_study.py").write_text(OWN)
     (tmp_path / "beside_it.py").write_text("LETTERS = 3")
@@ -178,12 +182,38 @@ def test_rows_that_are_not_the_job_s_are_refused_and_not_stored(store, given):
     job = study_jobs(one_arm(lambda *x: given))[0]
     with pytest.raises(ValueError, match="job words.small/a: expected .*; got .*; fix: "): carry_out(job, store.root)
     assert not job.path(store).exists()
-    assert carry_out(study_jobs(one_arm(lambda *x: GOOD))[0], store.root)
+    assert carry_out(study_jobs(one_arm(lambda arm, seeds, *x: GOOD[GOOD["seed"].isin(seeds)]))[0], store.root)
 
 
-@pytest.mark.parametrize("seeds", [(1, 1), "12", [1, 99]])
-def test_seeds_that_a_study_has_not_got_or_that_stand_twice_are_named(seeds):
+@pytest.mark.parametrize("seeds", [(1, 1), "12", [1, -9]])
+def test_seeds_that_are_none_or_that_stand_twice_are_named(seeds):
     with pytest.raises(ValueError, match="seeds.*: expected .*got .*; fix: "): study_jobs(STUDY, "small", seeds=seeds)
+
+
+def test_any_preset_takes_seeds_that_it_has_not_got_and_no_key_of_its_own_changes():
+    for study in known_studies().values():
+        for preset, p in study.presets.items():
+            if p.note: continue
+            # a training's key is of its content; to make all of them takes a while
+            arms = list(p.arms)[:2] if isinstance(study, TrainingStudy) else list(p.arms)
+            own, new = study_jobs(study, preset, arms), study_jobs(study, preset, arms, seeds=[7001, 7002])
+            open_to = {a for a in arms if not fixed_arms(study, [a])}
+            assert {s for j in new for s in j.seeds} == {7001, 7002} and not {j.key for j in own} & {j.key for j in new}
+            assert {getattr(j, "arm", j.condition) for j in new} == open_to and all(j.seconds >= 0 for j in new)
+
+
+def test_jobs_of_other_seeds_need_jobs_of_these_seeds_and_are_carried_out(tmp_path):
+    asked = []
+    def run(arm, seeds, settings, desk):
+        asked.append((arm, tuple(seeds)))
+        return rows([float(len(desk.needed))] * len(seeds), seeds, condition=arm, metric="letters")
+    study = Study("two", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2), "c": (1,)}, 2)}, run, lambda *x: 1.,
+                  needs=lambda arm, seeds, settings: ("a",) if arm == "b" else (), fixed={"c": "a label"})
+    [job] = study_jobs(study, arms="b", seeds=[3, 4])
+    assert [(n.arm, n.seeds) for n in job.needs] == [("a", (3, 4))]
+    run_study(study, arms="b", seeds=[3, 4], root=tmp_path, executor="here", quiet=True)
+    assert [x for x in asked if len(x[1]) > 1] == [("a", (3, 4)), ("b", (3, 4))] and job.set_aside(Store(tmp_path)) == 1
+    assert study_jobs(study, arms=["a"], seeds=[3])[0].set_aside(Store(tmp_path)) == 0      # another cut, another job
 
 
 def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):

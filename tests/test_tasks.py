@@ -1,6 +1,6 @@
 """Add-7 against schoolbook addition on strings: sequences, strata, held-out rules, the sampler and the scores."""
 from collections import Counter, defaultdict
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_valid_one(ask, near):
 
 
 @pytest.mark.parametrize("read, index", [((3, 4, 5, 6, 7), slice(3, 8)), ((2,), slice(2, 3)), ((3, 5), [3, 5]),
-                                         ((5, 4), [5, 4]), ((4, 6, 5), [4, 6, 5])])
+                                         ((4, 6, 7), [4, 6, 7])])
 def test_positions_read_in_a_row_are_a_view_and_others_a_list_that_takes_the_same(read, index):
-    task, x = replace(ADD7, read=read), torch.arange(8)
+    task, x = SimpleNamespace(read=read), torch.arange(8)
     assert read_at(task) == index and x[read_at(task)].tolist() == list(read)

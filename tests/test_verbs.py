@@ -190,6 +190,10 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
                  "--unit", "L*.routes", "--edit", "only:E2@4:", "--edit", "k=1", "--out", str(out)]) == 0
     found = pd.read_csv(out).query("metric == 'moved'").set_index("edit")["value"]
     assert found["only:E2@4:"] > 0 and found["k=1"] == pytest.approx(2) and out.with_suffix(".png").exists()
+    assert "a checkpoint without that expert" not in capsys.readouterr().err
+    assert main(["ablate", "--model", str(tmp_path / "model"), "--text", str(text), "--bytes", "--context", "16",
+                 "--unit", "L0.routes", "--edit", "never:E2", "--out", str(out)]) == 0
+    assert "a checkpoint without that expert may raise them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
@@ -238,6 +242,15 @@ def test_a_router_with_a_place_for_no_expert_sends_every_token_to_the_only_one()
 
 # ------------------------------------------------------------------------------------------- sets, layers and positions
 
+@pytest.mark.parametrize("family", ["inkling_text", "deepseek_v3", "mixtral"])
+def test_no_expert_is_routed_around_where_each_token_needs_all(family):
+    grouped = family == "deepseek_v3"
+    sizes = dict(num_experts_per_tok=8, n_group=1, topk_group=1) if grouped else dict(num_experts_per_tok=4)
+    s = open_model(tiny_model(family, **sizes))
+    for edits in ({"L1.E1": "route_around"}, {"L1.routes": "never:E1"}):
+        with pytest.raises(ValueError, match="experts.*that are not barred"): s.run(W, combine_edits(s, edits))
+
+
 def test_a_set_of_experts_is_one_unit():
     s = opened()
     for how in ("zero", "mean", "route_around"):
@@ -277,6 +290,21 @@ def test_a_limited_edit_changes_these_tokens_and_no_other(site, where, positions
     assert limited[:, :, other].equal(plain[:, :, other])
     assert limited[:, :, [*positions]].equal(whole[:, :, [*positions]])
     assert not limited.equal(plain)
+
+
+@pytest.mark.parametrize("unit", ["L0.E1", "L1.routes"])
+@pytest.mark.parametrize("where", ["@99", "@16:", "@3,16", "@4:4"])
+def test_an_edit_that_no_token_can_get_is_no_row(unit, where, tmp_path):
+    (text := tmp_path / "t.txt").write_text("to be or not to be, that is the question. " * 9)
+    s = open_model(tiny_model("olmoe", vocab_size=256))
+    word = ("never:E1" if unit.endswith("routes") else "zero") + where
+    says = "positions from 0 to 15; got" if ":4" not in where else "expected a position from 0 on"
+    with pytest.raises(ValueError, match=says):
+        text_ablation(s, text, byte_tokens, 16, 4, units=(unit,), edits=(word,), part=tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+    asked = (7, lambda s, e: ablate(s, e)), (12, lambda s, e: s.generate(W, 5, e))
+    for last, f in (*asked, (8, lambda s, e: s.save(["embed"], tmp_path / "kept", W, edits=e))):
+        with pytest.raises(ValueError, match=says.replace("15", str(last))): f(opened(), {unit: word})
 
 
 def test_a_mask_says_which_tokens_of_which_window():

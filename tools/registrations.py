@@ -3,11 +3,15 @@ results/registrations.csv.
 
     python tools/registrations.py            append what is new or changed
     python tools/registrations.py --check    append nothing; name what is not registered, exit status 1
+    python tools/registrations.py --from-git append what git knows and the register does not: definitions that were
+                                             missed, words that other measures make untrue; write results/changed.csv
 
 The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that
-registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it.
+registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it. A line that was
+read from git later has git's date, and a `~` behind its commit; it is added at the end, so that the file only grows.
 """
 import csv
+import functools
 import hashlib
 import io
 import subprocess
@@ -20,15 +24,20 @@ from pathlib import Path
 import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
-from moe_redistribution.evidence.claims import Claim, each_name, is_condition, seed_list
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, FILE, NOTES, REGISTERED_TABLES, SENTENCES,
-                                                       SEALED, SPOT, TABLE_OF, WHOLE_FILES, arm_of, cells_read,
-                                                       defined_in, definition_hash, definitions, have_pilots,
-                                                       registrations, row_files, sentence_hash, unregistered_lines)
+from moe_redistribution.evidence.claims import (Claim, check_claims, check_statements, each_name, is_condition,
+                                                seed_list)
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
+                                                       SENTENCES, SEALED, SPOT, TABLE_OF, WHOLE_FILES, arm_of,
+                                                       cells_read, changed_late, defined_in, defines, definition_hash,
+                                                       definitions, have_pilots, registrations, row_files,
+                                                       seeds_measured, sentence_hash, trained_as, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
-from moe_redistribution.training.store import Store, as_committed, listed_hashes, relist, write_whole
+from moe_redistribution.record.versions import NothingToLookAt, Versions, never_registered, seen_otherwise
+from moe_redistribution.tasks.errors import check_all
+from moe_redistribution.training.store import (Store, as_committed, listed_hashes, relist, replace_file,
+                                               write_whole)
 from moe_redistribution.training.study import study_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +85,11 @@ class History:
         "(key, protocol) -> hash of its definition, in one version of a file."
         return defined_in(table, self.read(blob).read().decode())
 
+    def holds(self, sha, table, key, own):
+        "Does a commit define a line so?"
+        return any(self.defined(table, blob).get(key) == own for path, blob in self.files[sha].items()
+                   if (found := TABLE_OF.fullmatch(path)) and found[1] == table)
+
     def since(self, table):
         "(key, protocol) -> its hash at HEAD and the oldest commit from which every step to HEAD has it."
         out, holds = {}, lambda path: (found := TABLE_OF.fullmatch(path)) and found[1] == table
@@ -98,7 +112,10 @@ def utc(moment): return moment.isoformat(timespec="seconds")
 class Rows:
     "When the first row of a cell was there: committed, or (`now`) in this folder."
 
-    def __init__(self, history, now): self.history, self.now, self.known = history, now, {}
+    def __init__(self, history, now):
+        self.history, self.now, self.known, self.seeds = history, now, {}, {}
+        lie = [*history.versions, *(p.relative_to(ROOT).as_posix() for p in (ROOT / "results/rows").glob("*/*"))]
+        self.instruments = {"runs", "ablation", *(p.split("/")[2] for p in lie if p.startswith("results/rows/"))}
 
     def _versions(self, path):
         "Every version of a file as (date, content), oldest first."
@@ -107,8 +124,9 @@ class Rows:
 
     def _cells(self, path, instrument, name, date, content):
         own = [("condition", "in", [name, in_old_names(name)])]
-        if instrument == "runs": got = run_rows(pd.read_parquet(content(), filters=own))
-        else: got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"], filters=own)
+        if instrument != "runs": got = pd.read_parquet(content(), columns=["condition", *SPOT, "seed"], filters=own)
+        elif len(got := pd.read_parquet(content(), filters=own)): got = run_rows(got)
+        else: got = pd.DataFrame(columns=[*SPOT, "seed"])                   # no run, and none of its columns
         return got[[*SPOT, "seed"]].drop_duplicates().assign(date=date)
 
     def of(self, instrument, name):
@@ -128,6 +146,18 @@ class Rows:
         got = self.of(instrument, name).get(tuple(spot), {})
         return min((got[s] for s in seed_list(seeds) if s in got), default=None)
 
+    def _measured(self, path):
+        "(date, `seeds_measured`) of every version of a file."
+        if path not in self.seeds: self.seeds[path] = [(d, seeds_measured(get())) for d, get in self._versions(path)]
+        return self.seeds[path]
+
+    def other(self, cell):
+        "Date of the first row, by any instrument and measure, of what a cell's condition trained at any of its seeds."
+        _, name, stream, *_, seeds = cell
+        own, wanted = (trained_as(name), stream), {*seed_list(seeds)}
+        paths = {p for i in self.instruments for n in (name, own[0]) for p in row_files(i, n)}
+        return min((d for p in paths for d, held in self._measured(p) if held.get(own, set()) & wanted), default=None)
+
 
 def has_run(claim):
     "Does any run of what a claim reads lie in this machine's store, recorded or not?"
@@ -142,14 +172,20 @@ def has_run(claim):
     return False
 
 
-def access(dates, date, pilot=False, ran=False):
+def access(dates, date, others=(), pilot=False, ran=False):
     """How much of what a line reads was there at `date`; `dates`: the first row of each cell, None where there is none;
-    `pilot`: trials of its question were known; `ran`: some of its runs lay in the store."""
+    `others`: the same by any measure; `pilot`: trials of its question were known; `ran`: some runs lay in the store."""
     known = [d for d in dates if d]
     if not dates: return "no rows"
+    if (not known or date < min(known)) and any(d and d <= date for d in others): return "other measures seen"
     if not known and ran: return "runs not opened"
     if not known or date < min(known): return "pilot seen" if pilot else "nothing run"
     return "results seen" if len(known) == len(dates) and date >= max(known) else "in part"
+
+
+def known_then(rows, cells, key, date, ran=False):
+    "The word of `access` for a line that reads `cells`."
+    return access([rows.first(c) for c in cells], date, map(rows.other, cells), bool(have_pilots([key]).any()), ran)
 
 
 def take_as_meant():
@@ -195,8 +231,8 @@ def new_lines(now):
             kept = before == own                              # HEAD holds it as it stands
             date = history.date[sha] if kept and not begun else now
             commit = history.short[sha if kept and not begun else history.head] + "+" * (not kept)
-            at, pilot = [rows.first(c) for c in cells_read(line, quoted)], bool(have_pilots([key[0]]).any())
-            out.append((table, *key, own, date, commit, access(at, date, pilot, date == now and has_run(line))))
+            out.append((table, *key, own, date, commit,
+                        known_then(rows, cells_read(line, quoted), key[0], date, date == now and has_run(line))))
     answered = answers()
     for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
@@ -211,6 +247,64 @@ def new_lines(now):
         out.append((table, key, protocol, own, now, history.short[history.head] + "+",
                     word if table == SEALED else "no rows"))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
+
+
+def from_git(now):
+    "Lines for definitions that a commit held and the register has not, and for words that other measures make untrue."
+    versions, history, out = Versions(ROOT), History(), []
+    rows, quoted = Rows(history, now), {c.key: c for c in Claim.of(present("claims")) if c.protocol == "paper"}
+    tables = {}
+    for table, key, protocol, own, path, sha in never_registered(versions):
+        if (path, sha) not in tables:
+            lines = pd.read_csv(io.BytesIO(git("show", f"{sha}:{path}")), dtype=str, keep_default_na=False)
+            lines = lines if "instrument" in lines else lines.assign(instrument="ablation")
+            tables[path, sha] = {(c.key, c.protocol): c for c in Claim.of(lines)}
+        date, cells = history.date[sha], cells_read(tables[path, sha][key, protocol], quoted)
+        out.append((table, key, protocol, own, date, history.short[sha] + LATER, known_then(rows, cells, key, date)))
+    last = {r[:3]: r[3:5] for r in registrations(ROOT / FILE).itertuples(index=False, name=None)}
+    for table, key, protocol, _, away, *_ in out[:]:                    # one that was put back has been changed twice
+        own, date = last.get((table, key, protocol), ("", away))
+        if date >= away: continue
+        sha = next(s for s in versions.all if history.date[s] > away and history.holds(s, table, (key, protocol), own))
+        line, = [c for c in Claim.of(present(table)) if (c.key, c.protocol) == (key, protocol)]
+        out.append((table, key, protocol, own, date := history.date[sha], history.short[sha] + LATER,
+                    known_then(rows, cells_read(line, quoted), key, date)))
+    out += [(r.table, r.key, r.protocol, r.hash, r.date, r.commit.rstrip("+" + LATER) + LATER, "other measures seen")
+            for r in seen_otherwise(versions)]
+    return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
+
+
+def asked_by(own, states):
+    "In words, what a state of a claim (protocol -> what defines it) has that not all of its states have."
+    parts = []
+    for protocol in own:
+        each = [s[protocol] for s in states if protocol in s]
+        differ = [c for c in DEFINES if len({str(d.get(c)) for d in each}) > 1]
+        if differ or len(each) < len(states):
+            parts.append(" ".join([protocol, *(f"{c}={own[protocol].get(c, 'none')}" for c in differ)]))
+    return "; ".join(parts)
+
+
+def former_verdicts(versions):
+    """key, since, commit, asked, verdict: what ledgers in git said of each claim that was changed after rows were read,
+    under definitions that no longer stand, oldest first."""
+    shas = git("log", "--reverse", "--first-parent", "--format=%H", "--", "results/ledger.csv").decode().split()
+    states = {}                                                           # key -> [(definitions, commit, verdict)]
+    for sha in shas:
+        tree, said = versions.tree(sha), defaultdict(dict)
+        for path, blob in tree.items():
+            if (found := TABLE_OF.fullmatch(path)) and found[1] == "statements":
+                for line in csv.DictReader(io.StringIO(versions.read(blob).decode(), newline="")):
+                    if changed_late(line["key"], ROOT / FILE): said[line["key"]][line["protocol"]] = defines(line)
+        ledger = csv.DictReader(io.StringIO(versions.read(tree["results/ledger.csv"]).decode(), newline=""))
+        verdict = {line["key"]: line["verdict"] for line in ledger}
+        for key, own in said.items():
+            had = states.setdefault(key, [])
+            if had and had[-1][0] == own: had[-1][2].append(verdict.get(key, "none"))
+            else: had.append((own, sha, [verdict.get(key, "none")]))
+    return [(key, utc(versions.date(sha)), sha[:8], asked_by(own, [s[0] for s in had]),
+             ", then ".join(dict.fromkeys(words)))
+            for key, had in sorted(states.items()) for own, sha, words in had[:-1]]
 
 
 def empty_designs(todo):
@@ -232,7 +326,30 @@ def counts():
     return table.assign(all=table.sum(axis=1))
 
 
+def check_tables():
+    "Every rule that a definition breaks, a line each, and a register that cannot be read, before any work."
+    tables = {t: sorted((ROOT / "data").glob(f"*/{t}.csv")) for t in REGISTERED_TABLES}
+    try: check_all(lambda: check_claims(tables["claims"]), lambda: check_statements(tables["statements"]),
+                   lambda: registrations(ROOT / FILE))
+    except ValueError as e: sys.exit(f"Nothing registered.\n{e}")
+
+
+def or_nothing(work):
+    "Where it ends in an error and has registered nothing, the list of sums is as it was before."
+    @functools.wraps(work)
+    def whole(args):
+        listing, now = ROOT / "SHA256SUMS", lambda: [p.read_bytes() for p in (ROOT / FILE, listing) if p.exists()]
+        before = now()
+        try: return work(args)
+        except BaseException:
+            if len(now()) == 2 and now()[0] == before[0] and now() != before: replace_file(listing, before[1])
+            raise
+    return whole
+
+
+@or_nothing
 def main(args):
+    check_tables()
     if "--check" not in args: take_as_meant()
     todo = left()
     if "--check" in args:
@@ -245,10 +362,15 @@ def main(args):
     if len(faults := empty_designs(todo)):
         sys.exit("Nothing registered: a new line of data/ could decide nothing.\n" + "\n".join(
             f"  {f.key} ({f.protocol}) {f.rule}: got {f.got}; fix: {f.fix}" for f in faults.itertuples()))
-    lines = new_lines(now) if len(todo) else []
+    try: lines = from_git(now) if "--from-git" in args else new_lines(now) if len(todo) else []
+    except NothingToLookAt as e: sys.exit(f"git is what is read; got {e}")
     old = as_committed(path).read_bytes() if path.exists() else b""
     csv.writer(new := io.StringIO(), lineterminator="\n").writerows([*([] if old else [COLUMNS]), *lines])
     write_whole(path, old + new.getvalue().encode())
+    if "--from-git" in args:
+        csv.writer(former := io.StringIO(), lineterminator="\n").writerows(
+            [("key", "since", "commit", "asked", "verdict"), *former_verdicts(Versions(ROOT))])
+        write_whole(ROOT / "results/changed.csv", former.getvalue().encode())
     print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")
     print(counts().to_string())

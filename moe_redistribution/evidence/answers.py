@@ -18,7 +18,7 @@ from .claims import (Claim, Measured, by_seed, claims, null_score, paper_items, 
                                                 is_condition)
 from .statistics import (TINY, interval, welch, holm, outcome, paired_contrast, seeds_beside,
                                                     verdict)
-from .selection import item_rows, learned_rows
+from .selection import learned_rows, rows_of_items
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #67064fa6
 # a count or share of seeds or an extreme says nothing while cells are missing
@@ -202,8 +202,8 @@ def contrast_table(root:str|Path=None) -> pd.DataFrame:
     """Every registered contrast: `family`, the columns of `contrasts`, and over all that have their seeds Holm's p of
     the paired t test (`p_t_all`) and of equivalence (`p_equivalence_all`)."""
     families = claims().query("item.str.startswith('contrast')").groupby("item", sort=False)["edit"].unique()
-    got = pd.concat([contrasts(own, edit, item=f).assign(family=f) for f, edits in families.items()
-                     for own in [item_rows(f, root)] for edit in edits], ignore_index=True)
+    got = pd.concat([contrasts(own, edit, item=f).assign(family=f) for f, own in rows_of_items(families.index, root)
+                     for edit in families[f]], ignore_index=True)
     whole = got["n"] == got["n_fixed"]
     for p in ("p_t", "p_equivalence"):
         got[f"{p}_all"] = pd.Series(holm(got.loc[whole, p].astype(float)), got.index[whole]) if whole.any() else np.nan
@@ -222,5 +222,6 @@ def comparison(rows:pd.DataFrame|Measured, item:str, root:str|Path=None) -> pd.D
     "One item of the paper under both protocols, one above the other: the content of `results/paper/<item>.csv`."
     if "learned" in set(claims().query("item == @item")["rule"]):
         rows = pd.concat([rows, learned_rows(rows, root)], ignore_index=True)
+    rows = Measured.of(rows)
     parts = [compare(rows, item, p) for p in ("paper", "audited")]
     return pd.concat([p for p in parts if len(p)], ignore_index=True)

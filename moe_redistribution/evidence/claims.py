@@ -4,21 +4,22 @@
 
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
-           'WHAT_N_COUNTS', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'seed_list', 'each_name',
-           'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in', 'Measured', 'by_seed',
-           'Claim', 'claims', 'paper_items', 'contrasts_asked', 'statements']
+           'WHAT_N_COUNTS', 'POWER', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'SAID_IN_WORDS',
+           'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in',
+           'Measured', 'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
+           'check_statements', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
 from collections import namedtuple
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..tasks.errors import choose, refuse
+from ..tasks.errors import check_all, choose, refuse
 from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
@@ -303,20 +304,39 @@ def _state(paths):
     printed = [p for v in study_tables("values") for p in (v, v.with_name("SHA256SUMS"))]
     return [p.stat().st_mtime_ns for p in (*paths, *printed, DATA / "margins.csv", DATA / "SHA256SUMS")]
 
-@lru_cache(maxsize=4)
-def _claims(paths, *changed):
-    "The checked bridge, read once while its files stay as they are: every comparison asks for it."
+def _n_seeds(text):
+    try: return len(seed_list(text))
+    except ValueError: return 0
+
+def refuse_lines(table:str, names:pd.Series, rules:dict):
+    """Refuses lines of a table of definitions: `Faults` with a message for each rule that some break.
+
+    `rules`: what is expected → (mask of the lines that are otherwise, the fix)."""
+    def rule(expected, bad, fix):
+        if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
+    check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
+
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a501
+def check_claims(paths:Sequence) -> pd.DataFrame:
+    "The lines of some claims.csv with their margins and scales. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
     scale = df["id"].map(paper_values().set_index("id")["unit"].map(SCALE))
     own = df["id"].str.startswith("contrast.")
-    fits = ((scale == df["unit_factor"]) & df["margin"].isna()) | (own & (df["margin"] >= 0))
-    fits &= df["aggregate"].isin(AGGREGATES)
-    fits &= df["stream"].isin(["authors", "paired", "none"])      # none: a fact, which needs no run
-    fits &= df["over"].isin(WHAT_N_COUNTS) | ~own
-    fits &= df["protocol"].isin(["paper", "audited"]) & (df["seeds"].map(seed_list).map(len) == df["n"])
-    if fits.all(): return df.assign(margin=df["margin"].where(own, (m := margins(df))["margin"]), scale=m["scale"])
-    refuse("claims.csv", "known ids, their units, no margin but a contrast's, n = number of seeds and what it counts",
-            "other values at " + ", ".join(df["id"][~fits]), "the committed file", "correct these rows")
+    refuse_lines("claims", df["id"], {
+        "an id that the paper prints, or contrast.…": (~own & scale.isna(), "an id of a values.csv"),
+        "unit_factor of the printed unit": (scale.notna() & (scale != df["unit_factor"]), "100 for percent, else 1"),
+        "no margin but a contrast's, which is 0 or more": (
+            df["margin"].notna() & ~own | own & ~(df["margin"] >= 0), "leave it empty; of a contrast, what counts"),
+        f"aggregate of {list(AGGREGATES)}": (~df["aggregate"].isin(AGGREGATES), "one of these"),
+        # none: a fact, which needs no run
+        "stream authors, paired or none": (~df["stream"].isin(["authors", "paired", "none"]), "one of these"),
+        "protocol paper or audited": (~df["protocol"].isin(["paper", "audited"]), "one of these"),
+        "seeds such as 1-64 or 42 137, and n their number": (df["seeds"].map(_n_seeds) != df["n"], "count them"),
+        f"a contrast's over of {list(WHAT_N_COUNTS)}": (own & ~df["over"].isin(WHAT_N_COUNTS), "say what n counts")})
+    return df.assign(margin=df["margin"].where(own, (m := margins(df))["margin"]), scale=m["scale"])
+
+@lru_cache(maxsize=4)
+def _claims(paths, *changed): return check_claims(paths)           # every comparison asks for the bridge
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #eeebb920
 def claims(path:str|Path=None) -> pd.DataFrame:
@@ -341,9 +361,11 @@ def contrasts_asked() -> dict:
 
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1fb8d808
+POWER = "power"
 PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",
              "uncopied": "the audited one, copies ruled out", "text": "as the authors did it, on another text",
-             "size": "that on the other text, at another size"}
+             "size": "that on the other text, at another size",
+             POWER: "two arms between which a difference has to show, if there is one to be had"}
 EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a difference within the margin of 0",
            "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested",
            "-~": "as -, and a size"}
@@ -353,29 +375,36 @@ ASKED_HERE = "Asked here: "                       # opens a question that the pa
 FORCED = "by construction: "                # opens the note of a claim that could not have come out otherwise
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #90b06a7d
-def _faults(df, pages):
-    "For every row of statements, whether something about it does not fit."
-    ids, known = set(paper_values()["id"]), {**AGGREGATES, **MORE_AGGREGATES}
-    bad = ~df["expects"].isin(EXPECTS) | ~df["aggregate"].isin(known) | ~df["protocol"].isin(PROTOCOLS)
-    bad |= ~df["stream"].isin(["authors", "paired", "none"]) | (df["margin"].fillna(-1) < 0)
-    bad |= (df["seeds"].map(seed_list).map(len) != df["n"]) | (df["statement"] == "") | ~df["over"].isin(WHAT_N_COUNTS)
-    bad |= ~df["quotes"].map(lambda q: set(q.split()) <= ids)
-    there = {p: (pages / p.partition("#")[0]).is_file() for p in df["page"].unique()}
-    bad |= ~df["page"].map(there)
-    bad |= (df["aggregate"] == "none") & ~df["note"].str.startswith(REASONS)
-    bad |= (df["expects"] == "0") & (df["margin"] == 0) & (df["aggregate"] != "none")
-    many = (df["quotes"].str.split().map(len) != 1) & ~df["aggregate"].isin(["none", "quotes"])
-    bad |= (df["expects"] == "number") & many
-    pair = df.groupby("key")
-    both = df["protocol"].isin(["paper", "audited"]).groupby(df["key"]).transform("sum")
-    return bad | (both != 2) | (pair[SAME].transform("nunique").max(axis=1) > 1)
+SAID_IN_WORDS = dict(expects=EXPECTS, aggregate=AGGREGATES | MORE_AGGREGATES, protocol=PROTOCOLS, over=WHAT_N_COUNTS,
+                     stream=("authors", "paired", "none"))
 
-@lru_cache(maxsize=4)
-def _statements(paths, pages, *changed):
+def check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataFrame:
+    "The lines of some statements.csv. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
-    if not (bad := _faults(df, pages)).any(): return df
-    refuse("statements.csv", "known ids, pages, aggregates, seeds; one claim under both protocols; reasons for none",
-           "other values at " + ", ".join(df["key"][bad].unique()), "the committed file", "correct these rows")
+    ids, pair = set(paper_values()["id"]), df.groupby("key")
+    there = {p: (pages / p.partition("#")[0]).is_file() for p in df["page"].unique()}
+    many = (df["quotes"].str.split().map(len) != 1) & ~df["aggregate"].isin(["none", "quotes"])
+    both = df["protocol"].isin(["paper", "audited"]).groupby(df["key"]).transform("sum")
+    refuse_lines("statements", df["key"], {
+        "a statement": (df["statement"] == "", "write it"),
+        **{f"{c} of {list(known)}": (~df[c].isin(known), "one of these") for c, known in SAID_IN_WORDS.items()},
+        "a margin of 0 or more": (~(df["margin"] >= 0), "0 where only a direction is claimed"),
+        "a margin above 0 where no difference is expected": (
+            (df["expects"] == "0") & (df["margin"] == 0) & (df["aggregate"] != "none"), "what difference counts"),
+        "seeds such as 1-64 or 42 137, and n their number": (df["seeds"].map(_n_seeds) != df["n"], "count them"),
+        "quotes of ids that the papers print": (~df["quotes"].map(lambda q: {*q.split()} <= ids), "ids of values.csv"),
+        "one quoted number where the number itself is expected": ((df["expects"] == "number") & many, "quote that one"),
+        "a page under nbs/": (~df["page"].map(there), "the notebook that treats it"),
+        f"a note that begins with {list(REASONS)} where nothing is measured": (
+            (df["aggregate"] == "none") & ~df["note"].str.startswith(REASONS), "say why there is no number"),
+        "each claim under paper and audited": (both != 2, "a line for either"),
+        f"the same {', '.join(SAME)} under all protocols": (
+            pair[SAME].transform("nunique").max(axis=1) > 1, "copy those of paper")})
+    return df
+
+# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a502
+@lru_cache(maxsize=4)
+def _statements(paths, *changed): return check_statements(paths)
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #c2d02cda
 def statements(path:str|Path=None) -> pd.DataFrame:
@@ -384,4 +413,4 @@ def statements(path:str|Path=None) -> pd.DataFrame:
     ValueError names the rows that do not fit. `margin` (unit of the values) is the smallest difference that counts, 0
     where the paper claims a direction only."""
     paths = tuple([of_clone(Path(path))] if path else study_tables("statements"))
-    return _statements(paths, DATA.parent / "nbs", *_state(paths)).copy()
+    return _statements(paths, *_state(paths)).copy()

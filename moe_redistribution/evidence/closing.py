@@ -11,7 +11,7 @@ import pandas as pd
 from ..tasks.errors import refuse
 from .answers import contrasts
 from .claims import claims, statements
-from .findings import claim
+from .findings import claim, verdict_words
 from .statistics import Interval
 from .tables import Shown, as_minus, to_read
 
@@ -33,7 +33,7 @@ def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
         return f"{_between(mean, lo, hi, digits)}, n = {n:.0f}" if n > 0 else "–"
     found = [(k, claim(k)) for k in control.index if k.startswith(beginnings)]
     if not found: refuse("claims", "a beginning of some key", beginnings, control.index[-1], "see statements()")
-    return to_read(pd.DataFrame([{"claim": k, "verdict": c.verdict, "says": c.statement,
+    return to_read(pd.DataFrame([{"claim": k, "verdict": verdict_words(c), "says": c.statement,
                                   "as the paper reads it": reading(c, "paper"),
                                   "with the control": reading(c, "audited"),
                                   "margin": margin[k] or "–", "control": as_minus(control[k])}

@@ -49,8 +49,8 @@ Curve.__doc__ = """`table`: readings in order, their `mean` and the null's band 
 null; the share of readings that are as claimed, and its null."""
 
 def as_claimed(means, expects:str="+", margin:float=0) -> np.ndarray:
-    "Which differences are as a claim says: above zero, below it, or (`0`) no larger than the margin."
-    return np.abs(means) <= margin if expects[0] == "0" else means > 0 if expects[0] == "+" else means < 0
+    "Which differences are as a claim says: above the margin, below minus the margin, or (`0`) no larger than it."
+    return np.abs(means) <= margin if expects[0] == "0" else means > margin if expects[0] == "+" else means < -margin
 
 def _flips(n, most, seed):
     "Signs of n seeds × flips: every combination, or `most` random ones."

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import re
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from .findings import claim
+from .findings import claim, verdict_words
 from .prose import read_as, margin_text
 from .printed import DATA, papers
 from ..training.store import of_clone
 from .tables import md_table
+from .verdicts import NO_POWER, TOO_FEW
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #dbad9808
 def paper_of(key:str) -> str:
@@ -32,11 +33,11 @@ def claims_of(paper:str, asked:str="paper") -> list:
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #a44021cb
 def verdict_link(c, root:str="../../", word:str=None) -> str:
-    "A claim's verdict as a link to its line in the ledger."
-    return f"[{word or c.verdict}]({root}claims.ipynb#{c.key})"
+    "A claim's verdict as a link to its line in the ledger, and whether what it is asked against was changed late."
+    return verdict_words(c, f"[{word or c.verdict}]({root}claims.ipynb#{c.key})")
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #20711e74
-ANCHORS = {"inconclusive (too few seeds)": "too-few-seeds"}
+ANCHORS = {TOO_FEW: "too-few-seeds", NO_POWER: "no-power"}
 
 def word_link(verdict:str, root:str="../../") -> str:
     "A verdict as a link to the glossary."

@@ -8,6 +8,7 @@ __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'MARGIN_COLUMNS', 'chec
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 import hashlib
 import re
@@ -82,13 +83,17 @@ def check_sum(path:str|Path) -> Path:
     refuse(_place(path), f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- {_place(path)}")
 
+def _last_digit(text, scale):
+    "What one more in the last place of a printed number adds to it, in our unit; nan where nothing is printed."
+    return float(Decimal(1).scaleb(Decimal(text).as_tuple().exponent) / Decimal(scale)) if text else np.nan
+
 @lru_cache(maxsize=4)
 def _printed(*paths):
     "The rows of some checked files; `paths` come with the times at which they were written."
     df, text = (checked_table([p for p, _ in paths], PAPER_COLUMNS, ["id"], numbers)
                 for numbers in (["mean", "std", "n_seeds"], []))
     scale, note = df["unit"].map(SCALE), df["note"].str.lower()
-    digit = .1 ** text["mean"].str.partition(".")[2].str.len() / scale
+    digit = pd.Series(map(_last_digit, text["mean"], scale), dtype=float)           # in decimals, so equal ones are equal
     digit = digit.mask(note.str.startswith("approx"), 0.0).mask(note.str.startswith("approximate read-off"), READ_OFF)
     return df.assign(value=df["mean"] / scale, value_std=df["std"] / scale, digit=digit)
 

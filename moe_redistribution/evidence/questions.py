@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 from ..tasks.errors import refuse
+from ..instruments.rows import WHERE
 from .answers import BOTH
 from .statistics import flips_needed, holm, outcome, paired_contrast
 
@@ -45,7 +46,8 @@ class Question:
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #f97fe9d5
 def _paired(values, a, b, seeds):
-    "Values of two arms by seed, in one order. ValueError for an arm or a seed that is not there, and for NaN."
+    """Values of two arms by seed, in one order. ValueError for an arm or a seed that is not there, for what is no
+    finite number, and for rows that differ in more than condition, seed and step."""
     for arm in (a, b):
         of = values[values["condition"] == arm]
         if of.empty:
@@ -53,10 +55,18 @@ def _paired(values, a, b, seeds):
         if of["seed"].duplicated().any():
             refuse(f"values of {arm}", "one of each seed", f"{len(of)} of {of['seed'].nunique()} seeds",
                    fix="select one site, edit, position, rule and metric")
-        if lost := [s for s in seeds if s not in set(of["seed"][of["value"].notna()])]:
+        finite = pd.to_numeric(of["value"], errors="coerce").abs() < np.inf
+        if lost := [s for s in seeds if s not in set(of["seed"][finite])]:
             refuse(f"values of {arm}", f"a number of each of {len(seeds)} seeds", f"none of seeds {lost}",
                    fix="train and measure them; a failed seed is a result: say so, and ask without it")
-    each = values.set_index(["condition", "seed"])["value"]
+    both = values[values["condition"].isin((a, b)) & values["seed"].isin(seeds)]
+    for what in [c for c in WHERE if c in both and c not in ("condition", "seed", "step")]:
+        if len(found := both[what].unique()) > 1:
+            of = {str(v): sorted({*both["condition"][both[what] == v]}) for v in found}
+            got = "; ".join(f"{v} of {' and '.join(arms)}" for v, arms in of.items())
+            refuse(f"{a} beside {b}", f"one {what} on both sides", got, next(iter(of)),
+                   f"select one {what}: what differs with the arm is not told from it")
+    each = both.set_index(["condition", "seed"])["value"]
     return ([float(each[arm, s]) for s in seeds] for arm in (a, b))
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #00bf593a

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['NO_ROWS', 'READ', 'recorded_rows', 'recorded_runs', 'by_condition', 'weightless_runs', 'unlearned_runs',
            'generalised_rows', 'learned_rows', 'recorded_history', 'far_enough', 'run_rows', 'computed_kinds',
-           'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_behind', 'RowsBehind']
+           'asked_pairs', 'rows_of', 'gather', 'item_rows', 'rows_of_items', 'rows_behind', 'RowsBehind']
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #c4d0ffa1
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,15 +24,16 @@ from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
 from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
                                                 each_name)
-from .table_files import ROOT, kinds, read_table
+from .table_files import EVERYBODY, HOUSE, ROOT, kinds, of_whom, read_table
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #486e4e47
-def recorded_rows(name:str, instrument:str="ablation", root:str|Path=None, **where) -> pd.DataFrame:
-    """Rows of one instrument for one condition, or those with the given values (`stream="paired"`, `rule="final"`).
+def recorded_rows(name:str, instrument:str="ablation", root:str|Path=None, whose:str=HOUSE, **where) -> pd.DataFrame:
+    """Rows of one instrument for one condition, or those with the given values (`stream="paired"`, `rule="final"`); the
+    house's, or `whose`.
 
     FileNotFoundError says which command makes what is not recorded; ValueError what there is where nothing fits."""
     name = condition(name).name
-    found = read_table(instrument, name, root=root)
+    found = read_table(instrument, name, root=root, whose=whose)
     if found.empty:
         raise FileNotFoundError(f"no recorded {choose('instrument', instrument, kinds(root))} of {name}; "
                                 "fix: make paper, then make record")
@@ -42,10 +43,10 @@ def recorded_rows(name:str, instrument:str="ablation", root:str|Path=None, **whe
     return found.reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #2357c55a
-def recorded_runs(root:str|Path=None) -> pd.DataFrame:
-    "Every recorded run, as `runs.run_frame` gives them."
+def recorded_runs(root:str|Path=None, whose:str=HOUSE) -> pd.DataFrame:
+    "Every recorded run of the house, or `whose`, as `runs.run_frame` gives them."
     files = sorted(of_clone(Path(root or ROOT) / "results/runs").glob("*.parquet"))
-    return _runs(*((as_committed(p), p.stat().st_mtime_ns) for p in files)).copy()
+    return of_whom(_runs(*((as_committed(p), p.stat().st_mtime_ns) for p in files)), whose, root).copy()
 
 @lru_cache(maxsize=2)
 def _runs(*files):
@@ -59,7 +60,7 @@ def by_condition(runs:pd.DataFrame, of:Callable) -> pd.Series:
 def weightless_runs(name:str, root:str|Path=None, but:Iterable=()) -> list:
     """Recorded runs of a condition that are not in `but`, without their weights: enough for an instrument that trains
     its own."""
-    first, runs = TASK_RULES[condition(name).task][0], read_table("runs", name, root=root)
+    first, runs = TASK_RULES[condition(name).task][0], read_table("runs", name, root=root, whose=EVERYBODY)
     if len(runs): runs = runs[runs["failed"].isna()]
     return [SimpleNamespace(stream=r.stream, seed=r.seed, step=r.step, failed=None, weights={first: {}})
             for r in runs.itertuples() if (r.stream, r.seed) not in {(b.stream, b.seed) for b in but}]
@@ -68,7 +69,7 @@ def weightless_runs(name:str, root:str|Path=None, but:Iterable=()) -> list:
 def unlearned_runs(root:str|Path=None) -> pd.DataFrame:
     """Recorded runs that never got more than half of their test pairs right (of modular addition: no other task has a
     rule `first99`), the limit of the authors' script for Figure 15b."""
-    runs = recorded_runs(root)
+    runs = recorded_runs(root, EVERYBODY)
     return runs.query("first99_value <= .5") if "first99_value" in runs else runs.iloc[:0]
 
 def generalised_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
@@ -81,13 +82,15 @@ def learned_rows(rows:pd.DataFrame, root:str|Path=None) -> pd.DataFrame:
     own = rows[rows["rule"] == "first99"]
     return own.assign(rule="learned", value=own["value"].where(own.index.isin(generalised_rows(own, root).index)))
 
-def recorded_history(names:str|Sequence[str], stream:str="authors", root:str|Path=None) -> pd.DataFrame:
+def recorded_history(names:str|Sequence[str], stream:str="authors", root:str|Path=None,
+                     whose:str=HOUSE) -> pd.DataFrame:
     """The recorded evaluations of these conditions, in long form: condition, stream, seed, step, loss, accuracies.
+    Those of the house's runs, or `whose`.
 
     FileNotFoundError says what is missing and which command makes it."""
     names = [condition(n).name for n in ([names] if isinstance(names, str) else names)]
     choose("stream", stream, STREAMS)
-    whole = read_table("history", names, root=root)
+    whole = read_table("history", names, root=root, whose=whose)
     for n in names:
         if n not in set(whole["condition"]):
             raise FileNotFoundError(f"no recorded history of {n}; fix: make paper, then make record")
@@ -150,27 +153,38 @@ def _computed(rows_of_one, name): return rows_of_one(name)       # hundreds of c
 
 READ = ("authors", "paired", "none")           # streams of one member a seed, and of facts
 
-def rows_of(instrument:str, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None) -> pd.DataFrame:
-    "Rows of one instrument for some conditions, facts and runs among them; what is not recorded is left out."
+def rows_of(instrument:str, names:str|Sequence[str], streams:Sequence[str]=None, root:str|Path=None,
+            whose:str=HOUSE) -> pd.DataFrame:
+    """Rows of one instrument for some conditions, facts and runs among them, the house's or `whose`; what is not
+    recorded is left out."""
     names = [names] if isinstance(names, str) else list(names)
     own = computed_kinds().get(instrument)
     if own: found = tidy([NO_ROWS, *(_computed(own, n) for n in names)])
-    else: found = read_table(instrument, names, streams, root)
+    else: found = read_table(instrument, names, streams, root, whose)
     if instrument == "runs" and len(found): found = run_rows(found)
     return found if streams is None else found[found["stream"].isin(streams)]
 
-def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None) -> pd.DataFrame:
-    """Rows of (instrument, condition) pairs in some streams, with the instrument that measured them; what is not
-    recorded is left out."""
+def gather(pairs:Iterable, streams:Sequence[str]=READ, root:str|Path=None, whose:str=HOUSE) -> pd.DataFrame:
+    """Rows of (instrument, condition) pairs in some streams, the house's or `whose`, with the instrument that measured
+    them; what is not recorded is left out."""
     wanted = {}
     for instrument, name in pairs: wanted.setdefault(instrument, []).append(name)
-    found = [rows_of(i, names, streams, root).assign(instrument=i) for i, names in wanted.items()]
+    found = [rows_of(i, names, streams, root, whose).assign(instrument=i) for i, names in wanted.items()]
     found = [f for f in found if len(f)]
     return pd.concat(found, ignore_index=True) if found else NO_ROWS.assign(instrument="")
 
 def item_rows(item:str, root:str|Path=None) -> pd.DataFrame:
-    "The same behind one table or figure of the paper."
-    return gather(asked_pairs(item), READ, root)
+    "The same behind one table or figure of the paper, everybody's: a claim names its seeds."
+    return gather(asked_pairs(item), READ, root, EVERYBODY)
+
+def rows_of_items(items:Sequence[str], root:str|Path=None) -> Iterator:
+    "(item, its `item_rows`) for each of several, every file read once."
+    pairs = {i: asked_pairs(i) for i in items}
+    whole = gather(dict.fromkeys(p for own in pairs.values() for p in own), READ, root, EVERYBODY)
+    at = whole.groupby(["instrument", "condition"], sort=False).indices
+    for item, own in pairs.items():
+        yield item, whole.iloc[np.sort(np.concatenate([[], *(at[p] for p in own if p in at)])).astype(int)]
+
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #35bedf77
 _PLACES = "position stream rule metric site edit stratum split".split()
@@ -184,7 +198,7 @@ def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
     "Every recorded row that some readings name, with its instrument, and one row of each other run."
     found = [NO_ROWS.assign(instrument="")]
     for instrument, lines in _lines(readings).groupby("instrument", sort=False):
-        whole = rows_of(instrument, list(lines["condition"].unique()), root=root)
+        whole = rows_of(instrument, list(lines["condition"].unique()), root=root, whose=EVERYBODY)
         there = dict(list(whole.groupby("condition", sort=False)))
         for name, want in lines.groupby("condition", sort=False):
             if name not in there: continue

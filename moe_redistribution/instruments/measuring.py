@@ -15,7 +15,7 @@ from ..models.condition import condition
 from ..tasks.data import SEEDS
 from .ablation import ablation_curve, ablation_of
 from .grokking import progress
-from .instrument import instruments, instruments_for, misfits
+from .instrument import checked_rows, instruments, instruments_for, misfits
 from .rows import ROW_COLUMNS, tidy
 from ..training.store import Run, Store
 
@@ -42,8 +42,9 @@ def stack(runs:Sequence[Run], rule:str):
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d94bd8bf
 def measure(runs:Sequence[Run], name:str, rules:Sequence[str], stream:str, rows:Callable=ablation_of,
             **how) -> pd.DataFrame:
-    "Rows of some runs of one condition and stream at each rule; `rows` as in `instruments.Instrument`."
-    out = [pd.DataFrame(columns=list(ROW_COLUMNS))]
+    """Rows of some runs of one condition and stream at each rule; `rows` as in `instruments.Instrument`. ValueError as
+    `checked_rows` where they are not what was asked for."""
+    out, rows = [pd.DataFrame(columns=list(ROW_COLUMNS))], checked_rows(rows)
     for rule in rules:
         if not (have := [r for r in runs if has_weights(r, rule) and not r.failed]): continue
         got = rows(stack(have, rule), name, [r.seed for r in have], stream=stream, rule=rule, **how)

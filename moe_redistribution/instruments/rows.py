@@ -13,7 +13,7 @@ import os, re
 
 import numpy as np
 import pandas as pd
-from ..tasks.commands import json_records
+from ..tasks.commands import csv_lines, json_records
 from ..tasks.errors import choose, nearest, refuse
 from ..training.store import write_whole
 
@@ -27,6 +27,10 @@ def rows(values, seeds:Sequence[int], **labels) -> pd.DataFrame:
     "One row a seed from `values` (s,); `labels` are row columns, each one value for all or one a seed."
     for n in labels: choose("row column", n, ROW_COLUMNS)
     if isinstance(seeds, str): refuse("seeds of rows", "whole numbers", repr(seeds), [42, 137], "a list of them")
+    if lost := [n for n in ("condition", "metric") if n not in labels]:
+        refuse("rows", "labels condition=… and metric=…", f"none for {' and '.join(lost)}", fix="condition=str(c)")
+    if np.shape(values) != (len(seeds),):
+        refuse("values of rows", f"one a seed, ({len(seeds)},)", np.shape(values), fix="call rows once a metric")
     columns = ROW_DEFAULTS | labels | {"seed": list(seeds), "value": np.asarray(values, dtype=float)}
     return pd.DataFrame({n: columns[n] for n in ROW_COLUMNS})
 
@@ -76,7 +80,7 @@ def select(rows:pd.DataFrame, **where) -> pd.DataFrame:
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002
 TABLE_FORMS = {".parquet": lambda f: f.to_parquet(index=False, compression="zstd", write_page_checksum=True),
-               ".csv": lambda f: f.to_csv(index=False, lineterminator="\n").encode(),
+               ".csv": lambda f: csv_lines(f).encode(),
                ".json": lambda f: f"{json_records(f)}\n".encode()}
 
 def table_form(path:str|Path) -> str:

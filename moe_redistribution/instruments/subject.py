@@ -13,7 +13,8 @@ from fastcore.basics import patch
 
 import torch
 from ..tasks.errors import refuse
-from ..tasks.task import Task, check_tokens
+from ..tasks.doors import check_tokens
+from ..tasks.task import Task
 from ..models.condition import Condition, by_name, condition
 from ..models.edits import each_layer, of_members, site_watcher
 from ..models.population import check_finite, check_population, each_member, forward, predict, sites

@@ -298,7 +298,10 @@ def audit_plan(s:LanguageModel, n_windows:int, units:Sequence[str]=("experts",),
                every:int=None, n_sets:int=19) -> AuditPlan:
     "The plan of an audit over so many windows; draws in every sixth window, or in as many as leave 24 to each unit."
     every = min(6, max(1, n_windows // 24)) if every is None else every
-    if every < 1: refuse("every", "1 or more", every, 1, "1 for draws in every window")
+    if not 1 <= every <= n_windows:                                              # each unit has draws in one at least
+        near = 1 if every < 1 else n_windows
+        refuse("every", f"1 to {n_windows:,}, the windows of this text", every, near, "1 for draws in every window")
+    if n_sets < 0: refuse("sets", "0 or more", n_sets, 0, "leave it out for 19")
     plan = AuditPlan(s, audit_units(s, units), tuple(dict.fromkeys(edits)), every, n_sets)
     plan.experts = [n for u, _ in plan.keys[:plan.own] if u.kind == "experts" for n in u.members]
     plan.experts = list(dict.fromkeys(plan.experts))
@@ -318,7 +321,8 @@ def audit(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, ba
     n = sum(1 for _ in windows())
     plan = audit_plan(s, n, units, edits, every, n_sets)
     asked = dict(units=[u.name for u, _ in plan.keys], edits=edits, every=plan.every, batch=batch)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), **asked)
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), **asked,
+                             opened=[s.pad, s.family])
     S, K, zeros = min(n, STRETCHES), len(plan.keys), partial(torch.zeros, dtype=torch.float64)
     if needed := plan.needs(): plan.means = site_means(s, in_groups(windows(), batch), needed)
     state = dict(effect=zeros(K, S), beside=zeros(plan.own, S), null=zeros(plan.own, S), loss=zeros(S),

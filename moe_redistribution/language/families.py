@@ -66,7 +66,10 @@ _ONE_KV = dict(num_key_value_heads=4)
 MIXTURES = _families("olmoe", "mixtral", "flex_olmo", "mellum", "minimax_m2", "flint", "lara_mini", "kolibri1",
                      "hunyuan_v1_moe", "aria_text", "cohere2_moe", "minimax", "inkling_text",
                      "inkling2_text", "inkling2_loop_text", "minimax_m3_vl_text", "mimo_v2_flash", "hy_v3", "hy_v4",
-                     "jamba", "gemma4_text", "afmoe", "kimi_linear", "deepseek_v4", "qwen4_exp_text")
+                     "jamba", "gemma4_text", "afmoe", "deepseek_v4")
+MIXTURES |= _families("kimi_linear", **_MIXED, **_ONE_KV)
+MIXTURES |= _families("qwen4_exp_text", indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=8, indexer_budget=16,
+                      indexer_compress_ratio=4, **_MIXED)
 MIXTURES |= _families("qwen2_moe") | _families("qwen3_moe", mlp_only_layers=[0])
 MIXTURES |= _families("gpt_oss", layer_types=["sliding_attention", "full_attention"], attention_bias=True,
                       sliding_window=4, rope_parameters=dict(rope_type="default", rope_theta=1e4))

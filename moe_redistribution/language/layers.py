@@ -5,21 +5,23 @@
 # %% auto #0
 __all__ = ['OFF_INTERFACE', 'LIMIT', 'READ_ONLY', 'ATTENTION', 'ROUTER', 'Layer', 'Call', 'first_tensor', 'on_interface',
            'recorded_calls', 'decoder_layers', 'stream_parts', 'looks_at_others', 'Silent', 'mixture_parts', 'Hearing',
-           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'off', 'check_causal',
-           'check_interface', 'check_here', 'base_of', 'device_of', 'probe_model', 'with_router', 'chosen_anyhow',
-           'asked_again', 'sent_otherwise', 'layers_of', 'layer_sites']
+           'attention_parts', 'layer_of', 'check_once', 'Probe', 'probe_tokens', 'probe_digest', 'off', 'check_causal',
+           'check_interface', 'probe_model', 'with_router', 'chosen_anyhow', 'asked_again', 'sent_otherwise',
+           'layers_of', 'layer_sites']
 
 # %% ../../nbs/4b_language/05_layers.ipynb #8c435ec5
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+import hashlib
 
 import torch
 from torch import nn
 from ..tasks.errors import refuse
 from .families import FAMILIES, Family
-from .watched import OURS, WATCHED, mix_values, n_experts, transformers_here, under
+from .watched import (OURS, WATCHED, check_experts, check_here, device_of, mix_values,
+                                                 n_experts, of_others, transformers_here, under)
 from .router_pass import nearly_equal, probabilities, route_again
 
 # %% ../../nbs/4b_language/05_layers.ipynb #86493346
@@ -43,7 +45,7 @@ class Layer:
     shared_gate: nn.Module = None
     shared_rest: bool = False                           # is shared what the block adds to its experts?
     fixed: bool = False                                 # is the choice the same whatever the scores, as by a hash?
-    additive: bool = False                              # is the block the sum of its experts and shared ones?
+    additive: bool = False; between: str = ""           # is its block the sum of its parts, or what else?
     scale: float = 1.
     sums: bool = False                                  # does the stream sum?
     absent: dict = field(default_factory=dict)          # site → why it is not there
@@ -73,6 +75,7 @@ def on_interface(module:torch.nn.Module) -> bool:
     "Are these experts that transformers computes by a registered function?"
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
+# %% ../../nbs/4b_language/05_layers.ipynb #46f90c4f
 @contextmanager
 def recorded_calls(layers:Sequence):
     "Within it every call of a module of `layers` is put into the lists that it gives, one a layer."
@@ -177,7 +180,6 @@ def _within(inner, outer): return inner.name.startswith(f"{outer.name}.")
 # %% ../../nbs/4b_language/05_layers.ipynb #ca38051f
 @torch.no_grad()
 def _block_parts(calls, experts, block):
-    transformers_here()
     WATCHED[experts.module] = Silent()
     before = experts.module.config._experts_implementation
     try:
@@ -188,6 +190,7 @@ def _block_parts(calls, experts, block):
         del WATCHED[experts.module]
     made = experts.made.view_as(rest) if experts.made.numel() == rest.numel() else None
     parts = dict(block=block.module, additive=made is not None and nearly_equal(made + rest, block.made))
+    if not parts["additive"]: parts["between"] = _between(calls, experts, block, rest, made)
     if not rest.any(): return parts
     inner = [c for c in calls if _within(c, block) and c.made is not None]
     gates = [(g.module, torch.sigmoid(g.made).view(*rest.shape[:-1], 1)) for g in inner
@@ -200,6 +203,16 @@ def _block_parts(calls, experts, block):
     if not found: return parts | dict(shared_rest=parts["additive"])
     *_, shared, gate = min(found, key=lambda f: f[:2])
     return parts | dict(shared=shared, shared_gate=gate)
+
+# %% ../../nbs/4b_language/05_layers.ipynb #6dca94db
+def _between(calls, experts, block, rest, made):
+    "What a block, whose output is `rest` without experts, does to what they `made` besides adding it."
+    times = 1. if made is None else (((block.made - rest) * made).sum() / made.square().sum()).item()
+    if made is not None and nearly_equal(rest + times * made, block.made): return f"their sum times {times:.3g}"
+    after = [c for c in calls[calls.index(experts) + 1:calls.index(block)] if _within(c, block) and c.made is not None]
+    def is_(a, b): return a is not None and a.numel() == b.numel() and nearly_equal(a.view_as(b), b)
+    ends = [c for c in after if is_(c.given, experts.made) or is_(c.made, block.made)]
+    return f"{type(ends[0].module).__name__} after their sum" if ends else "more than their sum"
 
 # %% ../../nbs/4b_language/05_layers.ipynb #62526867
 class Hearing:
@@ -217,6 +230,7 @@ class Hearing:
         self.seen[site] = value.shape
         return value
 
+# %% ../../nbs/4b_language/05_layers.ipynb #7207fbbf
 def attention_parts(calls:Sequence, heard:dict) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
@@ -250,6 +264,7 @@ def _mixes(call):
     try: return call.given is not None and call.given.ndim == 3 and looks_at_others(call)
     except (TypeError, ValueError, RuntimeError): return False
 
+# %% ../../nbs/4b_language/05_layers.ipynb #9d45a254
 def _reader(calls, mixer, scale):
     "The first and outermost call that is given the stream after the mixer; None if the FFN reads what the mixer read."
     whole = calls[-1]
@@ -302,7 +317,7 @@ def _absent(parts, whole, roles) -> dict:
     elif "o" not in parts: said["z"] = "its last map is not given heads"
     if "experts" in parts and "gate" not in parts:
         said |= dict.fromkeys(("router_logits", "router_probs"), "no module gives its indices and weights")
-    if "block" in parts and not parts["additive"]: said["shared_out"] = "its block is no sum of its experts"
+    if parts.get("between"): said["shared_out"] = f"its block is no sum of its experts: {parts['between']}"
     none = "it has none" if len(roles) == 1 else None
     if parts.get("mixer") is None: said["attn_out"] = none or "no module of it mixes tokens and enters the stream alone"
     if parts.get("ffn") is None: said["ffn_out"] = none or "no FFN of it enters the stream alone"
@@ -333,6 +348,12 @@ def probe_tokens(model:torch.nn.Module):
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
 # %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
+@torch.no_grad()
+def probe_digest(model:torch.nn.Module) -> str:
+    "A hash of what a model says to `probe_tokens` by its own functions: adapters, hooks and settings have their say."
+    with under(model): said = model(input_ids=probe_tokens(model).to(device_of(model)), use_cache=False).logits
+    return hashlib.sha256(said.float().cpu().numpy().tobytes()).hexdigest()
+
 def off(ours:torch.Tensor, own:torch.Tensor) -> float:
     "Largest difference of two tensors over the largest entry of the second."
     return ((ours - own).abs().max() / own.abs().max().clamp(min=1e-12)).item()
@@ -359,27 +380,6 @@ def check_interface(model:torch.nn.Module, layers:Sequence):
            f"{(named or [type(layers[0]).__name__])[0]}, which computes its own", "olmoe",
            "open another family; weights that are quantised: load them with dequantize=True")
 
-# %% ../../nbs/4b_language/05_layers.ipynb #418af448
-def check_here(model:torch.nn.Module):
-    "ValueError for weights on the device meta that no hook of accelerate brings when they are needed."
-    brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
-    inside = {p for m in brought for p in m.parameters()}
-    if away := [n for n, p in model.named_parameters() if p.is_meta and p not in inside]:
-        refuse("model", "weights with numbers", f"{away[0]} on the device meta",
-               fix="from_pretrained, or to_empty and weights")
-
-def base_of(model:torch.nn.Module):
-    "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
-    if not hasattr(model, "get_base_model"): return model
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        refuse("model", "adapters within its modules", "prompts before its tokens", fix="a model with LoRA or its kin")
-    return model.get_base_model()
-
-def device_of(model:torch.nn.Module):
-    "Where a model takes its tokens: its embedding's device, also of one that is spread over devices or disks."
-    table = model.get_input_embeddings()
-    return getattr(getattr(table, "_hf_hook", None), "execution_device", None) or table.weight.device
-
 # %% ../../nbs/4b_language/05_layers.ipynb #2fb9b318
 def _check_numbers(kind, plain, calls):
     "ValueError for logits that are not finite, with the first module that gave such numbers."
@@ -389,6 +389,7 @@ def _check_numbers(kind, plain, calls):
     refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
            fix="the weights as published")
 
+# %% ../../nbs/4b_language/05_layers.ipynb #de1c1f61
 def _with_ours(model, said, plain, calls, heard) -> tuple:
     "How far the logits are with our experts, and with our attention too (nan: of another kind); the routes of each."
     routes = []
@@ -414,7 +415,7 @@ def probe_model(model:torch.nn.Module, family=None) -> Probe:
 
     ValueError for one whose layers are not found, whose experts go past transformers' interface, whose numbers are not
     finite, or whose experts our function does not compute."""
-    transformers_here(), check_here(model)
+    transformers_here(), check_here(model), check_experts(model)
     kind, family = model.config.model_type, family or FAMILIES.get(model.config.model_type, Family())
     tokens, own = probe_tokens(model).to(device_of(model)), decoder_layers(model, family)
     check_interface(model, own)
@@ -424,12 +425,14 @@ def probe_model(model:torch.nn.Module, family=None) -> Probe:
     with under(model): check_causal(model, plain, said(torch.cat([tokens[:, :-1], tokens[:, :1]], 1)))
     heard = {m: Hearing(tokens) for layer in own for m in layer.modules()}
     error, other, routes = _with_ours(model, said, plain, calls, heard)
-    limit = LIMIT.get(plain.dtype, .1)
-    if not error <= limit:
+    if not error <= (limit := LIMIT.get(plain.dtype, .1)):
         refuse(f"experts of {kind}", "the model's own logits", f"others, by {error:.2g} of the largest", "olmoe",
                "open another family")
     config, heard = model.config.get_text_config(), heard if other <= limit else {}
     with under(model): layers = [with_router(layer_of(c, heard, family, config), c) for c in calls]
+    if name := of_others(model, "attn"):
+        foreign = dict.fromkeys(("v", "pattern"), f"its attention is by {name!r}, which somebody registered")
+        layers = [replace(x, absent=x.absent | foreign) for x in layers]
     return Probe(layers, error, other, max(sent_otherwise(calls, r) for r in routes))
 
 # %% ../../nbs/4b_language/05_layers.ipynb #r0u7e001
@@ -455,6 +458,7 @@ def with_router(x:Layer, calls:Sequence) -> Layer:
     beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
     return replace(x, gate=None, absent=x.absent | beside)
 
+# %% ../../nbs/4b_language/05_layers.ipynb #6e4badaa
 def chosen_anyhow(call, own) -> bool:
     "Does a router choose the same experts when its scores are turned round?"
     turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])

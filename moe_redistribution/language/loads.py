@@ -36,6 +36,7 @@ def tokens_told(say:Callable, each:int):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
+# %% ../../nbs/4b_language/08b_loads.ipynb #851adab1
 def summed_over_text(groups:Iterable, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
                      every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
@@ -136,7 +137,8 @@ def text_loads(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=51
     the scores'. `part`: a file for what is done so far. ValueError for a dense model, and where no token counts."""
     own, windows = routers_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
     keep = [n for l in own for n in route_sites(s, l)]
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads")
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads",
+                            opened=[s.pad, s.family, sorted(getattr(tokenize, "specials", ()))])
     state = {}
     def add(i, group):
         tr, counts = trace(s, group[:, :-1], keep=keep), counted_tokens(s, group[:, :-1], tokenize).flatten()
@@ -232,7 +234,8 @@ def add_divergence(state:dict, logits_a:torch.Tensor, logits_b:torch.Tensor, tar
         state["tokens"][stretch] += int(on.sum())
 
 def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, windows_b:torch.Tensor):
-    "ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts."
+    """ValueError unless two models read the same tokens of one vocabulary, and route them among as many experts, and
+    for one and the same model: an adapter that is switched in it is on in both, or in neither."""
     if a.d_vocab != b.d_vocab:
         refuse("compare", f"two vocabularies of {a.d_vocab}", b.d_vocab, a.d_vocab, "checkpoints of one model")
     if windows_digest(windows_a()) != windows_digest(windows_b()):
@@ -241,6 +244,9 @@ def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, wi
     if experts[0] != experts[1]:
         refuse("compare", f"routers over {[*experts[0].values()]} experts", [*experts[1].values()],
                fix="checkpoints of one model")
+    if {*a.model.modules()} & {*b.model.modules()}:
+        refuse("compare", "two models with modules of their own", "the same modules in both",
+               fix="open the second anew; a copy.deepcopy of the model before its adapter")
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #af51e353
 @torch.no_grad()
@@ -255,8 +261,8 @@ def compare_routes(a:LanguageModel, b:LanguageModel, text:str|Path, tokenize:Cal
     windows = windows_asked(a, text, tokenize, context, batch, tokens)
     check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, name = sum(1 for _ in windows()), routers_of(a), f"{a.name}:{b.name}"
-    key = part and model_key(a.model, name, text, windows=windows_digest(windows()), batch=batch,
-                             other=model_key(b.model, b.name, text))
+    asked = windows_digest(windows()), batch, a.pad, a.family, b.pad, b.family, [*getattr(tokenize, "specials", [])]
+    key = part and model_key(a.model, name, text, asked=asked, other=model_key(b.model, b.name, text))
     S = min(n, STRETCHES)
     state = dict(lost=torch.zeros(3, S, dtype=torch.float64), tokens=torch.zeros(S, dtype=torch.int64))
     keep = [[x for l in own for x in (f"L{l}.routes", f"L{l}.gates")] + ["logits"] for _ in (a, b)]

@@ -27,11 +27,11 @@ class Recorded(torch.nn.Module):
     "Stands where a layer stood, and gives what that layer gave; its other attributes are the layer's."
     def __init__(self, layer, out:torch.Tensor):
         super().__init__()
-        self.__dict__["layer"], self.out = layer, out
+        self.__dict__["recorded_of"], self.out = layer, out
     def forward(self, *args, **kwargs): return self.out
     def __getattr__(self, name):
         try: return super().__getattr__(name)
-        except AttributeError: return getattr(self.__dict__["layer"], name)
+        except AttributeError: return getattr(self.__dict__["recorded_of"], name)
 
 def of_windows(v, at:Sequence, n:int):
     "What a module gave for the windows `at`, from what it gave for n windows: (n, …), (n tokens, …), or nested."

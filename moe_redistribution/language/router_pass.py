@@ -82,7 +82,7 @@ def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:tor
     new.scores = new.scores.reshape(-1, new.scores.shape[-1])
     held = new.out[1] != 0 if more.shape[1] else True                          # a token that skips names any expert
     sent = barred.gather(1, new.out[2].clamp(max=E - 1)) & held
-    if not sent.any(): return new
+    if not (sent | ((~barred).sum(1, keepdim=True) < new.out[2].shape[1])).any(): return new    # some have weight 0
     refuse("router logits", f"{new.out[2].shape[1]} experts of each token that are not barred",
            "fewer by the family's rule", fix="bar fewer, or close them in the gates")
 

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SIZE_NAMES', 'TOY', 'with_transformers', 'small_config', 'small_model', 'token_losses', 'next_token_loss',
-           'heldout_losses', 'perplexity', 'greedy_tokens']
+           'heldout_losses', 'perplexity', 'without_defaults', 'greedy_tokens']
 
 # %% ../../nbs/4b_language/01_small.ipynb #1b8029e7
+from contextlib import contextmanager
 import math
 
 import torch
@@ -95,6 +96,14 @@ def perplexity(losses:torch.Tensor) -> float:
     return math.exp(torch.as_tensor(losses).double().mean())
 
 # %% ../../nbs/4b_language/01_small.ipynb #c0ffee04
+@contextmanager
+def without_defaults(model:torch.nn.Module):
+    "Within it a model's own generation defaults, its sampling, penalties, bans and ends, are not heeded."
+    own, model.generation_config = model.generation_config, with_transformers().GenerationConfig()
+    try: yield
+    finally: model.generation_config = own
+
+# %% ../../nbs/4b_language/01_small.ipynb #8a82893e
 @torch.no_grad()
 def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int=None, fill:int=None,
                   batch:int=512) -> torch.Tensor:
@@ -108,8 +117,9 @@ def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int
     found = []
     for x in prompts.to(next(model.parameters()).device).split(batch):
         seen = torch.ones_like(x) if fill is None else (x != fill).long()
-        said = model.generate(input_ids=x, attention_mask=seen, max_new_tokens=new, do_sample=False, use_cache=True,
-                              eos_token_id=stop, pad_token_id=pad)[:, x.shape[1]:]
+        with without_defaults(model):
+            said = model.generate(input_ids=x, attention_mask=seen, max_new_tokens=new, do_sample=False, use_cache=True,
+                                  eos_token_id=stop, pad_token_id=pad)[:, x.shape[1]:]
         found.append(F.pad(said, (0, new - said.shape[1]), value=-1))
     model.train(training)
     said = torch.cat(found)

@@ -17,6 +17,7 @@ import pandas as pd
 import platformdirs
 import torch
 import torch.nn.functional as F
+from ..tasks.commands import csv_lines
 from ..tasks.errors import refuse
 from ..tasks.text import generator_of
 from ..training.store import as_committed, write_whole
@@ -164,7 +165,7 @@ def add_losses(path:str|Path, name:str, site:str, how:str, found:torch.Tensor):
     lines = pd.DataFrame(found.T.numpy().round(6), columns=["loss", "accuracy"]).rename_axis("window").reset_index()
     lines = pd.concat([pd.DataFrame(dict(model=name, site=site, edit=how), index=lines.index), lines], axis=1)
     before = as_committed(path).read_bytes() if Path(path).exists() else b""
-    write_whole(path, before + lines.to_csv(header=not before, index=False, lineterminator="\n").encode())
+    write_whole(path, before + csv_lines(lines, header=not before).encode())
 
 # %% ../../nbs/4b_language/11_smollm2.ipynb #1b45e232
 def layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence=None,

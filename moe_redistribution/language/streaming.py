@@ -21,6 +21,7 @@ from ..instruments.rows import rows, tidy
 from ..instruments.ablation import combine_edits, each_part
 from ..instruments.trace import trace
 from .weights import check_tokens_of, file_digest, weights_digest
+from .layers import probe_digest
 from .watched import transformers_here
 from .verbs import At, limit_of
 from .opened import LanguageModel, counted_at
@@ -112,8 +113,8 @@ def in_groups(windows:Iterable, n:int):
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #ef73e34e
 def model_key(model:torch.nn.Module, name:str, text:str|Path, **what) -> str:
-    "A hash of a transformers model with all its weights, of what a text file holds, and of options."
-    said = [name, weights_digest(model), file_digest(text_file(text)), what]
+    "A hash of a transformers model with all its weights and what it says, of what a text file holds, and of options."
+    said = [name, weights_digest(model), probe_digest(model), file_digest(text_file(text)), what]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 def windows_digest(windows:Iterable) -> str:
@@ -161,8 +162,8 @@ def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=5
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
     choose("senders", by, SENDERS)
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, by=by)
-    total, done, last = Tally(), 0, time.monotonic()
+    asked = [windows_digest(windows()), batch, by, s.pad, s.family]
+    key, total, done, last = part and model_key(s.model, s.name, text, asked=asked), Tally(), 0, time.monotonic()
     if part and (left := kept_so_far(part, key)):
         done = left[1]["done"]
         for i, (site, sender, stratum, n) in enumerate(left[1]["of"]):
@@ -239,16 +240,23 @@ def text_edits(s:LanguageModel, unit:str, how, means:dict) -> dict:
     return combine_edits(s, {name: At(v, limit.where) if limit else v for name, v in each.items()})
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #d5cb5b33
+def _check_edits(s, todo, context):
+    "ValueError for a (unit, edit) that the model has not got, or that no token of a window can get."
+    for u, e in todo:
+        combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
+        if limit := limit_of(e): limit.check(context)
+
+# %% ../../nbs/4b_language/08_streaming.ipynb #469da8b0
 def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
                   edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,
     route_around, swap:E2; of routes never:E3, only:E2, k=1; each at some tokens, as zero@4:). `part`: a file for what
     is done so far; one unit under one edit is lost at most."""
     todo = [("none", "none")] + [(u, e) for u in units_of(s, units) for e in dict.fromkeys(edits)]
-    for u, e in todo[1:]: combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
+    _check_edits(s, todo[1:], context)
     if "resample" in edits and batch < 2: refuse("resample", "two windows or more in a batch", batch, 2, "--batch 8")
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
-    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch)
+    key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), opened=[batch, s.pad, s.family])
     kept, groups = part and kept_so_far(part, key), lambda: in_groups(windows(), batch)
     means, have = (kept[0], kept[1]["done"]) if kept else ({}, {})
     def keep(): part and seal(part, means, dict(key=key, done=have))

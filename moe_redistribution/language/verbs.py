@@ -31,11 +31,11 @@ class At:
         if isinstance(where, torch.Tensor) and where.dtype == torch.bool and where.ndim == 2: return
         if isinstance(where, torch.Tensor) and where.dtype != torch.bool: where = where.flatten().tolist()
         if isinstance(where, int) and not isinstance(where, bool): where = [where]
-        ends = [where.start or 0, where.stop or 0] if isinstance(where, slice) else where
+        first, last = (where.start or 0, where.stop) if isinstance(where, slice) else (0, None)
+        ends = [first, *[last] * (last is not None)] if isinstance(where, slice) else where
         fits = isinstance(ends, (list, tuple, range)) and len(ends) and all(type(i) is int and i >= 0 for i in ends)
-        if not fits or isinstance(where, slice) and where.step not in (None, 1):
-            refuse("where", ask, where if not isinstance(where, torch.Tensor) else tuple(where.shape), "slice(4, None)",
-                   "count positions from the first token")
+        if not fits or last is not None and last <= first or getattr(where, "step", None) not in (None, 1):
+            refuse("where", ask, getattr(where, "shape", where), "slice(4, None)", "count positions from 0")
         self.where = where
     def __repr__(self): return f"At({self.how!r}, {self.where!r})"
     def mask(self, places:torch.Tensor):
@@ -48,6 +48,22 @@ class At:
         own = self.where.to(places.device)
         if len(own) != len(places): refuse("mask", f"one row for each of {len(places)} windows", len(own), len(places))
         return own.gather(1, places.clamp(0, own.shape[1] - 1)) & (places < own.shape[1]) & (places >= 0)
+
+# %% ../../nbs/4b_language/06b_verbs.ipynb #fcf7cfcd
+@patch
+def check(self:At, n:int):
+    "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
+    if isinstance(self.where, torch.Tensor): return
+    beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
+    if not beyond: return
+    refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
+
+@patch
+def on(self:At, s):
+    """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
+    as for a row. A pass alone may stop before, and `moved` says that nothing was."""
+    if s.reach is not None: self.check(s.reach)
+    return self.mask(s.places)
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #9061ac43
 def limit_of(how):
@@ -89,7 +105,7 @@ def limit_edits(s:Subject, made:dict, limit:At) -> dict:
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #36f25865
 def _tokens_of(s, site, how, limit):
-    return PerMember(lambda x, own: torch.where(token_mask(limit.mask(s.places).to(x.device), site, x),
+    return PerMember(lambda x, own: torch.where(token_mask(limit.on(s).to(x.device), site, x),
                                                 apply_edit(how, x, own), x))
 
 def _rows_of(s, site, gates, e, how, limit):
@@ -97,7 +113,7 @@ def _rows_of(s, site, gates, e, how, limit):
     on = {}
     @PerMember
     def look(g):
-        on["rows"] = limit.mask(s.places).to(g.device).flatten()[g[0].flatten(0, 1)[:, e] != 0]
+        on["rows"] = limit.on(s).to(g.device).flatten()[g[0].flatten(0, 1)[:, e] != 0]
         return g
     @PerMember
     def put(x, own):
@@ -253,7 +269,7 @@ def take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tenso
     """Gates after a `RouteStep`, what is `barred` (tokens, E + 4) by then, and the tokens that it is taken at. `own`:
     gates as they are, `index` (tokens, k); `ask(barred, given, k)` asks the router once more."""
     E, on = barred.shape[1] - CLASSES, torch.ones(len(own), dtype=torch.bool, device=own.device)
-    if step.limit is not None: on = step.limit.mask(s.places).flatten().to(own.device)
+    if step.limit is not None: on = step.limit.on(s).flatten().to(own.device)
     if step.given is not None:
         seen = index.view(*s.here.shape, -1)
         routes = step.given if isinstance(step.given, torch.Tensor) else step.given(seen[None].clone())
@@ -278,6 +294,7 @@ def take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tenso
 def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict,
                 out:Sequence):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."
+    s.left.pop(f"{site} as told", None)
     if (at := weights_of(out)) is None:
         refuse(site, "a router that returns weights and indices", type(gate).__name__, fix="edit the gates")
     weights, index = (out[i].flatten(0, -2) for i in at)
@@ -303,7 +320,8 @@ def tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module
 @contextmanager
 def routers_told(s:Subject, edits:dict):
     """Within it the routers of a subject with `layers` choose as `edits` (site → `RouteEdit`) say, and all that listens
-    later hears it. `s.here` and `s.places` say which tokens count, and their positions."""
+    later hears it. `s.here` and `s.places` say which tokens count, and their positions; what is `s.left` after a pass
+    was told to a router that did not run."""
     handles = []
     try:
         for site, edit in edits.items():
@@ -312,6 +330,7 @@ def routers_told(s:Subject, edits:dict):
                 refuse(site, "a router that can be asked again", x.absent.get("router_logits"), fix="edit the gates")
             hook = partial(tell_router, s, site, edit, n_experts(x.experts))
             handles.append(x.gate.register_forward_hook(hook, with_kwargs=True))
+            s.left[f"{site} as told"] = None
         yield
     finally:
         for h in handles: h.remove()

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['OURS', 'WATCHED', 'one_expert', 'n_experts', 'experts_in_use', 'own_eager', 'attention_watched', 'mix_values',
-           'transformers_here', 'under', 'tell', 'configs_of']
+           'transformers_here', 'under', 'tell', 'configs_of', 'check_here', 'base_of', 'device_of', 'of_others',
+           'check_experts']
 
 # %% ../../nbs/4b_language/04d_watched.ipynb #b090b672
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import lru_cache
 import sys
 
 import torch
+from ..tasks.errors import refuse
 from .small import with_transformers
 from .gated import gated_attention, is_gated
 
@@ -117,3 +119,40 @@ def configs_of(model:torch.nn.Module) -> list:
     "The configs of a model and its parts, its own first."
     every = [model.config, *(m.config for m in model.modules() if hasattr(m, "config"))]
     return [*{id(c): c for c in every}.values()]
+
+# %% ../../nbs/4b_language/04d_watched.ipynb #418af448
+def check_here(model:torch.nn.Module):
+    "ValueError for weights on the device meta that no hook of accelerate brings when they are needed."
+    brought = [m for m in model.modules() if hasattr(m, "_hf_hook")]
+    inside = {p for m in brought for p in m.parameters()}
+    if away := [n for n, p in model.named_parameters() if p.is_meta and p not in inside]:
+        refuse("model", "weights with numbers", f"{away[0]} on the device meta",
+               fix="from_pretrained, or to_empty and weights")
+
+def base_of(model:torch.nn.Module):
+    "The transformers model that an adapter hangs in. ValueError for one that puts prompts before the tokens."
+    if not hasattr(model, "get_base_model"): return model
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        refuse("model", "adapters within its modules", "prompts before its tokens", fix="a model with LoRA or its kin")
+    return model.get_base_model()
+
+def device_of(model:torch.nn.Module):
+    "Where a model takes its tokens: its embedding's device, also of one that is spread over devices or disks."
+    table = model.get_input_embeddings()
+    return getattr(getattr(table, "_hf_hook", None), "execution_device", None) or table.weight.device
+
+# %% ../../nbs/4b_language/04d_watched.ipynb #2467f892
+def of_others(model:torch.nn.Module, kind:str="experts"):
+    "The name of the function that computes a model's `experts` or `attn`, if others than transformers and we have it."
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    known = ALL_EXPERTS_FUNCTIONS if kind == "experts" else transformers_here().AttentionInterface()
+    name = getattr(model.config, f"_{kind}_implementation", None)
+    if name not in known: return None
+    home = getattr(known[name], "__module__", "") or ""
+    return None if home.partition(".")[0] in ("transformers", "functools", __name__.partition(".")[0]) else name
+
+def check_experts(model:torch.nn.Module):
+    "ValueError for experts by a function of others."
+    if (name := of_others(model)) is None: return
+    refuse("model", "experts by one of transformers' own functions", f"{name!r}, which somebody registered", "eager",
+           "model.set_experts_implementation('eager')")

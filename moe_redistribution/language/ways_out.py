@@ -8,6 +8,7 @@ __all__ = ['LENS_VARIANTS', 'LENS_ACTIVATIONS', 'LENS_FFN', 'save_member', 'open
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #21623ab2
 from pathlib import Path
+import json
 
 import safetensors
 import safetensors.torch
@@ -17,26 +18,29 @@ from ..tasks.errors import refuse
 from ..models.condition import Condition, by_name
 from ..models.ffn import own_rules
 from ..models.population import Trained, check_population, place_of
-from ..training.store import Damaged, seal_hash, write_whole
+from ..training.store import Damaged, say_if_other, seal_hash, sources, write_whole
 from .small import with_transformers
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #07b88bbe
 def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None, *,
                 member:int|None=None) -> Path:
     """Writes one member, named by its seed or its place, to a safetensors file: parameters without the seed axis, and
-    in the metadata `condition`, `seed` (if known) and a hash. Whole or not at all; the same member, the same tensors.
+    in the metadata `condition`, `seed` (if known), `source` (hashes of the code that it needs) and a hash. Whole or not
+    at all; the same member, the same tensors.
 
     ValueError for another condition's parameters, and for a seed or place that is not there."""
     c = check_population(params, c)
     place, seeds = place_of(params, seed, member), getattr(params, "seeds", None)
     own = {n: v[place].detach().cpu().contiguous() for n, v in params.items()}
-    said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name))
+    said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name), source=json.dumps(sources(c)))
     return write_whole(path, safetensors.torch.save(own, said | (dict(seed=str(seeds[place])) if seeds else {})))
 
+# %% ../../nbs/4b_language/07e_ways_out.ipynb #2fceee6a
 def open_member(path:str|Path) -> tuple:
     """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote.
 
-    `Damaged` for a file that is not what was written; ValueError for another safetensors file."""
+    A warning where the code that it needs, as a user's own router, is not what it was. `Damaged` for a file that is not
+    what was written; ValueError for another safetensors file."""
     try:
         with safetensors.safe_open(path, "pt") as f:
             said, own = f.metadata() or {}, {n: f.get_tensor(n) for n in f.keys()}
@@ -47,6 +51,7 @@ def open_member(path:str|Path) -> tuple:
         refuse(path, f"sha256 {said['sha256'][:12]}", "another: it was altered", fix="save it again", error=Damaged)
     seeds = [int(said["seed"])] if "seed" in said else None
     params = Trained({n: own[n][None] for n in sorted(own)}, said["condition"], seeds)
+    say_if_other(params.condition, json.loads(said.get("source", "{}")), "the code as it was, or another model")
     return params, check_population(params, said["condition"]).name
 
 # %% ../../nbs/4b_language/07e_ways_out.ipynb #61c35701

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LARGEST', 'WHOLE', 'SIZES', 'DTYPES', 'model_folder', 'weights_in', 'check_files', 'check_config', 'read_model',
-           'in_one_message', 'check_complete', 'check_class', 'check_runs', 'check_weights', 'check_tokens_of',
-           'check_hooks', 'file_digest', 'weights_digest']
+           'in_one_message', 'check_complete', 'check_class', 'check_runs', 'check_tables', 'check_weights',
+           'check_tokens_of', 'check_hooks', 'file_digest', 'weights_digest']
 
 # %% ../../nbs/4b_language/04_weights.ipynb #a7aadfb8
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from ..training.store import seal_hash
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
+# %% ../../nbs/4b_language/04_weights.ipynb #67ddecda
 def model_folder(model:str|Path) -> Path:
     """The folder of a model, or None for a name on the hub.
 
@@ -68,7 +69,7 @@ def check_files(name:str, held:Sequence, told, quantised:bool):
         refuse(f"model {name}", "every weight in one file", f"{twice[0]} in two", fix=fix)
     if other := sorted({*names} ^ {*(names if told is None else told)}):
         refuse(f"model {name}", "an index of the weights in its files", f"{other[0]} in one of them only", fix=fix)
-    few = [f"{n} of {t}" for n, t in held if t not in ("F64", "F32", "F16", "BF16") and not n.endswith(_MASKS)]
+    few = [f"{n} of {t}" for n, t in held if t not in ("F64", "F32", "F16", "BF16", "I64") and not n.endswith(_MASKS)]
     if bool(few) == bool(quantised): return
     if few: refuse(f"model {name}", "floating-point weights, or a quantization_config", few[0], fix=fix)
     refuse(f"model {name}", "quantised weights, as its config.json says", "floating-point ones", fix=fix)
@@ -79,16 +80,23 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "topk_group")
 
 def check_config(name:str, config:object, held:Sequence):
-    "ValueError for sizes below 1, numbers that are none, and more layers than the files, if known, have weights."
+    """ValueError for sizes below 1, numbers that are none, more layers than the files, if known, have weights, and an
+    implementation that transformers would fetch from the hub."""
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
         for k, x in v.items() if isinstance(v, dict) else [(n, v)]:
             if isinstance(x, float) and not math.isfinite(x): refuse(f"model {name}", f"a finite {k}", x, fix=fix)
             if k == "rope_theta" and isinstance(x, (int, float)) and x <= 0:
                 refuse(f"model {name}", "rope_theta above 0", x, fix=fix)
-    for n in SIZES:
-        v = getattr(own, n, None)
-        if isinstance(v, (int, float)) and v < 1: refuse(f"model {name}", f"{n} of 1 or more", v, fix=fix)
+    apart, windows = getattr(own, "per_layer_attributes", None) or (), getattr(own, "use_sliding_window", True)
+    for n in SIZES if windows else [n for n in SIZES if n != "sliding_window"]:            # 0 where it is not used
+        for v in [getattr(c, n, None) for c in (own.per_layer_config if n in apart else [own])]:
+            if isinstance(v, (int, float)) and v < 1: refuse(f"model {name}", f"{n} of 1 or more", v, fix=fix)
+    for part in (config, *(getattr(config, k, None) for k in config.sub_configs)):    # no name on the hub, of native code
+        for kind in ("attn", "experts"):
+            if "/" in str(named := getattr(part, f"_{kind}_implementation", None)):
+                refuse(f"model {name}", f"_{kind}_implementation of transformers' own, as eager", named, "eager",
+                       "drop it from config.json")
     layers = getattr(own, "num_hidden_layers", 0)
     if held is None or not isinstance(layers, int) or layers <= len(held): return
     refuse(f"model {name}", f"layers with weights, of which the files have {len(held)}", f"{layers} layers", fix=fix)
@@ -99,8 +107,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **more):
     """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`.
 
-    It never runs code that a model brings, unless `trust_remote_code=True` is given. ValueError for a folder without a
-    model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
+    It never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
+    without a model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
     folder, hf = model_folder(model), with_transformers()
     if isinstance(dtype, str): choose("dtype", dtype.removeprefix("torch."), DTYPES)
     name, more = (folder or Path(model)).name, dict(trust_remote_code=False) | more
@@ -111,6 +119,7 @@ def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **mor
     if folder: check_files(name, held, told, getattr(config, "quantization_config", None))
     found, told = in_one_message(name, lambda: hf.AutoModelForCausalLM.from_pretrained(model, **own))
     check_complete(name, told), check_class(name, found, config), check_weights(name, found)
+    check_tables(name, found, held or ())
     check_runs(name, found)
     return found
 
@@ -169,6 +178,14 @@ def check_runs(name:str, model:torch.nn.Module):
         refuse(f"model {name}", "finite activations", f"nan or infinity, first at {(first or ['the logits'])[0]}",
                fix="the config.json that belongs to these files")
 
+def check_tables(name:str, model:torch.nn.Module, held:Sequence):
+    "ValueError for whole numbers among the weights `held` in files that are none in the model, as a hash table's are."
+    tables = {n.rpartition(".")[2] for n, w in model.state_dict().items() if not w.is_floating_point()}
+    for n in [n for n, t in held if t == "I64" and not n.endswith(_MASKS) and n.rpartition(".")[2] not in tables]:
+        refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
+               fix="the files as they were published")
+
+# %% ../../nbs/4b_language/04_weights.ipynb #a97f7045
 def check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():

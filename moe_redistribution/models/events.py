@@ -9,6 +9,7 @@ __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'N
 
 # %% ../../nbs/2_models/02_events.ipynb #44619834
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -193,6 +194,17 @@ class Fresh(Event):
         for x in moments:
             for n in x: x[n].zero_()
 
+# %% ../../nbs/2_models/02_events.ipynb #9c58d5f2
+def _tale(word): return sorted(map(float, re.findall(NUMBER, word))), sorted(re.sub(NUMBER, "", word))
+
+def _as_said(kind, step, found):
+    "The event that a word says. ValueError if it would be called something else, and so be trained as that."
+    e = kind.read(step, found)
+    if kind in EVENTS.built_in().values() or _tale(e.word) == _tale(found[0]): return e
+    refuse(f"event {found[0]}", "one that is called so", f"{e.word}, whose name and key it would have",
+           fix="def read, which keeps what its pattern finds, and a property word, which says it, as Reset has them")
+
+# %% ../../nbs/2_models/02_events.ipynb #a0e2849e
 def _event(name, kind):
     "A class of events as it is kept: its words are its own."
     if not (isinstance(kind, type) and issubclass(kind, Event)):
@@ -204,6 +216,13 @@ def _event(name, kind):
     for other, k in EVENTS.items():
         if other != name and (re.fullmatch(k.pattern, kind.example) or re.fullmatch(kind.pattern, k.example)):
             refuse(f"event {name}", "words of its own", f"those of {other} ({k.example})", fix="another pattern")
+    words = [re.sub(r"\d+", lambda m: str(int(m[0]) + n), kind.example) for n in (0, 1, 2)]       # other numbers, too
+    events = []
+    for found in filter(None, (re.fullmatch(kind.pattern, w) for w in dict.fromkeys(words))):
+        with suppress(LookupError): events.append(_as_said(kind, 1, found))
+    if len({*events}) < len(events):
+        refuse(f"event {name}", "events that differ where their words do", ", ".join(e.word for e in events),
+               fix="keep the number in a field, under @dataclass(frozen=True)")
     return kind
 
 _WORDS = r"[a-z][\w.-]*"
@@ -230,7 +249,7 @@ def _read_step(text, bad):
     if not (colon and step.isdecimal() and step.isascii()):
         bad("a step and its events after @, such as @2000:reset0.25", f"'@{text}'", "write @2000:reset0.25")
     for word in words.split(","):
-        hits = [kind.read(int(step), m) for kind in EVENTS.values() if (m := re.fullmatch(kind.pattern, word))]
+        hits = [_as_said(kind, int(step), m) for kind in EVENTS.values() if (m := re.fullmatch(kind.pattern, word))]
         examples = [*(k.example for k in EVENTS.values()), "embed"]
         if not hits:
             bad(f"events such as {', '.join(examples)}", f"{word!r}; {nearest(word, examples)}", "use a valid event")

@@ -71,7 +71,7 @@ def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x: x}
 
 # %% ../../nbs/2_models/04_ffn.ipynb #35acf58f
-def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition):
+def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition, draw:Callable=None):
     "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed (s,)."
     def product(x, name, form):
         out = einsum(x, p[name], form)
@@ -82,7 +82,7 @@ def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition):
     hidden = c.variant.hidden(ask, ACTIVATION[c.activation], at)
     out = product(hidden, "W_down", "s b t e w, s e w d -> s b t e d")
     if not c.routed: return out.squeeze(3), x.new_zeros(x.shape[0])
-    probs, g, balance = route(p["W_router"], x, c, at)
+    probs, g, balance = route(p["W_router"], x, c, at, draw)
     return einsum(at("expert_out", out), g, "s b t e d, s b t e -> s b t d"), balance
 
 def balance_loss(probs:torch.Tensor, g:torch.Tensor):
@@ -95,11 +95,15 @@ def own_rules(c:str|Condition) -> bool:
     "Has a condition's router a rule that the library has not written, so that none can be taken as known?"
     r = c.routing
     known = all(getattr(type(r), n).__module__.startswith("moe_redistribution.") for n in ("shape", "hold", "logits"))
-    return c.routed and not (known and r.probs is r.gates is r.balance is r.after is None)
+    return c.routed and not (known and r.probs is r.gates is r.balance is r.after is r.noisy is None)
 
-def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value):
-    "Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual."
+def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value, draw:Callable=None):
+    """Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual
+    ones.
+
+    `draw`: what a training step draws noise by (`training.loop.draws_of`); without it there is none."""
     r, logits = c.routing, c.routing.logits(held, x, c)
+    if draw and r.noisy: logits = r.noisy(logits, held, x, c, draw)
     probs = at("router_probs", r.probs(logits, held, c) if r.probs else logits.softmax(-1))
     g = at("gates", r.gates(probs, held, c) if r.gates else gates(probs, c))
     return probs, g, r.balance(probs, g, c) if r.balance else balance_loss(probs, g)

@@ -19,7 +19,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..tasks.errors import refuse
-from ..tasks.task import check_tokens, read_at
+from ..tasks.doors import check_tokens
+from ..tasks.task import read_at
 from .condition import Condition, by_name, condition
 from .edits import OUTER, of_members, site_watcher
 from .events import MODEL_PARTS, NORM_GAINS
@@ -133,16 +134,16 @@ def watcher(c:Condition, edits:dict=None, sink:dict=None, of:int=1, read_only:bo
     def keep(site, v): return v[:, :, list(t.read)] if site in late and v.ndim > 3 and v.shape[2] == t.n_ctx else v
     return site_watcher(sites(c), edits, sink, of, keep)
 
-def block(p:dict, x:torch.Tensor, c:Condition, at:Callable, causal:bool, keep=slice(None)):
+def block(p:dict, x:torch.Tensor, c:Condition, at:Callable, causal:bool, keep=slice(None), draw:Callable=None):
     "One layer, x (s b t d) → (s b t d), and its balance loss (s,). `keep`: positions kept after attention."
     seen = rms_norm(x, p["w_ln1"][:, None, None]) if c.norm else x
-    return ffn_half(p, at("resid_mid", x + at("attn_out", attention(p, seen, at, causal)))[:, :, keep], c, at)
+    return ffn_half(p, at("resid_mid", x + at("attn_out", attention(p, seen, at, causal)))[:, :, keep], c, at, draw)
 
-def ffn_half(p:dict, x:torch.Tensor, c:Condition, at:Callable):
+def ffn_half(p:dict, x:torch.Tensor, c:Condition, at:Callable, draw:Callable=None):
     "What a layer does after attention, on resid_mid: x (s b t d) → (s b t d), and its balance loss (s,)."
     aux = x.new_zeros(len(x))
     if c.ffn != "no_ffn":
-        out, aux = ffn(p, rms_norm(x, p["w_ln2"][:, None, None]) if c.norm else x, at, c)
+        out, aux = ffn(p, rms_norm(x, p["w_ln2"][:, None, None]) if c.norm else x, at, c, draw)
         x = x + at("ffn_out", out)
     return at("resid_post", x), aux
 
@@ -158,12 +159,12 @@ def unembed(params:dict, x:torch.Tensor, c:Condition):
 
 # %% ../../nbs/2_models/05_population.ipynb #efbcac91
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:dict=None, sink:dict=None,
-            with_balance:bool=False, read_only:bool=False):
+            with_balance:bool=False, read_only:bool=False, draw:Callable=None):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
 
     `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
-    attention. ValueError: an edit of no site, these two together, or parameters `Trained` in another condition."""
+    attention; `draw`: see `route`. ValueError: an edit of no site, both of these, another condition's parameters."""
     c = of_one_training(params, c)
     if with_balance and read_only:
         refuse("forward", "with_balance or read_only", "both: the balance loss looks at all positions",
@@ -179,7 +180,7 @@ def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:di
         prefix = "" if c.n_layers == 1 else f"L{l}."
         keep = read_at(t) if read_only and l == c.n_layers - 1 else slice(None)
         if c.routed: p["W_router"] = c.routing.hold(p["W_router"], tokens, t, keep)
-        x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal, keep)
+        x, aux = block(p, x, c, lambda site, value: at(prefix + site, value), t.causal, keep, draw)
         total = total + aux
     logits = at("logits", unembed(params, x, c))
     return (logits, total) if with_balance else logits
@@ -226,10 +227,10 @@ def predict(params:dict, c:str|Condition, edits:dict=None, tokens:torch.Tensor=N
 
 # %% ../../nbs/2_models/05_population.ipynb #51bac86c
 @by_name
-def loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, edits:dict=None):
+def loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, edits:dict=None, draw:Callable=None):
     "Task loss and balance loss of each seed, both (s,), for `targets` (…, b, read). `engine.fast_loss` is faster."
     t = c.get_task()
-    logits, aux = forward(params, tokens, c, edits, with_balance=True)
+    logits, aux = forward(params, tokens, c, edits, with_balance=True, draw=draw)
     logits = logits[:, :, read_at(t)]
     targets = targets.expand(logits.shape[0], *targets.shape[-2:])
     nll = -logits.log_softmax(-1).gather(-1, targets[..., None])

@@ -110,3 +110,6 @@ Router.probs = None         # (logits (s b t e), held, c) → what stands for th
 Router.gates = None         # (probs, held, c) → weight of every expert, 0 where it is idle; a position at a time
 Router.balance = None       # (probs, gates, c) → balance loss of each seed (s,)
 Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
+Router.noisy = None         # (logits, held, x, c, draw) → logits of a training step, by draw(torch.randn, *shape), too
+Router.shared = False       # may all seeds begin with the same values?
+

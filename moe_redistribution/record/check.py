@@ -12,23 +12,20 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-import hashlib, json, os, re, shutil, subprocess, sys, tempfile, time
+import contextlib, hashlib, json, os, re, shutil, subprocess, sys, tempfile, time
 
 import pandas as pd
-from ..tasks.commands import add_form, command, show_table
+from ..tasks.commands import add_form, command, csv_lines, show_table
 from ..tasks.errors import choose, refuse
 from ..training.store import COMMITTED, as_committed, as_it_lies, of_clone
 from ..instruments.rows import TABLE_FORMS
-from ..evidence.answers import comparison, contrast_table
-from ..evidence.claims import paper_items
 from ..evidence.pages import page_hash, page_paths, stored_page
-from ..evidence.registrations import (ACCESS, COLUMNS, FILE, WHOLE_FILES, REGISTERED_TABLES, SEALED,
-                                                       file_definition, line_definitions, named_arms, other_files,
-                                                       sealed_settings)
-from ..evidence.selection import item_rows
-from ..evidence.table_files import (MANIFEST, ROOT, STORED, csv_lines, manifest_lines, sum_of,
+from ..evidence.registrations import (ACCESS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES, SEALED,
+                                                       WHOLE_FILES, file_definition, in_order, line_definitions,
+                                                       named_arms, other_files, sealed_settings)
+from ..evidence.table_files import (MANIFEST, ROOT, STORED, lines_of_csv, manifest_lines, sum_of,
                                                      summed_files, table_paths, witness, write_sums)
-from .ledger import ledger
+from .ledger import answer_names, answer_tables
 from .outputs import blobs, changed_outputs, guarded_pages
 from .versions import NothingToLookAt, Versions, history_says
 
@@ -55,7 +52,7 @@ def changed_bytes(root:Path) -> Iterator:
 def changed_rows(root:Path) -> Iterator:
     "Of every line of the manifest None, else (kind, condition and stream; the rows that it has; those that are there)."
     said, now, unread = {}, {}, set()
-    for i, x in csv_lines((root / "results/manifest.csv").read_bytes(), MANIFEST):
+    for i, x in lines_of_csv((root / "results/manifest.csv").read_bytes(), MANIFEST):
         if isinstance(x, str): yield f"results/manifest.csv, line {i}", f"{len(MANIFEST)} cells", x[:80]
         else: said[x["kind"], x["condition"], x["stream"]] = x["rows"], x["sha256"]
     for path in table_paths(root):
@@ -79,19 +76,22 @@ def _read_each(things, read):
     return got, faults
 
 def _registered(root):
-    "The last hash of each thing in the register; and its lines that are none."
-    last, faults, before = {}, [], ""
-    for i, x in csv_lines((root / FILE).read_bytes(), COLUMNS):
-        if isinstance(x, str) or x["access"] not in ACCESS or x["date"] < before:
+    "The last hash of each thing in the register, by date; and its lines that are none."
+    lines, faults, before = [], [], ""
+    for i, x in lines_of_csv((root / FILE).read_bytes(), COLUMNS):
+        late = isinstance(x, dict) and x["commit"].endswith(LATER)                 # these take their place by date
+        if isinstance(x, str) or x["access"] not in ACCESS or not late and x["date"] < before:
             faults.append((f"{FILE}, line {i}", "a known word, and a date after those before it", str(x)[:200]))
-        if isinstance(x, dict): last[x["table"], x["key"], x["protocol"]], before = x["hash"], max(x["date"], before)
-    return last, faults
+        if isinstance(x, dict): lines.append(x)
+        if isinstance(x, dict) and not late: before = max(x["date"], before)
+    last = in_order(pd.DataFrame(lines, columns=COLUMNS, dtype=str)).drop_duplicates(KEY, keep="last")
+    return dict(zip(last[KEY].itertuples(index=False, name=None), last["hash"])), faults
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0074
 def _defined(root):
     "(table, key, protocol, hash) of all that stands in data/, and what of it cannot be read."
     lines = [(f"{p.relative_to(root).as_posix()}, line {i}", (table, x)) for table in REGISTERED_TABLES
-             for p in sorted((root / "data").glob(f"*/{table}.csv")) for i, x in csv_lines(p.read_bytes())]
+             for p in sorted((root / "data").glob(f"*/{table}.csv")) for i, x in lines_of_csv(p.read_bytes())]
     now, faults = _read_each(lines, lambda x: line_definitions(*x))
     names, _ = _read_each(lines, lambda x: named_arms(x[1]))
     arms, more = _read_each([(n, n) for n in dict.fromkeys(names)],
@@ -135,7 +135,7 @@ def other_cells(said:bytes, made:bytes) -> Iterator:
     are told apart by their first cell."""
     def lines(data):
         out, n = {}, Counter()
-        for _, x in csv_lines(data):
+        for _, x in lines_of_csv(data):
             first = str(x).partition(",")[0] if isinstance(x, str) else next(iter(x.values()), "")
             out[first, n[first]], n[first] = x, n[first] + 1
         return out
@@ -154,15 +154,15 @@ def other_cells(said:bytes, made:bytes) -> Iterator:
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0072
 def changed_answers(root:Path) -> Iterator:
     "Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give)."
-    made = {"contrasts": contrast_table, "ledger": ledger}
-    made |= {f"paper/{item}": lambda root, item=item: comparison(item_rows(item, root), item, root)
-             for item in paper_items()}
-    for name, make in made.items():
+    made = {}
+    with contextlib.suppress(Exception): made.update(answer_tables(root))       # every file read once, if all can be
+    for name in answer_names():
         yield None
-        try: yield from [(f"results/{name}.csv", *x) for x in other_cells(
-            (root / f"results/{name}.csv").read_bytes(), TABLE_FORMS[".csv"](make(root=root)))]
+        try:
+            now = TABLE_FORMS[".csv"](made[name] if name in made else dict(answer_tables(root, [name]))[name])
+            said = (root / f"results/{name}.csv").read_bytes()
+            yield from [(f"results/{name}.csv", *x) for x in other_cells(said, now)]
         except Exception as e: yield f"results/{name}.csv", "what the rows give", _why(e)
-
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0012
 LAYERS = {"bytes": (changed_bytes, "files"), "manifest": (changed_rows, "lines of the manifest"),
@@ -265,7 +265,7 @@ def _claim(root):
     path = root / "data/sparsity_moves/claims.csv"
     head, line, rest = path.read_text(encoding="utf-8").split("\n", 2)
     cells = pd.read_csv(as_committed(path), nrows=1, dtype=str, keep_default_na=False)
-    new = cells.assign(seeds="1-63").to_csv(index=False, header=False).strip()
+    new = csv_lines(cells.assign(seeds="1-63"), header=False).strip()
     _forge(path, "\n".join([head, new, rest]).encode())
     return f"the seeds of {cells['id'][0]}", ("bytes", "registrations")
 
@@ -336,6 +336,7 @@ def _copy(root, folder):
 def demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
     root, out = Path(root or ROOT), []
+    of_clone(root / "SHA256SUMS")
     for name in forged:
         change = FORGED[choose("forgery", name, list(FORGED))]
         with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,8 @@ import pandas as pd
 from ..evidence.table_files import ROOT
 from ..evidence.figures import label
 from ..evidence.prose import read_as, margin_text
+from ..evidence.findings import former_verdicts, verdict_words
+from ..evidence.registrations import changed_late
 from ..evidence.overviews import page_of, paper_of, still_open, word_link
 from ..evidence.printed import papers
 from ..training.store import of_clone
@@ -22,7 +24,7 @@ from ..evidence.tables import as_minus, md_table
 from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
-from ..evidence.claims import ASKED_HERE, PROTOCOLS, statements
+from ..evidence.claims import ASKED_HERE, POWER, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
 def recorded_claims(root:str|Path=None) -> pd.DataFrame:
@@ -120,7 +122,7 @@ def cut(text:str, most:int=20) -> str:
 
 # %% ../../nbs/7_record/06_counts.ipynb #727da91d
 _READ = {"paper": "As the authors did it", "audited": "With the control", "uncopied": "Copies ruled out",
-         "text": "On another text", "size": "At another size"}
+         "text": "On another text", "size": "At another size", POWER: "What there was to win"}
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
 
@@ -140,6 +142,7 @@ def _folded(c, s, up):
         found = reading_text(c, k, s[k])
         lines.append(f"{_READ[k]}: {found}: {says}" + f" ({escape(test)})" * bool(test) + young + ".")
     if c.numbers: lines.append(f"Printed numbers that it quotes: {c.numbers}.")
+    lines += map(escape, former_verdicts(c.key))
     if c.note: lines.append(f"Notes: {escape(as_minus(c.note))}.")
     return "".join(f"<p>{x}</p>" for x in [*lines, ways_out(c.key, up)])
 
@@ -153,8 +156,8 @@ def claim_html(c, s, up:str="") -> str:
     page = re.sub(r"^\d+[a-z0-9]*_", "", Path(page_of(c)).stem).replace("_", " ")
     claim_cell = (f'<a class="key" href="#{c.key}">{c.key}</a> <details><summary>{escape(cut(short))}</summary>'
                   f"{_folded(c, s, up)}</details>")
-    which = still_open(c)
-    verdict = escape(c.verdict) + f"<small>{which}</small>" * bool(which)
+    more = filter(None, [still_open(c), changed_late(c.key)])
+    verdict = escape(c.verdict) + "".join(f"<small>{which}</small>" for which in more)
     tds = [claim_cell, verdict, escape(where), reading_text(c, best, s.get(best), 0),
            escape(control_text(s)), f'<a href="{up}{page_of(c)}#{c.key}">{page}</a>']
     names = ["claim", "verdict", "paper", "ours", "control", "page"]
@@ -182,7 +185,8 @@ def judged_here(claims:pd.DataFrame, found=(), up:str="") -> str:
         here = "" if c.key in found else f' id="{c.key}"'
         key = claim_link(c.key, up) + f'<br><a href="#{c.key}">shown above</a>' * (c.key in found)
         read = (deciding_readings(c) or ["paper"])[0]
-        cells = [key, escape(c.verdict), escape(c.statement), reading_text(c, read, all_said[c.key][read]),
+        verdict = "<br>".join(map(escape, [verdict_words(c), *former_verdicts(c.key)]))
+        cells = [key, verdict, escape(c.statement), reading_text(c, read, all_said[c.key][read]),
                  ways_out(c.key, up)]
         return f"<tr{here}>" + "".join(f"<td>{x}</td>" for x in cells) + "</tr>"
     n = f"{len(claims)} claims are" if len(claims) > 1 else "One claim is"

@@ -7,7 +7,7 @@ __all__ = ['WENT', 'REPLACED', 'run_frame', 'history_frame', 'last_step', 'store
            'recorded_runs_of', 'shortfall', 'withdraw', 'take_out', 'replaceable_names', 'replace_runs']
 
 # %% ../../nbs/7_record/01_runs.ipynb #8d06545b
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..training.study import canonical
 from ..training.loop import TASK_RULES
 from ..instruments.measuring import has_weights
 from ..instruments.rows import write_frame
-from ..evidence.table_files import ROOT, kinds, read_table, table_path, write_table
+from ..evidence.table_files import EVERYBODY, ROOT, kinds, read_table, table_path, write_table
 from ..evidence.checkpoints import checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, recorded_runs
 
@@ -55,14 +55,15 @@ def last_step(run:Run, rules:Sequence[str]=None) -> int:
     at = lambda rule: run.step if rule == "final" else run.manifest["rules"][rule]["step"]
     return max([at(rule) for rule in rules if has_weights(run, rule)], default=-1)
 
-def stored_runs(store:Store, name:str) -> list:
-    "All runs of a condition that the store has, ordered by stream and seed."
-    return [run for stream, seed in store.there(name) if (run := store.find(name, seed, stream)) is not None]
+def stored_runs(store:Store, name:str, but:Iterable=()) -> list:
+    "All runs of a condition that the store has, ordered by stream and seed, but those of some files."
+    at = [at for at in store.there(name) if store.adopt(name, *at[::-1]) not in but]
+    return [run for stream, seed in at if (run := store.find(name, seed, stream)) is not None]
 
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59
 def other_runs(runs:Sequence, name:str, root:str|Path) -> list:
     "Those of `runs` that are not the one recorded under their stream and seed: losses differ somewhere."
-    if (known := read_table("history", name, root=root)).empty: return []
+    if (known := read_table("history", name, root=root, whose=EVERYBODY)).empty: return []
     known = known.set_index("step").groupby(["stream", "seed"])["loss"]
     losses = lambda r, at: r.history.set_index("step")["loss"].astype("float32").reindex(at).dropna()
     same = lambda r, old: (new := losses(r, old.index)).equals(old[new.index])
@@ -83,7 +84,7 @@ WENT = {"first": "weights by its first rule", "selected": "all its rules settled
 
 def recorded_runs_of(name:str, root:str|Path) -> pd.DataFrame:
     "The recorded runs of one condition, with the columns of `run_frame`; none if none is recorded."
-    runs = read_table("runs", name, root=root)
+    runs = read_table("runs", name, root=root, whose=EVERYBODY)
     return runs.reindex(columns=[*runs, *{"failed", "settled"} - {*runs}]).astype({"failed": "Int64"})
 
 def shortfall(run:Run, root:str|Path) -> list:
@@ -92,7 +93,7 @@ def shortfall(run:Run, root:str|Path) -> list:
     went = lambda f: {until for until, there in far_enough(f).items() if there} if len(f) else set()
     new, old = run_frame([run]), own(recorded_runs_of(name, root))
     rules = {r for k in kinds(root) if k not in ("runs", "history")
-             for r in own(read_table(k, name, root=root))["rule"]} - {"training"}
+             for r in own(read_table(k, name, root=root, whose=EVERYBODY))["rule"]} - {"training"}
     if run.failed and old["failed"].isna().all(): return [f"a finite loss: it failed at step {run.manifest['failed']}"]
     lacks = [WENT[u] for u in WENT if u in went(old) - went(new)]
     return lacks + [f"weights by {r}" for r in sorted(rules) if not run.failed and not has_weights(run, r)]
@@ -130,13 +131,14 @@ def take_out(name:str, stream:str, seed:int, root:Path):
         if gone.any(): write_table(frame[~gone], kind, task, root)
 
 # %% ../../nbs/7_record/01_runs.ipynb #9bb1a4b9
-def replaceable_names(names:Sequence[str], store:Store, root:str|Path) -> list:
+def replaceable_names(names:Sequence[str], store:Store, root:str|Path, but:Iterable=()) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
-    fix, there = "name one that is recorded", sorted(recorded_runs(root)["condition"].unique()) if names else []
-    names = [choose("condition to replace", condition(n).name, there, fix) for n in dict.fromkeys(names)]
+    there = sorted(recorded_runs(root, EVERYBODY)["condition"].unique()) if names else []
+    names = [choose("condition to replace", condition(n).name, there, "name one that is recorded")
+             for n in dict.fromkeys(names)]
     for n in names:
-        if not any(r.stream == "authors" for r in stored_runs(store, n)):
+        if not any(r.stream == "authors" for r in stored_runs(store, n, but)):
             refuse("replace", f"stored runs of {n} in the authors' stream", "none",
                    fix=f"moe-redistribution train {n} --until full")
     return names
@@ -155,10 +157,12 @@ def _line(run, root, reason):
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
 # %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
-def replace_runs(store:Store, root:Path, name:str, say:Callable=print, reason:str="weights lost") -> list:
+def replace_runs(store:Store, root:Path, name:str, say:Callable=print, reason:str="weights lost",
+                 but:Iterable=()) -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
     adds a line for each to results/replaced.csv; returns their seeds. Says which are refused: they stay as they are."""
-    runs, lines, log = [r for r in stored_runs(store, name) if r.stream == "authors"], [], root / "results/replaced.csv"
+    runs = [r for r in stored_runs(store, name, but) if r.stream == "authors"]
+    lines, log = [], root / "results/replaced.csv"
     if not (other := other_runs(runs, name, root)): say(f"{name}: no other run of a recorded seed in the store")
     for r in other:
         if lacks := shortfall(r, root):

@@ -17,6 +17,7 @@ from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, state
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
 from ..evidence.verdicts import readings_of
+from ..instruments.rows import write_frame
 from ..tasks.errors import choose
 
 # %% ../../nbs/7_record/05b_ways.ipynb #3c2fbfb2
@@ -89,7 +90,7 @@ def write_claim_rows(folder:str|Path) -> int:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = [k for k in _said() if f"claims/{k}.csv" in claim_files(k)]
-    for k in written: claim_rows(k).to_csv(folder / f"{k}.csv", index=False)
+    for k in written: write_frame(claim_rows(k), folder / f"{k}.csv")
     return len(written)
 
 # %% ../../nbs/7_record/05b_ways.ipynb #20d4ebf6

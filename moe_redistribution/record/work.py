@@ -27,7 +27,7 @@ from ..training.jobs import begin_again, fulfil, missing_jobs, outlook
 from ..training.loop import UNTIL
 from ..training.store import Store
 from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
-                                               study_state, training_studies)
+                                               study_state, training_studies, why_fixed)
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
@@ -240,7 +240,7 @@ def add_study(p:ArgumentParser):
                    help="every study and preset: jobs, how many are recorded and stored, what storing the rest costs")
     p.add_argument("--preset", default="small", help="tiny, small (default), night, paper …: see --list")
     p.add_argument("--arm", action="append", help="only this arm; may be repeated")
-    p.add_argument("--seeds", help="only these of the preset's: 1,2 or 1-3")
+    p.add_argument("--seeds", help="only these of the preset's, or others that it has not got: 1,2 or 6-8")
     p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
     p.add_argument("--device", default="cpu", help="cpu (default) or cuda: jobs one by one, or by --executor")
     p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
@@ -277,6 +277,9 @@ def run_study_command(args:Namespace):
     of = dict(preset=args.preset, arms=args.arm, seeds=None if args.seeds is None else read_seeds(args.seeds))
     out = table_file(args.out or f"out/{study.name}.{args.preset}.parquet")
     jobs = study_jobs(study, **of)
+    arms = study.presets[args.preset].arms
+    if {*(of["seeds"] or ())} - {s for seeds in arms.values() for s in seeds}:
+        if why := why_fixed(study, args.arm or arms): print(f"{study.name}: {why}", file=sys.stderr)
     carry_all(unrecorded_jobs(jobs) if args.unrecorded else jobs, args)
     if args.dry_run or isinstance(study, TrainingStudy) and not args.out: return        # to open all runs takes a while
     if (rows := study.rows(args.preset, jobs)).empty: return

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'TOLD', 'MOST_SEEDS', 'MINUTE', 'Command', 'command', 'told_words', 'read_seeds', 'add_steps',
-           'add_import', 'add_form', 'json_records', 'show_table', 'progress_place', 'Line', 'add_kinds', 'run_kinds']
+           'add_import', 'add_form', 'json_records', 'csv_lines', 'show_table', 'progress_place', 'Line', 'add_kinds',
+           'run_kinds']
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #383a3d88
 from argparse import ArgumentParser, Namespace
@@ -32,7 +33,12 @@ class Command:
 def _command(name, run, **how):
     "A command as it is kept."
     if not callable(run): refuse(f"command {name}", "a function of parsed arguments", repr(run)[:80], fix="def it")
-    return Command(name, run, **how)
+    add_import(p := ArgumentParser())
+    try: (made := Command(name, run, **how)).add(p)
+    except Exception as e:
+        refuse(f"command {name}", "about, example and arguments that argparse takes beside --help and --import", e,
+               fix="mend it", cause=e)
+    return made
 
 COMMANDS = Kind("command", "What the command line does.", (), _command,
                 every=lambda: import_module("moe_redistribution.record.cli").COMMANDS)    # whose rooms have them all
@@ -71,9 +77,9 @@ def add_steps(p:ArgumentParser):
     p.add_argument("--steps", type=int, help="adds the option +stepsN to the name of each condition: another schedule, "
                    "and so another key (default: the recipe's)")
 
-def add_import(p:ArgumentParser):
+def add_import(p:ArgumentParser, dest:str="imports"):
     "The argument for files of one's own."
-    p.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE.py",
+    p.add_argument("--import", dest=dest, action="append", default=[], metavar="FILE.py",
                    help="a file of yours that registers tasks, routers, studies …; may be repeated")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #a9195701
@@ -88,10 +94,15 @@ def json_records(frame:pd.DataFrame) -> str:
     plain = frame.astype(object).where(frame.notna() & ~frame.isin([math.inf, -math.inf]), None).to_dict("records")
     return json.dumps(plain, indent=1, ensure_ascii=False, default=str)
 
+def csv_lines(frame:pd.DataFrame, **how) -> str:
+    "A frame as CSV, its floats at twelve significant digits, whole ones at all of theirs; `how` is for pandas."
+    digits = lambda x: str(x if float(x).is_integer() else float(f"{x:.12g}"))
+    return frame.to_csv(index=False, lineterminator="\n", float_format=digits, **how)
+
 def show_table(table:pd.DataFrame, args:Namespace, note:str="", **how):
     "Prints a table as the arguments say, for a reader with a `note` below; `how` is for pandas' text."
     if args.json: return print(json_records(table))
-    if args.csv: return print(table.to_csv(index=False), end="")
+    if args.csv: return print(csv_lines(table), end="")
     print(table.to_string(**dict(index=False) | how), *[f"\n{note}"] * bool(note), sep="\n")
 
 # %% ../../nbs/1_tasks/01c_commands.ipynb #1fcfb499

@@ -19,6 +19,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 import moe_redistribution
+from ..tasks.commands import csv_lines
 from ..tasks.errors import choose, refuse
 from ..models.condition import Condition, by_name, condition
 from .engine import products, flops
@@ -273,7 +274,7 @@ def keep(row:dict, path:str|Path):
     first = [n for pair in HEADLINE.values() for n in pair]
     place = frame["condition"].map(lambda n: (first.index(n) if n in first else len(first), n))
     frame = frame.loc[place.sort_values().index, [*new, *(n for n in frame if n not in new)]]
-    write_whole(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    write_whole(path, csv_lines(frame).encode())
 
 # %% ../../nbs/3_training/07_bench.ipynb #f4bdafc6
 def bench(conditions:Sequence=None, seconds:float=20, seeds:int=None, rounds:int=3, force:bool=False,

@@ -8,7 +8,7 @@ __all__ = ['CHUNK', 'DistinctInputs', 'attend', 'Mix', 'heads_out', 'Narrow', 'r
            'products', 'flops']
 
 # %% ../../nbs/3_training/01_engine.ipynb #fc7e9d2a
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from ..tasks.data import full_batch
@@ -189,17 +189,17 @@ def whole_shares(params:dict, chunks:Sequence, c:Condition):
 # %% ../../nbs/3_training/01_engine.ipynb #a4728e12
 @by_name
 def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, live:Sequence=None,
-              generators:Sequence[torch.Generator]=None):
+              generators:Sequence[torch.Generator]=None, draw:Callable=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
 
-    Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of a condition with dropout."""
+    Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of dropout, `draw` a router's noise."""
     t, (S, B) = c.get_task(), tokens.shape[:2]
     leaves = {n: v.detach().requires_grad_(live is None or n in live) for n, v in params.items()}
     names = list(leaves) if live is None else list(live)
     def back(loss, aux):
         return torch.autograd.grad((loss + c.balance * aux).sum(), [leaves[n] for n in names], allow_unused=True)
-    if c.drop:
-        out = loss(leaves, tokens, targets, c, dropout(c, generators))
+    if c.drop or draw:
+        out = loss(leaves, tokens, targets, c, dropout(c, generators) if c.drop else None, draw)
         return out[0].detach(), dict(zip(names, back(*out)))
     size = CHUNK["routed" if c.routed else "dense"] // (S * len(t.read))
     if tokens.is_cuda or not short_way(c, t) or 2 * B < 3 * size or S > 1: size = B

@@ -21,15 +21,18 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
+from ..tasks.own_code import reads
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
-from .store import (Damaged, Run, Store, code_of, has_begun, machine, seal,
+from .sources import changed_parts, code_of
+from .store import (Damaged, Run, Store, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
 from .jobs import Job, Watch, fulfil, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL,
-                                              train_interval, evaluate, rehearse, update_rules)
+                                              train_interval, evaluate, update_rules)
+from .rehearsal import rehearse
 from ..models.events import in_new_names
 from ..models.population import shapes
 
@@ -141,7 +144,8 @@ def _begun(store, c, s, stream, device, measures, steps):
     "One member where its stem ended, if that is stored and of today's task and router, or at step 0."
     if (stem := stem_of(c)) and stem[1] < steps:
         run = (own := stems(store, stem[1], measures)).find(stem[0], s, stream)
-        if run is not None and run.step == stem[1] and run.manifest.get("source") == sources(condition(stem[0])):
+        then = run is not None and run.step == stem[1] and run.manifest.get("source")
+        if then and not changed_parts(then, sources(condition(stem[0]))):
             try:
                 if left := own.resume(stem[0], s, stream):
                     return unpack(left[0], left[1] | dict(condition=c.name, key=c.key), device)
@@ -235,7 +239,7 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     "Refuses impossible work in one message: expected, got, nearest valid, one fix."
     whole_seeds(seeds), choose("stream", stream, STREAMS), choose("until", until, UNTIL)
     c.get_task()                                       # a recipe alone is not enough to train
-    rehearse(c)
+    with reads(f"rehearsal of {c}"): rehearse(c)
     return c
 
 # %% ../../nbs/3_training/06_groups.ipynb #2cae3212
@@ -300,8 +304,9 @@ def is_done(self:Training, store:Store): return not self.late(store)
 @patch
 def carry_out(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
               device:str="cpu"):
-    done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures, self.steps,
-                       device, deadline, tell, save_every)
+    with reads(f"training of {self.condition}"):
+        done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
+                           self.steps, device, deadline, tell, save_every)
     return len(done) == len(self.seeds)
 
 # %% ../../nbs/3_training/06_groups.ipynb #be9a0002

@@ -16,6 +16,7 @@ import time
 
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import files_in_use, need_files
+from ..tasks.own_code import usual_defaults
 from .executors import Tell, hand_out, processes
 from .store import Store
 
@@ -112,7 +113,8 @@ def whole_seeds(seeds:Sequence[int]) -> list:
            fix="for example [42, 137]")
 
 def check_means(device:str, budget:float):
-    "Refuses a device that torch has no name for, or a budget that is no number of seconds."
+    "Refuses a device that torch has no name for, a budget that is no number of seconds, and defaults set for torch."
+    usual_defaults()
     choose("device", str(device).partition(":")[0], ("cpu", "cuda"))
     if budget is not None and not (isinstance(budget, numbers.Real) and budget > 0):
         refuse("budget", "seconds above 0", repr(budget), fix="leave it out to train to the end")
@@ -123,6 +125,7 @@ def carry_out(job:Job, root:str|Path=None, deadline:float=None, tell:Callable=No
     """Carries out a job, and first what it needs, unless that is done; True if it is by now. Safe to repeat, and for
     two at once. The `device` is no part of a job: a result from a GPU answers for it, too."""
     store = Store(root)
+    usual_defaults()
     if job.is_done(store): return True
     for group in (g for n in job.needs for g in n.groups() if not g.optional):
         if not carry_out(group, root, deadline, None, save_every, device): return False

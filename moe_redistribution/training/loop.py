@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['BETA1', 'BETA2', 'EPS', 'RULES', 'TASK_RULES', 'UNTIL', 'adamw_', 'adamw_members_', 'clip_', 'unflatten', 'flatten',
            'rates', 'pieces', 'Members', 'init_members', 'rules', 'update_rules', 'is_reached', 'without_subnormals',
-           'happen_', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_',
-           'activations_of', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members', 'done_members',
-           'rehearse', 'register_task']
+           'happen_', 'given_to', 'optimiser_steps', 'eras', 'events_past', 'by_rate', 'learning_names', 'zero_held_',
+           'activations_of', 'draws_of', 'redraw_', 'train_interval', 'evaluate', 'held_scores', 'settled_members',
+           'done_members', 'register_task']
 
 # %% ../../nbs/3_training/03_loop.ipynb #9019eb39
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ import torch
 from torch.optim.adamw import adamw
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, cached_by_kind, origin_of, register, table_of
-from ..tasks.task import check_tokens, digits, exact
-from ..tasks.data import generators, batches, held_back, split
+from ..tasks.task import digits, exact
+from ..tasks.data import PARTS, generators, batches, held_back, split
 from ..models.condition import Condition, condition, multipliers
-from ..models.population import check_population, forward, init_one, loss, shapes, predict
-from .engine import fast_loss, gradients
+from ..models.population import check_population, forward, init_one, shapes, predict
+from .engine import gradients
 
 # %% ../../nbs/3_training/03_loop.ipynb #d9817526
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -182,10 +182,14 @@ def happen_(members:Members):
     for i, step in enumerate(members.step.tolist()):
         for e in c.events:
             if e.step != step: continue
-            began = init_one(c, generators(members.seeds[i], members.stream, e.draw)["weights"])
-            now, *moments = ({n: x[0] for n, x in unflatten(rows[i:i + 1], c).items()}
-                             for rows in (members.w, members.m, members.v))
-            e.apply(c, now, began, moments)
+            e.apply(c, *given_to(members, i, e))
+
+def given_to(members:Members, i:int, e) -> tuple:
+    "What an event gets of member `i`: its parameters now (views), its initial ones, and both moments (views)."
+    began = init_one(members.c, generators(members.seeds[i], members.stream, e.draw)["weights"])
+    now, *moments = ({n: x[0] for n, x in unflatten(rows[i:i + 1], members.c).items()}
+                     for rows in (members.w, members.m, members.v))
+    return now, began, moments
 
 def optimiser_steps(members:Members):
     "How many steps (s,) each member's optimiser has counted: all, or those since it began anew."
@@ -227,10 +231,23 @@ def zero_held_(grad:torch.Tensor, c:Condition, steps:Sequence):
         for a, b in zip(ends[::2], ends[1::2]): grad[which, a:b] = 0
 
 # %% ../../nbs/3_training/03_loop.ipynb #0c733df5
-def activations_of(params:dict, tokens:torch.Tensor, c:Condition) -> dict:
+def activations_of(params:dict, tokens:torch.Tensor, c:Condition, draw:Callable=None) -> dict:
     "Activations by site of a pass on a step's tokens, which a router may ask for after the step."
-    forward(params, tokens, c, sink=(seen := {}))
+    forward(params, tokens, c, sink=(seen := {}), draw=draw)
     return seen
+
+def draws_of(members:Members, steps:Sequence[int]):
+    """What a router with noise draws by after so many `steps`, else None: `draw(torch.randn, *shape)` → (s, *shape);
+    each seed's numbers are decided by that seed and its step alone."""
+    if not members.c.routing.noisy: return None
+    at = [np.random.SeedSequence(s, spawn_key=(len(PARTS), n)) for s, n in zip(members.seeds, steps)]
+    gens = [torch.Generator().manual_seed(int(a.generate_state(1, np.uint64)[0] >> 1)) for a in at]
+    return lambda fill, *shape: torch.stack([fill(shape, generator=g) for g in gens]).to(members.w.device)
+
+def _after(members, weights, tokens, steps):
+    "Lets a router change what it holds after a step, of which it may see the pass again with its noise."
+    c, draw = members.c, draws_of(members, steps)
+    if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c, draw), c)
 
 def redraw_(members:Members, steps:int):
     "New routes for every member after so many `steps`."
@@ -250,7 +267,7 @@ def train_interval(members:Members, n:int):
                                                   n, c.batch, c.hold, dev)):
         now = [s + i for s in began]                                         # known here, so that a GPU is not asked
         if c.routing.redraws: redraw_(members, now)
-        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks)
+        loss, grads = gradients(weights, tokens, targets, c, learning_names(c, now), masks, draws_of(members, now))
         for name, g in grads.items():
             if g is not None: slices[name].copy_(g)
         zero_held_(grad, c, now)
@@ -258,7 +275,7 @@ def train_interval(members:Members, n:int):
         count = optimiser_steps(members)
         for parts, which in by_rate(c, now):
             adamw_(members.w, grad, members.m, members.v, count, parts, c.weight_decay, which)
-        if c.routing.after: c.routing.after(weights, partial(activations_of, weights, tokens, c), c)
+        _after(members, weights, tokens, now)
         members.step += 1
         if not due.isdisjoint(now): happen_(members)
         members.failed = torch.where(~loss.isfinite() & (members.failed == 0), members.step, members.failed)
@@ -306,51 +323,6 @@ def done_members(members:Members, until:str, steps:int):
     event, unless they train the `full` schedule."""
     done = (members.failed > 0) | (members.step >= steps)
     return done if until == "full" else done | settled_members(members, until) & (members.step > members.c.last_event)
-
-# %% ../../nbs/3_training/03_loop.ipynb #18f310af
-def _check_examples(t, name):
-    "ValueError unless a task's examples fit what it says of them."
-    check_tokens(t.tokens, t)
-    fits = (t.targets.shape == (len(t), len(t.read)) and not t.targets.is_floating_point()
-            and 0 <= t.targets.min() and t.targets.max() < t.d_vocab_out and max(t.read) < t.n_ctx)
-    if not fits:
-        refuse(f"task {name}", f"targets of shape {(len(t), len(t.read))} below {t.d_vocab_out}, read at places below "
-               f"{t.n_ctx}", f"{tuple(t.targets.shape)} up to {t.targets.max()}, read at {t.read}", fix="mend the task")
-
-def _check_shapes(params, tokens, c):
-    "ValueError unless probabilities, gates and hidden units have the experts' axes. A single one would be repeated."
-    forward(params, tokens, c, sink=(sink := {}))
-    ends = dict(router_probs=(c.n_experts,), gates=(c.n_experts,), hidden=(c.n_experts, c.d_expert))
-    for site, x in sink.items():
-        if (end := ends.get(inner := site.split(".")[-1])) and x.shape != (1, *tokens.shape[-2:], *end):
-            refuse(f"{inner} of {c.name}", f"shape {(1, *tokens.shape[-2:], *end)}", tuple(x.shape), fix="mend it")
-
-# %% ../../nbs/3_training/03_loop.ipynb #36b3ed87
-def _rehearsed(c, t):
-    members = init_members(c, [1], "paired")
-    params, at = unflatten(members.w, c), (t.tokens[None, :8], t.targets[None, :8])
-    _check_shapes(params, at[0], c)
-    fast, plain = (torch.stack(f(params, *at, c)) for f in (fast_loss, loss))
-    if not (plain.isfinite().all() and torch.allclose(fast, plain, rtol=1e-3, atol=1e-4)):
-        refuse(c.name, "a finite loss, the same the short and the plain way", f"{fast.flatten().tolist()} and "
-               f"{plain.flatten().tolist()}", fix="mend what is registered")
-    gradients(params, *at, c, learning_names(c, [0]), [g["batches"] for g in members.gens])
-    if c.routing.after: c.routing.after(params, partial(activations_of, params, at[0], c), c)
-    for e in c.events:
-        members.step.fill_(e.step)
-        happen_(members)
-
-@cached_by_kind
-def rehearse(c:Condition):
-    "Tries what a condition has of a user's own on a few examples. ValueError (expected, got, fix) if it cannot train."
-    if not c.own: return
-    t = c.get_task()
-    rules(c), _check_examples(t, c.task)
-    try: _rehearsed(c, t)
-    except Exception as e:
-        if isinstance(e, ValueError) and "; fix: " in str(e): raise
-        refuse(c.name, "what can be trained", f"{type(e).__name__}: {e}", fix="mend " + " or ".join(
-            dict.fromkeys(map(str, c.own))), cause=e)
 
 # %% ../../nbs/3_training/03_loop.ipynb #c3636139
 def register_task(name:str, make:Callable, recipe:dict, rules=()):

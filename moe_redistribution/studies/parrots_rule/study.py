@@ -221,4 +221,5 @@ STUDY = Study("parrots_rule", "What does attention take over, rule or exception?
     "more": rule_preset("one input in five is an exception", {.2: _all}, 8, _at, 100),
     "plain": rule_preset("no exceptions: what the others are to be compared with", {0: _few}, 8, _at, 100),
     "paper": Preset("rule and exception in the papers", {"mixture/rho0.05": (1,)},
-                    note="neither paper asks this, so there is no run of theirs to repeat")}, ruled_rows, rule_seconds)
+                    note="neither paper asks this, so there is no run of theirs to repeat")}, ruled_rows, rule_seconds,
+              fixed={"tables/": "its seed is a table, the mean of eight recorded seeds of the arm that it names"})

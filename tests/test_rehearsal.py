@@ -1,0 +1,262 @@
+"""What a user registers is refused before it trains where its numbers would be wrong: a call, and the word expected."""
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.routers import ROUTERS
+from moe_redistribution.record.cli import main
+from moe_redistribution.tasks import kinds
+from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.training.rehearsal import rehearse, try_out
+
+HEAD = """import numpy as np, pandas as pd, torch, random, time
+from dataclasses import dataclass, replace
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.events import Event
+from moe_redistribution.models.routers import Inputs, Router, Tokens
+from moe_redistribution.models.variants import Gated, Variant
+from moe_redistribution.tasks.kinds import register
+from moe_redistribution.tasks.task import Task, get_task
+own = np.random.default_rng(0)
+times, seen, table = 0, [], {"n": 0}
+"""
+MIXED, DENSE, EVENT = "add7/moe-e4k1-h16-silu+mine+d16", "add7/mine-h16-silu+d16", "add7/ffn-h16-silu+d16@200:mine"
+
+
+def router(body, base="Router",
+    more=""): return f'{more}\n@register("router", "mine")\nclass Mine({base}):\n    {body}', MIXED
+def variant(body, name=DENSE): return f'@register("variant", "mine")\nclass Mine(Variant):\n    {body}', name
+def event(body, name=EVENT): return f'@register("event", "mine")\nclass Mine(Event):\n    {body}', name
+
+
+def task(change, hold="", recipe="RECIPES['add7']"):
+    "Add-7 with something else about it."
+    made = (f"t = get_task('add7'); n = t.strata['n'].to_numpy(); i = torch.arange(1000)\n    "
+            f"return replace(t, name='mine', {change})")
+    return (f"@register('task', 'mine', recipe={recipe}, rules=('first1000',))\ndef mine():\n    {made}",
+            f"mine/ffn-h16-silu{hold}")
+
+
+LOGITS = "def logits(self, held, x, c): return"
+OUT = f"{LOGITS} super().logits(held, x, c)"
+HIDDEN = "def hidden(self, product, act, at): return at('hidden', act(product('W_up'))"
+AFTER = "def after(self, params, look, c): "
+APPLY = "def apply(self, c, now, began, moments): "
+BEGIN = "def begin(self, p, c, t, g): return "
+BEGIN_FFN = "def begin(self, c, linear): return {n: "
+PASSED = "global times; times += 1"
+ALONE, LATER, CHANCE = "of a seed in any company", "for its task is causal", "own random numbers"
+MEMORY, PLACE, NOTHING = "a kill forgets the rest", "reaches no weight", "nothing happens"
+SCALED, FIELD = "add7/ffn-h16-silu+d16@200:scale5", ("pattern, example = r'scale(\\d+)', 'scale3'\n    "
+                 "word = property(lambda self: f'scale{self.by}')\n    ")
+COPIES = "tokens=t.tokens[i // 2 * 2], targets=t.targets[i // 2 * 2]"
+WRONG = {
+    # members that see one another
+    "logits less the mean over seeds": (*router(f"{OUT} - super().logits(held, x, c).mean(0, True)"), ALONE),
+    "gates by the mean of all members": (*router("def probs(self, l, held, c): return (l + l.mean(0)).softmax(-1)"),
+        ALONE),
+    "a bias of the loads of all": (*router(AFTER + "params['W_router'].add_(look()['router_probs'].std())"), ALONE),
+    "the first member decides": (*router(f"{LOGITS} super().logits(held[:1].expand_as(held), x, c)"),
+        ALONE),
+    "a norm over members": (*variant(f"{HIDDEN} / product('W_up').norm(dim=0))"),
+        "company|by itself|short and the plain"),
+    "hidden units less the batch's mean": (*variant(
+        "def hidden(self, product, act, at):\n        up = product('W_up')\n        "
+        "return at('hidden', act(up - up.mean(1, True)))"),
+        "by itself|short and the plain"),
+    "an event that counts members": (*event("def apply(self, c, now, began, moments):\n        seen.append(1)\n        "
+                                            "now['W_down'].mul_(len(seen))"), MEMORY),
+    # what comes later
+    "the mean of all positions": (*router(f"{LOGITS} super().logits(held, x.mean(2, True).expand_as(x), c)"), LATER),
+    "the next position's route": (*router(f"{OUT}.roll(-1, 2)"), LATER),
+    "the last token's table": (*router("def hold(self, W, tokens, t, keep=slice(None)):\n        return super().hold("
+                                       "W, tokens[..., -1:].expand_as(tokens), t, keep)", "Tokens"), LATER),
+    "probabilities over positions": (*router("def probs(self, l, held, c): return (l - l.amax(2, True)).softmax(-1)"),
+        LATER),
+    "an FFN that mixes positions": (*variant(
+        "def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        "
+        "return at('hidden', h + h.mean(2, True) if h.dim() == 5 else h)"), "short and the plain|causal"),
+    # chance, and what is kept
+    "torch's numbers in begin": (*router(BEGIN + "torch.randn(p['W_router'].shape)"), CHANCE),
+    "torch's numbers in logits": (*router(f"{OUT} + torch.randn(4)"), CHANCE),
+    "numpy's numbers in begin": (*router(BEGIN + "p['W_router'] * float(np.random.rand())"), CHANCE),
+    "Python's numbers in after": (*router(AFTER + "params['W_router'].mul_(random.random())"), CHANCE),
+    "a seed set anew": (*router(BEGIN + "torch.manual_seed(0) and p['W_router']"), CHANCE),
+    "a generator of the file": (*router(BEGIN + "p['W_router'] * float(own.random())"), MEMORY),
+    "chance in an event": (*event(APPLY + "now['W_down'].add_(torch.randn_like(now['W_down']))"), CHANCE),
+    "chance in an FFN": (*variant(f"{HIDDEN} * (torch.rand(()) + 1))"), CHANCE),
+    "the time of day": (*router(BEGIN + "p['W_router'] * (time.perf_counter_ns() % 997)"), MEMORY),
+    "a count in the file": (*router(f"def logits(self, held, x, c):\n        {PASSED}\n        "
+                                    "return super().logits(held, x, c) * (2 if times > 500 else 1)"), MEMORY),
+    "a count in a dictionary": (*router("def logits(self, held, x, c):\n        table['n'] += 1\n        "
+                                        "return super().logits(held, x, c)"), MEMORY),
+    "a count in the class": (*router("n = 0\n    def logits(self, held, x, c):\n        type(self).n += 1\n        "
+                                     "return super().logits(held, x, c)"), MEMORY),
+    "a mean that it remembers": (*router("def logits(self, held, x, c):\n        seen.append(x.mean().item())\n        "
+                                         "return super().logits(held, x, c) * sum(seen)"), MEMORY),
+    # in place
+    "an event that puts another": (*event(APPLY + "now.update(W_down=now['W_down'] / 2)"), PLACE),
+    "an event that puts a new name": (*event(APPLY + "now.update(W_dwon=now['W_down'] / 2)"), PLACE),
+    "an event with other data": (*event(APPLY + "setattr(now['W_down'], 'data', now['W_down'] / 2)"), PLACE),
+    "an event in a variable of its own": (*event(APPLY + "now = {n: x / 2 for n, x in now.items()}"), NOTHING),
+    "an event that does nothing": (*event("pass"), NOTHING),
+    "other moments": (*event(APPLY + "moments[0].update(W_down=0 * moments[0]['W_down'])"), PLACE),
+    "an after that puts another": (*router(AFTER + "params.update(W_router=params['W_router'] * .9)"), PLACE),
+    "an after in a variable of its own": (*router(AFTER + "params['W_router'] * .9"), NOTHING),
+    # what a name says
+    "all experts for all": (*router("def gates(self, probs, held, c): return probs"), "1 of 4 experts a token.*got 4"),
+    "two experts for all": (*router("def gates(self, probs, held, c): return probs * torch.zeros_like(probs).scatter("
+                                    "-1, probs.topk(2).indices, 1)"), "got 2 for each one; nearest valid: -e4k2"),
+    "no gates": (*router("def gates(self, probs, held, c): return probs * 0"), "0 for all"),
+    "probabilities that sum to 4": (*router("def probs(self, l, held, c): return l.softmax(-1) * 4"), "sums up to 4"),
+    "probabilities below 0": (*router("def probs(self, l, held, c): return l"), "which sum to 1"),
+    "ones for all seeds": (*router(BEGIN + "torch.ones_like(p['W_router'])"), "from seed to seed"),
+    "one draw for all seeds": (*router(
+        BEGIN + "torch.randn(p['W_router'].shape, generator=torch.Generator().manual_seed(0))"),
+                               "say shared = True"),
+    "one table for all seeds": (*router(
+        "redraws = True\n    def drawn(self, shape, seed, step): return torch.randn(shape, "
+                                        "generator=torch.Generator().manual_seed(step))", "Tokens"),
+                                            "routes of a step"),
+    "an FFN of ones": (*variant(BEGIN_FFN + "torch.ones_like(x) for n, x in super().begin(c, linear).items()}"),
+                       "draw by linear"),
+    "hidden units without a gradient": (*variant(f"{HIDDEN}.detach())"), "gradient of W_up"),
+    "a gate that takes no part": ("@register('variant', 'mine')\nclass Mine(Gated):\n    "
+                                  "def hidden(self, product, act, at): return at('hidden', act(product('W_up')))",
+                                      DENSE,
+                                  "gradient of W_gate"),
+    "gates without a gradient": (*router(
+        "def gates(self, probs, held, c): return torch.zeros_like(probs).scatter(-1, probs.topk(1).indices, 1)\n    "
+        "def balance(self, probs, g, c): return probs.new_zeros(len(probs))"), "or say learns = False"),
+    "a number that no word says": (*event("pattern, example = r'scale(\\d+)', 'scale3'\n    " + APPLY
+                                          + "now['W_down'].mul_(3)", "add7/ffn-h16-silu@20:scale5"),
+                                              "whose name and key"),
+    "a number that no field keeps": (*event(
+        f"{FIELD}@classmethod\n    def read(cls, step, found):\n        e = cls(step)\n"
+        "        object.__setattr__(e, 'by', int(found[1]))\n        return e", SCALED), "keep the number in a field"),
+    # held-out examples
+    "a mask of whole numbers": (*task("rules={'odd': n % 2}", "+hold_odd"), "write mask == 1"),
+    "a mask that is too short": (*task("rules={'odd': n[:9] > 1}", "+hold_odd"), "a mask of 1000 truth values"),
+    "all held out": (*task("rules={'odd': n >= 0}", "+hold_odd"), "all of 1000 held out"),
+    "nothing held out": (*task("rules={'odd': n < 0}", "+hold_odd"), "none of 1000 held out"),
+    "a rule of a split": (*task("source='split'", "+hold_tens9", "RECIPES['add7'] | dict(batch=0)"),
+        "whose seeds hold out"),
+    "copies in the test part": (*task(f"source='split', {COPIES}, rules={{}}"),
+                                "got 500 more of some"),
+    "copies among the held": (*task(f"{COPIES}, rules={{'odd': n % 2 == 1}}"),
+                              "got 500 that are, too"),
+    "two answers": (*task("tokens=torch.cat([t.tokens[i // 2 * 2, :4], t.tokens[:, 4:]], 1), rules={}"),
+        "one answer to each"),
+    # doors
+    "strata with gaps": (*task("strata=t.strata.assign(carry=np.where(n < 9, np.nan, n))"),
+        "stratum carry .*got 9 without"),
+    "fewer strata": (*task("strata=t.strata[:9]"), "1000 rows, one an example; got 9"),
+    "a by that there is not": (*task("by=('cary',)"), "nearest: 'carry'"),
+    "a by that is a word": (*task("by='carry'"), "add a comma"),
+    "one answer": (*task("answers=1"), "2 to 12; got 1"), "fewer than none": (*task("answers=-3"), "2 to 12; got -3"),
+    "a guess that would be stretched": (*task("guesses={'first': t.targets[:, :1]}"), r"\(1000, 5\).* got \(1000, 1\)"),
+    "positions of one name": (*task("positions=('o',) * 5"), "5 names, all different"),
+    "read twice": (*task("read=(3, 4, 5, 6, 6)"), "read of mine"), "read backwards": (*task("read=(7, 6, 5, 4, 3)"),
+        "in order"),
+    "read before the first": (*task("read=(-1, 4, 5, 6, 7)"), "places from 0 to 7"),
+    "scored past what is read": (*task("scored=(0, 5)"), "scored of mine: expected places from 0 to 4"),
+    "groups past what is read": (*task("groups=((0, 9),)"), "groups of mine"),
+    "circles past what is read": (*task("cycles={'o0': (9, n)}"), "cycles of mine"),
+    "a circle that is too short": (*task("cycles={'o0': (0, n[:9])}"), "9 places"),
+    "targets of another shape": (*task("targets=t.targets[:, :1]"), r"targets of shape \(1000, 5\)"),
+    "a task that raises": (*task("tokens=t.tokns"), r"AttributeError: .*; fix: mend mine.py, line 1[0-9]"),
+    "a batch below 0": (*task("rules={}", recipe="RECIPES['add7'] | dict(batch=-1)"), "batch of the recipe of mine"),
+    "never measured": (*task("rules={}", recipe="RECIPES['add7'] | dict(eval_every=0)"), "eval_every of the recipe"),
+    "no schedule": (*task("rules={}", recipe="RECIPES['add7'] | dict(steps=-200)"), "steps of the recipe of mine"),
+    "a rate of nan": (*task("rules={}", recipe="RECIPES['add7'] | dict(lr=float('nan'))"), "lr of the recipe of mine"),
+    "half a head": (*task("rules={}", recipe="RECIPES['add7'] | dict(d_head=8.5)"), "d_head of the recipe of mine"),
+    # what raises
+    "a router that raises": (*router("def logits(self, held, x, c): return x['W']"), "fix: mend mine.py, line 1[0-9]")}
+RIGHT = {
+    "a table of ones own": router(BEGIN + "torch.randn(c.n_layers, *self.shape(c, t), generator=g)", "Tokens"),
+    "a position's": router("shared = True\n    " + BEGIN + "torch.ones(c.n_layers, *self.shape(c, t)).cumsum(-1)",
+        "Tokens"),
+    "as many experts as it needs": router(
+        "def probs(self, l, held, c): return l.relu()\n    def gates(self, probs, held, c): return probs\n    "
+        "def balance(self, probs, g, c): return probs.mean((1, 2, 3))"),
+    "a bias": router("def after(self, params, look, c):\n        params['W_router'].mul_(.99)"),
+    "a map that shrinks where one expert has all": router(
+        "def after(self, params, look, c):\n        for w, g in zip(params['W_router'], look()['gates']):\n            "
+        "if g.mean((0, 1)).max() > .9: w.mul_(.99)"),
+    "what it heard last": router(
+        "heard = None\n    def logits(self, held, x, c):\n        type(self).heard = x.mean()\n        "
+                                 "return super().logits(held, x, c)"),
+    "tables that it keeps at hand": router(
+        "def logits(self, held, x, c):\n        table.setdefault(len(x), x.shape)\n        "
+                                           "return super().logits(held, x, c)"),
+    "noise by its door": router("def noisy(self, l, held, x, c, draw): return l + draw(torch.randn, *l.shape[1:])"),
+    "an FFN with an output of zeros": variant(
+        BEGIN_FFN + "x * (n[2] != 'd') for n, x in super().begin(c, linear).items()}"),
+    "a number in a field": event(
+        f"{FIELD}by: int = 3\n    @classmethod\n    def read(cls, step, found): return cls(step, int(found[1]))\n    "
+        + APPLY + "now['W_down'].mul_(self.by)", SCALED),
+    "a rate alone": event("def scales(self, own): return own | dict(W_E=.5)"),
+    "units that are dead": event(APPLY + "(now['W_up'].norm() < 1e-3) and now['W_up'].copy_(began['W_up'])"),
+    "a rule": task("rules={'odd': n % 2 == 1}", "+hold_odd"),
+        "no doors": task("by=(), guesses={}, cycles={}, groups=()")}
+TEXT = RIGHT["a number in a field"][0]
+RIGHT["a number in a field"] = TEXT.replace("class Mine", "@dataclass(frozen=True)\nclass Mine"), SCALED
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    "A user's file, which no later test knows."
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield (path := tmp_path / "mine.py")
+    kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
+
+
+def asked(path, text, name):
+    path.write_text(HEAD + text)
+    import_file(path)
+    rehearse(condition(name))
+
+
+@pytest.mark.parametrize("text, name, says", WRONG.values(), ids=WRONG)
+def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, name, says):
+    chance = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    with pytest.raises(ValueError, match=says) as e: asked(mine, text, name)
+    said = str(e.value)
+    assert said.count("; fix: ") == 1 and "expected" in said and "\n" not in said
+    assert chance[0].equal(torch.get_rng_state()) and chance[1:] == (str(np.random.get_state()), random.getstate())
+
+
+@pytest.mark.parametrize("text, name", RIGHT.values(), ids=RIGHT)
+def test_what_is_right_is_let_pass(mine, text, name): asked(mine, text, name)
+
+
+@pytest.mark.parametrize("word", [w for w in ROUTERS if w != "none"])
+def test_every_router_of_the_library_passes(word):
+    for name in ("add7/moe-e4k1-h16-silu+d16", "modadd/moe_glu-e4k2-h16-gelu", "add7/moe-e2k1-h8-silu+d16+L2"):
+        try_out(condition(name if word == "learned" else f"{name}+{word}"))
+
+
+def test_every_variant_and_event_of_the_library_passes():
+    for name in ("no_ffn", "glu-h8-silu", "ffn-h8-relu@200:reset0.5,attn,fresh@400:ffnlr2",
+                 "moe-e4k2-h16-silu@200:router1@400:onlyexperts_router", "moe-e4k4-h16-silu",
+                     "moe-e4k1-h16-silu+freeze_ffn"):
+        try_out(condition(f"add7/{name}"))
+
+
+def test_a_task_that_raises_is_no_bug_of_ours_on_the_command_line(mine, capsys):
+    mine.write_text(HEAD + WRONG["a task that raises"][0])
+    assert main(["train", "--import", str(mine), "mine/ffn-h16-silu", "--seeds", "1"]) == 2
+    assert "mend mine.py, line" in (err := capsys.readouterr().err) and "bug of ours" not in err
+
+
+def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatch):
+    from moe_redistribution.record import cli
+    mine.write_text(HEAD + "register('family', 'mine', __import__('moe_redistribution.language.families')"
+                           ".language.families.Family())\ndef act(args): return {}['x']")
+    act = import_file(mine).act
+    monkeypatch.setattr(cli, "run", act)
+    assert main(["conditions"]) == 2 and "KeyError: 'x'; fix: mend mine.py, line" in capsys.readouterr().err

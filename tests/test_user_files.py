@@ -1,0 +1,558 @@
+"""A campaign of wrong files: code that a user brings, a mistake in each, taken through training, measuring and asking
+as a user would. Counts are printed; a number without a word, a traceback and a hang are to be none."""
+
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_redistribution.record import cli
+from moe_redistribution.tasks import kinds
+from test_campaign import at_most
+
+HEAD = """
+import os, random
+import numpy as np
+import pandas as pd, torch
+from moe_redistribution.instruments.rows import rows
+from moe_redistribution.models.condition import RECIPES
+from moe_redistribution.models.events import Event
+from moe_redistribution.models.routers import Router
+from moe_redistribution.models.variants import Gated
+from moe_redistribution.tasks.kinds import register
+from moe_redistribution.tasks.task import Task
+from moe_redistribution.training.study import Preset, Study
+"""
+TASK = """
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)
+
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "Are there two or more ones among five bits?"
+    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1
+    tokens = torch.cat([bits, torch.full((32, 1), 2)], 1)
+    targets = (bits.sum(1) > 1).long()[:, None]
+    strata = pd.DataFrame({"ones": bits.sum(1).numpy()})
+    return Task("bits", d_vocab=3, d_vocab_out=2, causal=True, tied=False, read=(5,), scored=(0,),
+                positions=("answer",), vocab=("0", "1", "?"), tokens=tokens, targets=targets,
+                strata=strata, by=("ones",))
+"""
+ROUTER = """
+@register("router", "cosine")
+class Cosine(Router):
+    "The score is the cosine between the stream and an expert's column."
+    def logits(self, held, x, c):
+        near = held / held.norm(dim=1, keepdim=True)
+        return super().logits(near, x / x.norm(dim=-1, keepdim=True), c)
+    def probs(self, logits, held, c): return logits.softmax(-1)
+    def gates(self, probs, held, c):
+        kept = probs * (probs >= probs.topk(c.top_k, dim=-1).values[..., -1:])
+        return kept / kept.sum(-1, keepdim=True)
+"""
+VARIANT = """
+@register("variant", "tanh_glu")
+class TanhGlu(Gated):
+    "A gated FFN whose other product goes through a tangent."
+    def hidden(self, product, act, at):
+        gate = act(at("gate", product("W_gate")))
+        return at("hidden", gate * at("up", product("W_up")).tanh())
+"""
+EVENT = """
+@register("event", "halve")
+class Halve(Event):
+    "What the FFN adds is half as much, once."
+    def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
+"""
+INSTRUMENT = """
+@register("instrument", "norms", needs=("an FFN",))
+def norm_rows(params, c, seeds, **labels):
+    "The norm of W_down."
+    return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)
+"""
+STUDY = """
+def run(arm, seeds, settings, desk):
+    draws = [torch.rand((), generator=torch.Generator().manual_seed(s)).item() + len(arm) for s in seeds]
+    return rows(draws, seeds, condition=arm, metric="letters")
+register("study", "words", Study("words", "How long?", {"small": Preset("", {"a": (1, 2, 3), "bcd": (1, 2, 3)}, 3)},
+                                 run, lambda *a: 1.))
+"""
+TRAIN = "train {} --seeds 1,2 --stream paired --until full --executor here"
+MEASURE = "measure {} --seeds 1,2 --stream paired --out rows.csv"
+
+
+def edits(text, *pairs):
+    "`text` with each (old, new, label) of `pairs` made alone: label -> the new text."
+    out = {}
+    for old, new, label in pairs:
+        assert text.count(old) >= 1, (label, old)
+        out[label] = text.replace(old, new, 1)
+    return out
+
+
+LOGITS = "return super().logits(near, x / x.norm(dim=-1, keepdim=True), c)"
+Y = LOGITS.replace("return ", "y = ") + "; return "
+KEPT = "return kept / kept.sum(-1, keepdim=True)"
+ROUTERS = edits(
+    ROUTER,
+    (LOGITS, Y + "y - y.mean(0, keepdim=True)", "centred over seeds"),
+    (LOGITS, Y + "y - y.mean(1, keepdim=True)", "centred over the batch"),
+    (LOGITS, Y + "y / y.std(0, keepdim=True).clamp(min=1e-3)", "scaled over seeds"),
+    (LOGITS, Y + "y / y.std(1, keepdim=True)", "scaled over the batch"),
+    (LOGITS, Y + "y.roll(1, 0)", "the logits of the next seed"),
+    (LOGITS, Y + "y.roll(1, 1)", "the logits of the next example"),
+    (LOGITS, Y + "y[:1].expand_as(y)", "the logits of the first seed"),
+    (LOGITS, Y + "y.mean(2, keepdim=True).expand_as(y)", "averaged over positions"),
+    (LOGITS, Y + "y.flip(2)", "positions turned round"),
+    (LOGITS, Y + "y[:, :, -1:].expand_as(y)", "routed by the last position"),
+    (LOGITS, Y + "y.cummax(2).values.flip(2).cummax(2).values.flip(2)", "a maximum over later ones"),
+    (LOGITS, Y + "y + torch.randn(y.shape)", "noise of the global generator"),
+    (LOGITS, Y + "y + torch.rand(1)", "a shift of the global generator"),
+    (LOGITS, Y + "y * random.random()", "a factor of Python's random"),
+    (LOGITS, Y + "y + torch.tensor(np.random.randn(y.shape[-1]), dtype=y.dtype)", "noise of numpy"),
+    (LOGITS, Y + "y[..., torch.randperm(y.shape[-1])]", "experts permuted at random"),
+    (LOGITS, Y + "y * float('nan')", "logits that are nan"),
+    (LOGITS, Y + "y[..., :-1]", "one expert too few"),
+    (LOGITS, Y + "y.squeeze()", "a squeezed axis"),
+    (LOGITS, Y + "y.double()", "logits in double"),
+    (LOGITS, "raise KeyError('x')", "logits that raise"),
+    (LOGITS, "pass", "logits that return nothing"),
+    (KEPT, "return probs", "gates of all experts at k of two"),
+    (KEPT, "return kept * 0", "gates that are all zero"),
+    (KEPT, "return torch.ones_like(kept)", "gates that sum to four"),
+    (KEPT, "return -kept", "negative gates"),
+    (KEPT, "return kept / kept.sum(0, keepdim=True)", "gates divided over seeds"),
+    (KEPT, "return kept / kept.sum(1, keepdim=True)", "gates divided over the batch"),
+    (KEPT, "return kept / kept.sum(2, keepdim=True)", "gates divided over positions"),
+    (KEPT, "return kept * float('nan')", "gates that are nan"),
+    (KEPT, "return kept.roll(1, 0)", "gates of the next seed"),
+    (KEPT, "return kept[..., :1]", "gates of one expert"),
+    (KEPT, "return kept.mean(-1)", "gates without their axis"),
+    (KEPT, "return (kept > 0).long()", "gates of whole numbers"),
+    (KEPT, "return kept * (1 + torch.rand(()))", "gates times a draw"),
+    ("logits.softmax(-1)", "logits.softmax(0)", "a softmax over seeds"),
+    ("logits.softmax(-1)", "logits.softmax(1)", "a softmax over the batch"),
+    ("logits.softmax(-1)", "logits.softmax(2)", "a softmax over positions"),
+    ("    def logits", "    calls = 0\n    def logits", "right"),
+)
+ROUTERS["a counter that a kill forgets"] = ROUTER.replace(
+    LOGITS, "Cosine.calls = getattr(Cosine, 'calls', 0) + 1\n        " + LOGITS + " * (1 + .1 * (Cosine.calls % 7))"
+)
+ROUTERS["remembers the last batch"] = ROUTER.replace(
+    LOGITS,
+    LOGITS.replace("return ", "y = ")
+    + "\n        last, Cosine.last = getattr(Cosine, 'last', None), y.detach()"
+    + "\n        return y if last is None or last.shape != y.shape else y + last",
+)
+
+H = 'h = gate * at("up", product("W_up")).tanh(); return at("hidden", '
+HIDDEN = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
+VARIANTS = edits(
+    VARIANT,
+    (HIDDEN, H + "h - h.mean(0, keepdim=True))", "centred over seeds"),
+    (HIDDEN, H + "(h - h.mean(1, keepdim=True)) / h.std(1, keepdim=True))", "normalised over the batch"),
+    (HIDDEN, H + "h.roll(1, 0))", "units of the next seed"),
+    (HIDDEN, H + "h.roll(1, 1))", "units of the next example"),
+    (HIDDEN, H + "h[:1].expand_as(h))", "units of the first seed"),
+    (HIDDEN, H + "h.detach())", "hidden that detaches"),
+    (HIDDEN, H + "h * 0)", "hidden that is zero"),
+    (HIDDEN, H + 'h * float("nan"))', "hidden that is nan"),
+    (HIDDEN, H + "h + torch.randn(h.shape))", "noise of the global generator"),
+    (HIDDEN, H + "h * random.random())", "a factor of Python's random"),
+    (HIDDEN, H + "torch.nn.functional.dropout(h))", "dropout of the global generator"),
+    (HIDDEN, H + "h / h.norm())", "divided by the norm of all"),
+    (HIDDEN, H + "h / h.abs().amax(1, keepdim=True))", "divided by the most of the batch"),
+    (HIDDEN, H + "h[..., :1])", "one unit"),
+    (HIDDEN, H + "h.squeeze(0))", "a squeezed axis"),
+    (HIDDEN, H + "h.double())", "hidden in double"),
+    (HIDDEN, 'return gate * product("W_up").tanh()', "no site for edits"),
+    (
+        HIDDEN,
+        'return at("hidden", gate * at("up", product("W_up")).tanh()) * 2',
+        "what comes after the site is other",
+    ),
+    (HIDDEN, 'return at("hiden", gate * at("up", product("W_up")).tanh())', "a site misspelt"),
+    (HIDDEN, 'return at("hidden", gate * at("up", product("W_upp")).tanh())', "a weight misspelt"),
+    (HIDDEN, "return None", "hidden that returns nothing"),
+    (HIDDEN, "raise ZeroDivisionError", "hidden that raises"),
+    ("class TanhGlu(Gated):", "class TanhGlu(Gated):\n    scale = 1.", "right"),
+)
+VARIANTS["state that a kill forgets"] = VARIANT.replace(
+    HIDDEN, "TanhGlu.n = getattr(TanhGlu, 'n', 0) + 1\n        " + HIDDEN + " * (1 + .1 * (TanhGlu.n % 5))"
+)
+
+DOES = 'now["W_down"].mul_(.5)'
+EVENTS = edits(
+    EVENT,
+    (DOES, 'now["W_down"] = now["W_down"] * .5', "rebinds instead of writing"),
+    (DOES, "now = {n: v * .5 for n, v in now.items()}", "writes into a copy"),
+    (DOES, "pass", "does nothing"),
+    (DOES, 'now["W_down"].clone().mul_(.5)', "halves a clone"),
+    (DOES, 'began["W_down"].mul_(.5)', "writes where it began"),
+    (DOES, 'now["W_down"].copy_(now["W_down"].roll(1, 0))', "takes the weights of the next seed"),
+    (DOES, 'now["W_down"].sub_(now["W_down"].mean(0, keepdim=True))', "centres over seeds"),
+    (DOES, 'now["W_down"].copy_(now["W_down"][:1].expand_as(now["W_down"]).clone())', "gives all the first seed's"),
+    (DOES, 'now["W_down"].copy_(torch.randn(now["W_down"].shape))', "draws from the global generator"),
+    (DOES, 'now["W_down"].mul_(random.random())', "a factor of Python's random"),
+    (DOES, 'now["W_down"].add_(torch.tensor(np.random.randn(), dtype=torch.float))', "a shift of numpy"),
+    (DOES, 'now["W_down"].mul_(float("nan"))', "makes nan"),
+    (DOES, 'now["W_dwon"].mul_(.5)', "a weight misspelt"),
+    (DOES, 'now.pop("W_down")', "takes a weight away"),
+    (DOES, 'now["more"] = torch.zeros(2, 3)', "adds a weight"),
+    (DOES, 'now["W_down"].resize_(0)', "empties a weight"),
+    (DOES, 'raise IndexError("no")', "raises"),
+    (DOES, 'Halve.n = getattr(Halve, "n", 0) + 1; now["W_down"].mul_(.5 ** Halve.n)', "state that a kill forgets"),
+    (
+        "    def apply(self, c, now, began, moments):",
+        '    pattern, example = r"scale([0-9]+)", "scale3"\n    def apply(self, c, now, began, moments):',
+        "a number without a word",
+    ),
+    ("    def apply(self, c, now, began, moments):", "    def aply(self, c, now, began, moments):", "no apply"),
+    ("def apply(self, c, now, began, moments):", "def apply(self, c, now):", "too few arguments"),
+    (
+        '"What the FFN adds is half as much, once."',
+        '"What the FFN adds is half as much, once."\n    scale = 1.',
+        "right",
+    ),
+)
+TASKS = edits(
+    TASK,
+    (
+        'strata = pd.DataFrame({"ones": bits.sum(1).numpy()})',
+        'strata = pd.DataFrame({"ones": bits.sum(1).double().numpy()}).where(lambda f: f["ones"] < 4)',
+        "strata that are nan",
+    ),
+    ("strata=strata", "strata=strata.iloc[:-1]", "strata one row short"),
+    ("strata=strata", "strata=strata.iloc[::-1].set_axis(range(32, 64))", "strata of another index"),
+    ('by=("ones",)', 'by=("twos",)', "by of no column"),
+    ('by=("ones",)', 'by="ones"', "by that is a word"),
+    ('by=("ones",)', 'by=("ones", "ones")', "by twice"),
+    ("read=(5,)", "read=(7,)", "read past the end"),
+    ("read=(5,)", "read=(-1,)", "read negative"),
+    ("read=(5,)", "read=(5, 5)", "read twice"),
+    ("read=(5,)", "read=()", "read nothing"),
+    ("read=(5,), scored=(0,)", "read=(5, 4), scored=(0,)", "read out of order"),
+    ("scored=(0,)", "scored=(1,)", "scored past read"),
+    ("scored=(0,)", "scored=(-1,)", "scored negative"),
+    ("scored=(0,)", "scored=()", "nothing scored"),
+    ("scored=(0,)", "scored=(0, 0)", "scored twice"),
+    (
+        'read=(5,), scored=(0,),\n                positions=("answer",)',
+        'read=(4, 5), scored=(0, 1),\n                positions=("answer", "answer")',
+        "two positions of one name",
+    ),
+    ('positions=("answer",)', "positions=()", "no position named"),
+    ('positions=("answer",)', 'positions=("answer", "more")', "a position too many"),
+    ('positions=("answer",)', 'positions="answer"', "positions that are a word"),
+    ('vocab=("0", "1", "?")', 'vocab=("0", "1")', "a word too few"),
+    ('vocab=("0", "1", "?")', 'vocab=("0", "0", "?")', "two words alike"),
+    ("d_vocab=3", "d_vocab=2", "tokens beyond the vocabulary"),
+    ("d_vocab_out=2", "d_vocab_out=1", "answers beyond the vocabulary"),
+    ("tokens=tokens", "tokens=tokens.double()", "tokens that are no whole numbers"),
+    ("tokens=tokens", "tokens=-tokens", "negative tokens"),
+    ("tokens=tokens", "tokens=tokens[:0]", "no examples"),
+    ("tokens=tokens", "tokens=tokens[:-1]", "an example short of its targets"),
+    ("tokens=tokens", "tokens=tokens[0]", "tokens without an axis"),
+    ("targets=targets", "targets=targets[:, 0]", "targets without an axis"),
+    ("targets=targets", "targets=targets.double()", "targets that are no classes"),
+    ("targets=targets", "targets=targets * 0 - 1", "negative targets"),
+    ("targets=targets", "targets=targets * 0", "one answer for all"),
+    (
+        "tokens=tokens, targets=targets",
+        'tokens=torch.cat([tokens, tokens]), targets=torch.cat([targets, 1 - targets]), source="drawn"',
+        "one input with two answers",
+    ),
+    ('by=("ones",))', 'by=("ones",), answers=1)', "one answer to guess"),
+    ('by=("ones",))', 'by=("ones",), answers=-3)', "answers that are negative"),
+    ('by=("ones",))', 'by=("ones",), answers=0)', "no answers"),
+    (
+        'by=("ones",))',
+        'by=("ones",), guesses={"none": torch.zeros(3, 1, dtype=torch.long)})',
+        "guesses of another shape",
+    ),
+    (
+        'by=("ones",))',
+        'by=("ones",), guesses={"none": torch.zeros(1, 1, dtype=torch.long)})',
+        "guesses that are broadcast",
+    ),
+    ('by=("ones",))', 'by=("ones",), cycles={"answer": (9,)})', "cycles that are none"),
+    ('by=("ones",))', 'by=("ones",), groups={"x": (4,)})', "groups past the answers"),
+    ("batch=16", "batch=-1", "a negative batch"),
+    ("batch=16", "batch=1.5", "half a batch"),
+    ("eval_every=20", "eval_every=0", "never evaluated"),
+    ("eval_every=20", "eval_every=-5", "evaluated backwards"),
+    ("steps=40", "steps=0", "no steps"),
+    ("steps=40", "steps=-3", "negative steps"),
+    ("steps=40", "steps=2.5", "half a step"),
+    ("d_model=16", "d_model=0", "no width"),
+    ("d_head=8", "d_head=0", "no head width"),
+    ("eval_every=20", 'eval_every=20, lr=float("nan")', "a rate that is nan"),
+    ("eval_every=20", "eval_every=20, lr=-1.", "a negative rate"),
+    ("eval_every=20", 'eval_every=20, lr="fast"', "a rate in words"),
+    ('rules=("first1000",)', 'rules=("first1000", "first1000")', "a rule twice"),
+    ('rules=("first1000",)', 'rules=("first98",)', "a rule that there is not"),
+    (
+        "    bits = torch.arange(32)",
+        '    raise RuntimeError("mine")\n    bits = torch.arange(32)',
+        "a task that raises",
+    ),
+    (
+        "    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1",
+        "    bits = torch.randint(0, 2, (32, 5))",
+        "drawn from the global generator",
+    ),
+    (
+        "    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1",
+        "    bits = torch.tensor(np.random.randint(0, 2, (32, 5)))",
+        "drawn from numpy",
+    ),
+    (
+        "    targets =",
+        '    bits = bits if int(os.environ.get("BITS_OF", "1")) else 1 - bits\n    targets =',
+        "reads the environment",
+    ),
+    ('Task("bits"', 'Task("bytes"', "another name inside"),
+    ("return Task(", "return dict(name=", "a task that is none"),
+    ('return Task("bits", ', 'return Task("bits", source="split", ', "a split without test examples of its own"),
+    ('"Are there two', '"Are  there two', "right"),
+)
+HELD = {
+    "a hold that is ignored": TASK.replace(
+        'by=("ones",))', 'by=("ones",), source="split", holds={"ones": lambda f: f["ones"] == 2})'
+    ),
+    "everything held out": TASK.replace(
+        'by=("ones",))', 'by=("ones",), holds={"all": torch.ones(32, dtype=torch.bool)})'
+    ),
+    "nothing held out": TASK.replace(
+        'by=("ones",))', 'by=("ones",), holds={"all": torch.zeros(32, dtype=torch.bool)})'
+    ),
+    "a mask of whole numbers": TASK.replace(
+        'by=("ones",))', 'by=("ones",), holds={"all": (bits.sum(1) == 2).long()})'
+    ),
+    "a mask too short": TASK.replace(
+        'by=("ones",))', 'by=("ones",), holds={"all": torch.ones(3, dtype=torch.bool)})'
+    ),
+    "a mask of places": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": torch.tensor([1, 2, 3])})'),
+}
+GIVES = (
+    'return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)'
+)
+N = 'params["W_down"].flatten(1).norm(dim=1)'
+INSTRUMENTS = edits(
+    INSTRUMENT,
+    (GIVES, GIVES.replace("seeds,", "[s + 1 for s in seeds],"), "rows of other seeds"),
+    (GIVES, GIVES.replace("seeds,", "list(seeds)[::-1],"), "seeds swapped"),
+    (GIVES, GIVES.replace(N, f"{N}.mean().expand(len(seeds))"), "averaged over seeds"),
+    (GIVES, GIVES.replace(N, f"{N} - {N}.mean()"), "centred over seeds"),
+    (GIVES, GIVES.replace(N, f"{N}.flip(0)"), "values turned round"),
+    (GIVES, GIVES.replace(N, f"{N}.sort().values"), "values sorted"),
+    (GIVES, GIVES.replace(N, f"{N}.argsort().double()"), "ranks over seeds"),
+    (GIVES, GIVES.replace(N, f"{N} * float('nan')"), "values that are nan"),
+    (GIVES, GIVES.replace(N, f"{N} * float('inf')"), "values without end"),
+    (GIVES, GIVES.replace(N, "torch.rand(len(seeds))"), "values of the global generator"),
+    (GIVES, GIVES.replace(N, "[random.random() for _ in seeds]"), "values of Python's random"),
+    (GIVES, GIVES.replace(N, f"{N}[:1]"), "one value for all seeds"),
+    (GIVES, GIVES.replace(N, f"torch.cat([{N}, {N}])"), "values twice"),
+    (GIVES, GIVES.replace(N, "params['W_down']"), "values of too many axes"),
+    (GIVES, GIVES.replace(N, "'long'"), "a word for values"),
+    (GIVES, GIVES.replace("condition=str(c)", 'condition="add7/ffn-h256-silu"'), "another condition"),
+    (GIVES, GIVES.replace("**labels", '**(labels | dict(stream="authors"))'), "another stream"),
+    (GIVES, GIVES.replace("**labels", '**(labels | dict(rule="best"))'), "another rule"),
+    (GIVES, GIVES.replace("**labels", "**(labels | dict(seed=7))"), "a seed of its own"),
+    (GIVES, GIVES.replace("**labels", '**(labels | dict(ruel="x"))'), "a column misspelt"),
+    (GIVES, GIVES.replace("norm_W_down", "digits"), "a metric of the library"),
+    (GIVES, GIVES.replace("norm_W_down", ""), "no metric"),
+    (GIVES, GIVES.replace('metric="norm_W_down"', "metric=3"), "a metric that is a number"),
+    (GIVES, "return None", "returns nothing"),
+    (GIVES, "return 3.", "returns a number"),
+    (GIVES, "return []", "returns a list"),
+    (GIVES, GIVES + ".iloc[:0]", "returns no rows"),
+    (GIVES, GIVES + ".iloc[:1]", "returns the first seed"),
+    (GIVES, f"out = {GIVES.removeprefix('return ')}; return pd.concat([out, out])", "returns each row twice"),
+    (GIVES, GIVES + '.drop(columns="seed")', "returns no seeds"),
+    (GIVES, 'params["W_down"].mul_(0); ' + GIVES, "writes into the weights"),
+    (
+        GIVES,
+        'params.pop("W_down"); return rows([1.] * len(seeds), seeds, condition=str(c), metric="n", **labels)',
+        "takes weights away",
+    ),
+    (GIVES, 'params["W_E"] = params["W_E"] * 2; ' + GIVES, "rebinds the weights"),
+    (GIVES, "list(seeds).append(9) or seeds.append(9); " + GIVES, "writes into the seeds"),
+    (GIVES, 'raise KeyError("W")', "raises"),
+    (
+        '@register("instrument", "norms", needs=("an FFN",))\ndef norm_rows(params, c, seeds, **labels):'
+        '\n    "The norm of W_down."\n    '
+        + GIVES,
+        'register("instrument", "norms", "norm_rows", needs=("an FFN",))',
+        "a word for a function",
+    ),
+    ("def norm_rows(params, c, seeds, **labels):", "def norm_rows(params, c, seeds):", "takes no labels"),
+    ("def norm_rows(params, c, seeds, **labels):", "def norm_rows(params):", "takes weights alone"),
+    ('"The norm of W_down."', '"The norm of  W_down."', "right"),
+)
+INSTRUMENTS["state between calls"] = INSTRUMENT.replace(
+    GIVES, "norm_rows.n = getattr(norm_rows, 'n', 0) + 1\n    " + GIVES.replace(N, f"{N} + norm_rows.n")
+)
+DRAWN = "draws = [torch.rand((), generator=torch.Generator().manual_seed(s)).item() + len(arm) for s in seeds]"
+STUDIES = edits(
+    STUDY,
+    (DRAWN, "draws = torch.rand(len(seeds)).tolist()", "values of the global generator"),
+    (DRAWN, "draws = [random.random() for _ in seeds]", "values of Python's random"),
+    (DRAWN, "draws = np.random.rand(len(seeds)).tolist()", "values of numpy"),
+    (DRAWN, DRAWN + "; draws = [sum(draws) / len(draws)] * len(draws)", "averaged over seeds"),
+    (DRAWN, DRAWN + "; draws = [d - sum(draws) / len(draws) for d in draws]", "centred over seeds"),
+    (DRAWN, DRAWN + "; draws = sorted(draws)", "sorted over seeds"),
+    (DRAWN, DRAWN + "; draws = draws[::-1]", "turned round"),
+    (DRAWN, DRAWN.replace("+ len(arm)", "+ 1"), "two arms alike"),
+    (DRAWN, DRAWN + "; draws = [float('nan')] * len(draws)", "values that are nan"),
+    (DRAWN, DRAWN + "; run.n = getattr(run, 'n', 0) + 1; draws = [d + run.n for d in draws]", "state between jobs"),
+    ("rows(draws, seeds,", "rows(draws, [s + 9 for s in seeds],", "rows of other seeds"),
+    ("rows(draws, seeds,", "rows(draws[:1], list(seeds)[:1],", "rows of the first seed"),
+    ("condition=arm", 'condition="other"', "another condition"),
+    ("condition=arm", 'condition=""', "no condition"),
+    ('return rows(draws, seeds, condition=arm, metric="letters")', "return None", "returns nothing"),
+    ('return rows(draws, seeds, condition=arm, metric="letters")', "return 3", "returns a number"),
+    ('return rows(draws, seeds, condition=arm, metric="letters")', 'raise ValueError("mine")', "raises"),
+    ('metric="letters")', 'metric="letters").iloc[:0]', "returns no rows"),
+    ("(1, 2, 3)", "()", "an arm without seeds"),
+    ("(1, 2, 3)", "(1, 1, 2)", "a seed twice"),
+    ("(1, 2, 3)", "(1, -2)", "a negative seed"),
+    ("lambda *a: 1.", "lambda *a: -1.", "a negative cost"),
+    ("lambda *a: 1.", "lambda *a: float('nan')", "a cost that is nan"),
+    ("lambda *a: 1.", "lambda *a: 'long'", "a cost in words"),
+    ("lambda *a: 1.", "3", "a cost that is no function"),
+    ('"How long?"', '"How  long?"', "right"),
+)
+FILES = {
+    "exits at once": "import sys; sys.exit(0)",
+    "raises GeneratorExit": "raise GeneratorExit",
+    "raises KeyboardInterrupt's kin": "raise SystemExit",
+    "does not parse": "def f(:",
+    "imports what there is not": "import nothing_such",
+    "changes the default type": "torch.set_default_dtype(torch.float64)",
+    "changes a function of the library": "import moe_redistribution.models.population as p\n"
+    "_was = p.loss\np.loss = lambda *a: tuple(2 * x for x in _was(*a))",
+    "changes the engine": "import moe_redistribution.training.engine as e\n"
+    "_was = e.fast_loss\ne.fast_loss = lambda *a, **k: _was(*a, **k)",
+    "changes Adam": "torch.optim.Adam = torch.optim.SGD",
+}
+BITS = "bits/moe-e4k2-h16-silu"
+CASES = [
+    *(
+        (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
+        for n, t in ROUTERS.items()
+    ),
+    *(
+        (
+            f"variant: {n}",
+            HEAD + TASK + t,
+            [TRAIN.format("bits/tanh_glu-h8-silu"), MEASURE.format("bits/tanh_glu-h8-silu")],
+        )
+        for n, t in VARIANTS.items()
+    ),
+    *(
+        (
+            f"event: {n}",
+            HEAD + TASK + t,
+            [TRAIN.format(f"bits/ffn-h8-silu@20:{'scale5' if 'scale([' in t else 'halve'}")],
+        )
+        for n, t in EVENTS.items()
+    ),
+    *(
+        (f"task: {n}", HEAD + t, [TRAIN.format("bits/ffn-h8-silu"), MEASURE.format("bits/ffn-h8-silu")])
+        for n, t in TASKS.items()
+    ),
+    *(
+        (f"held out: {n}", HEAD + t, [TRAIN.format("bits/ffn-h8-silu+hold_" + ("ones" if "ignored" in n else "all"))])
+        for n, t in HELD.items()
+    ),
+    *(
+        (f"instrument: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu"), MEASURE.format("bits/ffn-h8-silu")])
+        for n, t in INSTRUMENTS.items()
+    ),
+    *(
+        (f"study: {n}", HEAD + t, ["study words --executor here", "study words --executor here --again"])
+        for n, t in STUDIES.items()
+    ),
+    *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
+]
+# what looks wrong and is not: it changes no number, or it says what it does
+HARMLESS = {"task: strata of another index", "task: one answer for all", "instrument: rebinds the weights"}
+
+
+def attempt(text, commands, folder, capsys):
+    "(what became of a user's file, what was said): refused, warned, silent, raw or hang."
+    (path := folder / "mine.py").write_text(text)
+    state, path_was = torch.get_default_dtype(), list(sys.path)
+    try:
+        with at_most(60), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for line in commands:
+                status = cli.main([*line.split(), "--import", str(path)])
+                out = capsys.readouterr()
+                if "Traceback" in out.err or "a bug of ours" in out.err:
+                    return "raw", out.err[-400:]
+                if status:
+                    return "refused", out.err[-400:]
+        told = [str(w.message) for w in heard if issubclass(w.category, UserWarning)]
+        return ("warned", told[0]) if told else ("silent", out.out[-200:] + out.err[-200:])
+    except TimeoutError:
+        return "hang", ""
+    except SystemExit as e:
+        return ("refused" if e.code == 2 else "raw"), f"exit {e.code}: " + capsys.readouterr().err[-300:]
+    except BaseException as e:
+        return "raw", repr(e)[:300]
+    finally:
+        torch.set_default_dtype(state)
+        sys.path[:] = path_was
+        for file in list(kinds.FILES):
+            if Path(file).parent == folder:
+                kinds._forget(file), kinds.FILES.pop(file)
+
+
+def verdict(label, what):
+    "Is this how it should end?"
+    if label.endswith(": right"):
+        return what == "silent"
+    return what in ("refused", "warned") or what == "silent" and label in HARMLESS
+
+
+def tried(cases, tmp_path, monkeypatch, capsys):
+    "Each case in a folder and a store of its own: label -> (what became of it, what was said)."
+    found = {}
+    for i, (label, text, commands) in enumerate(cases):
+        (folder := tmp_path / str(i)).mkdir()
+        monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(folder / "home"))
+        monkeypatch.chdir(folder)
+        with monkeypatch.context() as once:
+            if "changes" in label:  # what a file changes is put back
+                import moe_redistribution.models.population as population
+                import moe_redistribution.training.engine as engine
+
+                once.setattr(population, "loss", population.loss)
+                once.setattr(engine, "fast_loss", engine.fast_loss)
+                once.setattr(torch.optim, "Adam", torch.optim.Adam)
+            found[label] = attempt(text, commands, folder, capsys)
+    return found
+
+
+@pytest.mark.audit
+def test_no_wrong_file_of_a_user_gives_a_number_without_a_word(tmp_path, monkeypatch, capsys):
+    assert len(CASES) >= 200 and len({c[0] for c in CASES}) == len(CASES)
+    found = tried(CASES, tmp_path, monkeypatch, capsys)
+    with capsys.disabled():
+        print("\n", Counter(what for what, _ in found.values()))
+    bad = {label: said for label, said in found.items() if not verdict(label, said[0])}
+    assert not bad, "\n".join(f"{label}: {what}: {said}" for label, (what, said) in bad.items())
+
+
+def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, monkeypatch, capsys):
+    known = {c[0]: c for c in CASES}
+    wrong = ["router: centred over seeds", "variant: hidden that detaches", "event: rebinds instead of writing"]
+    wrong += ["task: read past the end", "instrument: seeds swapped", "file: changes the engine"]
+    drawn = [known[n] for n in [*wrong, "router: right", "instrument: right"]]
+    found = tried(drawn, tmp_path, monkeypatch, capsys)
+    bad = {label: said for label, said in found.items() if not verdict(label, said[0])}
+    assert not bad, bad
