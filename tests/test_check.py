@@ -16,7 +16,7 @@ from moe_redistribution.evidence.registrations import FILE, unregistered_lines
 from moe_redistribution.evidence.table_files import ROOT, manifest_of, sums, witness, write_sums, write_table
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import RECIPES
-from moe_redistribution.record import versions as room
+from moe_redistribution.record import check, versions as room
 from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonstrate
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.versions import Versions, rewritten_lines
@@ -149,6 +149,27 @@ def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(c
     assert of["bytes"] == ["SHA256SUMS, line 1", "data/margins.csv", "data/parrots/claims.csv", FILE]
     assert of["registrations"][:2] == [f"{FILE}, line 2", "data/parrots/claims.csv, line 2"]
     assert any(key in x for x in of["registrations"][2:]) and of["registrations"][-1] == "files margins.csv (all)"
+
+
+def test_a_line_that_was_read_from_git_later_takes_its_place_by_date_and_one_of_today_may_not(copied, forged):
+    line = next(x for x in (copied / FILE).read_text().splitlines() if x.startswith("claims,")).split(",")
+    def more(commit): return ",".join([*line[:3], "0" * 12, "2020-01-01T00:00:00+00:00", commit, "nothing run"]).encode()
+    forged(FILE, lambda data: data + more("abc1234~") + b"\n")
+    assert found_by(copied, "registrations") == []
+    forged(FILE, lambda data: data + more("abc1234") + b"\n")
+    assert len(found_by(copied, "registrations")) == 1
+
+
+def test_a_table_of_answers_that_cannot_be_made_hides_no_other(copied, monkeypatch):
+    def tables(root, names=("ledger", "contrasts")):
+        for name in names:
+            if name == "ledger": raise OSError("unreadable")
+            yield name, pd.DataFrame(dict(id=["a"]))
+    monkeypatch.setattr(check, "answer_tables", tables)
+    monkeypatch.setattr(check, "answer_names", lambda: ["ledger", "contrasts"])
+    found = [x for x in check.changed_answers(copied) if x]
+    assert found[0] == ("results/ledger.csv", "what the rows give", "unreadable") and len(found) > 99
+    assert {x[0] for x in found[1:]} == {"results/contrasts.csv"}
 
 
 def test_a_damaged_line_of_the_manifest_or_file_of_rows_hides_no_other(tmp_path):
