@@ -30,9 +30,9 @@ NAME, OTHER, DIGITS = "add7/ffn-h8-silu", "abcdefabcdef", dict(metric="digits", 
 
 def only(monkeypatch, *studies):
     "Recording knows these studies and no paper, so that it takes a second."
-    few = dict(known_studies=lambda: {s.name: s for s in studies}, paper_items=lambda: [], canonical=lambda: [],
-               ledger=lambda root: pd.DataFrame(dict(key=[])),
-               contrast_table=lambda root: pd.DataFrame(dict(family=[])))
+    few = dict(known_studies=lambda: {s.name: s for s in studies}, canonical=lambda: [],
+               answer_tables=lambda root: [("ledger", pd.DataFrame(dict(key=[]))),
+                                           ("contrasts", pd.DataFrame(dict(family=[])))])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

@@ -68,19 +68,6 @@ def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with
     assert not bad, f"page, and how it opens: {bad}"
 
 
-def test_sentences_of_a_first_screen_are_short(processed):
-    "Forty words at most, twenty on average."
-    def long(page):
-        cells, code = shown(processed, page), ("|", "```", "import", "from", "#")
-        own = [t for t, _ in cells[:1]] if page not in FIRST else [t for t, c in cells if not t.startswith(code)]
-        words = {s: len(s.split()) for t in own for s in sentences(t) if "|---" not in s and "= " not in s}
-        mean = sum(words.values()) / len(words) if words else 0
-        if mean > 20 or not words: return f"{mean:.0f} words a sentence"
-        return {s for s, n in words.items() if n > 40}
-    bad = offenders([*RESULTS, *FIRST], long)
-    assert not bad, bad
-
-
 class Table(HTMLParser):
     "Caption and first column of a table of results."
     def __init__(self, text):
