@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import claims
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, REGISTERED_TABLES,
-                                                       SEALED, SENTENCES, changed_late, definition_hash, definitions,
-                                                       every_registration, registrations, registered_on,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
+                                                       SEALED, SENTENCES, WHOLE_FILES, changed_late, definition_hash,
+                                                       definitions, every_registration, registrations, registered_on,
                                                        unregistered_lines)
 from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
 from moe_redistribution.instruments.rows import rows
@@ -45,6 +45,12 @@ def register(folder, *lines):
     return folder / "registrations.csv"
 
 
+def unsaid(*where):
+    "Definitions and sentences that are not registered as they stand; notes and recipes have tests of their own."
+    return unregistered_lines(*where).query("table not in @BESIDES").reset_index(drop=True)
+
+
+BESIDES = [NOTES, SEALED]
 OWN = [("statements", "4.1-01", "audited", definition_hash(SAID)),
        ("claims", "contrast.a", "audited", definition_hash(BRIDGE))]
 
@@ -84,17 +90,17 @@ def test_the_checked_tables_have_the_hashes_of_the_files():
 
 def test_a_line_that_is_registered_as_it_stands_is_left_alone(tmp_path):
     write(tmp_path, [SAID | WORDS])
-    assert unregistered_lines(register(tmp_path, *OWN), tmp_path / "data").empty
+    assert unsaid(register(tmp_path, *OWN), tmp_path / "data").empty
 
 
 @pytest.mark.parametrize("column, to",
                          [("margin", "0.02"), ("expects", "0"), ("seeds", "1-9"), ("edit", "zero"), ("versus", "")])
 def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
     write(tmp_path, [SAID | {column: to}])
-    left = unregistered_lines(register(tmp_path, *OWN), tmp_path / "data")
+    left = unsaid(register(tmp_path, *OWN), tmp_path / "data")
     assert left[["table", "key", "registered"]].values.tolist() == [["statements", "4.1-01", definition_hash(SAID)]]
     amended = register(tmp_path, *OWN, ("statements", "4.1-01", "audited", definition_hash(SAID | {column: to})))
-    assert unregistered_lines(amended, tmp_path / "data").empty
+    assert unsaid(amended, tmp_path / "data").empty
     assert registered_on("statements", amended).loc[("4.1-01", "audited"), "date"].endswith(":02+00:00")
     assert registrations(amended).set_index("key")["amended"].to_dict() == {"contrast.a": 0, "4.1-01": 1}
 
@@ -102,12 +108,12 @@ def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
 def test_a_line_that_went_back_to_an_older_definition_needs_an_amendment_too(tmp_path):
     write(tmp_path)
     path = register(tmp_path, *OWN, ("statements", "4.1-01", "audited", definition_hash(SAID | {"margin": "0.1"})))
-    assert unregistered_lines(path, tmp_path / "data")["key"].tolist() == ["4.1-01"]
+    assert unsaid(path, tmp_path / "data")["key"].tolist() == ["4.1-01"]
 
 
 def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration(tmp_path):
     write(tmp_path, bridge=[BRIDGE | {"id": "contrast.b"}])
-    assert unregistered_lines(register(tmp_path, *OWN),
+    assert unsaid(register(tmp_path, *OWN),
                               tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
     assert "contrast.a" in set(registrations(tmp_path / "registrations.csv")["key"])
 
@@ -120,7 +126,7 @@ def test_a_key_that_two_lines_have_is_refused_before_anything_is_registered(tmp_
 
 def test_without_a_register_nothing_is_registered(tmp_path):
     write(tmp_path)
-    assert len(unregistered_lines(tmp_path / "none.csv", tmp_path / "data")) == 2
+    assert len(unsaid(tmp_path / "none.csv", tmp_path / "data")) == 2
 
 
 @pytest.mark.parametrize("spoil", [lambda f: f.iloc[::-1], lambda f: f.assign(access="not looked"),
@@ -141,7 +147,8 @@ def test_every_line_of_data_is_registered_as_it_stands():
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
     assert (list(lines) == COLUMNS and set(lines["access"]) <= set(ACCESS)
-            and set(lines["table"]) == {*REGISTERED_TABLES, SENTENCES, SEALED})
+            and {*REGISTERED_TABLES, SENTENCES, SEALED} <= set(lines["table"])
+            and set(lines["table"]) <= {*REGISTERED_TABLES, SENTENCES, SEALED, NOTES, WHOLE_FILES})
     assert (lines["date"].str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00").all()
             and lines["hash"].str.fullmatch("[0-9a-f]{12}").all())
     assert lines["commit"].str.fullmatch(r"[0-9a-f]{7,40}[+~]?").all()
@@ -189,7 +196,8 @@ def measure(folder, name, seeds=(1, 2), edit="mean"):
          site="ffn_out", edit=edit).to_parquet(path)
 
 
-def found(folder): return {r.key: (r.date, r.access) for r in registrations(folder / FILE).itertuples(index=False)}
+def found(folder): return {r.key: (r.date, r.access) for r in lines_of(folder).itertuples(index=False)}
+def lines_of(folder): return registrations(folder / FILE).query("table not in @BESIDES")
 
 
 def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
@@ -287,7 +295,7 @@ def test_a_definition_that_git_held_before_the_register_is_added_with_its_own_da
     write(tmp_path, [SAID | {"margin": "0.9"}])
     commit(tmp_path, 6)
     write(tmp_path)
-    back = commit(tmp_path, 7)                          # it was another definition for an hour, and nobody registered it
+    back = commit(tmp_path, 7)                          # another definition for an hour, which nobody registered
     tool.main(["--from-git"])
     assert found(tmp_path)["4.1-01"] == (back, "results seen") and unregistered_lines(
         tmp_path / FILE, tmp_path / "data").query("table == 'statements'").empty
@@ -304,7 +312,7 @@ def test_rows_of_other_measures_are_known_rows(tool, tmp_path):
     commit(tmp_path, 3)
     write(tmp_path, [SAID | {"key": "before"}, SAID | {"metric": "renamed"}, SAID | {"key": "new", "seeds": "9-16"}])
     tool.main([]), commit(tmp_path, 4)
-    got = {key: word for key, (_, word) in found(tmp_path).items()}
+    got = {key: word for key, (_, word) in found(tmp_path).items() if key != "deviations.csv"}
     assert got == {"before": "nothing run", "contrast.a": "nothing run", "4.1-01": "other measures seen",
                    "new": "nothing run"}
     text = (tmp_path / FILE).read_text()
@@ -328,12 +336,13 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     assert tool.main(["--check"]) == 1 and (tmp_path / FILE).read_text() == before
     tool.main([])
     after = (tmp_path / FILE).read_text()
-    assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 2
+    assert after.startswith(before) and [x.split(",")[1] for x in after.removeprefix(before).splitlines()] == [
+        "4.1-01", "contrast.b", "contrast.b"]                                         # and the note of the new line
     got = found(tmp_path)
     assert (got["contrast.a"] == old["contrast.a"] and got["4.1-01"][1] == "results seen"
             and got["contrast.b"][1] == "nothing run")
     assert (got["4.1-01"][0] > old["contrast.a"][0]
-            and registrations(tmp_path / FILE)["commit"].str.endswith("+").sum() == 2)
+            and lines_of(tmp_path)["commit"].str.endswith("+").sum() == 2)
     assert tool.main(["--check"]) == 0
     tool.main([])
     assert (tmp_path / FILE).read_text() == after
@@ -392,7 +401,7 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     write(tmp_path)
     assert tool.main([]) == 0
     write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])               # an amendment is written down, and listed
-    assert tool.main([]) == 0 and len(registrations(tmp_path / FILE)) == 2
+    assert tool.main([]) == 0 and len(lines_of(tmp_path)) == 2
 
 
 def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(tool, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 from nbconvert import MarkdownExporter
+from moe_redistribution.evidence.table_files import write_sums
 from moe_redistribution.training.store import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +100,7 @@ def main():
             path.unlink()
             continue
         write_whole(path, wanted[name])
+    if stale: write_sums(ROOT)
     print(f"wrote {', '.join(stale)}" if stale else "README.md is up to date")
 
 

@@ -26,9 +26,9 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
 from moe_redistribution.evidence.claims import (Claim, check_claims, check_statements, each_name, is_condition,
                                                 seed_list)
-from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, REGISTERED_TABLES,
-                                                       SENTENCES, SEALED, SPOT, TABLE_OF, arm_of, cells_read,
-                                                       changed_late, defined_in, defines, definition_hash,
+from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
+                                                       SENTENCES, SEALED, SPOT, TABLE_OF, WHOLE_FILES, arm_of,
+                                                       cells_read, changed_late, defined_in, defines, definition_hash,
                                                        definitions, have_pilots, registrations, row_files,
                                                        seeds_measured, sentence_hash, trained_as, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
@@ -242,9 +242,10 @@ def new_lines(now):
                     history.short[history.head] + "+", word))
     have = recorded_arms()
     for table, key, protocol, own in left()[["table", "key", "protocol", "hash"]].itertuples(index=False, name=None):
-        if table != SEALED: continue
+        if table not in (SEALED, NOTES, WHOLE_FILES): continue
         word = "results seen" if any(n == key or n.startswith((f"{key}/", f"{key}@")) for n in have) else "nothing run"
-        out.append((table, key, protocol, own, now, history.short[history.head] + "+", word))
+        out.append((table, key, protocol, own, now, history.short[history.head] + "+",
+                    word if table == SEALED else "no rows"))
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
 
 

