@@ -67,7 +67,9 @@ def train(self:Trial, name, model, steps, curve=None, share=0., lr=None, **choic
 @patch
 def evaluate(self:Trial, model, **labels):
     "Rows of the loss (nats), perplexity and, where answers are known, the loss on them; returns the loss."
-    losses = heldout_losses(model, self.held)
+    with torch.random.fork_rng():                               # masks that are drawn afresh are the same ones each time
+        torch.manual_seed(self.seed)
+        losses = heldout_losses(model, self.held)
     self.put("loss", losses.mean(), losses.numel(), **labels)
     self.put("ppl", losses.mean().exp(), losses.numel(), **labels)
     if self.source is not None:
