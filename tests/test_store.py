@@ -443,7 +443,7 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
           "after.py main": "the same",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "findings.py _former": "`of_clone` has looked",
-         "registrations.py from_git": "what git holds", "check.py other_cells": "bytes that it was handed",
+         "registrations.py from_git": "what git holds",
          "selection.py _runs": "`recorded_runs` has looked",
          "findings.py _ledger": "`claim` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
