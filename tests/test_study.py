@@ -309,7 +309,7 @@ def test_a_job_says_when_it_began_and_under_which_register_also_after_a_stop(tmp
         return rows([1.], seeds, condition=arm, metric="digits")
     study = Study("told", "", {"small": Preset("", {"a": (1,)})}, run, lambda *x: 1.)
     job, store = study.job("small", "a", (1,)), Store(tmp_path)
-    assert not job.carry_out(store)
+    assert not job.carry_out(store, deadline=time.time() + 60)
     began = json.loads(job.path(store).with_suffix(".began").read_text())
     (tmp_path / "again").touch()
     job.path(store).with_suffix(".began").write_text(json.dumps(began | dict(began="2020-01-01T00:00:00+00:00")))

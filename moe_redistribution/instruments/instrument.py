@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import islice
 import inspect, pkgutil, re, sys, time
 
 import pandas as pd
@@ -110,6 +111,8 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
         if {*got[what]} <= asked and len(got) and (what != "seed" or {*got[what]} == asked): continue
         refuse(of, f"rows of {what} {', '.join(map(str, sorted(asked - {'training'})))}",
                f"of {sorted({*map(str, got[what])})[:9]}", fix="label them by what is asked: seeds, str(c), **labels")
+    if odd := [m for m in got["metric"].unique() if not (isinstance(m, str) and m.strip())]:
+        refuse(of, "a metric in words for each row", repr(odd[0]), fix='metric="norm_W_down"')
     values = pd.to_numeric(got["value"], errors="coerce")
     if (bad := got[~(values.abs() < float("inf"))]).size:
         r = bad.iloc[0]
@@ -119,13 +122,13 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
         refuse(of, "metrics of its own", f"{taken}, which the library measures", f"my_{taken[0]}", "call it so")
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #888823e7
-def _company(params, c, seeds, quick):
-    "(weights, their seeds) of other company for some of `seeds`."
-    n = len(seeds)
-    at = [*range(n)][:0:-1] if quick or n < 3 else [n - 1, 0]
-    if n > 1: return {k: v[at] for k, v in params.items()}, [seeds[i] for i in at]
-    other = init(c, [torch.Generator().manual_seed(seeds[0] + 1)])
-    return {k: torch.cat([other[k].to(v), v]) for k, v in params.items()}, [seeds[0] + 1, *seeds]
+def _company(params, c, seeds):
+    "(weights, their seeds) of other company for some of `seeds`: without the first, and then with one more after both."
+    new, more = init(c, [torch.Generator().manual_seed(max(seeds) + 1)]), max(seeds) + 1
+    at = [*range(len(seeds))][:0:-1]
+    if at: yield {k: v[at] for k, v in params.items()}, [seeds[i] for i in at]
+    yield ({k: torch.cat([v[1:][-1:], v[:1], new[k].to(v)]) for k, v in params.items()},
+           [*seeds[1:][-1:], seeds[0], more])
 
 def checked_rows(f:callable, name:str=None) -> callable:
     """A user's instrument with all that is checked of it; one of the library as it is.
@@ -146,12 +149,10 @@ def checked_rows(f:callable, name:str=None) -> callable:
     def rows(params, c, seeds, stream="authors", rule="final", **how):
         began, how, seeds = time.monotonic(), dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
         got = once(params, c, seeds, how)
-        quick = time.monotonic() - began < 1
-        key = str(c) if quick else "", len(seeds) > 1, seeds == sorted(seeds)
+        key = str(c) if time.monotonic() - began < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
         if isinstance(params, dict) and params and key not in seen:
-            few, others = _company(params, c, seeds, quick)
-            again = once(few, c, others, how)
-            same_rows(of, got, again, seeds, others)
+            for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
+                same_rows(of, got, once(few, c, others, how), seeds, others)
             seen.add(key)
         return got
     rows.checked = True

@@ -65,6 +65,7 @@ def check_strata(t):
     if len(t.strata) != len(t.tokens):
         refuse(f"strata of {t.name}", f"{len(t.tokens)} rows, one an example", len(t.strata), fix="a row for each")
     if isinstance(t.by, str): refuse(f"by of {t.name}", "a tuple of words", repr(t.by), (t.by,), "add a comma")
+    if len({*t.by}) < len(t.by): refuse(f"by of {t.name}", "each column once", t.by, (*dict.fromkeys(t.by),))
     for by in t.by:
         columns = [c for c in (by, *(f"{by}_{where}" for where in t.positions)) if c in t.strata]
         if not columns: choose(f"by of {t.name}", by, [*map(str, t.strata)], "name a column of strata")

@@ -117,7 +117,8 @@ def _holders():
     classes = [x for m in modules for x in [*vars(m).values()] if isinstance(x, type) and x.__module__ == m.__name__]
     return [*modules, *classes]
 
-def _torch(): return [x for n in ("torch", "torch.nn.functional") if (x := sys.modules.get(n))]
+_TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.optim"
+def _torch(): return [x for n in _TORCH if (x := sys.modules.get(n))]
 
 def usual_defaults():
     "ValueError if torch's default type or device, or its precision, is not the one that a new process has."
@@ -142,7 +143,7 @@ def untouched_library(what:str):
         new = [(x, n, v) for x, was in before for n, v in was.items()
                if vars(x).get(n, v) is not v and not n.startswith("__")]
         new += [(x, n, v) for x, was in theirs for n, v in was.items()
-                if vars(x).get(n) is not v and of_users(vars(x).get(n))]
+                if vars(x).get(n) is not v and callable(v)]
         for x, n, v in new: setattr(x, n, v)
     usual_defaults()
     if not new: return
@@ -158,13 +159,15 @@ def other_value(before:pd.DataFrame, again:pd.DataFrame) -> str:
     of = [f[f["seed"].isin({*before["seed"]} & {*again["seed"]})] for f in (before, again)]
     of = [f.assign(_nth=f.groupby(about, dropna=False).cumcount()).set_index([*about, "_nth"])["value"] for f in of]
     most = before["value"].abs().groupby(before["metric"]).max()
+    moved = {}                             # one guess may fall otherwise by rounding; half of a metric's rows do not
     if len(of[0]) != len(of[1]): return f"{len(of[0])} rows of the same seeds, then {len(of[1])}"
     for at, value in of[0].items():
         row, got = dict(zip(about, at)), of[1].get(at, "no such row")
         said = f"{row['metric']} of seed {row['seed']}: {value:.6g}, then "
         if isinstance(got, str): return said + got
         if abs(value - got) > 1e-3 * most[row["metric"]] or (value != value) != (got != got): return f"{said}{got:.6g}"
-    return ""
+        moved.setdefault(row["metric"], []).append(abs(value - got) > 1e-5 * most[row["metric"]] and f"{said}{got:.6g}")
+    return next((max(x, key=bool) for x in moved.values() if sum(map(bool, x)) > len(x) / 2), "")
 
 def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence, others:Sequence):
     "ValueError unless rows that were made of `seeds` and then of `others` agree on the seeds that both have."

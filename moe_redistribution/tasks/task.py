@@ -18,7 +18,7 @@ import torch
 from .doors import check_task
 from .errors import choose, refuse
 from .kinds import Kind, users_line
-from .own_code import reads
+from .own_code import of_users, reads
 
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
@@ -195,8 +195,18 @@ def _make(name):
         if isinstance(e, ValueError) and "; fix: " in str(e): raise
         at = users_line(e, through=True) or TASKS.origin(name)
         refuse(f"task {name}", "a function that gives a Task", f"{type(e).__name__}: {e}", fix=f"mend {at}", cause=e)
-    if isinstance(made, Task): return made
-    refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
+    if not isinstance(made, Task):
+        refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
+    if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
+    if of_users(TASKS[name]): _same_again(name, made, TASKS[name]())
+    return made
+
+def _same_again(name, made, again):
+    "ValueError if a task's function gives other examples the second time."
+    for what in ("tokens", "targets"):
+        if not torch.equal(getattr(made, what), getattr(again, what)):
+            refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
+                   fix="draw by torch.Generator().manual_seed(0)")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #3089d672
 def spans(task:Task) -> dict:

@@ -137,6 +137,7 @@ RULES = {"first256": ("exact256", 1.0), "first1000": ("exact", 1.0), "first99": 
 def _rules(name, rules):
     "Checkpoint rules as they are kept."
     for r in rules: choose("checkpoint rule", r, list(RULES))
+    if len({*rules}) < len(rules): refuse(f"rules of {name}", "each once", rules, (*dict.fromkeys(rules),))
     return tuple(rules)
 
 TASK_RULES = Kind("rules", "Which checkpoints of a task's runs are kept.", {

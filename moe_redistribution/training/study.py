@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import hashlib, json, os, pkgutil, re, sys, tempfile, time, warnings
+import hashlib, json, math, numbers, os, pkgutil, re, sys, tempfile, time, warnings
 
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
@@ -106,6 +106,9 @@ def _study(name, study):
     "A study as it is kept: under its own name."
     if not isinstance(study, Study): refuse(f"study {name}", "a Study", repr(study)[:80])
     if study.name != name: refuse(f"study {name}", f"the name {name!r}", repr(study.name), name, "register it so")
+    for what in ("run", "seconds") if type(study) is Study else ():                          # one of trainings has none
+        if not callable(f := getattr(study, what)):
+            refuse(f"{what} of study {name}", "a function of (arm, seeds, settings)", repr(f)[:80], fix="def it")
     return study
 
 STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
@@ -140,7 +143,11 @@ class StudyJob(Job):
     seeds: tuple
     settings = property(lambda self: self.study.presets[self.preset].settings)
     condition = property(lambda self: f"{self.study.name}.{self.preset}/{self.arm}")
-    seconds = property(lambda self: self.study.seconds(self.arm, self.seeds, self.settings))
+    @property
+    def seconds(self):
+        said = self.study.seconds(self.arm, self.seeds, self.settings)
+        if isinstance(said, numbers.Real) and 0 <= said < math.inf: return said
+        refuse(f"seconds of {self.condition}", "a number from 0 on", repr(said)[:80], 60, "an estimate is enough")
     source = property(lambda self: (f"code of {self.study.name}", code_of(self.study.run)))
     code = property(lambda self: _code_of_study(self.study.run))
     named = property(lambda self: list(self.study.needs(self.arm, self.seeds, self.settings)))
@@ -350,12 +357,13 @@ def rows_of_job(job:StudyJob, desk:Desk, store:Store):
     """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where rows of a
     user's are not the job's, change with company or by chance, and for an error or a changed library."""
     run, of, began = job.study.run, f"study {job.study.name}, arm {job.arm}", time.monotonic()
-    fresh = of_users(run) and not [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]             # no state, no part
+    def begun(): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                            # a state, a part
+    fresh = of_users(run) and not begun()
     def once(job, desk):
         with users_code(of, run) if of_users(run) else nullcontext():
             try: found = run(job.arm, list(job.seeds), deepcopy(job.settings), desk)
             except (OutOfTime, Timeout): return None
-        if found is not None: check_rows(job, found)
+        if found is not None or desk.watch.deadline is None and not begun(): check_rows(job, found)    # no time was over
         return found
     with reads(scratch=True) as read: found = once(job, desk)
     if found is None or not fresh or time.monotonic() - began > 1 or (run, job.arm) in _REHEARSED: return found, read
