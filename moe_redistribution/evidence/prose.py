@@ -9,6 +9,7 @@ __all__ = ['in_short', 'prose', 'read_as', 'points', 'margin_text', 'ruling']
 import re
 
 from ..tasks.errors import refuse
+from .findings import verdict_words
 from .tables import typeset
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #834fc72b
@@ -57,5 +58,5 @@ def margin_text(c, scale:float=1, unit:str="") -> str:
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
 def ruling(c, ledger:str="../../claims.ipynb") -> str:
-    "A claim's verdict, as a link from a study's page to its row in the table of all claims."
-    return f"[{c.verdict}]({ledger}#{c.key})"
+    "`verdict_words` of a claim, the verdict as a link from a study's page to its row in the table of all claims."
+    return verdict_words(c, f"[{c.verdict}]({ledger}#{c.key})")

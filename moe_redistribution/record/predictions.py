@@ -20,7 +20,8 @@ OUTCOMES = {"+": "above", "-": "below", "0": "same"}
 
 def outcome_of(expects:str, says:str, mean:float, lo:float, hi:float, p_same:float=0) -> str:
     """What came out of a decided reading: a word of `OUTCOMES`, or `not above` and `not below` where no more was shown.
-    Empty for one that is not decided. `p_same`: that of equivalence within the margin."""
+    Empty for one that is not decided, or in its direction only, as less than what counts does not come true. `p_same`:
+    that of equivalence within the margin."""
     if says == "holds": return OUTCOMES[expects[0]]
     if says != "refuted": return ""
     if expects[0] == "0": return "above" if mean > 0 else "below"
