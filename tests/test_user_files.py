@@ -439,6 +439,61 @@ FILES = {
     "changes Adam": "torch.optim.Adam = torch.optim.SGD",
 }
 BITS = "bits/moe-e4k2-h16-silu"
+# honest mistakes that a second reader made: label -> (what the file has, what it is taken through)
+PREDICT = "from moe_redistribution.models.population import init, predict\n    "
+KEPT_BY_NAME = (
+    "key = str(c), tuple(seeds)\n    if key not in KEPT: KEPT[key] = " + N + "\n    "
+    'return rows(KEPT[key], seeds, condition=str(c), metric="norm_W_down", **labels)'
+)
+CALM = '@register("event", "calm")\nclass Calm(Event):\n    def scales(self, own): return '
+DENSE = "bits/ffn-h8-silu"
+BOTH = [TRAIN.format(DENSE), MEASURE.format(DENSE)]
+HONEST = {
+    "a recipe of the library updated": (
+        TASK.replace("SMALL = dict(RECIPES", 'SMALL = RECIPES["add7"]; SMALL.update(dict(RECIPES').replace(
+            "eval_every=20)", "eval_every=20))"
+        ),
+        BOTH[:1],
+    ),
+    "an activation of the library replaced": (
+        TASK + "import moe_redistribution.models.ffn as f\nf.ACTIVATION['relu'] = torch.nn.functional.softplus\n",
+        [TRAIN.format("bits/ffn-h8-relu")],
+    ),
+    "gates detached, no balance": (
+        TASK + ROUTER.replace(KEPT, KEPT.replace("kept /", "(kept /") + ").detach()"),
+        [TRAIN.format("bits/moe-e4k2-h8-silu+cosine+lambda0")],
+    ),
+    "rates that lose the others": (TASK + CALM + '{"W_down": .1}', [TRAIN.format(DENSE + "@20:calm")]),
+    "a rate misspelt": (TASK + CALM + 'own | {"W_dwon": .1}', [TRAIN.format(DENSE + "@20:calm")]),
+    "kept by name, not by weights": (TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, KEPT_BY_NAME), BOTH),
+    "weights made anew": (
+        TASK
+        + INSTRUMENT.replace(
+            GIVES, PREDICT + "params = init(c, [torch.Generator().manual_seed(s) for s in seeds])\n    " + GIVES
+        ),
+        BOTH,
+    ),
+    "another condition written out": (
+        TASK + INSTRUMENT.replace(GIVES, PREDICT + 'predict(params, "bits/ffn-h8-gelu")\n    ' + GIVES),
+        BOTH,
+    ),
+    "a test part of a drawn task": (TASK + INSTRUMENT.replace("**labels)\n", 'split="test", **labels)\n'), BOTH),
+    "strata in another order": (TASK.replace("strata=strata", 'strata=strata.sort_values("ones")'), BOTH[:1]),
+    "tasks of a loop": (
+        "from moe_redistribution.tasks.task import modadd_task\n"
+        + 'SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)\n'
+        + 'for p in (5, 7): register("task", f"mod{p}", lambda name=f"mod{p}": modadd_task(p, name), recipe=SMALL, '
+        + 'rules=("best",))\n',
+        [TRAIN.format("mod5/ffn-h8-silu"), TRAIN.format("mod7/ffn-h8-silu")],
+    ),
+    "a task that is not checked": (
+        TASK.replace('@register("task"', 'class Mine(Task):\n    def check(self): pass\n\n@register("task"', 1)
+        .replace("return Task(", "return Mine(")
+        .replace("read=(5,)", "read=(7,)"),
+        BOTH[:1],
+    ),
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -477,6 +532,7 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in HONEST.items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {

@@ -14,17 +14,17 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
-import inspect, pkgutil, re, sys, time
+import inspect, pkgutil, re, sys, time, warnings
 
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, origin_of, register
-from ..tasks.own_code import of_users, same_rows, users_code
+from ..tasks.own_code import of_users, other_value, same_rows, users_code
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
-from ..models.population import init
+from ..models.population import Trained, init
 from ..models.variants import Gated
 from ..training.loop import rules
 from ..training.store import seal_hash
@@ -113,6 +113,8 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
                f"of {sorted({*map(str, got[what])})[:9]}", fix="label them by what is asked: seeds, str(c), **labels")
     if odd := [m for m in got["metric"].unique() if not (isinstance(m, str) and m.strip())]:
         refuse(of, "a metric in words for each row", repr(odd[0]), fix='metric="norm_W_down"')
+    if (task := condition(c).get_task()).source == "drawn" and (split := {*got["split"]} - {"all", "train", ""}):
+        refuse(of, f"split all, for {task.name} is drawn from all inputs", sorted(map(str, split)), "all", "call it so")
     values = pd.to_numeric(got["value"], errors="coerce")
     if (bad := got[~(values.abs() < float("inf"))]).size:
         r = bad.iloc[0]
@@ -130,6 +132,11 @@ def _company(params, c, seeds):
     yield ({k: torch.cat([v[1:][-1:], v[:1], new[k].to(v)]) for k, v in params.items()},
            [*seeds[1:][-1:], seeds[0], more])
 
+def _moved(params):
+    "Weights like some, each entry a little off."
+    g = torch.Generator().manual_seed(0)
+    return {k: v + v.abs().mean() * torch.rand(v.shape, generator=g).to(v) for k, v in params.items()}
+
 def checked_rows(f:callable, name:str=None) -> callable:
     """A user's instrument with all that is checked of it; one of the library as it is.
 
@@ -138,6 +145,7 @@ def checked_rows(f:callable, name:str=None) -> callable:
     if not of_users(f) or hasattr(f, "checked"): return f
     of, seen = f"instrument {name or f.__name__}", set()
     def once(params, c, seeds, how):
+        if type(params) is dict: params = Trained(params, c, seeds)                            # it knows whose they are
         weights, t = params if isinstance(params, dict) else {}, condition(c).get_task()
         def held(): return seal_hash(weights | {"task's tokens": t.tokens, "task's targets": t.targets}, "")
         before = held()
@@ -153,6 +161,9 @@ def checked_rows(f:callable, name:str=None) -> callable:
         if isinstance(params, dict) and params and key not in seen:
             for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
                 same_rows(of, got, once(few, c, others, how), seeds, others)
+            if key[0] and not other_value(got, once(_moved(params), c, seeds, how)):
+                warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read what "
+                              "is handed over, and keep nothing between calls")
             seen.add(key)
         return got
     rows.checked = True

@@ -20,7 +20,7 @@ from ..tasks.task import TASKS, Task, get_task
 from .routers import Router
 from .more_routers import ROUTERS
 from .variants import VARIANTS, Variant, check_variant
-from .events import (ATTENTION, EMBEDDINGS, EVENTS, EXPERTS, NUMBER, fields_of, read_events,
+from .events import (ATTENTION, EMBEDDINGS, EVENTS, EXPERTS, NORM_GAINS, NUMBER, fields_of, read_events,
                                               in_new_names,
                                               short_number, write_events)
 
@@ -351,6 +351,10 @@ def _check_events(name, c):
         if not 0 < e.step < c.steps:
             _bad(name, f"events between step 0 and the end of the schedule, {c.steps:,}", f"one at {e.step}",
                  f"write @{max(1, c.steps // 5)}:{e.word}")
+        own, after = multipliers(c, i), multipliers(c, i + 1)
+        if odd := own.keys() - after.keys() or after.keys() - own.keys() - {*NORM_GAINS, "W_router"}:
+            _bad(name, f"rates of {e.word} for the parameters {', '.join(own)}",
+                 f"{sorted(odd)[0]!r} {'lost' if odd <= own.keys() else 'beside them'}", "give own | {…}")
         if wrong := e.refusal(c, multipliers(c, i)): _bad(name, *wrong)
 
 # %% ../../nbs/2_models/03_condition.ipynb #81ba57eb

@@ -64,6 +64,9 @@ def check_strata(t):
     "ValueError unless a task's strata have a row for each example, and the columns that are split by no gaps."
     if len(t.strata) != len(t.tokens):
         refuse(f"strata of {t.name}", f"{len(t.tokens)} rows, one an example", len(t.strata), fix="a row for each")
+    rows = [*t.strata.index]
+    if rows != [*range(len(rows))] and {*rows} == {*range(len(rows))}:
+        refuse(f"strata of {t.name}", "rows in the order of the examples", f"{rows[:5]} …", fix=".sort_index()")
     if isinstance(t.by, str): refuse(f"by of {t.name}", "a tuple of words", repr(t.by), (t.by,), "add a comma")
     if len({*t.by}) < len(t.by): refuse(f"by of {t.name}", "each column once", t.by, (*dict.fromkeys(t.by),))
     for by in t.by:

@@ -276,7 +276,7 @@ def _is_as_read(path):
 def _run_file(path, module, spec):
     "Carries out a module's file. ValueError if Python cannot, or a refusal of what it registers."
     try:
-        with all_or_nothing(), untouched_library(f"import {path.name}"), reads() as read:
+        with all_or_nothing(), untouched_library(f"code of {path.name}"), reads() as read:
             _forget(str(path))
             spec.loader.exec_module(module)
             WHAT_READ[str(path)] = _all_read(_hashes(path), read)

@@ -10,7 +10,7 @@ __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'u
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-import ast, functools, hashlib, importlib.util, inspect, os, sys, sysconfig, warnings
+import ast, functools, hashlib, importlib.util, inspect, operator, os, sys, sysconfig, warnings
 
 import pandas as pd
 import safetensors.torch
@@ -117,6 +117,7 @@ def _holders():
     classes = [x for m in modules for x in [*vars(m).values()] if isinstance(x, type) and x.__module__ == m.__name__]
     return [*modules, *classes]
 
+_REGISTERS = "moe_redistribution.tasks.kinds", "moe_redistribution.tasks.own_code"             # they keep what is registered
 _TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.optim"
 def _torch(): return [x for n in _TORCH if (x := sys.modules.get(n))]
 
@@ -132,23 +133,46 @@ def usual_defaults():
         refuse(f"torch's default {what}", usual, f"{now}; it is put back", usual,
                "say the type or device of each tensor of your own")
 
+def _tables():
+    "The library's tables of constants, and those inside them, each with a copy; what registers keep is none."
+    at = [(f"{x.__name__}.{n}", v) for x in _holders() if not isinstance(x, type) and x.__name__ not in _REGISTERS
+          for n, v in [*vars(x).items()] if n.isupper() and n[0] != "_" and isinstance(v, (dict, list, set))]
+    at += [(f"{n}[{k!r}]", x) for n, v in at if isinstance(v, dict) for k, x in v.items()]
+    return [(n, v, v.copy()) for n, v in at if type(v) in (dict, list, set)]
+
+def _holds(v, was):
+    "Does a table hold what it held, each thing the same one?"
+    if isinstance(v, dict): return v.keys() == was.keys() and all(v[k] is was[k] for k in was)
+    return v == was if isinstance(v, set) else len(v) == len(was) and all(map(operator.is_, v, was))
+
+def _altered(tables):
+    "Names of tables that no longer hold what they held, which is put back."
+    for n, v, was in tables:
+        if _holds(v, was): continue
+        v.clear()
+        v.extend(was) if isinstance(v, list) else v.update(was)
+        yield n
+
 @contextmanager
 def untouched_library(what:str):
     "Within it nothing of the library is replaced: what is, is put back, and a ValueError names it."
     usual_defaults()
     before = [(x, dict(vars(x))) for x in _holders()]
-    theirs = [(x, dict(vars(x))) for x in _torch()]
-    try: yield
+    theirs, tables = [(x, dict(vars(x))) for x in _torch()], _tables()
+    try:
+        with warnings.catch_warnings(): yield                           # one that silences its own does not silence ours
     finally:
+        changed = [*_altered(tables)]
         new = [(x, n, v) for x, was in before for n, v in was.items()
                if vars(x).get(n, v) is not v and not n.startswith("__")]
         new += [(x, n, v) for x, was in theirs for n, v in was.items()
                 if vars(x).get(n) is not v and callable(v)]
         for x, n, v in new: setattr(x, n, v)
     usual_defaults()
-    if not new: return
-    at = ", ".join(f"{x.__module__ + '.' if isinstance(x, type) else ''}{x.__name__}.{n}" for x, n, _ in new[:3])
-    refuse(what, "the library as it is", f"{at} replaced; it is put back", fix="register a thing of your own instead")
+    if not new and not changed: return
+    at = [f"{x.__module__ + '.' if isinstance(x, type) else ''}{x.__name__}.{n} replaced" for x, n, _ in new]
+    at = ", ".join([*at, *(f"{n} changed" for n in changed)][:3])
+    refuse(what, "the library as it is", f"{at}; it is put back", fix="register a thing of your own instead")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #279a377f
 def other_value(before:pd.DataFrame, again:pd.DataFrame) -> str:

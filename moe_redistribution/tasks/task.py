@@ -11,6 +11,7 @@ __all__ = ['PAD', 'EOS', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reve
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -198,7 +199,13 @@ def _make(name):
     if not isinstance(made, Task):
         refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
     if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
-    if of_users(TASKS[name]): _same_again(name, made, TASKS[name]())
+    if of_users(TASKS[name]):
+        check_task(made), _same_again(name, made, TASKS[name]())
+        alike = [n for n, t in _made.items() if TASKS.origin(n).file == TASKS.origin(name).file != "" and
+                 all(torch.equal(getattr(t, x), getattr(made, x)) for x in ("tokens", "targets"))]
+        if alike:
+            warnings.warn(f"task {name}: expected examples of its own; got those of {alike[0]}; fix: bind what a loop "
+                          "changes where the function is made, as by functools.partial")
     return made
 
 def _same_again(name, made, again):

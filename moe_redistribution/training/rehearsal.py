@@ -254,7 +254,8 @@ def _still(c) -> list:
     params = {n: x.requires_grad_() for n, x in unflatten(members.w.detach(), c).items()}
     own = ["W_router"] * (c.n_experts > 1 and not c.routing.after) + [n for n in c.variant.shapes(c) if n[0] == "W"]
     own = [n for n in own if n in learning_names(c, [0])]
-    total = sum(x.sum() for x in loss(params, tokens, targets, c, draw=draws_of(members, [0])))
+    said, balance = loss(params, tokens, targets, c, draw=draws_of(members, [0]))
+    total = (said + c.balance * balance).sum()
     grads = torch.autograd.grad(total, [params[n] for n in own], allow_unused=True) if own else ()
     return [n for n, g in zip(own, grads) if g is None or g.abs().max() <= 1e-7]
 

@@ -47,6 +47,7 @@ class Preset:
     settings: dict = field(default_factory=dict)
     recorded: bool = True
     note: str = ""
+    def __post_init__(self): object.__setattr__(self, "settings", deepcopy(self.settings))      # its own, in a loop as well
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
 def all_settings(arm:str, settings:dict):
