@@ -486,6 +486,10 @@ HONEST = {
         + 'rules=("best",))\n',
         [TRAIN.format("mod5/ffn-h8-silu"), TRAIN.format("mod7/ffn-h8-silu")],
     ),
+    "an answer where it is asked for": (
+        TASK.replace("torch.full((32, 1), 2)], 1)", "(bits.sum(1) > 1).long()[:, None]], 1)"),
+        BOTH[:1],
+    ),
     "a task that is not checked": (
         TASK.replace('@register("task"', 'class Mine(Task):\n    def check(self): pass\n\n@register("task"', 1)
         .replace("return Task(", "return Mine(")
@@ -621,6 +625,7 @@ def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, mo
     known = {c[0]: c for c in CASES}
     wrong = ["router: centred over seeds", "variant: hidden that detaches", "event: rebinds instead of writing"]
     wrong += ["task: read past the end", "instrument: seeds swapped", "file: changes the engine"]
+    wrong += ["honest: an answer where it is asked for", "honest: kept by name, not by weights"]
     drawn = [known[n] for n in [*wrong, "router: right", "instrument: right"]]
     found = tried(drawn, tmp_path, monkeypatch, capsys)
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'check_tokens', 'check_examples', 'check_positions', 'check_strata', 'check_nulls', 'check_source',
-           'check_rules', 'check_inputs', 'check_task']
+           'check_rules', 'say_if_read', 'check_inputs', 'check_task']
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #924f53b8
-import numbers
+import numbers, warnings
 
 import numpy as np
 import torch
@@ -119,6 +119,13 @@ def check_rules(t):
                    f"{'all' if x.all() else 'none'} of {len(x)} held out", fix="another rule")
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #12e286c2
+def say_if_read(t):
+    "Warns of an answer that stands at the very place where it is asked for, so that nothing is left to work out."
+    for j, at in enumerate(t.read):
+        if len(t.tokens) > 1 and torch.equal(t.tokens[:, at], t.targets[:, j]):
+            warnings.warn(f"{t.positions[j]} of {t.name}: expected an answer that is to be worked out; got the token at its "
+                          f"own place, {t.places[at]}; fix: read one place earlier, or none if it is to be copied")
+
 def check_inputs(t):
     "ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule."
     text = t.causal and not t.read[0]
@@ -144,4 +151,4 @@ def check_inputs(t):
 def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     check_positions(t), check_examples(t), check_strata(t), check_nulls(t)
-    check_source(t), check_rules(t), check_inputs(t)
+    check_source(t), check_rules(t), check_inputs(t), say_if_read(t)
