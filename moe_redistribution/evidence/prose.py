@@ -16,12 +16,8 @@ from .tables import typeset
 def in_short(*lines) -> str:
     """The passage that opens a page, as Markdown.
 
-    ValueError for other than three or four lines, a sentence over 30 words, or a mean over 20."""
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)|[*†]", r"\1", " ".join(lines))                   # a link counts with its words
-    said = [len(s.split()) for s in re.split(r"(?<=[.?!])\s+(?=[A-Z§])", text)]
-    if not (3 <= len(lines) <= 4 and max(said) <= 30 and sum(said) <= 20 * len(said)):
-        refuse("in short", "three or four lines of sentences up to 30 words, 20 in the mean",
-               f"{len(lines)} lines, words by sentence {said}", fix="say one thing in a sentence")
+    ValueError for other than three or four lines."""
+    if not 3 <= len(lines) <= 4: refuse("in short", "three or four lines", len(lines), fix="say what matters most")
     return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #52709733
