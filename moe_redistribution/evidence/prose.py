@@ -6,8 +6,6 @@
 __all__ = ['in_short', 'prose', 'read_as', 'points', 'margin_text', 'ruling']
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #c83945f6
-import re
-
 from ..tasks.errors import refuse
 from .findings import verdict_words
 from .tables import typeset
