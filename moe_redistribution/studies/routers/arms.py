@@ -23,7 +23,7 @@ class RoutedArm:
     """An FFN of `E` experts, `k` a token, with a router of `OWN_ROUTERS`; or a dense one, a share `width` of the total.
 
     `balance`: λ of a balance loss that is 1 where loads are even; `moves`: does a map learn; `ffn_rate`: a factor of
-    the experts' learning rate."""
+    the experts' learning rate; `sharp`: of the map as it is drawn."""
     router: str = ""
     E: int = 4
     k: int = 1
@@ -31,6 +31,7 @@ class RoutedArm:
     moves: bool = True
     width: float = 1.
     ffn_rate: float = 1.
+    sharp: float = 1.
 
 _BALANCED = dict(balance=(_LAMBDA := .01))
 ROUTED_ARMS = {
@@ -41,6 +42,7 @@ ROUTED_ARMS = {
     "straight": RoutedArm("straight", **_BALANCED), "straight_frozen": RoutedArm("straight", moves=False, **_BALANCED),
     "straight_free": RoutedArm("straight"), "switch": RoutedArm("switch", **_BALANCED),
     "switch_frozen": RoutedArm("switch", moves=False, **_BALANCED),
+    "switch_slow": RoutedArm("switch", **_BALANCED, ffn_rate=.25),
     "hashed": RoutedArm("hashed"), "placed": RoutedArm("placed"), "rehashed": RoutedArm("rehashed"),
     "top2": RoutedArm("learned", k=2, **_BALANCED), "top2_frozen": RoutedArm("learned", k=2, moves=False, **_BALANCED),
     "hashed2": RoutedArm("hashed", k=2), "inputs": RoutedArm("inputs"), "biased": RoutedArm("biased", k=2),
@@ -48,21 +50,25 @@ ROUTED_ARMS = {
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100007
 def routed_arm(name:str) -> RoutedArm:
-    "The arm of a name such as `straight`, `straight_e16` or `m8k2_scaled`. ValueError (expected, got, nearest) else."
+    """The arm of a name such as `straight`, `straight_e16`, `switch_frozen_x3` or `m8k2_scaled`. ValueError (expected,
+    got, nearest) else."""
     if found := re.fullmatch(r"m(\d+)k(\d+)(_scaled)?", name):
         E, k = int(found[1]), int(found[2])
         if not 1 <= k <= E: refuse("arm", f"1 to {E} experts a token", name, f"m{E}k{E}", "lower k")
         return RoutedArm("switch", E, k, _LAMBDA, ffn_rate=E / (4 * k) if found[3] else 1.)
-    base, E = re.fullmatch(r"(.+?)(?:_e(\d+))?", name).groups()
+    base, E, x = re.fullmatch(r"(.+?)(?:_e(\d+))?(?:_x([\d.]+))?", name).groups()
     own = ROUTED_ARMS[choose("arm", base, list(ROUTED_ARMS))]
-    if not E: return own
-    if not own.router or own.k == own.E: refuse("arm", f"{base} without a number of experts", name, base)
-    return replace(own, E=int(E))
+    if E and (not own.router or own.k == own.E): refuse("arm", f"{base} without a number of experts", name, base)
+    if x and (own.router not in ("learned", "straight", "switch") or not 0 < float(x)):
+        refuse("arm", f"{base} without a size of its map, or one above zero", name, base)
+    return replace(own, E=int(E or own.E), sharp=float(x or own.sharp))
 
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100011
 @patch
 def condition_of(self:RoutedArm, task:str, total:int=256, lr:float=None, more:str="") -> Condition:
-    "This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options."
+    """This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options.
+    ValueError for a map of another size, which populations draw at one."""
+    if self.sharp != 1: refuse("arm", "a map as it is drawn", f"one {self.sharp:g} times as large", fix="use a text")
     rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
     more += "+clip0" + (f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else "")
     if not self.router and not self.width: return condition(f"{task}/no_ffn{more}")
@@ -87,6 +93,7 @@ def routed_model(arm:str, d_vocab:int, seed:int, h:int, **sizes) -> torch.nn.Mod
         for n, p in model.named_parameters():
             if ".mlp." not in n: p.copy_(common[n])
             elif not own.width and n.endswith("down_proj.weight"): p.zero_()
+            elif n.endswith("mlp.gate.weight"): p.mul_(own.sharp)
     return model
 
 @patch(as_prop=True)

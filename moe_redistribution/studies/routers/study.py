@@ -81,6 +81,9 @@ ROUTED_PRESETS = {
     "pilot": Preset("learning rates of every arm, on a seed of its own",
                     {f"{t}/{a}@{r:g}": (101,) for t, grid in PILOT_GRID.items() for a in _PILOTED[t] for r in grid},
                     1, _UNDECIDED),
+    "gates": Preset("how large a map that stands still is drawn so that its gates are those of one that learns",
+                    {f"book/{a}": (101,) for b in ("switch", "top2")
+                     for a in (b, *(f"{b}_frozen_x{x}" for x in (2, 3, 4, 8, 12, 16)))}, 1, _UNDECIDED),
     "margin": Preset("what width buys, and what is left without an FFN",
                      {f"{t}/{a}": (101, 102, 103, 104) for t, own in _BOUNDS.items() for a in own}, 1, _UNDECIDED)}
 

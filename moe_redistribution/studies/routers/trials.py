@@ -76,13 +76,16 @@ def rate_in(arm:str, S:dict) -> float:
 @patch
 def put_looks(self:RoutedTrial, steps:Sequence, curves:dict):
     """Rows of what was seen along the way: `curves`, metric|stratum|edit → values (look, s); and the steps to each of
-    the levels in the settings, of `metric|stratum`."""
+    the levels in the settings, of `metric|stratum`; and `mean_loss`, the mean of a loss over all steps."""
     for name, values in curves.items():
         metric, stratum, edit = name.split("|")
         for step, x in zip(steps, values):
             if x.isfinite().all():
                 self.put(metric, x, stratum=stratum, rule="look", step=int(step), edit=edit,
                          site="ffn_out" if edit != "none" else "none")
+        if metric == "loss" and edit == "none" and len(steps) > 1 and values.isfinite().all():
+            at = torch.tensor(list(steps), dtype=torch.float64)
+            self.put("mean_loss", torch.trapezoid(values.double(), at, dim=0) / (at[-1] - at[0]), stratum=stratum)
     for name, level in self.S["levels"].items():
         seen = curves.get(f"{name}|none", torch.full((len(steps), len(self.seeds)), math.nan))
         at, reached = log2_steps(steps, seen, level, self.S["steps"])
@@ -96,6 +99,7 @@ def put_routes(self:RoutedTrial, gates:torch.Tensor, token:torch.Tensor, place:t
     what), each (N,), for `told_within`."""
     E, on = gates.shape[-1], (gates > 0).double()
     self.put("gate_mass", gates.sum(-1).mean(1), site="gates")
+    self.put("top_gate", gates.amax(-1).mean(1), site="gates")
     share = on.mean(1) / on.mean(1).sum(1, keepdim=True)
     self.put("largest_load", share.amax(1) * E, site="gates")
     self.put("dead_experts", (share < .01).sum(1), site="gates")
