@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POPULATIONS', 'TASK_STEPS', 'ROUTED_RATES', 'ROUTED_LEVELS', 'PILOT_GRID', 'ROUTED_PRESETS', 'NIGHT_ARMS', 'SURFACE',
-           'STUDY', 'routed_rows', 'routed_content', 'routed_seconds', 'routed_settings']
+           'MATCHED', 'STUDY', 'routed_rows', 'routed_content', 'routed_seconds', 'routed_settings']
 
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200075
 from dataclasses import asdict
@@ -29,6 +29,7 @@ def routed_content(arm, settings):
     "What an arm's rows depend on: its FFN and router in full, its task's settings, and its rate."
     S = settings[arm.partition("/")[0]]
     own = asdict(routed_arm(arm.partition("@")[0].partition("/")[2]))
+    if own["sharp"] == 1: del own["sharp"]                                   # as it was before maps had a size
     return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
 def routed_seconds(arm, seeds, settings) -> float:
@@ -93,8 +94,10 @@ _CORE = ("dense", "narrow", "none", *_TWINS, "switch", "switch_frozen", "top2", 
 NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed")}
 SURFACE = ((2, 1), (4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 2), (16, 4), (16, 8), (32, 8))
 _SCALED = [f"m{m}k{k}_scaled" for m, k in SURFACE if m != 4 * k]
-_MORE = ("half", "soft", "balance", "frozen_balanced", "straight_free", "placed", "rehashed", "biased",
-         "expert_choice")
+_MORE = ("half", "soft", "rehashed", "biased", "expert_choice")
+MATCHED = {"switch": "switch_frozen_x12", "top2": "top2_frozen_x8"}        # twins with as much gate, by the pilot
+_AGAIN = (*_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", *MATCHED.values(), "hashed", "hashed2")
+_BALANCE = ("balance", "frozen_balanced", "straight_free")
 def _of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _SEEDS)
 ROUTED_PRESETS |= {
     "night": Preset("every question but two, with eight seeds",
@@ -108,6 +111,11 @@ ROUTED_PRESETS |= {
     "surface": Preset("experts in all and for a token, at equal rates and at rates by width",
                       _of("surface", [f"m{m}k{k}" for m, k in SURFACE] + _SCALED
                           + ["dense", "dense_scaled", "narrow"]), 1, routed_settings()),
+    "twins": Preset("twins with as much gate, the balance loss alone, and a slow mixture: new seeds",
+                    {f"book/{a}": range(9, 25) for a in _AGAIN}
+                    | {f"{n}": range(9, 17) for n in [*(f"book/{a}" for a in (*_BALANCE, "placed")),
+                                                      "surface/switch_slow", "surface/dense_scaled"]}
+                    | _of("rule", _BALANCE), 1, routed_settings()),
     "more": Preset("the other routers",
                    {n: s for t in ("book", "rule") for n, s in _of(t, _MORE).items()}, 1, routed_settings())}
 STUDY = Study("routers", "What is a learned router good for?", ROUTED_PRESETS, routed_rows, routed_seconds,
