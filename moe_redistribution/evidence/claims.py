@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
-           'WHAT_N_COUNTS', 'POWER', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED', 'SAID_IN_WORDS',
-           'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'as_versus', 'stand_in',
-           'Measured', 'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims', 'paper_items', 'contrasts_asked',
-           'check_statements', 'statements']
+           'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED',
+           'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score',
+           'as_versus', 'stand_in', 'Measured', 'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims',
+           'paper_items', 'contrasts_asked', 'check_statements', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
@@ -361,10 +361,12 @@ def contrasts_asked() -> dict:
 
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1fb8d808
-POWER = "power"
+POWER, CONFIRMED = "power", "confirmed"
 PROTOCOLS = {"paper": "as the authors did it", "audited": "as it should be asked",
              "uncopied": "the audited one, copies ruled out", "text": "as the authors did it, on another text",
              "size": "that on the other text, at another size",
+             CONFIRMED: "as the authors did it, on seeds that nobody had seen",
+             f"{CONFIRMED}_audited": "as it should be asked, on these", f"{CONFIRMED}_uncopied": "copies ruled out, on these",
              POWER: "two arms between which a difference has to show, if there is one to be had"}
 EXPECTS = {"+": "a difference above 0", "-": "a difference below 0", "0": "a difference within the margin of 0",
            "number": "the printed number itself", "+~": "as +, and a size in words, which is not tested",

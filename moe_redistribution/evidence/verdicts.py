@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'SIGN', 'UNDER', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS',
-           'ON_PAPER_SEEDS', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide', 'registered_test', 'decision',
-           'judge', 'found_here', 'verdict_on', 'seeds_to_decide', 'readings_of']
+           'ON_PAPER_SEEDS', 'UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide', 'registered_test',
+           'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide', 'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import re
 from collections import namedtuple
 
 import numpy as np
-from .claims import (ASKED_HERE, FORCED, POWER, REASONS, Claim, Measured, claims,
-                                                contrasts_asked, seed_list, stand_in, statements)
+from .claims import (ASKED_HERE, CONFIRMED, FORCED, POWER, REASONS, Claim, Measured,
+                                                claims, contrasts_asked, each_name, seed_list, stand_in, statements)
 from .statistics import (TINY, flips_needed, interval, paired_permutation, seeds_beside,
                                                     seeds_needed, tost, verdict)
 from .answers import contrasts
@@ -120,11 +120,12 @@ def decision(rows, s, quoted:Sequence=()):
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #c3f1bbd4
 ON_NEW_SEEDS, ON_PAPER_SEEDS = "reproduced on new seeds", "reproduced on the paper's seeds"
+UNSEEN = "reproduced on seeds that nobody had seen"
 AT_THIS_SIZE = "reproduced at this size"
 TOO_FEW, NO_POWER = "inconclusive (too few seeds)", "open (no power)"
-VERDICTS = (ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only", "not reproduced",
+VERDICTS = (UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only", "not reproduced",
             "contradicted by a control", "tied with its control",
-            "turns on copies", "turns on text", "turns on size", "inconclusive", TOO_FEW, NO_POWER, "pending",
+            "turns on copies", "turns on text", "turns on size", "turns on the edit", "inconclusive", TOO_FEW, NO_POWER, "pending",
             "by construction", "not testable here", "found here", "not found here")
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #092a7032
@@ -134,18 +135,22 @@ def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refu
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #768eca64
 def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:Decision=None, sized:bool=False,
-          whose=ON_PAPER_SEEDS, forced:bool=False, text:Decision=None, size:Decision=None, power:Decision=None) -> str:
+          whose=ON_PAPER_SEEDS, forced:bool=False, text:Decision=None, size:Decision=None, power:Decision=None,
+          edit_alone:bool=False) -> str:
     """The verdict on a claim of a paper, from its `Decision` under each protocol and words for its quoted `numbers`.
 
     `uncopied`, `text`, `size`, `power`: decisions of the other protocols, where there are any; `sized`: the claim says
-    how much, too; `whose`: what a reproduction is called; `forced`: a fact of the set-up, or what it forces."""
+    how much, too; `whose`: what a reproduction is called; `forced`: a fact of the set-up, or what it forces; `edit_alone`:
+    paper and control differ in the edit alone."""
     if paper.note.startswith(REASONS[1]): return "not testable here"
     if _opposed(paper, text): return "turns on text"
     if _opposed(text or paper, size): return "turns on size"
+    if edit_alone and _opposed(paper, audited): return "turns on the edit"
     if paper.says == "open": return _open(paper)
     if paper.says not in _THERE: return {"refuted": "not reproduced"}.get(paper.says, "pending")
     if _opposed(audited, uncopied): return "turns on copies"
-    if audited.says == "refuted": return "tied with its control" if audited.test == TIE else "contradicted by a control"
+    if audited.says == "refuted":
+        return "tied with its control" if audited.test == TIE or audited.p_same < .05 else "contradicted by a control"
     if power and power.says != "holds": return "pending" if power.says == "pending" else NO_POWER
     if audited.says == "open": return _open(audited)
     if audited.says not in _THERE: return NO_POWER if audited.note.startswith(REASONS[2]) else "pending"
@@ -157,23 +162,31 @@ def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:D
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ee993099
 def found_here(verdict:str) -> str:
     "The verdict on a question of our own: what reproduces a paper's claim is *found here*, what does not is not."
-    return {**dict.fromkeys((ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),
+    return {**dict.fromkeys((UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),
             "not reproduced": "not found here"}.get(verdict, verdict)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ea6b2db9
 def _whose(p, q):
     "What a reproduction is called: of a companion no reading has its authors' seeds."
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
+    if p.protocol == CONFIRMED: return UNSEEN
     return AT_THIS_SIZE if p.stream == "paired" else ON_NEW_SEEDS if fresh else ON_PAPER_SEEDS
+
+def _sides(s): return {*each_name(s.condition)}, {*each_name(s.versus)}
 
 def verdict_on(said:dict, answers:dict, quoted:Sequence) -> str:
     """The verdict on a claim: `said` and `answers` by protocol, and its `quoted` numbers, each with its `verdict` and
     `stream`."""
+    own = {k: f"{CONFIRMED}_{k}" if k != "paper" else CONFIRMED for k in ("paper", "audited", "uncopied")}
+    block = {k: c for k, c in own.items() if c in said}
+    if block and all(answers[c].says not in ("", "pending") for c in block.values()):
+        said, answers = said | {k: said[c] for k, c in block.items()}, answers | {k: answers[c] for k, c in block.items()}
     p, q = said["paper"], said["audited"]
     fact = p.stream == "none" or (p.aggregate == "quotes" and {x["stream"] for x in quoted} == {"none"})
     more = {k: answers[k] for k in ("uncopied", "text", "size", POWER) if k in said}
     word = judge(answers["paper"], answers["audited"], [x["verdict"] for x in quoted], sized="~" in p.expects,
-                 whose=_whose(p, q), forced=fact or FORCED in p.note, **more)
+                 whose=_whose(p, q), forced=fact or FORCED in p.note, edit_alone=p.edit != q.edit and _sides(p) == _sides(q),
+                 **more)
     return found_here(word) if p.statement.startswith(ASKED_HERE) else word
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #722e214d
