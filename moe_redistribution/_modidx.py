@@ -701,6 +701,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts._sides': ( '5_evidence/verdicts.html#_sides',
                                                                                                        'moe_redistribution/evidence/verdicts.py'),
+                                                      'moe_redistribution.evidence.verdicts._turns_on': ( '5_evidence/verdicts.html#_turns_on',
+                                                                                                          'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts._whose': ( '5_evidence/verdicts.html#_whose',
                                                                                                        'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts.decide': ( '5_evidence/verdicts.html#decide',

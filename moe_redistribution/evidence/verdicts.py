@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'SIGN', 'UNDER', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS',
-           'ON_PAPER_SEEDS', 'UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide', 'registered_test',
-           'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide', 'readings_of']
+           'ON_PAPER_SEEDS', 'ON_UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide',
+           'registered_test', 'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide', 'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
 from collections.abc import Sequence
@@ -120,10 +120,10 @@ def decision(rows, s, quoted:Sequence=()):
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #c3f1bbd4
 ON_NEW_SEEDS, ON_PAPER_SEEDS = "reproduced on new seeds", "reproduced on the paper's seeds"
-UNSEEN = "reproduced on seeds that nobody had seen"
+ON_UNSEEN = "reproduced on seeds that nobody had seen"
 AT_THIS_SIZE = "reproduced at this size"
 TOO_FEW, NO_POWER = "inconclusive (too few seeds)", "open (no power)"
-VERDICTS = (UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only", "not reproduced",
+VERDICTS = (ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only", "not reproduced",
             "contradicted by a control", "tied with its control",
             "turns on copies", "turns on text", "turns on size", "turns on the edit", "inconclusive", TOO_FEW, NO_POWER, "pending",
             "by construction", "not testable here", "found here", "not found here")
@@ -132,6 +132,11 @@ VERDICTS = (UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only"
 _THERE = ("holds", SIGN)
 def _open(a): return TOO_FEW if a.test == FEW else "inconclusive"
 def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refuted"}
+def _turns_on(paper, audited, text, size, edit_alone):
+    "What a claim's answer changes with, before any control is asked; empty for others."
+    if _opposed(paper, text): return "text"
+    if _opposed(text or paper, size): return "size"
+    return "the edit" * (edit_alone and _opposed(paper, audited))
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #768eca64
 def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:Decision=None, sized:bool=False,
@@ -143,9 +148,7 @@ def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:D
     how much, too; `whose`: what a reproduction is called; `forced`: a fact of the set-up, or what it forces; `edit_alone`:
     paper and control differ in the edit alone."""
     if paper.note.startswith(REASONS[1]): return "not testable here"
-    if _opposed(paper, text): return "turns on text"
-    if _opposed(text or paper, size): return "turns on size"
-    if edit_alone and _opposed(paper, audited): return "turns on the edit"
+    if on := _turns_on(paper, audited, text, size, edit_alone): return f"turns on {on}"
     if paper.says == "open": return _open(paper)
     if paper.says not in _THERE: return {"refuted": "not reproduced"}.get(paper.says, "pending")
     if _opposed(audited, uncopied): return "turns on copies"
@@ -162,14 +165,14 @@ def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:D
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ee993099
 def found_here(verdict:str) -> str:
     "The verdict on a question of our own: what reproduces a paper's claim is *found here*, what does not is not."
-    return {**dict.fromkeys((UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),
+    return {**dict.fromkeys((ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),
             "not reproduced": "not found here"}.get(verdict, verdict)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ea6b2db9
 def _whose(p, q):
     "What a reproduction is called: of a companion no reading has its authors' seeds."
     fresh = p.stream != q.stream or not set(seed_list(p.seeds)) & set(seed_list(q.seeds))
-    if p.protocol == CONFIRMED: return UNSEEN
+    if p.protocol == CONFIRMED: return ON_UNSEEN
     return AT_THIS_SIZE if p.stream == "paired" else ON_NEW_SEEDS if fresh else ON_PAPER_SEEDS
 
 def _sides(s): return {*each_name(s.condition)}, {*each_name(s.versus)}
