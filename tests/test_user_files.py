@@ -590,6 +590,7 @@ def part_rows(params, c, seeds, **labels):
 """
 )
 NEW = "words --executor here"
+NORM_ROWS = [BOTH[0], BOTH[1] + " --instrument norms"]
 SECOND = {
     "variants of a loop": (TASK + GLUS, [TRAIN.format("bits/tanh_glu-h8-silu")]),
     "variants of a loop, bound: right": (
@@ -614,7 +615,7 @@ SECOND = {
     ),
     "instruments of a loop": (TASK + NORMS, BOTH),
     "instruments of a loop, bound: right": (TASK + NORMS.replace("seeds, metric", "seeds, n=n, metric"), BOTH),
-    "metrics of a loop": (TASK + IN_ONE, BOTH),
+    "metrics of a loop": (TASK + IN_ONE, NORM_ROWS),
     "norms kept by place": (TASK + KEY, [MIX]),
     "gates without a gradient beside a balance loss": (
         TASK + ROUTER.replace("kept = probs", "\n        with torch.no_grad(): kept = probs"),
@@ -629,19 +630,19 @@ SECOND = {
     "gates sorted and put back: right": (TASK + BACK, [MIX]),
     "an instrument by the clock": (
         TASK + "import time\n" + INSTRUMENT.replace(N, f"{N} + int(time.time()) % 1000"),
-        BOTH,
+        NORM_ROWS,
     ),
     "an instrument by the clock under another name": (
         TASK + "from time import time as now\n" + INSTRUMENT.replace(N, f"{N} + int(now()) % 1000"),
-        BOTH,
+        NORM_ROWS,
     ),
     "an instrument that tells seconds: right": (
         TASK
         + "import time\n"
         + INSTRUMENT.replace(N, "[time.time() % 3 for _ in seeds]").replace('norm_W_down"', 'my_seconds"'),
-        BOTH,
+        NORM_ROWS,
     ),
-    "an instrument by the hash of a name": (TASK + INSTRUMENT.replace(N, f"{N} + hash(str(c)) % 1000"), BOTH),
+    "an instrument by the hash of a name": (TASK + INSTRUMENT.replace(N, f"{N} + hash(str(c)) % 1000"), NORM_ROWS),
     "a study by id": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + id(Study) % 1000)")), ["study " + NEW]),
     "a study by hash": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + hash(arm) % 1000)")), ["study " + NEW]),
     "a study by the process": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + os.getpid())")), ["study " + NEW]),
@@ -656,12 +657,12 @@ SECOND = {
         TASK + "import time\n" + ROUTER.replace(LOGITS, LOGITS + " * (1 + int(time.time()) % 1000)"),
         [MIX],
     ),
-    "a site that there is not": (TASK + "LABELS = dict(site='L7.hiden')\n" + TOLD, BOTH),
-    "a position that there is not": (TASK + "LABELS = dict(position='o3')\n" + TOLD, BOTH),
-    "a stratum that there is not": (TASK + "LABELS = dict(stratum='ones=9')\n" + TOLD, BOTH),
+    "a site that there is not": (TASK + "LABELS = dict(site='L7.hiden')\n" + TOLD, NORM_ROWS),
+    "a position that there is not": (TASK + "LABELS = dict(position='o3')\n" + TOLD, NORM_ROWS),
+    "a stratum that there is not": (TASK + "LABELS = dict(stratum='ones=9')\n" + TOLD, NORM_ROWS),
     "labels that there are: right": (
         TASK + "LABELS = dict(site='hidden', position='answer', stratum='ones=5')\n" + TOLD,
-        BOTH,
+        NORM_ROWS,
     ),
     "held-out parts by hand: right": (HELD_ROWS, [line.replace(DENSE, DENSE + "+hold_twos") for line in BOTH]),
     "content without a setting": (
