@@ -1,4 +1,8 @@
 """What a user's instrument, question, study or file gives is what was asked for, and comes again from the same key."""
+import subprocess
+import sys
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -6,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from moe_redistribution.evidence.questions import Question
-from moe_redistribution.instruments.instrument import checked_rows, instrument
+from moe_redistribution.instruments.instrument import _say_if_unknown, checked_rows, instrument, instruments_for
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init
@@ -14,6 +18,7 @@ from moe_redistribution.models.routers import Router
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.tasks.own_code import HERE
+from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs, study_of
@@ -308,6 +313,45 @@ def test_rows_of_a_study_whose_data_have_changed_since_are_refused(mine, tmp_pat
     with pytest.raises(ValueError, match="changed ones: .*data.txt; fix: --again"): found()
     data.write_text("1234")
     assert found() == [5, 6]
+
+
+def test_an_error_in_mid_training_names_the_line_of_the_users_file(mine, tmp_path):
+    mine.write_text(ROUTER.format(top="", scale="torch.ones(8 if x.shape[1] > 99 else 1, x.shape[1], 1, 1)"))
+    import_file(mine)
+    with pytest.raises(ValueError, match="expected what can be trained; .*fix: mend mine.py, line 9"):
+        train(OWN, [1, 2], root=tmp_path / "s", **HOW)
+
+
+def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_for_ever(mine, tmp_path, monkeypatch):
+    mine.write_text("from dataclasses import replace\nfrom moe_redistribution.models.condition import RECIPES\n"
+                    "from moe_redistribution.tasks.kinds import register\n"
+                    "from moe_redistribution.tasks.task import add7_task\n"
+                    "register('task', 'mine', lambda: replace(add7_task(), name='mine'), recipe=RECIPES['add7'],\n"
+                    "         rules=('first1000',))\n")
+    import_file(mine)
+    train("mine/ffn-h8-silu+d16", [1], root=tmp_path / "s", **HOW)
+    monkeypatch.setattr(store, "_task_hash", lambda t: "0" * 12)
+    with pytest.warns(UserWarning, match="fix: sort what comes from a set and draw by a seed"):
+        Store(tmp_path / "s").load("mine/ffn-h8-silu+d16", 1, "paired")
+
+
+# what the library's own instruments say of sites, positions and strata, where a user's are asked about theirs
+LABELLED = ("ablation", "attribution", "copying", "patterns", "rerouting", "routing", "scores", "heldout")
+
+
+@pytest.mark.parametrize("name", ["add7/moe-e2k1-h8-silu+d16", "add7/moe_glu-e4k2-h16-silu+d16+hold_tens9+L2"])
+def test_labels_of_the_librarys_instruments_pass(name):
+    params, fitting = init(name, [torch.Generator().manual_seed(1)]), instruments_for(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for n in LABELLED:
+            if n in fitting: _say_if_unknown(n, fitting[n].rows(params, name, [1], stream="paired"), condition(name))
+
+
+def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
+    said = ("import torch; from moe_redistribution.tasks.own_code import untouched_library as it\nwith it('x'):\n"
+            "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
 
 
 def test_the_library_is_where_it_says(): assert HERE.endswith("moe_redistribution/")

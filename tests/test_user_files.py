@@ -383,8 +383,7 @@ INSTRUMENTS = edits(
     (GIVES, 'raise KeyError("W")', "raises"),
     (
         '@register("instrument", "norms", needs=("an FFN",))\ndef norm_rows(params, c, seeds, **labels):'
-        '\n    "The norm of W_down."\n    '
-        + GIVES,
+        '\n    "The norm of W_down."\n    ' + GIVES,
         'register("instrument", "norms", "norm_rows", needs=("an FFN",))',
         "a word for a function",
     ),
@@ -498,6 +497,212 @@ HONEST = {
     ),
 }
 
+# what a hostile reader wrote who had not seen these: two names for one thing, caches, clocks, settings, labels
+MIX = TRAIN.format(BITS + "+cosine")
+OTHER_GLU = VARIANT.replace('@register("variant", "tanh_glu")\n', "").replace(".tanh()", "").replace("at, f", "at")
+UP = OTHER_GLU.replace('at("up", product("W_up"))', 'at("up", f(product("W_up")))')
+INDENTED = "\n".join("    " + line for line in UP.strip().splitlines())
+GLUS = f"""
+for name, f in (("tanh", torch.tanh), ("sin", torch.sin)):
+{INDENTED}
+    register("variant", f"{{name}}_glu", TanhGlu)
+"""
+SCALED = """
+for word, scale in (("warm", .5), ("cold", 4.)):
+    class Scaled(Router):
+        def logits(self, held, x, c): return scale * super().logits(held, x, c)
+    register("router", word, Scaled)
+"""
+LESS = """
+for word, by in (("half", .5), ("tenth", .1)):
+    class Less(Event):
+        def apply(self, c, now, began, moments): now["W_down"].mul_(by)
+    register("event", word, Less)
+"""
+SLOW = """
+for word, by in (("half", .5), ("tenth", .1)):
+    class Less(Event):
+        def scales(self, own): return own | {"W_down": by}
+    register("event", word, Less)
+"""
+SHRINK = """
+from dataclasses import dataclass
+@register("event", "shrink")
+@dataclass(frozen=True)
+class Shrink(Event):
+    by: float = 2.
+    pattern, example = r"shrink([0-9]+)", "shrink2"
+    @property
+    def word(self): return f"shrink{self.by:g}"
+    @classmethod
+    def read(cls, step, found): return cls(step, float(found[1]))
+    def apply(self, c, now, began, moments): now["W_down"].div_(Shrink.by)
+"""
+NORMS = """
+for n in ("W_up", "W_down"):
+    @register("instrument", f"norm_{n.lower()}", needs=("an FFN",))
+    def norm_rows(params, c, seeds, metric=f"norm_{n}", **labels):
+        return rows(params[n].flatten(1).norm(dim=1), seeds, condition=str(c), metric=metric, **labels)
+"""
+IN_ONE = """
+NORM = {f"norm_{n}": lambda p: p[n].flatten(1).norm(dim=1) for n in ("W_up", "W_down")}
+@register("instrument", "norms", needs=("an FFN",))
+def norm_rows(params, c, seeds, **labels):
+    return pd.concat([rows(f(params), seeds, condition=str(c), metric=m, **labels) for m, f in NORM.items()])
+"""
+KEY = "NORMS = {}\n" + ROUTER.replace(
+    "near = held / held.norm(dim=1, keepdim=True)",
+    "key = held.data_ptr()\n        if key not in NORMS: NORMS[key] = held.norm(dim=1, keepdim=True).detach()\n"
+    "        near = held / NORMS[key]",
+)
+SORTED = """
+@register("router", "cosine")
+class Sorted(Router):
+    def gates(self, probs, held, c):
+        kept, order = probs.sort(-1, descending=True)
+        kept = torch.cat([kept[..., :c.top_k], torch.zeros_like(kept[..., c.top_k:])], -1)
+        return kept / kept.sum(-1, keepdim=True)
+"""
+BACK = SORTED.replace("return kept", "kept = torch.zeros_like(kept).scatter(-1, order, kept)\n        return kept")
+ELSEWHERE = SORTED.replace("return kept", "kept = kept.gather(-1, order)\n        return kept")
+SEEDED = "torch.Generator().manual_seed(s)"
+CONTENT = STUDY.replace('Preset("", {', 'Preset("", settings={"draws": 2}, arms={').replace(
+    "3)}, 3)}", "3)}, stack=3)}"
+)
+CONTENT = CONTENT.replace("+ len(arm)", '+ len(arm) * settings["draws"]')
+RUNNING = STUDY.replace("desk):", "desk, seen=[]):").replace(
+    "return rows(draws",
+    "seen += draws\n    draws = [d + sum(seen) / len(seen) for d in draws]\n    return rows(draws",
+)
+ONE_BY_ONE = ", 3)}"
+TOLD = INSTRUMENT.replace("seeds, **labels):", "seeds, **more):").replace("**labels", "**(more | LABELS)")
+HELD_ROWS = (
+    TASK.replace('by=("ones",))', 'by=("ones",), rules={"twos": bits.sum(1).numpy() == 2})')
+    + """
+from moe_redistribution.instruments.heldout import parts_of
+from moe_redistribution.models.condition import condition
+@register("instrument", "parts", needs=("a held-out rule",))
+def part_rows(params, c, seeds, **labels):
+    t, hold = condition(c).get_task(), condition(c).hold
+    size = params["W_down"].flatten(1).norm(dim=1)
+    return pd.concat([rows(size * int(m.sum()), seeds, condition=str(c), metric="parts", split=n, **labels)
+                      for n, m in parts_of(t, hold).items()])
+"""
+)
+NEW = "words --executor here"
+NORM_ROWS = [BOTH[0], BOTH[1] + " --instrument norms"]
+SECOND = {
+    "variants of a loop": (TASK + GLUS, [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "variants of a loop, bound: right": (
+        TASK + GLUS.replace("act, at)", "act, at, f=f)"),
+        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/sin_glu-h8-silu")],
+    ),
+    "routers of a loop": (TASK + SCALED, [TRAIN.format(BITS + "+warm")]),
+    "routers of a loop, bound: right": (
+        TASK + SCALED.replace("x, c):", "x, c, scale=scale):"),
+        [TRAIN.format(BITS + "+warm")],
+    ),
+    "events of a loop": (TASK + LESS, [TRAIN.format(DENSE + "@20:tenth")]),
+    "rates of a loop": (TASK + SLOW, [TRAIN.format(DENSE + "@20:tenth")]),
+    "rates of a loop, bound: right": (
+        TASK + SLOW.replace("(self, own)", "(self, own, by=by)"),
+        [TRAIN.format(DENSE + "@20:tenth")],
+    ),
+    "an event that reads its class's number": (TASK + SHRINK, [TRAIN.format(DENSE + "@20:shrink8")]),
+    "an event that reads its own number: right": (
+        TASK + SHRINK.replace("Shrink.by", "self.by"),
+        [TRAIN.format(DENSE + "@20:shrink8")],
+    ),
+    "instruments of a loop": (TASK + NORMS, BOTH),
+    "instruments of a loop, bound: right": (TASK + NORMS.replace("seeds, metric", "seeds, n=n, metric"), BOTH),
+    "metrics of a loop": (TASK + IN_ONE, NORM_ROWS),
+    "norms kept by place": (TASK + KEY, [MIX]),
+    "gates without a gradient beside a balance loss": (
+        TASK + ROUTER.replace("kept = probs", "\n        with torch.no_grad(): kept = probs"),
+        [MIX],
+    ),
+    "probabilities detached for the gates": (
+        TASK + ROUTER.replace("kept = probs *", "probs = probs.detach(); kept = probs *"),
+        [MIX],
+    ),
+    "gates sorted and left so": (TASK + SORTED, [MIX]),
+    "gates sorted and put elsewhere": (TASK + ELSEWHERE, [MIX]),
+    "gates sorted and put back: right": (TASK + BACK, [MIX]),
+    "an instrument by the clock": (
+        TASK + "import time\n" + INSTRUMENT.replace(N, f"{N} + int(time.time()) % 1000"),
+        NORM_ROWS,
+    ),
+    "an instrument by the clock under another name": (
+        TASK + "from time import time as now\n" + INSTRUMENT.replace(N, f"{N} + int(now()) % 1000"),
+        NORM_ROWS,
+    ),
+    "an instrument that tells seconds: right": (
+        TASK
+        + "import time\n"
+        + INSTRUMENT.replace(N, "[time.time() % 3 for _ in seeds]").replace('norm_W_down"', 'my_seconds"'),
+        NORM_ROWS,
+    ),
+    "an instrument by the hash of a name": (TASK + INSTRUMENT.replace(N, f"{N} + hash(str(c)) % 1000"), NORM_ROWS),
+    "a study by id": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + id(Study) % 1000)")), ["study " + NEW]),
+    "a study by hash": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + hash(arm) % 1000)")), ["study " + NEW]),
+    "a study by the process": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + os.getpid())")), ["study " + NEW]),
+    "a task by the clock": (
+        TASK.replace("@register", "import time\n@register").replace(
+            "torch.arange(32)[:, None] >> torch.arange(5) & 1",
+            "torch.randint(0, 2, (32, 5), generator=torch.Generator().manual_seed(int(time.time())))",
+        ),
+        BOTH[:1],
+    ),
+    "a router by the clock": (
+        TASK + "import time\n" + ROUTER.replace(LOGITS, LOGITS + " * (1 + int(time.time()) % 1000)"),
+        [MIX],
+    ),
+    "a site that there is not": (TASK + "LABELS = dict(site='L7.hiden')\n" + TOLD, NORM_ROWS),
+    "a position that there is not": (TASK + "LABELS = dict(position='o3')\n" + TOLD, NORM_ROWS),
+    "a stratum that there is not": (TASK + "LABELS = dict(stratum='ones=9')\n" + TOLD, NORM_ROWS),
+    "labels that there are: right": (
+        TASK + "LABELS = dict(site='hidden', position='answer', stratum='ones=5')\n" + TOLD,
+        NORM_ROWS,
+    ),
+    "held-out parts by hand: right": (HELD_ROWS, [line.replace(DENSE, DENSE + "+hold_twos") for line in BOTH]),
+    "content without a setting": (
+        CONTENT.replace("lambda *a: 1.", "lambda *a: 1., content=lambda arm, settings: arm"),
+        ["study " + NEW],
+    ),
+    "content with its settings: right": (
+        CONTENT.replace("lambda *a: 1.", 'lambda *a: 1., content=lambda arm, settings: [arm, settings["draws"]]'),
+        ["study " + NEW],
+    ),
+    "a running mean in a default": (RUNNING.replace(', "bcd": (1, 2, 3)}, 3)', "}, 1)"), ["study " + NEW]),
+    "a running mean in a default, slow": (
+        RUNNING.replace("(1, 2, 3)}, 3)", "(1, 2)}, 2)").replace(
+            "    seen +=", "    import time; time.sleep(1.1)\n    seen +="
+        ),
+        ["study " + NEW],
+    ),
+    "tokens written into": (
+        TASK
+        + "from moe_redistribution.models.routers import Tokens\n"
+        + '@register("router", "cosine")\nclass Bits(Tokens):\n    def row(self, tokens, t):\n'
+        + "        tokens[tokens == 2] = 0\n        return tokens\n",
+        [MIX],
+    ),
+    "a task that fails the second time": (
+        TASK.replace(
+            "    bits = torch",
+            "    global calls; calls = globals().get('calls', 0) + 1; assert calls < 2\n    bits = torch",
+        ),
+        BOTH[:1],
+    ),
+}
+SECOND |= {
+    f"tokens of {n}": (
+        TASK.replace("tokens=tokens, targets=targets", f"tokens=tokens.to(torch.{n}), targets=targets"),
+        BOTH[:1],
+    )
+    for n in ("uint8", "int32")
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -536,7 +741,7 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in HONEST.items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND).items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {

@@ -18,18 +18,18 @@ import inspect, pkgutil, re, sys, time, warnings
 
 import pandas as pd
 import torch
-from ..tasks.errors import choose, refuse
+from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, origin_of, register
-from ..tasks.own_code import of_users, other_value, same_rows, users_code
+from ..tasks.own_code import another_process, of_users, other_value, same_rows, users_code
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
-from ..models.population import Trained, init
+from ..models.population import SITES, Trained, init, shapes, sites
 from ..models.variants import Gated
 from ..training.loop import rules
 from ..training.store import seal_hash
 from .rows import ROW_COLUMNS
-from ..tasks.task import Task
+from ..tasks.task import Task, spans, strata
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #0063806b
 NEEDS = {
@@ -113,8 +113,6 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
                f"of {sorted({*map(str, got[what])})[:9]}", fix="label them by what is asked: seeds, str(c), **labels")
     if odd := [m for m in got["metric"].unique() if not (isinstance(m, str) and m.strip())]:
         refuse(of, "a metric in words for each row", repr(odd[0]), fix='metric="norm_W_down"')
-    if (task := condition(c).get_task()).source == "drawn" and (split := {*got["split"]} - {"all", "train", ""}):
-        refuse(of, f"split all, for {task.name} is drawn from all inputs", sorted(map(str, split)), "all", "call it so")
     values = pd.to_numeric(got["value"], errors="coerce")
     if (bad := got[~(values.abs() < float("inf"))]).size:
         r = bad.iloc[0]
@@ -122,6 +120,22 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
                fix="leave out rows of which there is no number")
     if taken := sorted({*map(str, got["metric"])} & library_metrics()):
         refuse(of, "metrics of its own", f"{taken}, which the library measures", f"my_{taken[0]}", "call it so")
+    _say_if_unknown(of, got, condition(c))
+
+# words of the library's own instruments for what is no site and no place
+_OTHER_SITES, _OTHER_PLACES = ("none", "weights", "router_logits", "attention", "head"), ("context",)
+
+def _say_if_unknown(of, got, c):
+    "Warns of a part, a site, a position or a stratum that a condition and its task have not got."
+    t, layers = c.get_task(), ["L*.", *(f"L{l}." for l in range(c.n_layers))]
+    known = dict(site=[*sites(c), *SITES, *_OTHER_SITES, *shapes(c), *layers], stratum=[*strata(t)],
+                 position=[*spans(t), *t.positions, *t.places, *_OTHER_PLACES])
+    if t.source == "drawn" and not c.hold: known |= dict(split=["all", "train"])
+    for what, names in known.items():
+        each = {w: [w] if w in names else re.split(r"-|(?<=\.)", w) for w in {*map(str, got[what])} - {"all", ""}}
+        for w in sorted(w for w, parts in each.items() if not {*parts} <= {*names})[:1]:
+            warnings.warn(f"{of}: expected a {what} of {c.name}; got {w!r}; {nearest(w, names)}; fix: call it so, or "
+                          "none if it is a word of your own")
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #888823e7
 def _company(params, c, seeds):
@@ -160,8 +174,9 @@ def checked_rows(f:callable, name:str=None) -> callable:
         key = str(c) if time.monotonic() - began < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
         if isinstance(params, dict) and params and key not in seen:
             for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
-                same_rows(of, got, once(few, c, others, how), seeds, others)
-            if key[0] and not other_value(got, once(_moved(params), c, seeds, how)):
+                with another_process(f): same_rows(of, got, once(few, c, others, how), seeds, others)
+            timed = got["metric"].str.endswith("seconds").all()
+            if key[0] and not timed and not other_value(got, once(_moved(params), c, seeds, how)):
                 warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read what "
                               "is handed over, and keep nothing between calls")
             seen.add(key)

@@ -31,7 +31,7 @@ from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
-from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, track
+from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, say_if_one, track
 from ..instruments.rows import table_file, tidy, write_frame
 from .recording import unrecorded_jobs
 from ..training.study import Study
@@ -206,6 +206,7 @@ def rows_measured(todo, stream:str) -> list:
         line(f"{k} of {len(todo)}: {name}, {i}")
         found.append(measure(runs, name, rules_for(name, stream, i), stream, of))
     line.close()
+    say_if_one([of for *_, of, _ in todo], found)
     return found
 
 # %% ../../nbs/7_record/04a_work.ipynb #0f64a2c3

@@ -29,6 +29,9 @@ def check_tokens(tokens:torch.Tensor, t, beginnings:bool=False) -> torch.Tensor:
 
 def check_examples(t):
     "ValueError unless a task has examples, and targets (n, read) that are classes."
+    for n, x in dict(tokens=t.tokens, targets=t.targets).items():
+        if getattr(x, "dtype", None) in (torch.uint8, torch.int8, torch.int16, torch.int32):
+            refuse(f"{n} of {t.name}", torch.int64, x.dtype, fix="add .long()")
     check_tokens(t.tokens, t)
     shape, y = (len(t.tokens), len(t.read)), t.targets
     if len(t.tokens) and y.shape == shape and not y.is_floating_point() and 0 <= y.min() and y.max() < t.d_vocab_out:

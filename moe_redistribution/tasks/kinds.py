@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'FILES', 'WHAT_READ', 'CACHES', 'KIND_TABLES', 'own_digest', 'read_digest', 'Origin', 'origin_of',
-           'users_line', 'cached_by_kind', 'Kind', 'table_of', 'all_or_nothing', 'register', 'files_in_use',
-           'import_file', 'need_files', 'registered_things']
+           'users_line', 'worded_errors', 'cached_by_kind', 'Kind', 'table_of', 'all_or_nothing', 'register',
+           'files_in_use', 'import_file', 'need_files', 'registered_things']
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #56878267
 from collections.abc import Callable, Iterable, Sequence
@@ -101,6 +101,16 @@ def users_line(e:BaseException, through:bool=False) -> str:
     if not own or lines[-1][0] != "user" and not through: return ""
     path = Path(own[-1].filename)
     return f"{path.name if path.is_file() and path.suffix == '.py' else 'this session'}, line {own[-1].lineno}"
+
+@contextmanager
+def worded_errors(what:str, expected:str, at:str=""):
+    "Within it an error of a user's code, or any if `at` says whose, is refused with its line; a refusal goes through."
+    try: yield
+    except MemoryError: raise
+    except Exception as e:
+        line = users_line(e, through=True) or at
+        if isinstance(e, (ValueError, OSError)) and "fix: " in str(e) or not line: raise
+        refuse(what, expected, f"{type(e).__name__}: {e}", fix=f"mend {line}", cause=e)
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #68d8cb5e
 CACHES = []                     # what depends on registered things

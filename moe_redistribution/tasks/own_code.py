@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'usual_defaults', 'untouched_library',
-           'other_value', 'same_rows', 'say_if_alike', 'users_code', 'read_twice']
+           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_by', 'long_call', 'say_if_alike',
+           'users_code', 'Asked', 'check_asked', 'read_twice']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-import ast, functools, hashlib, importlib.util, inspect, operator, os, sys, sysconfig, warnings
+import ast, builtins, functools, hashlib, importlib.util, inspect, json, operator, os, sys, sysconfig, time, warnings
 
 import pandas as pd
 import safetensors.torch
@@ -111,13 +112,15 @@ def variables(path:str|Path) -> dict:
     return {f"${n.value}": os.environ.get(n.value, "") for n in asked if n.value not in _PLACES}
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #98772d85
-def _holders():
-    "The library's modules and classes, those that are imported."
+@functools.lru_cache(maxsize=1)
+def _holders(n):
+    "The library's modules and classes, those that are imported; `n`: so many modules are, of all."
     modules = [m for n, m in [*sys.modules.items()] if n.partition(".")[0] == "moe_redistribution"]
     classes = [x for m in modules for x in [*vars(m).values()] if isinstance(x, type) and x.__module__ == m.__name__]
     return [*modules, *classes]
 
 _REGISTERS = "moe_redistribution.tasks.kinds", "moe_redistribution.tasks.own_code"             # they keep what is registered
+_PLAIN = dict, list, set
 _TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.optim"
 def _torch(): return [x for n in _TORCH if (x := sys.modules.get(n))]
 
@@ -133,16 +136,22 @@ def usual_defaults():
         refuse(f"torch's default {what}", usual, f"{now}; it is put back", usual,
                "say the type or device of each tensor of your own")
 
+@functools.lru_cache(maxsize=1)
+def _outer_tables(n):
+    return [(f"{x.__name__}.{name}", v) for x in _holders(n) if not isinstance(x, type) and x.__name__ not in _REGISTERS
+            for name, v in vars(x).items() if isinstance(v, _PLAIN) and name.isupper() and name[0] != "_"]
+
 def _tables():
     "The library's tables of constants, and those inside them, each with a copy; what registers keep is none."
-    at = [(f"{x.__name__}.{n}", v) for x in _holders() if not isinstance(x, type) and x.__name__ not in _REGISTERS
-          for n, v in [*vars(x).items()] if n.isupper() and n[0] != "_" and isinstance(v, (dict, list, set))]
-    at += [(f"{n}[{k!r}]", x) for n, v in at if isinstance(v, dict) for k, x in v.items()]
-    return [(n, v, v.copy()) for n, v in at if type(v) in (dict, list, set)]
+    at = _outer_tables(len(sys.modules))
+    at = at + [(f"{n}[{k!r}]", x) for n, v in at if isinstance(v, dict) for k, x in v.items() if type(x) in _PLAIN]
+    return [(n, v, v.copy()) for n, v in at if type(v) in _PLAIN]
+
+def _same_each(now, was): return len(now) == len(was) and all(map(operator.is_, now.values(), was.values()))
 
 def _holds(v, was):
     "Does a table hold what it held, each thing the same one?"
-    if isinstance(v, dict): return v.keys() == was.keys() and all(v[k] is was[k] for k in was)
+    if isinstance(v, dict): return v.keys() == was.keys() and _same_each(v, was)
     return v == was if isinstance(v, set) else len(v) == len(was) and all(map(operator.is_, v, was))
 
 def _altered(tables):
@@ -153,20 +162,25 @@ def _altered(tables):
         v.extend(was) if isinstance(v, list) else v.update(was)
         yield n
 
+def _wrapped_by_torch(now, was):
+    "Has torch put another function of that name in its place, as it does where its optimisers are first used?"
+    code = getattr(now, "__code__", None)
+    return code is not None and not is_users(code.co_filename) and now.__name__ == getattr(was, "__name__", "")
+
 @contextmanager
 def untouched_library(what:str):
     "Within it nothing of the library is replaced: what is, is put back, and a ValueError names it."
     usual_defaults()
-    before = [(x, dict(vars(x))) for x in _holders()]
+    before = [(x, vars(x).copy()) for x in _holders(len(sys.modules))]
     theirs, tables = [(x, dict(vars(x))) for x in _torch()], _tables()
     try:
         with warnings.catch_warnings(): yield                           # one that silences its own does not silence ours
     finally:
         changed = [*_altered(tables)]
-        new = [(x, n, v) for x, was in before for n, v in was.items()
+        new = [(x, n, v) for x, was in before if not _same_each(vars(x), was) for n, v in was.items()
                if vars(x).get(n, v) is not v and not n.startswith("__")]
         new += [(x, n, v) for x, was in theirs for n, v in was.items()
-                if vars(x).get(n) is not v and callable(v)]
+                if (now := vars(x).get(n)) is not v and callable(v) and not _wrapped_by_torch(now, v)]
         for x, n, v in new: setattr(x, n, v)
     usual_defaults()
     if not new and not changed: return
@@ -197,7 +211,65 @@ def same_rows(what:str, before:pd.DataFrame, again:pd.DataFrame, seeds:Sequence,
     "ValueError unless rows that were made of `seeds` and then of `others` agree on the seeds that both have."
     if not (moved := other_value(before, again)): return
     refuse(what, f"the same rows of a seed, made twice (seeds {[*seeds][:5]}, then {[*others][:5]})", moved,
-           fix="one value a seed, in their order, none from the others; draw by torch.Generator().manual_seed(seed)")
+           fix="one value a seed, in their order, none from the others, and none from the clock, id or hash; draw by "
+           "torch.Generator().manual_seed(seed)")
+
+# %% ../../nbs/1_tasks/01a_own_code.ipynb #8c2f6b1e
+_CLOCKS = [(time, n) for n in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")]
+
+@contextmanager
+def another_process(*functions:Callable):
+    """Within it code of a user's finds what another process would: a later hour, other numbers by `id`, of texts by
+    `hash`, and of the process itself; also under the names that these have in the files of some functions."""
+    def to_users(was, changed):
+        @functools.wraps(was)
+        def told(*args):
+            got, by = was(*args), sys._getframe(1).f_code
+            made = by.co_name == "__hash__" or by.co_filename[0] == "<" and "ipython" not in by.co_filename
+            return got if made or not is_users(by.co_filename) else changed(got, *args)
+        return told
+    later, other = lambda x: x + 987_654, lambda x, of=None: x if isinstance(of, (int, float)) else x ^ 0x5a5a5a
+    at = [(builtins, "id", other), (builtins, "hash", other), (os, "getpid", other)] + [(*of, later) for of in _CLOCKS]
+    new = [(of, n, was := getattr(of, n), to_users(was, how)) for of, n, how in at]
+    files = [getattr(inspect.unwrap(f), "__globals__", {}) for f in functions]
+    named = [(own, n, v, to) for own in files for n, v in own.items() for *_, was, to in new if v is was]
+    try:
+        for of, n, _, to in new: setattr(of, n, to)
+        for own, n, _, to in named: own[n] = to
+        yield
+    finally:
+        for of, n, was, _ in new: setattr(of, n, was)
+        for own, n, was, _ in named: own[n] = was
+
+# %% ../../nbs/1_tasks/01a_own_code.ipynb #d90e4a57
+def numbers_in(name:str, x:object, deep:bool=True) -> dict:
+    "Numbers in a variable, by place: one, or those that lie in a list or a dictionary."
+    if isinstance(x, (bool, int, float)): return {name: x}
+    inside = [*x.items()] if isinstance(x, dict) else [*enumerate(x)] if isinstance(x, (list, tuple)) else []
+    if not deep or len(inside) > 100: return {}
+    return {at: v for k, y in inside for at, v in numbers_in(f"{name}[{k!r}]", y, False).items()}
+
+def kept_by(f:Callable) -> dict:
+    """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
+    and how often tensors were written into."""
+    f = inspect.unwrap(f)
+    if not (code := getattr(f, "__code__", None)): return {}
+    names = code.co_varnames[:code.co_argcount]
+    own = {n: v for n, v in f.__globals__.items() if n[0] != "_"} | vars(f)
+    own |= {n: cell.cell_contents for n, cell in zip(code.co_freevars, f.__closure__ or ())}
+    own |= dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+    of = {f"length of {n}": len(x) for n, x in own.items() if isinstance(x, (list, set))}
+    of |= {f"writing into {n}": x._version for n, x in own.items() if hasattr(x, "data_ptr")}
+    return {at: v for n, x in own.items() for at, v in numbers_in(n, x).items()} | of
+
+@contextmanager
+def long_call(what:str, f:Callable, seconds:float=1.):
+    "Warns if a call of a function within it takes longer, and leaves something behind that the next one may read."
+    before, began = kept_by(f), time.monotonic()
+    yield
+    for n in [n for n, x in kept_by(f).items() if before.get(n, x) != x] if time.monotonic() - began > seconds else ():
+        warnings.warn(f"{what}: expected a call that leaves nothing for the next; got another {n} after it; fix: make "
+                      "it anew in each, for a kill forgets it, or none if no value depends on it")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #3ab91002
 def say_if_alike(of:str, found:Sequence):
@@ -233,6 +305,30 @@ def users_code(what:str, f:Callable):
         own = [x for x in at if x[0] == file] or [x for x in at if is_users(x[0])] or at
         refuse(what, "rows", f"{type(e).__name__}: {e}", cause=e,
                fix=f"see line {own[-1][1]} of {Path(own[-1][0]).name}")
+
+# %% ../../nbs/1_tasks/01a_own_code.ipynb #4e7d20b9
+class Asked(dict):
+    "Settings that note which of them are `asked` for; what is sent to another process, or copied deeply, does not."
+    def __init__(self, settings:dict):
+        super().__init__(dict.items(settings))
+        self.asked = set()
+    def __reduce_ex__(self, protocol): return dict, ([*dict.items(self)],)
+
+def _noting(name, of):
+    def told(self, *args):
+        self.asked.update(of(self, *args))
+        return getattr(dict, name)(self, *args)
+    return told
+for _n in ("__getitem__", "get", "pop", "setdefault"): setattr(Asked, _n, _noting(_n, lambda self, n, *_: [n]))
+for _n in ("__iter__", "keys", "values", "items", "copy", "__or__"):
+    setattr(Asked, _n, _noting(_n, lambda self, *_: dict.keys(self)))
+
+def check_asked(what:str, content:Callable, arm:str, settings:dict, asked:set):
+    "ValueError if of some settings some were `asked` for that a key's `content(arm, settings)` does not ask for."
+    json.dumps(content(arm, said := Asked(settings)))
+    if lost := sorted(map(str, asked & settings.keys() - said.asked)):
+        refuse(what, "all settings that its jobs read, for their key is made of it", f"none of {', '.join(lost)}",
+               fix="content=lambda arm, settings: [arm, settings]")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #ff0038c2
 def read_twice(f:Callable, name:str, runs:Sequence) -> pd.DataFrame:

@@ -18,9 +18,8 @@ import pandas as pd
 import torch
 from .doors import check_task
 from .errors import choose, refuse
-from .kinds import Kind, users_line
-from .own_code import of_users, reads
-
+from .kinds import Kind, worded_errors
+from .own_code import another_process, of_users, reads
 
 # %% ../../nbs/1_tasks/02_task.ipynb #27d1b52f
 PAD, EOS = 10, 11
@@ -190,17 +189,15 @@ def get_task(name:str) -> Task:
     return _made[name]
 
 def _make(name):
-    try:
-        with reads() as TASKS.read[name]: made = TASKS[name]()
-    except Exception as e:
-        if isinstance(e, ValueError) and "; fix: " in str(e): raise
-        at = users_line(e, through=True) or TASKS.origin(name)
-        refuse(f"task {name}", "a function that gives a Task", f"{type(e).__name__}: {e}", fix=f"mend {at}", cause=e)
+    def once():
+        with worded_errors(f"task {name}", "a function that gives a Task", f"{TASKS.origin(name)}"): return TASKS[name]()
+    with reads() as TASKS.read[name]: made = once()
     if not isinstance(made, Task):
         refuse(f"task {name}", "a function that gives a Task", type(made).__name__, fix="return Task(…)")
     if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
     if of_users(TASKS[name]):
-        check_task(made), _same_again(name, made, TASKS[name]())
+        check_task(made)
+        with reads(), another_process(TASKS[name]): _same_again(name, made, once())
         alike = [n for n, t in _made.items() if TASKS.origin(n).file == TASKS.origin(name).file != "" and
                  all(torch.equal(getattr(t, x), getattr(made, x)) for x in ("tokens", "targets"))]
         if alike:
@@ -213,7 +210,7 @@ def _same_again(name, made, again):
     for what in ("tokens", "targets"):
         if not torch.equal(getattr(made, what), getattr(again, what)):
             refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
-                   fix="draw by torch.Generator().manual_seed(0)")
+                   fix="draw by torch.Generator().manual_seed(0), and let nothing hang on the clock, id or hash")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #3089d672
 def spans(task:Task) -> dict:

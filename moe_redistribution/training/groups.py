@@ -21,6 +21,7 @@ from filelock import Timeout
 import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
+from ..tasks.kinds import worded_errors
 from ..tasks.own_code import reads
 from ..models.condition import RECIPES, RECIPE_VERSION, Condition, by_name, condition
 from ..tasks.data import SEEDS, generators, STREAMS
@@ -304,7 +305,7 @@ def is_done(self:Training, store:Store): return not self.late(store)
 @patch
 def carry_out(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
               device:str="cpu"):
-    with reads(f"training of {self.condition}"):
+    with reads(f"training of {self.condition}"), worded_errors(self.condition, "what can be trained"):
         done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
                            self.steps, device, deadline, tell, save_every)
     return len(done) == len(self.seeds)

@@ -247,9 +247,10 @@ def sources(c:str|Condition) -> dict:
 
 def say_if_other(c:Condition, then:dict, fix:str):
     "`say_if_changed` of each of the `sources` that something of a condition had `then`."
-    now = sources(c)
-    for n in changed_parts(then, now): say_if_changed(f"{n} of {c.name}", then[n][-12:], now[n], fix)
-
+    now, same = sources(c), bool(TASKS.origin(c.task).file)                     # a file's hash is in the key
+    for n in changed_parts(then, now):
+        more = "sort what comes from a set and draw by a seed, for its file is the same; then " * (n == "task" and same)
+        say_if_changed(f"{n} of {c.name}", then[n][-12:], now[n], more + fix)
 
 # %% ../../nbs/3_training/02_store.ipynb #3e24f6b4
 @dataclass
