@@ -5,8 +5,12 @@ import torch
 from moe_redistribution.evidence.claims import Claim, claims, seed_list, statements
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
-from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, REFITS, SPEEDS, STUDY,
-                                                              language_arm, language_model, rate_of, tempered_loss)
+from moe_redistribution.evidence.design import strike
+from moe_redistribution.evidence.pages import Page
+from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, PARTS_KINDS,
+                                                              PARTS_LANGUAGE, REFITS, SPEEDS, STUDY, KindJudge,
+                                                              language_arm, language_model, null_logits, rate_of,
+                                                              tempered_loss)
 from moe_redistribution.tasks.text import Planted
 
 SIZES = dict(d=16, heads=2, T=16)
@@ -90,7 +94,7 @@ def test_a_word_that_cannot_follow_does_not_spoil_the_best_factor():
 
 
 def test_no_pilot_seed_is_in_another_preset():
-    decide = [p for n, p in LM_PRESETS.items() if n != "pilot"]
+    decide = [p for n, p in LM_PRESETS.items() if "pilot" not in n]
     assert all(set(own) <= set(range(1, 17)) for p in decide for own in p.arms.values())
     assert all(rate_of(a, p.settings) for n, p in LM_PRESETS.items() for a in p.arms if a != "nulls")
     assert {a.partition("/")[0] for a in LM_PRESETS["night"].arms} == {*LANGUAGE_ARMS, "nulls"}
@@ -109,4 +113,34 @@ def test_every_line_asks_for_a_row_that_the_study_measures():
                 assert set(seed_list(r.seeds)) <= set(STUDY.presets[preset].arms[arm]), c
             assert (r.site, r.edit) in measured, c
             assert preset == "night" or r.edit in BRIEFLY, c
-            assert r.stratum in (("all",) if preset == "kjv" else ("word", "value")), c
+            assert r.stratum in dict(kjv=("all",), parts=PARTS_KINDS).get(preset, ("word", "value")), c
+
+
+def test_an_endpoint_that_no_ffn_does_as_well_on_is_struck():
+    "Loss on a word, the only endpoint that this study had: by the rule of the design check it would not have counted."
+    def whole(arm, kind):
+        own = Page("", streams=["paired"], language_models=[f"language_models.pilot/{arm}/L3@0.001"]).rows
+        return own.query("metric == 'choice' and rule == 'final' and site == 'none' and stratum == @kind")["value"]
+    margin = claims().query("id.str.startswith('contrast.language_models.depth3.')")["margin"].max()
+    assert "within two margins" in strike(whole("dense", "word"), whole("none", "word"), margin)
+    assert not strike(whole("dense", "word"), whole("none", "word") + 3 * margin, margin)
+
+
+def test_in_the_second_language_no_table_of_pairs_says_what_a_part_is_there_for():
+    text = Planted(**PARTS_LANGUAGE)
+    windows, model = text.heldout(32, 64), language_model("dense/L1", text.d_vocab, 1, SIZES)
+    judge = KindJudge(model, text, windows, PARTS_KINDS)
+    lost = {n: judge.scores(x) for n, x in null_logits(text, windows, 32).items()}
+    for kind in ("fact", "sum", "value"):
+        guess, at = lost["unigram"]["tempered", kind], "choice" if kind == "value" else "tempered"
+        assert lost["exact"]["choice", kind] == 0 and lost["bigram"]["tempered", kind] > .8 * guess, kind
+        assert (lost["trigram"][at, kind] < .1) == (kind != "value"), kind                 # a rule of two tokens
+    assert lost["bigram"]["choice", "word"] < lost["exact"]["choice", "word"] + .1
+
+
+def test_embeddings_alone_hear_nothing_but_the_current_token():
+    model, text = language_model("embed/L1", TEXT.d_vocab, 1, SIZES), TEXT.heldout(16, 4)[:, :-1]
+    assert torch.equal(model(input_ids=text).logits[:, -1:], model(input_ids=text[:, -1:]).logits)
+    before, after = trained("embed")
+    still = [n for n, p in before.named_parameters() if torch.equal(p, after.get_parameter(n))]
+    assert all("layers" in n for n in still) and {*moved("embed", "embed_tokens").values()} != {0.}
