@@ -113,6 +113,7 @@ def test_every_line_asks_for_a_row_that_the_study_measures():
                 assert set(seed_list(r.seeds)) <= set(STUDY.presets[preset].arms[arm]), c
             assert (r.site, r.edit) in measured, c
             assert preset == "night" or r.edit in BRIEFLY, c
+            assert (r.unit, r.position, r.split, r.rule) == ("", "all", "all", "final"), c
             assert r.stratum in dict(kjv=("all",), parts=PARTS_KINDS).get(preset, ("word", "value")), c
 
 
