@@ -703,6 +703,32 @@ SECOND |= {
     for n in ("uint8", "int32")
 }
 
+# what another hostile reader wrote: what depends on a place, a shape, an order or a moment
+PLACED = """
+@register("router", "cosine")
+class Placed(Router):
+    "A bias for each position."
+    def shape(self, c, t): return c.d_model + t.n_ctx, c.n_experts
+    def begin(self, p, c, t, g):
+        return torch.cat([p["W_router"], .3 * torch.randn(c.n_layers, t.n_ctx, c.n_experts, generator=g)], 1)
+    def hold(self, W, tokens, t, keep=slice(None)): return torch.cat([W[:, :-t.n_ctx], W[:, -t.n_ctx:][:, keep]], 1)
+    def logits(self, held, x, c):
+        return super().logits(held[:, :c.d_model], x, c) + held[:, c.d_model + torch.arange(x.shape[2])][:, None]
+"""
+SHAPE = "NORMS = {}\n" + ROUTER.replace(
+    "near = held / held.norm(dim=1, keepdim=True)",
+    "near = held / held.norm(dim=1, keepdim=True)\n"
+    "        if torch.is_grad_enabled(): NORMS[held.shape] = near.detach()\n"
+    "        else: near = NORMS.setdefault(held.shape, near)",
+)
+OWN_NOISE = "return y + .5 * torch.randn(y.shape[1:], generator=torch.Generator().manual_seed(0))"
+THIRD = {
+    "directions kept by their shape": (TASK + SHAPE, [MIX]),
+    "noise of a generator made anew": (TASK + ROUTER.replace(LOGITS, Y + OWN_NOISE.removeprefix("return ")), [MIX]),
+    "positions counted within what is read": (TASK + PLACED.replace("[:, keep]", ""), [MIX]),
+    "positions as they are held: right": (TASK + PLACED, [MIX]),
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -741,7 +767,7 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND).items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD).items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {
