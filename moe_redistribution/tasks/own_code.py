@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'usual_defaults', 'untouched_library',
-           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_by', 'long_call', 'say_if_alike',
-           'users_code', 'Asked', 'check_asked', 'read_twice']
+           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_tables', 'put_back', 'kept_by',
+           'long_call', 'say_if_alike', 'users_code', 'Asked', 'check_asked', 'read_twice']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
 from collections.abc import Callable, Sequence
@@ -249,15 +249,29 @@ def numbers_in(name:str, x:object, deep:bool=True) -> dict:
     if not deep or len(inside) > 100: return {}
     return {at: v for k, y in inside for at, v in numbers_in(f"{name}[{k!r}]", y, False).items()}
 
-def kept_by(f:Callable) -> dict:
-    """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
-    and how often tensors were written into."""
+def _within_reach(f):
+    "What a function could write into, by name: its defaults, its closure, its file's variables, and its own."
     f = inspect.unwrap(f)
     if not (code := getattr(f, "__code__", None)): return {}
     names = code.co_varnames[:code.co_argcount]
-    own = {n: v for n, v in f.__globals__.items() if n[0] != "_"} | vars(f)
+    own = {n: v for n, v in f.__globals__.items() if n[:2] != "__"} | vars(f)
     own |= {n: cell.cell_contents for n, cell in zip(code.co_freevars, f.__closure__ or ())}
-    own |= dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+    return own | dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+
+def kept_tables(f:Callable) -> list:
+    "Tables, lists and sets that a function could keep something in, as they are: what `put_back` takes."
+    own = _within_reach(f)
+    own |= {f"{n}[{k!r}]": x for n, v in own.items() if type(v) is dict for k, x in v.items()}
+    return [(n, v, v.copy()) for n, v in own.items() if type(v) in _PLAIN]
+
+def put_back(tables:list):
+    "Makes `kept_tables` what they were."
+    for _ in _altered(tables): pass
+
+def kept_by(f:Callable) -> dict:
+    """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
+    and how often tensors were written into."""
+    own = {n: v for n, v in _within_reach(f).items() if n[0] != "_"}
     of = {f"length of {n}": len(x) for n, x in own.items() if isinstance(x, (list, set))}
     of |= {f"writing into {n}": x._version for n, x in own.items() if hasattr(x, "data_ptr")}
     return {at: v for n, x in own.items() for at, v in numbers_in(n, x).items()} | of

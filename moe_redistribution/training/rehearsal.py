@@ -211,24 +211,25 @@ def check_sight(c:Condition):
                    f"other tokens from {t.places[cut]} on", "no mean, sum or norm over positions")
 
 def check_parts(c:Condition):
-    """ValueError unless an FFN gives some examples, and the model its read-outs alone, what they have in a whole pass; a
-    warning if routes do not."""
+    """ValueError unless an FFN gives some examples, and the model its read-outs alone, what they have in a whole
+    pass; a warning if routes do not."""
     t, params = c.get_task(), unflatten(_a_little_on(init_members(c, [1], "paired")).w, c)
     tokens, seen = _examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
     if _first_apart(dict(logits=said[:, :, read_at(t)]), dict(logits=read), 0, 0, False):
-        _wrong(c, "logits", "the same where read-outs alone are worked out", "others", "count no places within x, which "
-               "may hold the read-outs alone (hold is told which), and draw no noise but by draw")
+        _wrong(c, "logits", "the same where read-outs alone are worked out", "others", "count no places within x, "
+               "which may hold the read-outs alone (hold is told which), and draw no noise but by draw")
     for some, where in ([5, 2], "without six others"), ([5, 2, 0, 7, 6, 1, 4, 3], "in another place of the batch"):
         forward(params, tokens[some], c, sink=(few := {}))
-        apart = [n for n in seen if _first_apart({n: seen[n][:, some]}, {n: few[n]}, 0, 0, False)]
-        if n := next((n for n in apart if n.split(".")[-1] in ("gate", "up", "hidden")), ""):
-            _wrong(c, n, "what an example has by itself", f"other values {where}", "no mean, sum, norm or noise over a batch")
-        routes = ["router_probs", *["gates"] * (len(some) == 8)]             # experts that choose their tokens have reason to
-        if n := next((n for n in apart if n.split(".")[-1] in routes), ""):
-            return warnings.warn(f"{n} of {c.name}: expected what an example has by itself; got others {where}, so its routes "
-                                 "depend on what is asked beside it; fix: none if that is meant, else no mean over a batch, "
-                                 "and no noise but by draw")
+        apart = [n.removeprefix("L0.") for n in seen if _first_apart({n: seen[n][:, some]}, {n: few[n]}, 0, 0, False)]
+        if n := next((n for n in apart if n in ("gate", "up", "hidden")), ""):      # later layers see what routes did
+            _wrong(c, n, "what an example has by itself", f"other values {where}",
+                   "no mean, sum, norm or noise over a batch")
+        routes = ["router_probs", *["gates"] * (len(some) == 8)]      # experts that choose their tokens have reason to
+        if n := next((n for n in apart if n in routes), ""):
+            return warnings.warn(f"{n} of {c.name}: expected what an example has by itself; got others {where}, so its "
+                                 "routes depend on what is asked beside it; fix: none if that is meant, else no mean "
+                                 "over a batch, and no noise but by draw")
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #6d4474fc
 def _gates(c, sharper, turned=0):
