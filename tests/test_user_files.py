@@ -781,6 +781,25 @@ class Early(Event):
     def read(cls, step, found): return cls(step - 1)
     def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
 """
+PRESETS = STUDY.replace('Preset("", {', 'Preset("", settings={"draws": 2}, arms={').replace("3)}, 3)}", "3)}, stack=3)}")
+PRESETS = PRESETS.replace(
+    "stack=3)}", 'stack=3), "large": Preset("", settings={"draws": 9}, arms={"a": (1, 2, 3), "bcd": (1, 2, 3)}, stack=3)}'
+)
+SLOWLY = STUDY.replace("def run", "G = torch.Generator().manual_seed(0)\ndef run").replace(
+    DRAWN,
+    "import time; time.sleep(1.1)\n    def make(): return torch.Generator().manual_seed(seeds[0])\n"
+    "    g = make(); draws = [torch.rand((), generator=g).item() + len(arm) for s in seeds]",
+)
+OPENS = """
+from moe_redistribution.training.groups import Training
+ARMS = ["bits/ffn-h8-silu", "bits/ffn-h16-silu"]
+def needs(arm, seeds, settings):
+    return [Training(a, seeds, stream="paired", until="full") for a in ARMS if a == arm]
+def run(arm, seeds, settings, desk):
+    return rows([r.history["loss"].iloc[-1] for r in desk.needed[0]], seeds, condition=arm, metric="last_loss")
+register("study", "words", Study("words", "Loss", {"small": Preset("", {a: (1, 2) for a in ARMS}, 2)}, run,
+                                 lambda *a: 1., needs=needs))
+"""
 THIRD = {
     "directions kept by their shape": (TASK + SHAPE, [MIX]),
     "noise of a generator made anew": (TASK + ROUTER.replace(LOGITS, Y + OWN_NOISE.removeprefix("return ")), [MIX]),
@@ -829,6 +848,19 @@ THIRD = {
         TWO_QUESTIONS,
         [line.replace(DENSE, DENSE + "+hold_ties") for line in BOTH],
     ),
+    "a setting under another name": (
+        CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'),
+        ["study " + NEW],
+    ),
+    "presets that differ in what nobody reads": (PRESETS, ["study " + NEW, "study " + NEW + " --preset large"]),
+    "presets that differ: right": (
+        PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
+        ["study " + NEW, "study " + NEW + " --preset large"],
+    ),
+    "one generator for all jobs, slow": (SLOWLY.replace("g = make()", "g = G"), ["study " + NEW]),
+    "a generator for each job, slow: right": (SLOWLY, ["study " + NEW]),
+    "an arm that opens the other's runs": (TASK + OPENS.replace("== arm", "!= arm"), ["study " + NEW]),
+    "arms that open their own runs: right": (TASK + OPENS, ["study " + NEW]),
     "an event a step early": (TASK + EARLY, [TRAIN.format(DENSE + "@20:early")]),
     "an event at its step: right": (TASK + EARLY.replace("step - 1", "step"), [TRAIN.format(DENSE + "@20:early")]),
 }
