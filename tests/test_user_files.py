@@ -328,17 +328,11 @@ HELD = {
     "nothing held out": TASK.replace(
         'by=("ones",))', 'by=("ones",), holds={"all": torch.zeros(32, dtype=torch.bool)})'
     ),
-    "a mask of whole numbers": TASK.replace(
-        'by=("ones",))', 'by=("ones",), holds={"all": (bits.sum(1) == 2).long()})'
-    ),
-    "a mask too short": TASK.replace(
-        'by=("ones",))', 'by=("ones",), holds={"all": torch.ones(3, dtype=torch.bool)})'
-    ),
+    "a mask of whole numbers": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": (bits.sum(1) == 2).long()})'),
+    "a mask too short": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": torch.ones(3, dtype=torch.bool)})'),
     "a mask of places": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": torch.tensor([1, 2, 3])})'),
 }
-GIVES = (
-    'return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)'
-)
+GIVES = 'return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)'
 N = 'params["W_down"].flatten(1).norm(dim=1)'
 INSTRUMENTS = edits(
     INSTRUMENT,
@@ -781,9 +775,12 @@ class Early(Event):
     def read(cls, step, found): return cls(step - 1)
     def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
 """
-PRESETS = STUDY.replace('Preset("", {', 'Preset("", settings={"draws": 2}, arms={').replace("3)}, 3)}", "3)}, stack=3)}")
+PRESETS = STUDY.replace('Preset("", {', 'Preset("", settings={"draws": 2}, arms={').replace(
+    "3)}, 3)}", "3)}, stack=3)}"
+)
 PRESETS = PRESETS.replace(
-    "stack=3)}", 'stack=3), "large": Preset("", settings={"draws": 9}, arms={"a": (1, 2, 3), "bcd": (1, 2, 3)}, stack=3)}'
+    "stack=3)}",
+    'stack=3), "large": Preset("", settings={"draws": 9}, arms={"a": (1, 2, 3), "bcd": (1, 2, 3)}, stack=3)}',
 )
 SLOWLY = STUDY.replace("def run", "G = torch.Generator().manual_seed(0)\ndef run").replace(
     DRAWN,
@@ -815,21 +812,24 @@ THIRD = {
     ),
     "a share in percent": (TASK + READS.replace("right.mean", "right.mul(100).mean"), READ_ROWS),
     "a share of all: right": (TASK + READS, READ_ROWS),
-    "a share of the first ten": (TASK + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]"), READ_ROWS),
+    "a share of the first ten": (
+        TASK + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]"),
+        READ_ROWS,
+    ),
     "a share of the first ten that says so: right": (
         TASK
         + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]").replace("len(t)", "10"),
         READ_ROWS,
     ),
     "all examples called test": (
-        TASK.replace('Task("bits", ', 'Task("bits", source="split", ') + READS.replace("**labels", 'split="test", **labels'),
+        TASK.replace('Task("bits", ', 'Task("bits", source="split", ')
+        + READS.replace("**labels", 'split="test", **labels'),
         READ_ROWS,
     ),
     "experts sorted for a plot": (TASK + LOADS.replace(".mean((1, 2))", ".mean((1, 2)).sort(-1).values"), LOAD_ROWS),
     "experts in their places: right": (TASK + LOADS, LOAD_ROWS),
     "answers that are seen, for nothing is causal": (
-        TASK.replace("2)], 1)", "2), (bits.sum(1) > 1).long()[:, None]], 1)")
-        .replace("causal=True", "causal=False"),
+        TASK.replace("2)], 1)", "2), (bits.sum(1) > 1).long()[:, None]], 1)").replace("causal=True", "causal=False"),
         BOTH[:1],
     ),
     "a guess that is cut out of the answers": (
