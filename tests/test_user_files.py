@@ -328,17 +328,11 @@ HELD = {
     "nothing held out": TASK.replace(
         'by=("ones",))', 'by=("ones",), holds={"all": torch.zeros(32, dtype=torch.bool)})'
     ),
-    "a mask of whole numbers": TASK.replace(
-        'by=("ones",))', 'by=("ones",), holds={"all": (bits.sum(1) == 2).long()})'
-    ),
-    "a mask too short": TASK.replace(
-        'by=("ones",))', 'by=("ones",), holds={"all": torch.ones(3, dtype=torch.bool)})'
-    ),
+    "a mask of whole numbers": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": (bits.sum(1) == 2).long()})'),
+    "a mask too short": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": torch.ones(3, dtype=torch.bool)})'),
     "a mask of places": TASK.replace('by=("ones",))', 'by=("ones",), holds={"all": torch.tensor([1, 2, 3])})'),
 }
-GIVES = (
-    'return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)'
-)
+GIVES = 'return rows(params["W_down"].flatten(1).norm(dim=1), seeds, condition=str(c), metric="norm_W_down", **labels)'
 N = 'params["W_down"].flatten(1).norm(dim=1)'
 INSTRUMENTS = edits(
     INSTRUMENT,
@@ -703,6 +697,174 @@ SECOND |= {
     for n in ("uint8", "int32")
 }
 
+# what another hostile reader wrote: what depends on a place, a shape, an order or a moment
+PLACED = """
+@register("router", "cosine")
+class Placed(Router):
+    "A bias for each position."
+    def shape(self, c, t): return c.d_model + t.n_ctx, c.n_experts
+    def begin(self, p, c, t, g):
+        return torch.cat([p["W_router"], .3 * torch.randn(c.n_layers, t.n_ctx, c.n_experts, generator=g)], 1)
+    def hold(self, W, tokens, t, keep=slice(None)): return torch.cat([W[:, :-t.n_ctx], W[:, -t.n_ctx:][:, keep]], 1)
+    def logits(self, held, x, c):
+        return super().logits(held[:, :c.d_model], x, c) + held[:, c.d_model + torch.arange(x.shape[2])][:, None]
+"""
+SHAPE = "NORMS = {}\n" + ROUTER.replace(
+    "near = held / held.norm(dim=1, keepdim=True)",
+    "near = held / held.norm(dim=1, keepdim=True)\n"
+    "        if torch.is_grad_enabled(): NORMS[held.shape] = near.detach()\n"
+    "        else: near = NORMS.setdefault(held.shape, near)",
+)
+OWN_NOISE = "return y + .5 * torch.randn(y.shape[1:], generator=torch.Generator().manual_seed(0))"
+KEPT_BY_SEED = """was = torch.stack([KEPT.setdefault((str(c), s), v) for s, v in zip(seeds, now)])
+    return rows(now + was, seeds, condition=str(c), metric="norm_W_down", **labels)"""
+BY_WEIGHTS = KEPT_BY_SEED.replace("(str(c), s), v)", "float(v), v)")
+READS = """
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward
+@register("instrument", "reads")
+def read_rows(params, c, seeds, **labels):
+    t = condition(c).get_task()
+    said = forward(params, t.tokens, c)[:, :, list(t.read)].softmax(-1)
+    right = said.gather(-1, t.targets[None, ..., None].expand(len(seeds), -1, -1, 1))
+    return rows(right.mean((1, 2, 3)), seeds, condition=str(c), metric="read_share", n_examples=len(t), **labels)
+"""
+READ_ROWS = [BOTH[0], BOTH[1] + " --instrument reads"]
+LOADS = """
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward
+@register("instrument", "loads", needs=("a router",))
+def load_rows(params, c, seeds, **labels):
+    forward(params, condition(c).get_task().tokens, c, sink=(seen := {}))
+    load = (seen["gates"] != 0).float().mean((1, 2))
+    return pd.concat([rows(load[:, e], seeds, condition=str(c), metric="token_share", unit=f"E{e}", **labels)
+                      for e in range(condition(c).n_experts)])
+"""
+LOAD_ROWS = [TRAIN.format(BITS), MEASURE.format(BITS) + " --instrument loads"]
+TASKS_OF_TWO = (
+    TASK.replace("targets = (bits.sum(1) > 1).long()[:, None]", "big = bits[:, :2].sum(1)\n    targets = big[:, None]")
+    .replace("d_vocab_out=2", "d_vocab_out=3")
+    .replace("read=(5,), scored=(0,)", "read=(4, 5), scored=(0, 1)")
+    .replace('("answer",)', '("answer", "more")')
+    .replace("targets = big[:, None]", "targets = torch.stack([big, bits[:, 2:5].sum(1).clamp(max=2)], 1)")
+    .replace('by=("ones",))', 'by=("ones",), answers=3, cycles={"answer": (0, big)})')
+)
+TWO_QUESTIONS = """
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)
+
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "Which is larger? And of two more, which is smaller?"
+    n = torch.arange(256)
+    a, b, c, d = (n // 4**i % 4 for i in range(4))
+    asked = torch.full_like(n, 4)
+    return Task("bits", d_vocab=5, d_vocab_out=4, causal=True, tied=False, read=(2, 5), scored=(0, 1),
+                positions=("larger", "smaller"), vocab=("0", "1", "2", "3", "?"),
+                tokens=torch.stack([a, b, asked, c, d, asked], 1),
+                targets=torch.stack([torch.maximum(a, b), torch.minimum(c, d)], 1), groups=((0,), (1,)),
+                strata=pd.DataFrame({"ones": (a == b).int().numpy()}), by=("ones",),
+                rules={"ties": ((a == b) & (b == 0)).numpy()}, guesses={"first": torch.stack([a, c], 1)})
+"""
+EARLY = """
+from dataclasses import dataclass
+@register("event", "early")
+@dataclass(frozen=True)
+class Early(Event):
+    pattern, example = "early", "early"
+    @classmethod
+    def read(cls, step, found): return cls(step - 1)
+    def apply(self, c, now, began, moments): now["W_down"].mul_(.5)
+"""
+PRESETS = STUDY.replace('Preset("", {', 'Preset("", settings={"draws": 2}, arms={').replace(
+    "3)}, 3)}", "3)}, stack=3)}"
+)
+PRESETS = PRESETS.replace(
+    "stack=3)}",
+    'stack=3), "large": Preset("", settings={"draws": 9}, arms={"a": (1, 2, 3), "bcd": (1, 2, 3)}, stack=3)}',
+)
+SLOWLY = STUDY.replace("def run", "G = torch.Generator().manual_seed(0)\ndef run").replace(
+    DRAWN,
+    "import time; time.sleep(1.1)\n    def make(): return torch.Generator().manual_seed(seeds[0])\n"
+    "    g = make(); draws = [torch.rand((), generator=g).item() + len(arm) for s in seeds]",
+)
+OPENS = """
+from moe_redistribution.training.groups import Training
+ARMS = ["bits/ffn-h8-silu", "bits/ffn-h16-silu"]
+def needs(arm, seeds, settings):
+    return [Training(a, seeds, stream="paired", until="full") for a in ARMS if a == arm]
+def run(arm, seeds, settings, desk):
+    return rows([r.history["loss"].iloc[-1] for r in desk.needed[0]], seeds, condition=arm, metric="last_loss")
+register("study", "words", Study("words", "Loss", {"small": Preset("", {a: (1, 2) for a in ARMS}, 2)}, run,
+                                 lambda *a: 1., needs=needs))
+"""
+THIRD = {
+    "directions kept by their shape": (TASK + SHAPE, [MIX]),
+    "noise of a generator made anew": (TASK + ROUTER.replace(LOGITS, Y + OWN_NOISE.removeprefix("return ")), [MIX]),
+    "positions counted within what is read": (TASK + PLACED.replace("[:, keep]", ""), [MIX]),
+    "positions as they are held: right": (TASK + PLACED, [MIX]),
+    "an instrument that keeps by seed what is the weights'": (
+        TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, f"now = {N}\n    " + KEPT_BY_SEED),
+        NORM_ROWS,
+    ),
+    "an instrument that keeps by its weights: right": (
+        TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, f"now = {N}\n    " + BY_WEIGHTS),
+        NORM_ROWS,
+    ),
+    "a share in percent": (TASK + READS.replace("right.mean", "right.mul(100).mean"), READ_ROWS),
+    "a share of all: right": (TASK + READS, READ_ROWS),
+    "a share of the first ten": (
+        TASK + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]"),
+        READ_ROWS,
+    ),
+    "a share of the first ten that says so: right": (
+        TASK
+        + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]").replace("len(t)", "10"),
+        READ_ROWS,
+    ),
+    "all examples called test": (
+        TASK.replace('Task("bits", ', 'Task("bits", source="split", ')
+        + READS.replace("**labels", 'split="test", **labels'),
+        READ_ROWS,
+    ),
+    "experts sorted for a plot": (TASK + LOADS.replace(".mean((1, 2))", ".mean((1, 2)).sort(-1).values"), LOAD_ROWS),
+    "experts in their places: right": (TASK + LOADS, LOAD_ROWS),
+    "answers that are seen, for nothing is causal": (
+        TASK.replace("2)], 1)", "2), (bits.sum(1) > 1).long()[:, None]], 1)").replace("causal=True", "causal=False"),
+        BOTH[:1],
+    ),
+    "a guess that is cut out of the answers": (
+        TASK.replace('by=("ones",))', 'by=("ones",), guesses={"asked": targets.clone()})'),
+        BOTH[:1],
+    ),
+    "a guess that is often right: right": (
+        TASK.replace('by=("ones",))', 'by=("ones",), guesses={"asked": bits[:, :1].contiguous()})'),
+        BOTH[:1],
+    ),
+    "circles of another entry": (TASKS_OF_TWO.replace("(0, big)", "(1, big)"), BOTH[:1]),
+    "fewer answers than there are": (TASKS_OF_TWO.replace("answers=3", "answers=2"), BOTH[:1]),
+    "circles and answers as they are: right": (TASKS_OF_TWO, BOTH[:1]),
+    "two questions in one line: right": (TWO_QUESTIONS, BOTH),
+    "two questions in one line, held out by both: right": (
+        TWO_QUESTIONS,
+        [line.replace(DENSE, DENSE + "+hold_ties") for line in BOTH],
+    ),
+    "a setting under another name": (
+        CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'),
+        ["study " + NEW],
+    ),
+    "presets that differ in what nobody reads": (PRESETS, ["study " + NEW, "study " + NEW + " --preset large"]),
+    "presets that differ: right": (
+        PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
+        ["study " + NEW, "study " + NEW + " --preset large"],
+    ),
+    "one generator for all jobs, slow": (SLOWLY.replace("g = make()", "g = G"), ["study " + NEW]),
+    "a generator for each job, slow: right": (SLOWLY, ["study " + NEW]),
+    "an arm that opens the other's runs": (TASK + OPENS.replace("== arm", "!= arm"), ["study " + NEW]),
+    "arms that open their own runs: right": (TASK + OPENS, ["study " + NEW]),
+    "an event a step early": (TASK + EARLY, [TRAIN.format(DENSE + "@20:early")]),
+    "an event at its step: right": (TASK + EARLY.replace("step - 1", "step"), [TRAIN.format(DENSE + "@20:early")]),
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -741,7 +903,7 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND).items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD).items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {

@@ -9,27 +9,29 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, wraps
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 import inspect, pkgutil, re, sys, time, warnings
 
+import numpy as np
 import pandas as pd
 import torch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, origin_of, register
-from ..tasks.own_code import another_process, of_users, other_value, same_rows, users_code
+from ..tasks.own_code import (another_process, kept_tables, of_users, other_value, put_back, same_rows,
+                                               users_code)
 from ..tasks.data import STREAMS, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
-from ..models.population import SITES, Trained, init, shapes, sites
+from ..models.population import SITES, Trained, forward, init, shapes, sites
 from ..models.variants import Gated
 from ..training.loop import rules
 from ..training.store import seal_hash
 from .rows import ROW_COLUMNS
-from ..tasks.task import Task, spans, strata
+from ..tasks.task import Task, spans, stands_in, strata
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #0063806b
 NEEDS = {
@@ -122,6 +124,19 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
         refuse(of, "metrics of its own", f"{taken}, which the library measures", f"my_{taken[0]}", "call it so")
     _say_if_unknown(of, got, condition(c))
 
+def _say_if_beyond(of, got, c, seeds, stream):
+    "Warns of a share outside 0 to 1, and of test rows about more examples than a seed has."
+    shares = got[got["metric"].str.contains(r"(?:share|accuracy|right|digits|exact)$")]
+    if (odd := shares[(shares["value"] < -1e-6) | (shares["value"] > 1 + 1e-6)]).size:
+        warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} from 0 to 1; got {odd['value'].iloc[0]:.6g}; fix: "
+                      "no percent, or another name for what is no share")
+    t, n = c.get_task(), got.loc[got["split"] == "test", "n_examples"]
+    if t.source == "split" and len(n):
+        most = int(own_part(c, seeds, stream)["test"].sum(-1).max())
+        if n.max() > most * len(t.read) or most < len(t) == n.max():
+            warnings.warn(f"{of}: expected up to {most} test examples of a seed; got {n.max()} of {len(t)}; fix: the "
+                          "mask own_part(c, seeds, stream)[\"test\"]")
+
 # words of the library's own instruments for what is no site and no place
 _OTHER_SITES, _OTHER_PLACES = ("none", "weights", "router_logits", "attention", "head"), ("context",)
 
@@ -151,6 +166,63 @@ def _moved(params):
     g = torch.Generator().manual_seed(0)
     return {k: v + v.abs().mean() * torch.rand(v.shape, generator=g).to(v) for k, v in params.items()}
 
+def _say_if_weightless(of, got, call, tables):
+    "Warns of values that do not depend on the weights. ValueError if other weights' depend on what went before."
+    if got["metric"].str.endswith("seconds").all(): return
+    if not other_value(got, moved := call()):
+        return warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read "
+                             "what is handed over, and keep nothing between calls, or none if it is a count that stays")
+    put_back(tables)
+    if said := other_value(call(), moved):
+        refuse(of, "the same rows of weights, whatever was measured before", said, fix="keep nothing between calls, or "
+               "by all that it depends on: a seed has other weights at another rule and in another stream")
+    put_back(tables)
+
+# %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a41
+@torch.no_grad()
+def _experts_on(params, c):
+    "Weights whose experts stand one place on, in a model that says the same; None where there is no such thing."
+    if not c.routed or c.n_experts < 2: return None
+    own = {n: -1 if n == "W_router" else 2 for n in ("W_router", *c.variant.shapes(c)) if n in params}
+    on = {n: v.roll(1, own[n]) if n in own and v.shape[own[n]] == c.n_experts else v for n, v in params.items()}
+    was, now = (forward(p, c.get_task().tokens[:64].to(params["W_E"].device), c) for p in (params, on))
+    return on if (was - now).abs().max() <= 1e-4 * was.abs().max() else None
+
+_EXPERT = r"((?:L\d+\.)?E)(\d+)"
+def _say_if_placed(of, got, call, c):
+    "Warns of rows that do not go with their experts where these change places."
+    def told(rows): return rows[rows["unit"].astype(str).str.fullmatch(f"|{_EXPERT}")]
+    def on(m): return f"{m[1]}{(int(m[2]) + 1) % c.n_experts}"
+    with_them = got.assign(unit=got["unit"].astype(str).str.replace(_EXPERT, on, regex=True))
+    if said := other_value(told(with_them), told(call())):
+        warnings.warn(f"{of}: expected rows of E0, E1, … that go with their experts, and others that stay, where "
+                      f"experts change places; got {said}; fix: sort none, or call ranks otherwise (unit=\"most\")")
+
+def _second_half_first(t):
+    "A task with its examples in another order; None where their order is part of it, or a seed has some of its own."
+    if t.modulus or t.source != "drawn" or len(t) < 4: return None
+    at = torch.arange(len(t)).roll(len(t) // 2)
+    return replace(t, tokens=t.tokens[at], targets=t.targets[at], shown=(),
+                   strata=t.strata.iloc[at.numpy()].reset_index(drop=True),
+                   rules={n: np.asarray(m)[at.numpy()] for n, m in t.rules.items()},
+                   guesses={n: x[at] for n, x in t.guesses.items()},
+                   cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
+
+def _say_if_ordered(of, got, call, t):
+    "Warns of rows about all examples that are others where the examples stand in another order."
+    def whole(rows): return rows[rows["n_examples"] >= len(t)]
+    with stands_in(t): again = call()
+    if said := other_value(whole(got), whole(again)):
+        warnings.warn(f"{of}: expected the same of {len(t)} examples in another order; got {said}; fix: read all of "
+                      "them, or let n_examples say how many it reads, or none if it pairs them by their places")
+
+def _say_if_moved(of, got, once, params, c, seeds, how):
+    "Warns of rows that do not go with experts, or do not stay with examples, that change places."
+    if on := _experts_on(params, c): _say_if_placed(of, got, partial(once, on, str(c), seeds, how), c)
+    if not c.hold and (t := _second_half_first(c.get_task())):
+        _say_if_ordered(of, got, partial(once, params, str(c), seeds, how), t)
+
+# %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a44
 def checked_rows(f:callable, name:str=None) -> callable:
     """A user's instrument with all that is checked of it; one of the library as it is.
 
@@ -170,15 +242,16 @@ def checked_rows(f:callable, name:str=None) -> callable:
     @wraps(f)
     def rows(params, c, seeds, stream="authors", rule="final", **how):
         began, how, seeds = time.monotonic(), dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
+        tables = kept_tables(f)
         got = once(params, c, seeds, how)
-        key = str(c) if time.monotonic() - began < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
+        took = time.monotonic() - began
+        _say_if_beyond(of, got, condition(c), seeds, stream)
+        key = str(c) if took < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
         if isinstance(params, dict) and params and key not in seen:
             for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
                 with another_process(f): same_rows(of, got, once(few, c, others, how), seeds, others)
-            timed = got["metric"].str.endswith("seconds").all()
-            if key[0] and not timed and not other_value(got, once(_moved(params), c, seeds, how)):
-                warnings.warn(f"{of}: expected values that depend on the weights; got the same of other ones; fix: read what "
-                              "is handed over, and keep nothing between calls")
+            if key[0]: _say_if_weightless(of, got, partial(once, _moved(params), c, seeds, how), tables)
+            if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
             seen.add(key)
         return got
     rows.checked = True

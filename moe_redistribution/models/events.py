@@ -200,6 +200,9 @@ def _tale(word): return sorted(map(float, re.findall(NUMBER, word))), sorted(re.
 def _as_said(kind, step, found):
     "The event that a word says. ValueError if it would be called something else, and so be trained as that."
     e = kind.read(step, found)
+    if getattr(e, "step", step) != step:
+        refuse(f"event {found[0]}", f"the step that stands in the name, {step}", e.step,
+               fix="in its read, hand step on as it is: cls(step, …)")
     if kind in EVENTS.built_in().values() or _tale(e.word) == _tale(found[0]): return e
     refuse(f"event {found[0]}", "one that is called so", f"{e.word}, whose name and key it would have",
            fix="def read, which keeps what its pattern finds, and a property word, which says it, as Reset has them")

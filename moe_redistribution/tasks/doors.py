@@ -85,14 +85,23 @@ def check_nulls(t):
     if not (isinstance(t.answers, numbers.Integral) and 2 <= t.answers <= t.d_vocab_out):
         refuse(f"answers of {t.name}", f"how many a blind guess chooses from, 2 to {t.d_vocab_out}", t.answers,
                t.d_vocab_out, "leave it out")
+    if (told := len(t.targets[:, list(t.scored)].unique())) > t.answers:
+        refuse(f"answers of {t.name}", "as many as there are among the scored targets, or more", t.answers, told,
+               "leave it out")
     for name, guess in t.guesses.items():
         if not isinstance(guess, torch.Tensor) or guess.shape != t.targets.shape or guess.is_floating_point():
             refuse(f"guess {name} of {t.name}", f"classes of shape {tuple(t.targets.shape)}, as the targets",
                    tuple(getattr(guess, "shape", ())) or type(guess).__name__, fix="an answer for each entry of read")
+        if len(t.tokens) > 1 and torch.equal(guess[:, list(t.scored)], t.targets[:, list(t.scored)]):
+            refuse(f"guess {name} of {t.name}", "answers some of which are wrong", "the targets themselves",
+                   fix="make it of the question alone")
     for where, (j, angle) in t.cycles.items():
         if where not in t.positions or j not in range(len(t.read)) or len(angle) != len(t.tokens):
             refuse(f"cycles of {t.name}", f"one of {t.positions}: (an entry of read, {len(t.tokens)} places)",
                    f"{where!r}: ({j}, {len(angle)} places)", fix="as add7_task has them")
+        if t.positions[j] != where:
+            refuse(f"cycles of {t.name}", f"{where}: (its own entry of read, …)", f"{where}: ({j}, …), which is "
+                   f"{t.positions[j]}", t.positions.index(where), "point at the entry of that name")
     if any(i not in range(len(t.tokens)) for i in t.shown):
         refuse(f"shown of {t.name}", f"numbers of examples, 0 to {len(t.tokens) - 1}", t.shown, fix="leave it out")
 
@@ -123,23 +132,30 @@ def check_rules(t):
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #12e286c2
 def say_if_read(t):
-    "Warns of an answer that stands at the very place where it is asked for, so that nothing is left to work out."
+    """Warns of an answer that stands where it is asked for, or, where all is seen at once, at any one place: nothing is
+    left to work out."""
     for j, at in enumerate(t.read):
-        if len(t.tokens) > 1 and torch.equal(t.tokens[:, at], t.targets[:, j]):
-            warnings.warn(f"{t.positions[j]} of {t.name}: expected an answer that is to be worked out; got the token at its "
-                          f"own place, {t.places[at]}; fix: read one place earlier, or none if it is to be copied")
+        seen = [at] if t.causal else [at, *range(t.n_ctx)]
+        there = [p for p in seen if len(t.tokens) > 1 and torch.equal(t.tokens[:, p], t.targets[:, j])]
+        if not there or at not in there and t.targets[:, j].min() == t.targets[:, j].max(): continue
+        warnings.warn(f"{t.positions[j]} of {t.name}: expected an answer that is to be worked out; got the token at "
+                      + (f"its own place, {t.places[at]}; fix: read one place earlier" if there[0] == at else
+                         f"{t.places[there[0]]}, which is seen; fix: causal=True if answers are fed") +
+                      ", or none if it is to be copied")
 
 def check_inputs(t):
     "ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule."
     text = t.causal and not t.read[0]
     if t.source == "sampled" or text and t.source == "drawn" and not t.rules: return
-    asked = t.tokens[:, :t.read[0] + 1] if t.causal and not text else t.tokens
-    _, number, times = asked.unique(dim=0, return_inverse=True, return_counts=True)
-    first = torch.zeros_like(times).scatter_(0, number, torch.arange(len(number)))[number]      # one of those alike
-    if not text and (odd := (t.targets != t.targets[first]).any(1)).any():
-        i = int(odd.nonzero()[0])
-        refuse(f"examples of {t.name}", "one answer to each input", f"{t.targets[i].tolist()} and "
-               f"{t.targets[first[i]].tolist()} to {asked[i].tolist()}", fix="keep one of them")
+    ends = [at + 1 for at in t.read] if t.causal and not text else [t.n_ctx]
+    for j, end in enumerate(ends):                             # of a causal task each answer has what stands before it
+        _, number, times = t.tokens[:, :end].unique(dim=0, return_inverse=True, return_counts=True)
+        first = torch.zeros_like(times).scatter_(0, number, torch.arange(len(number)))[number]  # one of those alike
+        about = t.targets[:, j:j + 1] if len(ends) > 1 else t.targets
+        if not text and (odd := (about != about[first]).any(1)).any():
+            i = int(odd.nonzero()[0])
+            refuse(f"examples of {t.name}", "one answer to each input", f"{about[i].tolist()} and "
+                   f"{about[first[i]].tolist()} to {t.tokens[i, :end].tolist()}", fix="keep one of them")
     if t.source == "split" and (more := int((times - 1).sum())):
         refuse(f"examples of {t.name}", "each input once, for a part of them is kept from training",
                f"{more} more of some", fix='drop the copies, or source="drawn"')

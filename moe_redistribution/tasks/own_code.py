@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'usual_defaults', 'untouched_library',
-           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_by', 'long_call', 'say_if_alike',
-           'users_code', 'Asked', 'check_asked', 'read_twice']
+           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_tables', 'put_back', 'kept_by',
+           'long_call', 'say_if_alike', 'say_if_again', 'users_code', 'Asked', 'check_asked', 'read_twice',
+           'check_rows']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-import ast, builtins, functools, hashlib, importlib.util, inspect, json, operator, os, sys, sysconfig, time, warnings
+import ast, builtins, functools, hashlib, importlib.util, inspect, json, operator, os, pickle, random, sys, sysconfig
+import difflib, time, warnings
 
+import numpy as np
 import pandas as pd
 import safetensors.torch
+import torch
 from .errors import refuse
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #bf477ce0
@@ -249,16 +253,41 @@ def numbers_in(name:str, x:object, deep:bool=True) -> dict:
     if not deep or len(inside) > 100: return {}
     return {at: v for k, y in inside for at, v in numbers_in(f"{name}[{k!r}]", y, False).items()}
 
-def kept_by(f:Callable) -> dict:
-    """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
-    and how often tensors were written into."""
+def _within_reach(f):
+    "What a function could write into, by name: its defaults, its closure, its file's variables, and its own."
     f = inspect.unwrap(f)
     if not (code := getattr(f, "__code__", None)): return {}
     names = code.co_varnames[:code.co_argcount]
-    own = {n: v for n, v in f.__globals__.items() if n[0] != "_"} | vars(f)
+    own = {n: v for n, v in f.__globals__.items() if n[:2] != "__"} | vars(f)
     own |= {n: cell.cell_contents for n, cell in zip(code.co_freevars, f.__closure__ or ())}
-    own |= dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+    return own | dict(zip(names[::-1], (f.__defaults__ or ())[::-1])) | (f.__kwdefaults__ or {})
+
+_DRAWS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+_CHANCE = {"torch's own random numbers": torch.default_generator, "numpy's own random numbers": np.random.mtrand._rand,
+           "Python's own random numbers": random._inst}
+
+def _state(x):
+    "Where a generator of random numbers stands, as text."
+    if isinstance(x, torch.Generator): return x.get_state().numpy().tobytes()
+    return pickle.dumps(x.getstate() if isinstance(x, random.Random) else x.bit_generator.state
+                        if isinstance(x, np.random.Generator) else x.get_state())
+
+def kept_tables(f:Callable) -> list:
+    "Tables, lists and sets that a function could keep something in, as they are: what `put_back` takes."
+    own = _within_reach(f)
+    own |= {f"{n}[{k!r}]": x for n, v in own.items() if type(v) is dict for k, x in v.items()}
+    return [(n, v, v.copy()) for n, v in own.items() if type(v) in _PLAIN]
+
+def put_back(tables:list):
+    "Makes `kept_tables` what they were."
+    for _ in _altered(tables): pass
+
+def kept_by(f:Callable) -> dict:
+    """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
+    how often tensors were written into, and where random numbers stand, the process's too."""
+    own = {n: v for n, v in _within_reach(f).items() if n[0] != "_"}
     of = {f"length of {n}": len(x) for n, x in own.items() if isinstance(x, (list, set))}
+    of |= {f"state of {n}": _state(x) for n, x in [*_within_reach(f).items(), *_CHANCE.items()] if isinstance(x, _DRAWS)}
     of |= {f"writing into {n}": x._version for n, x in own.items() if hasattr(x, "data_ptr")}
     return {at: v for n, x in own.items() for at, v in numbers_in(n, x).items()} | of
 
@@ -269,7 +298,7 @@ def long_call(what:str, f:Callable, seconds:float=1.):
     yield
     for n in [n for n, x in kept_by(f).items() if before.get(n, x) != x] if time.monotonic() - began > seconds else ():
         warnings.warn(f"{what}: expected a call that leaves nothing for the next; got another {n} after it; fix: make "
-                      "it anew in each, for a kill forgets it, or none if no value depends on it")
+                      "it anew in each, by its seeds, for a kill forgets it, or none if no value depends on it")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #3ab91002
 def say_if_alike(of:str, found:Sequence):
@@ -289,6 +318,14 @@ def say_if_alike(of:str, found:Sequence):
             if not both or any(each[arm][s] != each[twin][s] for s in both): continue
             warnings.warn(f"{of}: expected arms that differ; got the same values of {twin} and {arm}, bit for bit; "
                           "fix: let its function ask for its arm, or drop one")
+
+def say_if_again(of:str, found:Sequence, other:str, again:Sequence):
+    "Warns if all rows, as (arm, rows), are those that a preset with other settings has of the same arms and seeds."
+    def each(found): return {(a, s): f[f["seed"] == s]["value"].tolist() for a, f in found for s in {*f["seed"]}}
+    a, b = each(found), each(again)
+    if (both := a.keys() & b.keys()) and all(a[k] == b[k] for k in both):
+        warnings.warn(f"{of}: expected other values than those of preset {other}, which has other settings; got the same, "
+                      "bit for bit; fix: let its function read them, or none if they change the cost alone")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #d25507cc
 @contextmanager
@@ -324,7 +361,12 @@ for _n in ("__iter__", "keys", "values", "items", "copy", "__or__"):
     setattr(Asked, _n, _noting(_n, lambda self, *_: dict.keys(self)))
 
 def check_asked(what:str, content:Callable, arm:str, settings:dict, asked:set):
-    "ValueError if of some settings some were `asked` for that a key's `content(arm, settings)` does not ask for."
+    """ValueError if of some settings some were `asked` for that a key's `content(arm, settings)` does not ask for, or
+    under another name, nearly that of one for which nobody asked."""
+    for n in sorted(map(str, asked - settings.keys())):
+        if near := difflib.get_close_matches(n, map(str, settings.keys() - asked), 1, .75):
+            refuse(f"settings of {what.rpartition(' ')[2]}", f"{n}, for which its function asks", f"{near[0]}, for which it "
+                   "does not ask", n, "one name in both")
     json.dumps(content(arm, said := Asked(settings)))
     if lost := sorted(map(str, asked & settings.keys() - said.asked)):
         refuse(what, "all settings that its jobs read, for their key is made of it", f"none of {', '.join(lost)}",
@@ -343,3 +385,23 @@ def read_twice(f:Callable, name:str, runs:Sequence) -> pd.DataFrame:
     got = once(runs)
     if few: same_rows(of, got, once(few), [r.seed for r in runs], [r.seed for r in few])
     return got
+
+# %% ../../nbs/1_tasks/01a_own_code.ipynb #652c59a6
+def _under(condition, arm): return condition == arm or condition.startswith(f"{arm}/")
+
+def check_rows(job:object, found:pd.DataFrame):
+    "ValueError (expected, got, fix) unless `found` is a frame of rows of this job and of nothing else."
+    of, arms = f"job {job.condition}", [a for a in job.study.presets[job.preset].arms if a != job.arm]
+    if not isinstance(found, pd.DataFrame) or found.empty:
+        got = "none" if isinstance(found, pd.DataFrame) else type(found).__name__
+        refuse(of, "rows", got, "one", "let its function return rows")
+    lost = [c for c in ("condition", "seed", "metric", "value") if c not in found]
+    if lost: refuse(of, "rows with condition, seed, metric and value", f"none of {lost}", "rows(values, seeds)")
+    if {*found["seed"]} != {*job.seeds}:
+        got = sorted(found["seed"].unique())[:9]
+        refuse(of, f"rows of seeds {list(job.seeds)}", f"of {got}", fix="give each its rows")
+    for c in found["condition"].unique():
+        if not _under(c, job.arm) and any(_under(c, a) for a in arms):
+            refuse(of, f"rows of its arm {job.arm}", f"rows of {c}, another arm", job.arm, "call them by the arm")
+    if (n := int(found.duplicated([c for c in found if c not in ("value", "n_examples")]).sum())):
+        refuse(of, "each row once", f"{n} again", fix="drop the repetitions")

@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['PAD', 'EOS', 'OPERATIONS', 'P', 'ALPHABET', 'LENGTH', 'TASKS', 'reversed_digits', 'Doors', 'Task', 'read_at',
            'add7_strata', 'add7_task', 'modadd_task', 'partition', 'sample_sequences', 'counts', 'hist_task',
-           'get_task', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls', 'draw_examples']
+           'get_task', 'stands_in', 'spans', 'labels', 'strata', 'slices', 'digits', 'exact', 'majority', 'nulls',
+           'draw_examples']
 
 # %% ../../nbs/1_tasks/02_task.ipynb #cb7c3d7a
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 import warnings
@@ -204,6 +206,14 @@ def _make(name):
             warnings.warn(f"task {name}: expected examples of its own; got those of {alike[0]}; fix: bind what a loop "
                           "changes where the function is made, as by functools.partial")
     return made
+
+@contextmanager
+def stands_in(task:Task):
+    "Within it `get_task` gives another task under its name."
+    was = get_task(task.name)
+    _made[task.name] = task
+    try: yield
+    finally: _made[task.name] = was
 
 def _same_again(name, made, again):
     "ValueError if a task's function gives other examples the second time."

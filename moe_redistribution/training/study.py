@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['STUDIES', 'ANSWERS', 'Preset', 'all_settings', 'needs_nothing', 'Study', 'StudyJob', 'fixed_arms', 'why_fixed',
-           'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'check_rows', 'torch_threads', 'rows_of_job',
-           'study_rows', 'run_study', 'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile',
-           'portable_function', 'TrainingStudy', 'of_studies', 'known_studies', 'training_studies', 'canonical']
+           'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'torch_threads', 'rows_of_job', 'study_rows',
+           'run_study', 'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
+           'TrainingStudy', 'of_studies', 'known_studies', 'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from concurrent.futures import Executor
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,8 +26,9 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
-from ..tasks.own_code import (Asked, another_process, check_asked, file_hash, long_call, of_users,
-                                               read_twice, reads, same_rows, say_if_alike, users_code)
+from ..tasks.own_code import (Asked, another_process, check_asked, check_rows, file_hash, long_call, of_users,
+                                               read_twice, reads, same_rows, say_if_again, say_if_alike, users_code)
+from ..models.condition import condition
 from .sources import code_by_room, code_of, say_if_changed
 from .store import (Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal,
                                                write_whole)
@@ -98,7 +99,13 @@ def job(self:Study, preset:str, arm:str, seeds:Sequence[int]) -> Job:
 def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
     "The stored rows of some of its jobs; their conditions read `study.preset/…`."
     found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
-    if of_users(self.run): say_if_alike(f"{self.name}.{preset}", found)
+    if of_users(self.run):
+        say_if_alike(f"{self.name}.{preset}", found)
+        for p, other in self.presets.items():
+            if other.note or other.settings == self.presets[preset].settings: continue
+            new = [j for j in study_jobs(self, p) if j.key not in {j.key for j in jobs} and j.path(Store(root)).exists()]
+            again = [(j.arm, f) for j in new if (f := find_rows(j, Store(root))) is not None]
+            say_if_again(f"{self.name}.{preset}", found, p, again)
     named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
@@ -311,26 +318,6 @@ def clear(self:Desk):
         if p.suffix in (".state", ".part", ".began"): p.unlink(missing_ok=True)
 
 
-# %% ../../nbs/3_training/08_study.ipynb #652c59a6
-def _under(condition, arm): return condition == arm or condition.startswith(f"{arm}/")
-
-def check_rows(job:StudyJob, found:pd.DataFrame):
-    "ValueError (expected, got, fix) unless `found` is a frame of rows of this job and of nothing else."
-    of, arms = f"job {job.condition}", [a for a in job.study.presets[job.preset].arms if a != job.arm]
-    if not isinstance(found, pd.DataFrame) or found.empty:
-        got = "none" if isinstance(found, pd.DataFrame) else type(found).__name__
-        refuse(of, "rows", got, "one", "let its function return rows")
-    lost = [c for c in ("condition", "seed", "metric", "value") if c not in found]
-    if lost: refuse(of, "rows with condition, seed, metric and value", f"none of {lost}", "rows(values, seeds)")
-    if {*found["seed"]} != {*job.seeds}:
-        got = sorted(found["seed"].unique())[:9]
-        refuse(of, f"rows of seeds {list(job.seeds)}", f"of {got}", fix="give each its rows")
-    for c in found["condition"].unique():
-        if not _under(c, job.arm) and any(_under(c, a) for a in arms):
-            refuse(of, f"rows of its arm {job.arm}", f"rows of {c}, another arm", job.arm, "call them by the arm")
-    if (n := int(found.duplicated([c for c in found if c not in ("value", "n_examples")]).sum())):
-        refuse(of, "each row once", f"{n} again", fix="drop the repetitions")
-
 # %% ../../nbs/3_training/08_study.ipynb #0d5b34a2
 @contextmanager
 def torch_threads(threads:int):
@@ -354,6 +341,14 @@ def first_began(self:Desk) -> dict:
 # %% ../../nbs/3_training/08_study.ipynb #20fef3c8
 _REHEARSED = set()                                                          # (function, arm)
 
+def _say_if_others(of, job):
+    "Warns of an arm that is called by a condition, and whose job needs trainings of others alone."
+    trained = [condition(n.condition).name if isinstance(n, Training) else n for n in job.named]
+    with suppress(ValueError):
+        if (own := condition(job.arm).name) in trained or not trained or job.arm in trained: return
+        warnings.warn(f"{of}: expected it to need trainings of {own}, by which it is called; got {', '.join(trained)}; "
+                      "fix: Training(arm, …), or another name for the arm")
+
 def rows_of_job(job:StudyJob, desk:Desk, store:Store):
     """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where rows of a
     user's are not the job's, change with company or by chance, and for an error or a changed library."""
@@ -375,6 +370,7 @@ def rows_of_job(job:StudyJob, desk:Desk, store:Store):
             beside.needed = [x[x["seed"].isin(seeds)] if isinstance(x, pd.DataFrame)
                              else [r for s in seeds for r in x if r.seed == s] for x in desk.needed]
             return once(replace(job, seeds=tuple(seeds)), beside)
+    if own: _say_if_others(of, job)
     with reads(scratch=True) as read, long_call(of, run) if own else nullcontext(): found = once(job, desk)
     if found is not None and fresh and time.monotonic() - began <= 1 and (run, job.arm) not in _REHEARSED:
         more = [s for s in job.study.presets[job.preset].arms[job.arm] if s not in job.seeds][:1]
