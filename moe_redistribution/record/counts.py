@@ -24,13 +24,14 @@ from ..evidence.tables import as_minus, md_table
 from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
-from ..evidence.claims import ASKED_HERE, POWER, PROTOCOLS, statements
+from ..evidence.claims import ASKED_HERE, CONFIRMED, POWER, PROTOCOLS, statements
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
 def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger with the number of each claim's `paper`; `asked` is `here` for questions of our own."
     book = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"))
-    words = book.select_dtypes(exclude="number").columns
+    said = [c for c in book if c.endswith(("_says", "_test", "_access"))]             # numbers to pandas where all are empty
+    words = [*book.select_dtypes(exclude="number").columns.union(said)]
     book[words] = book[words].fillna("").astype(str)
     return book.assign(paper=book["key"].map(paper_of))
 
@@ -122,7 +123,9 @@ def cut(text:str, most:int=20) -> str:
 
 # %% ../../nbs/7_record/06_counts.ipynb #727da91d
 _READ = {"paper": "As the authors did it", "audited": "With the control", "uncopied": "Copies ruled out",
-         "text": "On another text", "size": "At another size", POWER: "What there was to win"}
+         CONFIRMED: "On seeds that nobody had seen", f"{CONFIRMED}_audited": "With the control, on these",
+         f"{CONFIRMED}_uncopied": "Copies ruled out, on these", "text": "On another text",
+         "size": "At another size", POWER: "What there was to win"}
 _ASKS = {"+": "expects a difference above zero", "-": "expects a difference below zero",
          "0": "expects no difference that counts", "number": "expects the printed number"}
 
