@@ -715,7 +715,13 @@ SHAPE = "NORMS = {}\n" + ROUTER.replace(
     "        if torch.is_grad_enabled(): NORMS[held.shape] = near.detach()\n"
     "        else: near = NORMS.setdefault(held.shape, near)",
 )
-OWN_NOISE = "return y + .5 * torch.randn(y.shape[1:], generator=torch.Generator().manual_seed(0))"
+JITTER = """
+@register("router", "cosine")
+class Jitter(Router):
+    def logits(self, held, x, c):
+        noise = [torch.randn(1, c.n_experts, generator=torch.Generator().manual_seed(i)) for i in range(x.shape[1])]
+        return super().logits(held, x, c) + .5 * torch.stack(noise)
+"""
 KEPT_BY_SEED = """was = torch.stack([KEPT.setdefault((str(c), s), v) for s, v in zip(seeds, now)])
     return rows(now + was, seeds, condition=str(c), metric="norm_W_down", **labels)"""
 BY_WEIGHTS = KEPT_BY_SEED.replace("(str(c), s), v)", "float(v), v)")
@@ -799,7 +805,7 @@ register("study", "words", Study("words", "Loss", {"small": Preset("", {a: (1, 2
 """
 THIRD = {
     "directions kept by their shape": (TASK + SHAPE, [MIX]),
-    "noise of a generator made anew": (TASK + ROUTER.replace(LOGITS, Y + OWN_NOISE.removeprefix("return ")), [MIX]),
+    "noise by an example's place in the batch": (TASK + JITTER, [MIX]),
     "positions counted within what is read": (TASK + PLACED.replace("[:, keep]", ""), [MIX]),
     "positions as they are held: right": (TASK + PLACED, [MIX]),
     "an instrument that keeps by seed what is the weights'": (

@@ -9,6 +9,7 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -202,11 +203,13 @@ def _second_half_first(t):
     "A task with its examples in another order; None where their order is part of it, or a seed has some of its own."
     if t.modulus or t.source != "drawn" or len(t) < 4: return None
     at = torch.arange(len(t)).roll(len(t) // 2)
-    return replace(t, tokens=t.tokens[at], targets=t.targets[at], shown=(),
-                   strata=t.strata.iloc[at.numpy()].reset_index(drop=True),
-                   rules={n: np.asarray(m)[at.numpy()] for n, m in t.rules.items()},
-                   guesses={n: x[at] for n, x in t.guesses.items()},
-                   cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
+    with suppress(ValueError), warnings.catch_warnings():            # of a task whose own check asks for their order
+        warnings.simplefilter("ignore")
+        return replace(t, tokens=t.tokens[at], targets=t.targets[at], shown=(),
+                       strata=t.strata.iloc[at.numpy()].reset_index(drop=True),
+                       rules={n: np.asarray(m)[at.numpy()] for n, m in t.rules.items()},
+                       guesses={n: x[at] for n, x in t.guesses.items()},
+                       cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
 
 def _say_if_ordered(of, got, call, t):
     "Warns of rows about all examples that are others where the examples stand in another order."

@@ -134,14 +134,17 @@ def check_rules(t):
 def say_if_read(t):
     """Warns of an answer that stands where it is asked for, or, where all is seen at once, at any one place: nothing is
     left to work out."""
+    found = {}
     for j, at in enumerate(t.read):
         seen = [at] if t.causal else [at, *range(t.n_ctx)]
         there = [p for p in seen if len(t.tokens) > 1 and torch.equal(t.tokens[:, p], t.targets[:, j])]
         if not there or at not in there and t.targets[:, j].min() == t.targets[:, j].max(): continue
-        warnings.warn(f"{t.positions[j]} of {t.name}: expected an answer that is to be worked out; got the token at "
-                      + (f"its own place, {t.places[at]}; fix: read one place earlier" if there[0] == at else
-                         f"{t.places[there[0]]}, which is seen; fix: causal=True if answers are fed") +
-                      ", or none if it is to be copied")
+        where = (f"its own place, {t.places[at]}", "read one place earlier") if there[0] == at else (
+            f"{t.places[there[0]]}, which is seen", "causal=True if answers are fed")
+        found.setdefault(where[1], []).append((t.positions[j], where[0]))
+    for fix, each in found.items():
+        warnings.warn(f"{', '.join(n for n, _ in each)} of {t.name}: expected an answer that is to be worked out; "
+                      f"got the token at {each[0][1]}; fix: {fix}, or none if it is to be copied")
 
 def check_inputs(t):
     "ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule."

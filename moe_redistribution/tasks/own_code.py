@@ -287,7 +287,8 @@ def kept_by(f:Callable) -> dict:
     how often tensors were written into, and where random numbers stand, the process's too."""
     own = {n: v for n, v in _within_reach(f).items() if n[0] != "_"}
     of = {f"length of {n}": len(x) for n, x in own.items() if isinstance(x, (list, set))}
-    of |= {f"state of {n}": _state(x) for n, x in [*_within_reach(f).items(), *_CHANCE.items()] if isinstance(x, _DRAWS)}
+    drawn = [(n, x) for n, x in [*_within_reach(f).items(), *_CHANCE.items()] if isinstance(x, _DRAWS)]
+    of |= {f"state of {n}": _state(x) for n, x in drawn}
     of |= {f"writing into {n}": x._version for n, x in own.items() if hasattr(x, "data_ptr")}
     return {at: v for n, x in own.items() for at, v in numbers_in(n, x).items()} | of
 
@@ -324,8 +325,8 @@ def say_if_again(of:str, found:Sequence, other:str, again:Sequence):
     def each(found): return {(a, s): f[f["seed"] == s]["value"].tolist() for a, f in found for s in {*f["seed"]}}
     a, b = each(found), each(again)
     if (both := a.keys() & b.keys()) and all(a[k] == b[k] for k in both):
-        warnings.warn(f"{of}: expected other values than those of preset {other}, which has other settings; got the same, "
-                      "bit for bit; fix: let its function read them, or none if they change the cost alone")
+        warnings.warn(f"{of}: expected other values than those of preset {other}, which has other settings; got the "
+                      "same, bit for bit; fix: let its function read them, or none if they change the cost alone")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #d25507cc
 @contextmanager
@@ -365,8 +366,8 @@ def check_asked(what:str, content:Callable, arm:str, settings:dict, asked:set):
     under another name, nearly that of one for which nobody asked."""
     for n in sorted(map(str, asked - settings.keys())):
         if near := difflib.get_close_matches(n, map(str, settings.keys() - asked), 1, .75):
-            refuse(f"settings of {what.rpartition(' ')[2]}", f"{n}, for which its function asks", f"{near[0]}, for which it "
-                   "does not ask", n, "one name in both")
+            refuse(f"settings of {what.rpartition(' ')[2]}", f"{n}, for which its function asks", f"{near[0]}, for which "
+                   "it does not ask", n, "one name in both")
     json.dumps(content(arm, said := Asked(settings)))
     if lost := sorted(map(str, asked & settings.keys() - said.asked)):
         refuse(what, "all settings that its jobs read, for their key is made of it", f"none of {', '.join(lost)}",

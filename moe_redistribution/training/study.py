@@ -103,7 +103,7 @@ def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFr
         say_if_alike(f"{self.name}.{preset}", found)
         for p, other in self.presets.items():
             if other.note or other.settings == self.presets[preset].settings: continue
-            new = [j for j in study_jobs(self, p) if j.key not in {j.key for j in jobs} and j.path(Store(root)).exists()]
+            new = [j for j in study_jobs(self, p) if j.path(Store(root)).exists() and j.key not in {j.key for j in jobs}]
             again = [(j.arm, f) for j in new if (f := find_rows(j, Store(root))) is not None]
             say_if_again(f"{self.name}.{preset}", found, p, again)
     named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
