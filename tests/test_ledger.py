@@ -63,8 +63,8 @@ def said(key, protocol="paper", **other):
     return SENTENCES[key, protocol]._replace(**other)
 
 
-def says(word, note="", test=""):
-    return Decision(.1, .05, .15, .1, 5, .06, np.nan, test, word, note)
+def says(word, note="", test="", p_same=np.nan):
+    return Decision(.1, .05, .15, .1, 5, .06, p_same, test, word, note)
 
 
 # --- the rule ---------------------------------------------------------------------------------------
@@ -111,6 +111,8 @@ def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
 def test_a_control_contradicts_only_where_it_shows_the_same():
     "A tie to the last bit is a bound of the measure, and a control with nothing to win has no power."
     assert judge(says("holds"), says("refuted")) == "contradicted by a control"
+    assert judge(says("holds"), says("refuted", p_same=.01)) == "tied with its control"
+    assert judge(says("holds"), says("refuted", p_same=.01), edit_alone=True) == "turns on the edit"
     assert judge(says("holds"), says("refuted", test=TIE)) == "tied with its control"
     assert judge(says("holds"), says("pending", "no power: .0006 nats to win")) == "open (no power)"
     opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)     # lower still than its control
@@ -325,8 +327,10 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
         fresh = not set(seed_list(said(r.key).seeds)) & set(seed_list(said(r.key, "audited").seeds))
         fresh |= said(r.key).stream != said(r.key, "audited").stream
         whose = HERE if said(r.key).stream == "paired" else NEW if fresh else OWN
-        got = judge(says(r.paper_says, reason, r.paper_test), says(r.audited_says, weak, r.audited_test), words,
-                    sized="~" in r.expects, whose=whose, **more)
+        p, q = said(r.key), said(r.key, "audited")
+        alike = p.edit != q.edit and all({*getattr(p, s).split()} == {*getattr(q, s).split()} for s in ("condition", "versus"))
+        got = judge(says(r.paper_says, reason, r.paper_test), says(r.audited_says, weak, r.audited_test, r.audited_p_same),
+                    words, sized="~" in r.expects, whose=whose, edit_alone=alike, **more)
         own = found_here if r.asked == "here" else str
         assert r.verdict in (own(got), *["by construction"] * got.startswith(("reproduced", "direction"))), r.key
         assert (r.verdict != "pending" or r.note

@@ -32,7 +32,7 @@ def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     book = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"))
     said = [c for c in book if c.endswith(("_says", "_test", "_access"))]             # numbers to pandas where all are empty
     words = [*book.select_dtypes(exclude="number").columns.union(said)]
-    book[words] = book[words].fillna("").astype(str)
+    book[words] = book[words].astype(object).fillna("").astype(str)
     return book.assign(paper=book["key"].map(paper_of))
 
 def recorded_numbers(root:str|Path=None, protocol:str="paper") -> pd.DataFrame:

@@ -7,6 +7,8 @@ __all__ = ['MOST_READ', 'AT_RATES', 'BLOCK', 'BLOCK_ENDS', 'BLOCK_MEASURES', 'AT
            'block_seeds', 'training_of', 'block_rows', 'block_content', 'block_seconds']
 
 # %% ../../../nbs/6_studies/block/02_study.ipynb #49802cfc
+from functools import partial
+
 import pandas as pd
 from ...instruments.ablation import ablation_rows
 from ...instruments.instrument import instruments
@@ -63,8 +65,7 @@ def block_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     rules = ("first256", "first1000") + ("final",) * (end := settings["until"] == "full")
     for name, (metrics, arms) in BLOCK_MEASURES.items():
         if arm not in arms or end and name not in AT_THE_END: continue
-        of = instruments()[name].rows
-        if name == "ablation": of = lambda p, c, s, **how: ablation_rows(p, c, s, ("zero", "mean"), **how)
+        of = instruments()[name].rows if name != "ablation" else partial(ablation_rows, edits=("zero", "mean"))
         got = measure(runs, arm, rules if name != "heldout" else ("first256", "final"), "paired", of)
         found.append(got[got["metric"].isin(metrics) & (got["split"].eq("held") if name == "heldout" else True)])
     return tidy(found)

@@ -262,7 +262,7 @@ def put_refits(self:LanguageTrial):
     for how, moving in REFITS.items():
         twin = deepcopy(self.model)
         for l, layer in enumerate(twin.model.layers):
-            layer.mlp = torch.nn.Linear(d, d)
+            layer.mlp = torch.nn.utils.skip_init(torch.nn.Linear, d, d)               # which draws nothing
             torch.nn.init.zeros_(layer.mlp.weight)
             layer.mlp.bias.data.copy_(said[outputs[l]].mean((0, 1, 2)))
             if how == "affine_alone": torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
