@@ -11,8 +11,14 @@ from functools import partial
 
 import pandas as pd
 from ...instruments.ablation import ablation_rows
-from ...instruments.instrument import instruments
+from ...instruments.attribution import attribution_rows
+from ...instruments.copying import copying_rows
+from ...instruments.heldout import heldout_rows
 from ...instruments.measuring import measure
+from ...instruments.patching import patching_rows
+from ...instruments.patterns import pattern_rows
+from ...instruments.rerouting import rerouting_rows
+from ...instruments.routing import routing_rows
 from ...instruments.rows import tidy
 
 from ...training.groups import Training
@@ -53,6 +59,9 @@ BLOCK_MEASURES = {"ablation": (("digits", "exact"), (*BLOCK, *_HALVES, *_HELD_OU
                         (_MIXED, _STILL, "add7/moe_glu-e4k1-h256-silu", "add7/moe_glu-e4k1-h256-silu+frozen",
                          "add7/moe_glu-e4k1-h256-gelu"))}
 
+_ROWS = dict(ablation=partial(ablation_rows, edits=("zero", "mean")), copying=copying_rows, heldout=heldout_rows,
+             attribution=attribution_rows, patching=patching_rows, patterns=pattern_rows, rerouting=rerouting_rows,
+             routing=routing_rows)
 AT_THE_END = ("ablation", "copying", "heldout", "patterns")                    # what is asked of the last weights
 
 def training_of(arm, seeds, settings) -> list:
@@ -65,8 +74,7 @@ def block_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     rules = ("first256", "first1000") + ("final",) * (end := settings["until"] == "full")
     for name, (metrics, arms) in BLOCK_MEASURES.items():
         if arm not in arms or end and name not in AT_THE_END: continue
-        of = instruments()[name].rows if name != "ablation" else partial(ablation_rows, edits=("zero", "mean"))
-        got = measure(runs, arm, rules if name != "heldout" else ("first256", "final"), "paired", of)
+        got = measure(runs, arm, rules if name != "heldout" else ("first256", "final"), "paired", _ROWS[name])
         found.append(got[got["metric"].isin(metrics) & (got["split"].eq("held") if name == "heldout" else True)])
     return tidy(found)
 
