@@ -89,7 +89,7 @@ def say_if_one(functions:Sequence, found:Sequence):
     own = [rows for f, rows in zip(functions, found) if of_users(f)]
     seen, about = {}, [c for c in ROW_COLUMNS if c != "n_examples"]
     for metric, rows in pd.concat(own)[about].groupby("metric") if own else ():
-        told = rows.drop(columns="metric").sort_values([c for c in about if c != "metric"]).to_csv(index=False)
+        told = repr(rows.drop(columns="metric").sort_values([c for c in about if c != "metric"]).to_numpy().tolist())
         if seen.setdefault(told, metric) != metric and rows["value"].nunique() > 1:
             warnings.warn(f"{metric}: expected values of its own; got those of {seen[told]}, bit for bit; fix: bind "
                           "what a loop changes where it is defined (def f(…, n=n)), or measure one of them")
