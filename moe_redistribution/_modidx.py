@@ -997,6 +997,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                       'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._moved': ( '4_instruments/instrument.html#_moved',
                                                                                                                  'moe_redistribution/instruments/instrument.py'),
+                                                           'moe_redistribution.instruments.instrument._of_library': ( '4_instruments/instrument.html#_of_library',
+                                                                                                                      'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_beyond': ( '4_instruments/instrument.html#_say_if_beyond',
                                                                                                                          'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_moved': ( '4_instruments/instrument.html#_say_if_moved',

@@ -355,3 +355,9 @@ def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
 
 
 def test_the_library_is_where_it_says(): assert HERE.endswith("moe_redistribution/")
+
+
+def test_a_page_that_defines_an_instrument_of_the_library_again_is_no_user_s_file():
+    from moe_redistribution.instruments.instrument import checked_rows
+    def rows(params, c, seeds, stream="authors", rule="final"): ...
+    assert checked_rows(rows, "mine") is not rows and checked_rows(rows, "ablation") is rows is checked_rows(rows)
