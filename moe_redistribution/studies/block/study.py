@@ -20,7 +20,6 @@ from ...instruments.patterns import pattern_rows
 from ...instruments.rerouting import rerouting_rows
 from ...instruments.routing import routing_rows
 from ...instruments.rows import tidy
-
 from ...training.groups import Training
 from ...training.study import Preset, Study
 
