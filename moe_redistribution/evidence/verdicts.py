@@ -100,6 +100,7 @@ def decision(rows, s, quoted:Sequence=()):
     x, notes = s.values(rows := Measured.of(rows))
     x, absent = x.dropna(), [n for n in notes if n.startswith(("missing run", "not measured"))]
     if x.empty: return Decision(*NOTHING, "pending", "; ".join(filter(None, [*notes, s.note])))
+    if s.rule == "learned": x = x.iloc[:int(s.n)]             # the first so many that learned, whoever comes later
     i, known = interval(x), None
     if s.aggregate == "sum" or s.stream == "none":            # a count is certain, and so is a fact
         i = i._replace(**dict.fromkeys(("mean", "lo", "hi"), float(x.sum() if s.aggregate == "sum" else x.mean())),
