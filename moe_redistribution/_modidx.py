@@ -713,6 +713,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                        'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts.decision': ( '5_evidence/verdicts.html#decision',
                                                                                                          'moe_redistribution/evidence/verdicts.py'),
+                                                      'moe_redistribution.evidence.verdicts.first_learners': ( '5_evidence/verdicts.html#first_learners',
+                                                                                                               'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts.found_here': ( '5_evidence/verdicts.html#found_here',
                                                                                                            'moe_redistribution/evidence/verdicts.py'),
                                                       'moe_redistribution.evidence.verdicts.judge': ( '5_evidence/verdicts.html#judge',

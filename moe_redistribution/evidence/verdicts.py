@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'SIGN', 'UNDER', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS',
            'ON_PAPER_SEEDS', 'ON_UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide',
-           'registered_test', 'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide', 'readings_of']
+           'registered_test', 'first_learners', 'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide',
+           'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
 from collections.abc import Sequence
@@ -89,6 +90,13 @@ def _quotes(s, quoted):
     return Decision(*NOTHING[:-1], "rule of numbers" * (says in ("holds", "refuted")), says, s.note)
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #5d16baf9
+def first_learners(rows, s):
+    """Statement `s`, about models that learned, as far as the seed by which as many had as its n asks for: whoever
+    comes later is not read, nor waited for. All of it where fewer learned."""
+    learned, seeds = s.values(rows)[0].dropna().index, seed_list(s.seeds)
+    enough = np.flatnonzero(np.isin(seeds, learned).cumsum() == s.n)
+    return s._replace(seeds=" ".join(map(str, seeds[:enough[0] + 1]))) if len(enough) else s
+
 def decision(rows, s, quoted:Sequence=()):
     """What the rows say to one statement under one protocol: a `Decision`, with `says` one of holds, refuted, open,
     pending.
@@ -97,10 +105,11 @@ def decision(rows, s, quoted:Sequence=()):
     it."""
     if s.aggregate == "none": return Decision(*NOTHING, "pending", s.note)
     if s.aggregate == "quotes": return _quotes(s, quoted)
-    x, notes = s.values(rows := Measured.of(rows))
+    rows = Measured.of(rows)
+    if s.rule == "learned": s = first_learners(rows, s)
+    x, notes = s.values(rows)
     x, absent = x.dropna(), [n for n in notes if n.startswith(("missing run", "not measured"))]
     if x.empty: return Decision(*NOTHING, "pending", "; ".join(filter(None, [*notes, s.note])))
-    if s.rule == "learned": x = x.iloc[:int(s.n)]             # the first so many that learned, whoever comes later
     i, known = interval(x), None
     if s.aggregate == "sum" or s.stream == "none":            # a count is certain, and so is a fact
         i = i._replace(**dict.fromkeys(("mean", "lo", "hi"), float(x.sum() if s.aggregate == "sum" else x.mean())),
