@@ -1,5 +1,7 @@
 """The ledger: every verdict from invented rows, every statement checked, and the committed table against its
 recomputation."""
+from collections import namedtuple
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,9 +11,9 @@ from moe_redistribution.evidence import answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import by_id, coverage
-from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW,
+from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW, ON_UNSEEN,
                                                   ON_PAPER_SEEDS as OWN, TIE, TOO_FEW, UNDER, VERDICTS, Decision, Registered,
-                                                  decision, decide, found_here, judge, readings_of, registered_test)
+                                                  decision, decide, first_learners, found_here, judge, readings_of, registered_test)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, as_versus, seed_list,
                                                 statements)
 from moe_redistribution.evidence.printed import study_lines
@@ -319,17 +321,22 @@ def test_a_statement_needs_both_protocols_and_a_reason_where_no_rows_decide_it(t
 
 def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
     assert table["key"].tolist() == SAID["key"].drop_duplicates().tolist() and table["verdict"].isin(VERDICTS).all()
+    block = {"paper": "confirmed", "audited": "confirmed_audited", "uncopied": "confirmed_uncopied"}
     for r in table.itertuples():
         words = [w for part in r.numbers.split(", ") if part for w in [part.split(" ", 1)[1]]]
+        mine = {k: c for k, c in block.items() if c in set(SAID.loc[SAID["key"] == r.key, "protocol"])}
+        heard = bool(mine) and all(getattr(r, f"{c}_says") not in ("", "pending") for c in mine.values())
+        at = lambda k: mine.get(k, k) if heard else k
+        get = lambda k, field: getattr(r, f"{at(k)}_{field}")
         reason = "not testable here: " if r.note.startswith("paper: not testable here: ") else ""
-        weak = "no power: " * ("audited: no power: " in r.note)
-        more = {k: says(getattr(r, f"{k}_says")) for k in ("uncopied", "text", "size", "power") if getattr(r, f"{k}_says")}
-        fresh = not set(seed_list(said(r.key).seeds)) & set(seed_list(said(r.key, "audited").seeds))
-        fresh |= said(r.key).stream != said(r.key, "audited").stream
-        whose = HERE if said(r.key).stream == "paired" else NEW if fresh else OWN
-        p, q = said(r.key), said(r.key, "audited")
+        weak = "no power: " * (f"{at('audited')}: no power: " in r.note)
+        more = {k: says(get(k, "says")) for k in ("uncopied", "text", "size", "power") if get(k, "says")}
+        p, q = said(r.key, at("paper")), said(r.key, at("audited"))
+        fresh = not set(seed_list(p.seeds)) & set(seed_list(q.seeds)) or p.stream != q.stream
+        whose = ON_UNSEEN if heard else HERE if p.stream == "paired" else NEW if fresh else OWN
         alike = p.edit != q.edit and all({*getattr(p, s).split()} == {*getattr(q, s).split()} for s in ("condition", "versus"))
-        got = judge(says(r.paper_says, reason, r.paper_test), says(r.audited_says, weak, r.audited_test, r.audited_p_same),
+        got = judge(says(get("paper", "says"), reason, get("paper", "test")),
+                    says(get("audited", "says"), weak, get("audited", "test"), get("audited", "p_same")),
                     words, sized="~" in r.expects, whose=whose, edit_alone=alike, **more)
         own = found_here if r.asked == "here" else str
         assert r.verdict in (own(got), *["by construction"] * got.startswith(("reproduced", "direction"))), r.key
@@ -533,3 +540,11 @@ def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
                        match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught:
         paper.printed_items("fig99")
     assert len(str(caught.value)) < 160
+
+
+def test_a_claim_about_learners_reads_the_first_five_that_learned_and_waits_for_nobody_after():
+    got = pd.Series([np.nan, 1, 2, np.nan, 3, 4, 5, 6], range(1, 9))
+    class Asked(namedtuple("Asked", "seeds n")):
+        def values(self, rows): return got.reindex(seed_list(self.seeds)), []
+    assert first_learners(None, Asked("1-16", 5)).seeds == "1 2 3 4 5 6 7"
+    assert first_learners(None, Asked("1-6", 5)).seeds == "1-6"                     # four learned: all are waited for
