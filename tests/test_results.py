@@ -103,6 +103,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/changed.csv": lambda root, p: findings.former_verdicts("4.2-05"),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
     "data/deviations.csv": lambda root, p: of_clone(p),
+    "data/block/before.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
     "data/*/pilots.csv": lambda root, p: registrations.pilots(root / "data"),
     "data/*/statements.csv": lambda root, p: claims_room.statements(),
