@@ -16,7 +16,7 @@ from .prose import read_as, margin_text
 from .printed import DATA, papers
 from ..training.store import of_clone
 from .tables import md_table
-from .verdicts import NO_POWER, TOO_FEW
+from .verdicts import NO_POWER, NO_RUN, TOO_FEW
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #dbad9808
 def paper_of(key:str) -> str:
@@ -37,7 +37,7 @@ def verdict_link(c, root:str="../../", word:str=None) -> str:
     return verdict_words(c, f"[{word or c.verdict}]({root}claims.ipynb#{c.key})")
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #20711e74
-ANCHORS = {TOO_FEW: "too-few-seeds", NO_POWER: "no-power"}
+ANCHORS = {TOO_FEW: "too-few-seeds", NO_POWER: "no-power", NO_RUN: "no-run"}
 
 def word_link(verdict:str, root:str="../../") -> str:
     "A verdict as a link to the glossary."

@@ -180,18 +180,21 @@ def variance_split(y:np.ndarray|Sequence, names:Sequence[str]=VARIANCE_SOURCES, 
                              share_hi=share_hi), index=[*names, "total"])
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #f8a8e5b4
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _reach(level): return _stats().t.ppf(level, np.arange(1, MOST))              # Student's t of 2 … `MOST` seeds
 
-def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.0):
-    """Seeds at which a difference `mean` with spread `sd` over seeds would be decided; nan if not within 20,000.
+def seeds_needed(mean:float, sd:float, expects:str, margin:float, fixed:float=0.0, family:int=1, power:float=.8):
+    """Seeds at which a difference `mean` with spread `sd` over seeds would be decided with chance `power`, if both stay;
+    nan if not within 20,000.
 
     `expects`: `+`, `-`, `0` or `number`. For `number`, `mean` is ours minus the paper's and `fixed` the standard error
-    of the paper's own."""
+    of the paper's own. `family`: contrasts among which Holm's smallest level has to be reached. Student's t stands in
+    for sign flips; of two bounds each is passed with half the misses."""
     n, d = np.arange(2, MOST + 1), abs(mean)
     if not sd > 0: return np.nan
     error = np.sqrt(sd**2 / n + fixed**2)
-    half, reach = (_reach(level) * error for level in (.975, .95))
+    half = (_reach(1 - .025 / family) + _reach(power)) * error
+    reach = (_reach(1 - .05 / family) + _reach((1 + power) / 2)) * error
     if expects == "number": done = half <= margin - d if d <= margin else half < d - margin
     elif expects == "0": done = (reach < margin - d) | (half < d - margin)
     else: done = (half < d) | (half < margin - (mean if expects[0] == "+" else -mean))

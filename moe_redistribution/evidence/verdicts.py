@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'SIGN', 'UNDER', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS',
-           'ON_PAPER_SEEDS', 'ON_UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'VERDICTS', 'decide',
-           'registered_test', 'first_learners', 'decision', 'judge', 'found_here', 'verdict_on', 'seeds_to_decide',
-           'readings_of']
+           'ON_PAPER_SEEDS', 'ON_UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'NO_RUN', 'VERDICTS', 'MANY', 'decide',
+           'registered_test', 'first_learners', 'decision', 'judge', 'found_here', 'why_no_run', 'verdict_on',
+           'seeds_to_decide', 'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
 from collections.abc import Sequence
@@ -132,10 +132,10 @@ def decision(rows, s, quoted:Sequence=()):
 ON_NEW_SEEDS, ON_PAPER_SEEDS = "reproduced on new seeds", "reproduced on the paper's seeds"
 ON_UNSEEN = "reproduced on seeds that nobody had seen"
 AT_THIS_SIZE = "reproduced at this size"
-TOO_FEW, NO_POWER = "inconclusive (too few seeds)", "open (no power)"
+TOO_FEW, NO_POWER, NO_RUN = "inconclusive (too few seeds)", "open (no power)", "open (no run decides)"
 VERDICTS = (ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction only", "not reproduced",
             "contradicted by a control", "tied with its control",
-            "turns on copies", "turns on text", "turns on size", "turns on the edit", "inconclusive", TOO_FEW, NO_POWER, "pending",
+            "turns on copies", "turns on text", "turns on size", "turns on the edit", "inconclusive", TOO_FEW, NO_POWER, NO_RUN, "pending",
             "by construction", "not testable here", "found here", "not found here")
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #092a7032
@@ -178,6 +178,39 @@ def found_here(verdict:str) -> str:
     return {**dict.fromkeys((ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),
             "not reproduced": "not found here"}.get(verdict, verdict)
 
+# %% ../../nbs/5_evidence/07c_verdicts.ipynb #ea6b2d02
+def _that_decide(said, answers):
+    "`said` and `answers` with the readings of the block in the place of those that they confirm, and what of it waits."
+    own = {k: f"{CONFIRMED}_{k}" if k != "paper" else CONFIRMED for k in ("paper", "audited", "uncopied")}
+    block = {k: c for k, c in own.items() if c in said}
+    waits = [c for c in block.values() if answers[c].says in ("", "pending")]
+    if waits: return said, answers, waits
+    return said | {k: said[c] for k, c in block.items()}, answers | {k: answers[c] for k, c in block.items()}, []
+
+def _needed(s, a, p):
+    "Seeds that would decide an answer that is open, nan for others."
+    if a.says != "open" or not a.n: return np.nan
+    if s.expects != "number":
+        fewest = max(flips_needed(a.family) if s.stream == "paired" else 2, s.n if s.rule == "learned" else 2)
+        return np.maximum(seeds_needed(a.mean, a.sd, s.expects, s.margin, family=a.family), fewest)
+    printed, seeds = p["printed"], s.n if np.isnan(p["printed"].n_seeds) else p["printed"].n_seeds
+    return seeds_beside(a.mean, a.sd, printed.value, printed.value_std, seeds, p["margin"])
+
+MANY = 1000
+def why_no_run(said:dict, answers:dict, quoted:Sequence) -> str:
+    "Why no run would close a claim whose paper's reading or control is open, in words; empty where more seeds would."
+    said, answers, waits = _that_decide(said, answers)
+    for s, a in ((said[k], answers[k]) for k in ("paper", "audited")):
+        if a.says != "open" or waits: continue
+        if s.over == "models": return "its n counts models of the paper, and there are no more"
+        if not a.n: return "it speaks of one run of the paper"
+        if "never got there" in a.note: return "its seeds are fixed, and some never get there"
+        if not _needed(s, a, quoted[0] if quoted else None) <= MANY:
+            return ("the paper's side alone is wider than what counts" if s.expects == "number"
+                    else f"its estimate is too near to what counts: more than {MANY:,} seeds")
+    return ""
+
+
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #ea6b2db9
 def _whose(p, q):
     "What a reproduction is called: of a companion no reading has its authors' seeds."
@@ -188,35 +221,28 @@ def _whose(p, q):
 def _sides(s): return {*each_name(s.condition)}, {*each_name(s.versus)}
 
 def verdict_on(said:dict, answers:dict, quoted:Sequence) -> str:
-    """The verdict on a claim: `said` and `answers` by protocol, and its `quoted` numbers, each with its `verdict` and
-    `stream`."""
-    own = {k: f"{CONFIRMED}_{k}" if k != "paper" else CONFIRMED for k in ("paper", "audited", "uncopied")}
-    block = {k: c for k, c in own.items() if c in said}
-    if block and all(answers[c].says not in ("", "pending") for c in block.values()):
-        said, answers = said | {k: said[c] for k, c in block.items()}, answers | {k: answers[c] for k, c in block.items()}
+    """The verdict on a claim: `said` and `answers` by protocol, and its `quoted` numbers, each with its `printed` row,
+    `margin`, `verdict` and `stream`."""
+    never = why_no_run(said, answers, quoted)
+    said, answers, _ = _that_decide(said, answers)
     p, q = said["paper"], said["audited"]
     fact = p.stream == "none" or (p.aggregate == "quotes" and {x["stream"] for x in quoted} == {"none"})
     more = {k: answers[k] for k in ("uncopied", "text", "size", POWER) if k in said}
     word = judge(answers["paper"], answers["audited"], [x["verdict"] for x in quoted], sized="~" in p.expects,
                  whose=_whose(p, q), forced=fact or FORCED in p.note, edit_alone=p.edit != q.edit and _sides(p) == _sides(q),
                  **more)
+    if never and word in ("inconclusive", TOO_FEW): return NO_RUN
     return found_here(word) if p.statement.startswith(ASKED_HERE) else word
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #722e214d
-def _needed(s, a, p):
-    "Seeds that would decide an answer that is open, nan for others."
-    if a.says != "open" or not a.n: return np.nan
-    if a.test == FEW: return flips_needed(a.family)
-    if s.expects != "number":
-        return np.maximum(seeds_needed(a.mean, a.sd, s.expects, s.margin), s.n if s.rule == "learned" else 2)
-    printed, seeds = p["printed"], s.n if np.isnan(p["printed"].n_seeds) else p["printed"].n_seeds
-    return seeds_beside(a.mean, a.sd, printed.value, printed.value_std, seeds, p["margin"])
-
 def seeds_to_decide(said:dict, answers:dict, quoted:Sequence) -> float:
-    "Seeds that would close a claim whose verdict is open, the most of its readings; nan for others."
-    needed = [n for k in said if k != "uncopied"
-              and (n := _needed(said[k], answers[k], quoted[0] if quoted else None)) == n]
-    return max(needed, default=np.nan) if verdict_on(said, answers, quoted) in ("inconclusive", TOO_FEW) else np.nan
+    """Seeds that would close a claim whose verdict is open with a chance of .8, the most of the readings that decide
+    it; nan for others."""
+    if verdict_on(said, answers, quoted) not in ("inconclusive", TOO_FEW): return np.nan
+    said, answers, _ = _that_decide(said, answers)
+    needed = [_needed(said[k], answers[k], quoted[0] if quoted else None) for k in said
+              if k != "uncopied" and not k.startswith(CONFIRMED)]
+    return np.nanmax(needed) if not np.isnan(needed).all() else np.nan
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #42e7b9dd
 def readings_of(said=None) -> list:

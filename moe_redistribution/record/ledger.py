@@ -17,8 +17,8 @@ from ..evidence.findings import verdict_words
 from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.answers import comparison, contrast_table, finest_prints, number_row
-from ..evidence.verdicts import (Decision, NOTHING, decision, readings_of, seeds_to_decide,
-                                                  verdict_on)
+from ..evidence.verdicts import (Decision, NOTHING, NO_RUN, decision, readings_of, seeds_to_decide,
+                                                  verdict_on, why_no_run)
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
@@ -72,11 +72,13 @@ def _entry(rows, pair, compared, known, written):
     one = p.expects == "number" and len(quoted) == 1
     files = dict.fromkeys(f"{x.instrument}/{n}" for x in s.values() if x.aggregate not in READS_NOTHING
                           for n in x.names)
-    return line | dict(verdict=verdict_on(s, a, quoted), n_decides=seeds_to_decide(s, a, quoted),
+    word = verdict_on(s, a, quoted)
+    return line | dict(verdict=word, n_decides=seeds_to_decide(s, a, quoted),
                        asked="here" if p.statement.startswith(ASKED_HERE) else "paper",
                        printed=quoted[0]["printed"].value if one else _printed(p, known),
                        numbers=", ".join(f"{words.count(w)} {w}" for w in dict.fromkeys(words)),
-                       rows=" ".join(files), note="; ".join(f"{k}: {a[k].note}" for k in a if a[k].note))
+                       rows=" ".join(files), note="; ".join([f"{NO_RUN}: {why_no_run(s, a, quoted)}"] * (word == NO_RUN)
+                                                           + [f"{k}: {a[k].note}" for k in a if a[k].note]))
 
 # %% ../../nbs/7_record/02_ledger.ipynb #b9000002
 def answer_names() -> list:
