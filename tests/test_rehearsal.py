@@ -139,8 +139,9 @@ WRONG = {
     "a number that no field keeps": (*event(
         f"{FIELD}@classmethod\n    def read(cls, step, found):\n        e = cls(step)\n"
         "        object.__setattr__(e, 'by', int(found[1]))\n        return e", SCALED), "keep the number in a field"),
-    "edits that are dropped": (*variant("def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        "
-                                        "at('hidden', h)\n        return h"), "a site whose edits come through"),
+    "edits that are dropped": (*variant(
+        "def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        at('hidden', h)\n        return h"),
+        "a site whose edits come through"),
     # held-out examples
     "a mask of whole numbers": (*task("rules={'odd': n % 2}", "+hold_odd"), "write mask == 1"),
     "a mask that is too short": (*task("rules={'odd': n[:9] > 1}", "+hold_odd"), "a mask of 1000 truth values"),
@@ -210,12 +211,15 @@ TEXT = RIGHT["a number in a field"][0]
 RIGHT["a number in a field"] = TEXT.replace("class Mine", "@dataclass(frozen=True)\nclass Mine"), SCALED
 
 
-SAME = {                                                    # wrong, its message, and what is right
-    "one draw for two": ("@register('variant', 'mine')\nclass Mine(Gated):\n    def begin(self, c, linear):\n        up = "
-        "linear(c.d_model, c.d_expert, c.d_model).T\n        return super().begin(c, linear) | dict(W_gate=up{}, W_up=up)",
-        ("", " + linear(1, *up.shape)"), DENSE, "initial W_up of .*: expected a draw of its own; got the numbers of W_gate"),
-    "an expert lost": ("@register('event', 'mine')\nclass Mine(Event):\n    " + APPLY + "\n        for n in ('W_up', 'b_up', "
-        "'W_down', 'b_down'): now[n][:, 0], now[n][:, 1] = now[n][:, 1]{0}, now[n][:, 0]{0}", ("", ".clone()"),
+SAME = {                                                    # wrong and right, and the message of the wrong one
+    "one draw for two": (
+        "@register('variant', 'mine')\nclass Mine(Gated):\n    def begin(self, c, linear):\n        up = "
+        "linear(c.d_model, c.d_expert, c.d_model).T\n        return super().begin(c, linear) | "
+        "dict(W_gate=up{}, W_up=up)", ("", " + linear(1, *up.shape)"), DENSE,
+        "initial W_up of .*: expected a draw of its own; got the numbers of W_gate"),
+    "an expert lost": (
+        "@register('event', 'mine')\nclass Mine(Event):\n    " + APPLY + "\n        for n in ('W_up', 'b_up', 'W_down', "
+        "'b_down'): now[n][:, 0], now[n][:, 1] = now[n][:, 1]{0}, now[n][:, 0]{0}", ("", ".clone()"),
         "add7/moe-e4k1-h16-silu+d16@200:mine", "event mine of .*: expected experts that differ.*; got E1 the same as E0")}
 
 

@@ -892,6 +892,7 @@ ORDERED_SPLIT = ORDERED.replace(
     "rs.randint(0, 4, (300, 3))", "np.stack(np.unravel_index(rs.permutation(64), (4, 4, 4)), 1)"
 ).replace("(300, 1)", "(64, 1)")
 ORDERED_SPLIT = ORDERED_SPLIT.replace('Task("bits", ', 'Task("bits", source="split", ')
+ENDED = ORDERED.replace("answer.sort(axis=1)", "answer.sort(axis=1); answer[:, 2] = 4")
 SQUARED = """
 @register("variant", "tanh_glu")
 class Squared(Gated):
@@ -978,11 +979,8 @@ FOURTH = {
         .replace("[asked, np", "[later, np"),
         BOTH[:1],
     ),
-    "an END among what is scored": (ORDERED.replace("answer.sort(axis=1)", "answer.sort(axis=1); answer[:, 2] = 4"), BOTH[:1]),
-    "an END that is not scored: right": (
-        ORDERED.replace("answer.sort(axis=1)", "answer.sort(axis=1); answer[:, 2] = 4").replace("scored=(0, 1, 2)", "scored=(0, 1)"),
-        BOTH[:1],
-    ),
+    "an END among what is scored": (ENDED, BOTH[:1]),
+    "an END that is not scored: right": (ENDED.replace("scored=(0, 1, 2)", "scored=(0, 1)"), BOTH[:1]),
     "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-silu")]),
     "an edit of hidden that is dropped": (
         TASK + SQUARED.replace('h = at("hidden"', 'at("hidden"'),
@@ -994,7 +992,8 @@ FOURTH = {
     ),
     "experts that change places: right": (TASK + SWAP, [TRAIN.format(BITS + "@20:swap")]),
     "experts that change places by views": (
-        TASK + SWAP.replace("held[n][:, [0, 1]] = held[n][:, [1, 0]]", "held[n][:, 0], held[n][:, 1] = held[n][:, 1], held[n][:, 0]"),
+        TASK
+        + SWAP.replace("held[n][:, [0, 1]] = held[n][:, [1, 0]]", "a, b = held[n][:, 0], held[n][:, 1]; a[:], b[:] = b, a"),
         [TRAIN.format(BITS + "@20:swap")],
     ),
     "how sure it is: right": (ORDERED + SURE, SURE_ROWS),
@@ -1011,7 +1010,10 @@ FOURTH = {
     ),
     "a mean of the means of unequal batches": (ORDERED + SURE.replace("told(p.mean((1, 2)))", BATCHES), SURE_ROWS),
     "a walk that goes on where it was: right": (WALK, ["study " + NEW]),
-    "a walk without its generator's state": (WALK.replace('    if left: g.set_state(left[0]["g"])\n', ""), ["study " + NEW]),
+    "a walk without its generator's state": (
+        WALK.replace('    if left: g.set_state(left[0]["g"])\n', ""),
+        ["study " + NEW],
+    ),
     "unseen examples: right": (ORDERED_SPLIT + UNSEEN, ["study " + NEW]),
     "unseen examples of another stream": (
         ORDERED_SPLIT + UNSEEN.replace('r.seed, "paired")', "r.seed)"),

@@ -77,7 +77,8 @@ def check_strata(t):
     if isinstance(t.by, str): refuse(f"by of {t.name}", "a tuple of words", repr(t.by), (t.by,), "add a comma")
     if len({*t.by}) < len(t.by): refuse(f"by of {t.name}", "each column once", t.by, (*dict.fromkeys(t.by),))
     for by in t.by:
-        if not (columns := _columns(t, by)): choose(f"by of {t.name}", by, [*map(str, t.strata)], "name a column of strata")
+        if not (columns := _columns(t, by)):
+            choose(f"by of {t.name}", by, [*map(str, t.strata)], "name a column of strata")
         for c in columns:
             if gaps := int(t.strata[c].isna().sum()):
                 refuse(f"stratum {c} of {t.name}", "a value for each example", f"{gaps} without", fix='fillna("none")')
@@ -135,14 +136,14 @@ def check_rules(t):
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #12e286c2
 def say_if_read(t):
-    """Warns of answers that are the same for all examples, of an answer that stands where it is asked for, or, where all
-    is seen at once, at any one place, and of answers that are, in order, a part of the question: nothing is left to work
-    out."""
+    """Warns of answers that are the same for all examples, of an answer that stands where it is asked for, or, where
+    all is seen at once, at any one place, and of answers that are a part of the question, in its order: nothing is
+    left to work out."""
     if len(t.tokens) < 2: return
     found, differ = {}, [j for j in t.scored if t.targets[:, j].min() < t.targets[:, j].max()]
     if one := [t.positions[j] for j in t.scored if j not in differ]:
-        warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for all "
-                      f"at {', '.join(one)}, which anyone has right; fix: "
+        warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for "
+                      f"all at {', '.join(one)}, which anyone has right; fix: "
                       f"{f'scored={(*differ,)}' if differ else 'other targets'}, or none if that is meant")
     ready = {j: [p for p in (at, *range(at if t.causal else t.n_ctx)) if torch.equal(t.tokens[:, p], t.targets[:, j])]
              for j, at in enumerate(t.read)}

@@ -36,7 +36,7 @@ def _recorded(folder):
     _SCOPES.append(None)                                                     # this is our own reading
     try: lines = [p.read_text("utf-8").splitlines() for p in Path(folder).glob("*.dist-info/RECORD")]
     finally: _SCOPES.pop()
-    return {str(Path(folder, line[0]).resolve()) for each in lines for line in csv.reader(each) if line}
+    return {str(Path(folder, line[0]).resolve()) for text in lines for line in csv.reader(text) if line}
 
 @functools.lru_cache(maxsize=None)
 def is_users(file:str) -> bool:
@@ -258,8 +258,8 @@ def another_process(*functions:Callable):
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #5e0a91d2
 @contextmanager
 def streams_asked(f:Callable, *asked:Callable):
-    """A set that gets the streams in which, within it, the file of a user's function asks some functions of (task, seed,
-    stream) for a seed's examples."""
+    """A set that gets the streams in which, within it, the file of a user's function asks some functions of (task,
+    seed, stream) for a seed's examples."""
     said, own = set(), getattr(inspect.unwrap(f), "__globals__", {})
     def noting(was):
         @functools.wraps(was)
@@ -276,9 +276,9 @@ def streams_asked(f:Callable, *asked:Callable):
 def say_if_streams(of:str, said:set, streams:set):
     "Warns of examples that were asked for in another stream than those that are measured."
     if streams and (odd := said - streams):
-        warnings.warn(f"{of}: expected the examples of a seed in stream {' or '.join(sorted(streams))}, which is measured; "
-                      f"got those in {' and '.join(sorted(odd))}; fix: hand the stream on, as unseen_examples(t, seed, "
-                      "stream), or none if they are compared")
+        warnings.warn(f"{of}: expected the examples of a seed in stream {' or '.join(sorted(streams))}, which is "
+                      f"measured; got those in {' and '.join(sorted(odd))}; fix: hand the stream on, as "
+                      "unseen_examples(t, seed, stream), or none if they are compared")
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #d90e4a57
 def numbers_in(name:str, x:object, deep:bool=True) -> dict:

@@ -374,8 +374,8 @@ def say_if_same(c:Condition, step:dict):
         experts = {f"E{i}": torch.cat([p[n][0, :, i].flatten() for n in own]) for i in range(c.n_experts * bool(own))}
         now = _same_numbers(experts)
         for a, b in [x for x in now if x not in before]:
-            warnings.warn(f"event {e.word} of {c.name}: expected experts that differ, as they did before it; got {b} "
-                          f"the same as {a}; fix: take a clone() before the first is written over, or none if it copies")
+            warnings.warn(f"event {e.word} of {c.name}: expected experts that differ, as they did before it; got {b} the "
+                          f"same as {a}; fix: take a clone() before the first is written over, or none if it copies")
         before = now
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #52547419
