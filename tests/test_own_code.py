@@ -13,18 +13,20 @@ from moe_redistribution.evidence.questions import Question
 from moe_redistribution.instruments.instrument import _say_if_unknown, checked_rows, instrument, instruments_for
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import init
+from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import Router
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
-from moe_redistribution.tasks.own_code import HERE
+from moe_redistribution.tasks.own_code import HERE, is_users
 from moe_redistribution.training import store
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, run_study, study_jobs, study_of
 
 NAME, SEEDS = "add7/ffn-h8-silu", [1, 2, 3]
-PARAMS = init(NAME, [torch.Generator().manual_seed(s) for s in SEEDS])
+def some(name): return init(name, [torch.Generator().manual_seed(s) for s in SEEDS])
+PARAMS = some(NAME)
+SMALL = "add7/ffn-h8-silu+d16"
 
 # --------------------------------------------------------------------------------------------------------- instruments
 
@@ -109,6 +111,35 @@ def test_a_right_instrument_is_carried_out_and_those_of_the_library_are_as_they_
     assert checked_rows(init) is init
 
 
+def sure(at=lambda t, j: t.read[j], step=1, batch=1000):
+    "An instrument of how sure a model is: by position, by stratum, and on the whole."
+    def f(p, c, seeds, **how):
+        t = condition(c).get_task()
+        q, kinds = forward(p, t.tokens, c).softmax(-1).amax(-1), t.strata["carry"].to_numpy()
+        out = [table(q[:, :, at(t, j)].mean(1), seeds, c, position=t.positions[j], **how) for j in t.scored]
+        each = [q[:, torch.from_numpy(kinds == v)].mean((1, 2)) for v in np.unique(kinds)[::step]]
+        out += [table(x, seeds, c, stratum=f"carry={v}", **how) for x, v in zip(each, np.unique(kinds))]
+        whole = torch.stack([x.mean((1, 2)) for x in q.split(batch, 1)]).mean(0)
+        return pd.concat([*out, table(whole, seeds, c, **how)], ignore_index=True)
+    return f
+
+
+ELSEWHERE = {"read at j": (sure(at=lambda t, j: j), "rows of position o0 that go with what stands there"),
+             "names in another order": (sure(step=-1), "rows of stratum carry=0 that go with what stands there"),
+             "means of unequal batches": (sure(batch=300), "the same of 1000 examples in another order")}
+
+
+@pytest.mark.parametrize("f, says", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_rows_that_are_not_about_what_their_labels_say_get_a_word(f, says):
+    with pytest.warns(UserWarning, match=says):
+        checked_rows(f, "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
+
+
+def test_rows_that_are_about_what_their_labels_say_get_none(recwarn):
+    checked_rows(sure(), "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+
+
 @pytest.mark.parametrize("how, says", [(dict(rules="at_all"), "rules of instrument"), (dict(streams="pared"), "paired"),
                                        (dict(f="norms"), "a function that gives rows"),
                                        (dict(f=lambda params, c: None), "a function of .params, c, seeds")])
@@ -169,6 +200,25 @@ ALIKE = {"arms": (drawn, "same values of a and b"),
 @pytest.mark.parametrize("values, says", ALIKE.values(), ids=ALIKE)
 def test_arms_or_seeds_with_the_same_values_get_a_word(tmp_path, values, says):
     with pytest.warns(UserWarning, match=says): run_study(study(values), root=tmp_path, executor="here", quiet=True)
+
+
+def walk(whole):
+    "A study of a walk that keeps where it is, and where its generator is if it is whole."
+    def run(arm, seeds, settings, desk):
+        g, x, left = torch.Generator().manual_seed(seeds[0]), torch.zeros(1), desk.left()
+        if left: x = left[0]["x"]
+        if left and whole: g.set_state(left[0]["g"])
+        for _ in range(left[1]["n"] if left else 0, 5):
+            x = x + torch.randn(1, generator=g)
+            if not desk.next(lambda: ({"x": x, "g": g.get_state()}, {"n": _ + 1})): return None
+        return rows(x, seeds, condition=arm, metric="m")
+    return Study("mine", "", {"small": Preset("", {"a": (1, 2)})}, run, lambda *_: 1.)
+
+
+def test_a_state_that_lacks_what_it_goes_on_from_is_refused_and_a_whole_one_is_not(tmp_path):
+    assert len(run_study(walk(True), root=tmp_path, executor="here", quiet=True)) == 2
+    with pytest.raises(ValueError, match="stopped and taken up again as in one go; got another"):
+        run_study(walk(False), root=tmp_path / "b", executor="here", quiet=True)
 
 
 def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
@@ -262,6 +312,19 @@ def test_what_is_read_in_mid_training_is_refused_before_any_work(mine, tmp_path)
     with pytest.raises(ValueError, match="scale.pt, opened in mid-work; fix: read it at the top"):
         train(OWN, [1], root=tmp_path / "s", **HOW)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_package_in_a_folder_of_its_own_is_no_user_s_file(mine, tmp_path):
+    at = tmp_path / "elsewhere"
+    (at / "own_pack_9f").mkdir(), (at / "own_pack_9f-1.0.dist-info").mkdir()
+    (at / "own_pack_9f" / "__init__.py").write_text("")
+    (at / "own_pack_9f" / "deep.py").write_text("TWO = 2.")
+    (at / "own_pack_9f-1.0.dist-info" / "RECORD").write_text("own_pack_9f/__init__.py,,\nown_pack_9f/deep.py,,\n")
+    mine.write_text(ROUTER.format(top=f"sys.path.append({str(at)!r})\nimport importlib",
+                                  scale="importlib.import_module('own_pack_9f.deep').TWO"))
+    import_file(mine)
+    train(OWN, [1], root=tmp_path / "s", **HOW)
+    assert not is_users(str(at / "own_pack_9f" / "deep.py")) and is_users(str(at / "far_helper.py"))
 
 
 TOUCHES = {

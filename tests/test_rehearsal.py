@@ -1,6 +1,7 @@
 """What a user registers is refused before it trains where its numbers would be wrong: a call, and the word expected."""
 import random
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -138,6 +139,9 @@ WRONG = {
     "a number that no field keeps": (*event(
         f"{FIELD}@classmethod\n    def read(cls, step, found):\n        e = cls(step)\n"
         "        object.__setattr__(e, 'by', int(found[1]))\n        return e", SCALED), "keep the number in a field"),
+    "edits that are dropped": (*variant(
+        "def hidden(self, product, act, at):\n        h = act(product('W_up'))\n        at('hidden', h)\n        return h"),
+        "a site whose edits come through"),
     # held-out examples
     "a mask of whole numbers": (*task("rules={'odd': n % 2}", "+hold_odd"), "write mask == 1"),
     "a mask that is too short": (*task("rules={'odd': n[:9] > 1}", "+hold_odd"), "a mask of 1000 truth values"),
@@ -207,6 +211,18 @@ TEXT = RIGHT["a number in a field"][0]
 RIGHT["a number in a field"] = TEXT.replace("class Mine", "@dataclass(frozen=True)\nclass Mine"), SCALED
 
 
+SAME = {                                                    # wrong and right, and the message of the wrong one
+    "one draw for two": (
+        "@register('variant', 'mine')\nclass Mine(Gated):\n    def begin(self, c, linear):\n        up = "
+        "linear(c.d_model, c.d_expert, c.d_model).T\n        return super().begin(c, linear) | "
+        "dict(W_gate=up{}, W_up=up)", ("", " + linear(1, *up.shape)"), DENSE,
+        "initial W_up of .*: expected a draw of its own; got the numbers of W_gate"),
+    "an expert lost": (
+        "@register('event', 'mine')\nclass Mine(Event):\n    " + APPLY + "\n        for n in ('W_up', 'b_up', 'W_down', "
+        "'b_down'): now[n][:, 0], now[n][:, 1] = now[n][:, 1]{0}, now[n][:, 0]{0}", ("", ".clone()"),
+        "add7/moe-e4k1-h16-silu+d16@200:mine", "event mine of .*: expected experts that differ.*; got E1 the same as E0")}
+
+
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     "A user's file, which no later test knows."
@@ -232,6 +248,15 @@ def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, na
 
 @pytest.mark.parametrize("text, name", RIGHT.values(), ids=RIGHT)
 def test_what_is_right_is_let_pass(mine, text, name): asked(mine, text, name)
+
+
+@pytest.mark.parametrize("text, ends, name, says", SAME.values(), ids=SAME)
+def test_weights_or_experts_that_are_the_same_get_a_word(mine, text, ends, name, says):
+    with pytest.warns(UserWarning, match=says): asked(mine, text.format(ends[0]), name)
+    kinds._forget(str(mine))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        asked(mine, text.format(ends[1]), name)
 
 
 @pytest.mark.parametrize("word", [w for w in ROUTERS if w != "none"])

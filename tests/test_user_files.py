@@ -871,6 +871,156 @@ THIRD = {
     "an event at its step: right": (TASK + EARLY.replace("step - 1", "step"), [TRAIN.format(DENSE + "@20:early")]),
 }
 
+# what a third hostile reader wrote: questions, labels and states that are not what they are called
+ORDERED = """
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)
+
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "Three of four digits, to be written in order."
+    rs = np.random.RandomState(0)
+    asked = rs.randint(0, 4, (300, 3))
+    answer = asked.copy()
+    strata = pd.DataFrame({"ones": (asked == 1).sum(1)})
+    answer.sort(axis=1)
+    whole = torch.from_numpy(np.concatenate([asked, np.full((300, 1), 4), answer], 1))
+    return Task("bits", d_vocab=5, d_vocab_out=5, causal=True, tied=False, read=(3, 4, 5), scored=(0, 1, 2),
+                positions=("least", "middle", "most"), vocab=("0", "1", "2", "3", "?"), by=("ones",), strata=strata,
+                tokens=whole[:, :-1].contiguous(), targets=whole[:, 4:].contiguous())
+"""
+ORDERED_SPLIT = ORDERED.replace(
+    "rs.randint(0, 4, (300, 3))", "np.stack(np.unravel_index(rs.permutation(64), (4, 4, 4)), 1)"
+).replace("(300, 1)", "(64, 1)")
+ORDERED_SPLIT = ORDERED_SPLIT.replace('Task("bits", ', 'Task("bits", source="split", ')
+ENDED = ORDERED.replace("answer.sort(axis=1)", "answer.sort(axis=1); answer[:, 2] = 4")
+SQUARED = """
+@register("variant", "tanh_glu")
+class Squared(Gated):
+    "Hidden units are products, squared."
+    def hidden(self, product, act, at):
+        h = (at("gate", product("W_gate")) * at("up", product("W_up"))).square()
+        h = at("hidden", h)
+        return h
+    def begin(self, c, linear):
+        d, w = c.d_model, c.d_expert
+        up = linear(d, w, d).T
+        return {"W_gate": linear(d, w, d).T, "W_up": up, "W_down": linear(w, d, w).T}
+"""
+SWAP = """
+from moe_redistribution.models.events import EXPERTS
+@register("event", "swap")
+class Swap(Event):
+    "The first two experts change places."
+    def apply(self, c, now, began, moments):
+        for held in (now, *moments):
+            for n in EXPERTS:
+                if n in held: held[n][:, [0, 1]] = held[n][:, [1, 0]]
+"""
+SURE = """
+from moe_redistribution.instruments.instrument import own_part
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import forward
+from moe_redistribution.tasks.data import unseen_examples
+@register("instrument", "sure", streams=("authors", "paired"))
+def sure(params, c, seeds, stream="authors", **labels):
+    "How sure a model is of its answers, by position, by stratum, and of test examples."
+    c = condition(c)
+    t = c.get_task()
+    def told(values, **more):
+        out.append(rows(values, seeds, condition=c.name, stream=stream, metric="surety", **more, **labels))
+    p, out, kinds = forward(params, t.tokens, c).softmax(-1).amax(-1).detach(), [], t.strata["ones"].to_numpy()
+    for j in t.scored: told(p[:, :, t.read[j]].mean(1), position=t.positions[j], n_examples=len(t))
+    values = [p[:, torch.from_numpy(kinds == v)].mean((1, 2)) for v in np.unique(kinds)]
+    for v, x in zip(np.unique(kinds), values): told(x, stratum=f"ones={v}", n_examples=int((kinds == v).sum()))
+    for s, test in own_part(c, seeds, stream).items():
+        told([x[m].mean() for x, m in zip(p, test)], split=s, n_examples=int(test[0].sum()))
+    told(p.mean((1, 2)))
+    return pd.concat(out, ignore_index=True)
+"""
+SURE_ROWS = [BOTH[0], BOTH[1] + " --instrument sure"]
+BATCHES = "told(torch.stack([x.mean((1, 2)) for x in p.split(99, 1)]).mean(0))"
+DEFAULT = "torch.stack([unseen_examples(t, s) for s in seeds])"
+WALK = """
+def run(arm, seeds, settings, desk):
+    g, (seed,) = torch.Generator(), seeds
+    g.manual_seed(seed + 100 * len(arm))
+    left = desk.left()
+    x, step = (left[0]["x"], left[1]["step"]) if left else (torch.zeros(4), 0)
+    if left: g.set_state(left[0]["g"])
+    while step < 20:
+        x, step = .9 * x + torch.randn(4, generator=g), step + 1
+        if not desk.next(lambda: ({"x": x, "g": g.get_state()}, {"step": step})): return None
+    return rows([x.norm()], seeds, condition=arm, metric="distance")
+register("study", "words", Study("words", "How far?", {"small": Preset("", {"a": (1, 2), "bcd": (1, 2)})}, run,
+                                 lambda *a: 1.))
+"""
+UNSEEN = """
+from moe_redistribution.models.population import forward
+from moe_redistribution.tasks.data import unseen_examples
+from moe_redistribution.tasks.task import get_task
+from moe_redistribution.training.groups import Training
+def needs(arm, seeds, settings): return [Training(arm, seeds, stream="paired", until="full")]
+def run(arm, seeds, settings, desk):
+    t, out = get_task("bits"), []
+    for r in desk.needed[0]:
+        said = forward({n: v[None] for n, v in r.weights["final"].items()}, t.tokens, arm)[0, :, list(t.read)]
+        right = (said.argmax(-1) == t.targets).float()
+        out.append(right[unseen_examples(t, r.seed, "paired")].mean() + r.seed * 1e-3)
+    return rows(out, seeds, condition=arm, stream="paired", split="test", metric="held")
+register("study", "words", Study("words", "Held out", {"small": Preset("", {a: (1, 2) for a in
+         ("bits/ffn-h8-silu", "bits/ffn-h16-silu")}, 2)}, run, lambda *a: 1., needs=needs))
+"""
+FOURTH = {
+    "digits in order: right": (ORDERED, BOTH[:1]),
+    "a question that is sorted in place": (ORDERED.replace("asked.copy()", "asked"), BOTH[:1]),
+    "strata from before a shuffle": (
+        ORDERED.replace("    answer = ", "    later = asked[rs.permutation(300)]\n    answer = ")
+        .replace("asked.copy()", "later.copy()")
+        .replace("[asked, np", "[later, np"),
+        BOTH[:1],
+    ),
+    "an END among what is scored": (ENDED, BOTH[:1]),
+    "an END that is not scored: right": (ENDED.replace("scored=(0, 1, 2)", "scored=(0, 1)"), BOTH[:1]),
+    "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "an edit of hidden that is dropped": (
+        TASK + SQUARED.replace('h = at("hidden"', 'at("hidden"'),
+        [TRAIN.format("bits/tanh_glu-h8-silu")],
+    ),
+    "one draw for two matrices": (
+        TASK + SQUARED.replace('"W_gate": linear(d, w, d).T', '"W_gate": up'),
+        [TRAIN.format("bits/tanh_glu-h8-silu")],
+    ),
+    "experts that change places: right": (TASK + SWAP, [TRAIN.format(BITS + "@20:swap")]),
+    "experts that change places by views": (
+        TASK
+        + SWAP.replace("held[n][:, [0, 1]] = held[n][:, [1, 0]]", "a, b = held[n][:, 0], held[n][:, 1]; a[:], b[:] = b, a"),
+        [TRAIN.format(BITS + "@20:swap")],
+    ),
+    "how sure it is: right": (ORDERED + SURE, SURE_ROWS),
+    "how sure it is of test examples: right": (ORDERED_SPLIT + SURE, SURE_ROWS),
+    "read at j, where the question is": (ORDERED + SURE.replace("t.read[j]]", "j]"), SURE_ROWS),
+    "values in another order than their names": (
+        ORDERED + SURE.replace("for v in np.unique(kinds)]", "for v in np.unique(kinds)[::-1]]"),
+        SURE_ROWS,
+    ),
+    "a mask turned over": (ORDERED_SPLIT + SURE.replace("x[m]", "x[~m]"), SURE_ROWS),
+    "a mask of another stream": (
+        ORDERED_SPLIT + SURE.replace("own_part(c, seeds, stream)", '{"test": ' + DEFAULT + "}"),
+        SURE_ROWS,
+    ),
+    "a mean of the means of unequal batches": (ORDERED + SURE.replace("told(p.mean((1, 2)))", BATCHES), SURE_ROWS),
+    "a walk that goes on where it was: right": (WALK, ["study " + NEW]),
+    "a walk without its generator's state": (
+        WALK.replace('    if left: g.set_state(left[0]["g"])\n', ""),
+        ["study " + NEW],
+    ),
+    "unseen examples: right": (ORDERED_SPLIT + UNSEEN, ["study " + NEW]),
+    "unseen examples of another stream": (
+        ORDERED_SPLIT + UNSEEN.replace('r.seed, "paired")', "r.seed)"),
+        ["study " + NEW],
+    ),
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -909,12 +1059,11 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD).items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH).items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {
     "task: strata of another index",
-    "task: one answer for all",
     "task: two words alike",  # words are printed, and nothing is looked up by them
     "task: no answers",  # 0 says that all classes are
     "task: reads the environment",  # what it reads is part of the key
@@ -999,6 +1148,8 @@ def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, mo
     wrong = ["router: centred over seeds", "variant: hidden that detaches", "event: rebinds instead of writing"]
     wrong += ["task: read past the end", "instrument: seeds swapped", "file: changes the engine"]
     wrong += ["honest: an answer where it is asked for", "honest: kept by name, not by weights"]
+    wrong += ["honest: strata from before a shuffle", "honest: a mask turned over"]
+    wrong += ["honest: a mask of another stream", "honest: a question that is sorted in place"]
     drawn = [known[n] for n in [*wrong, "router: right", "instrument: right"]]
     found = tried(drawn, tmp_path, monkeypatch, capsys)
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}

@@ -10,6 +10,7 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -23,9 +24,9 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, origin_of, register
-from ..tasks.own_code import (another_process, kept_tables, of_users, other_value, put_back, same_rows,
-                                               users_code)
-from ..tasks.data import STREAMS, unseen_examples
+from ..tasks.own_code import (another_process, forget, kept_tables, of_users, other_value, put_back,
+                                               same_rows, say_if_streams, streams_asked, users_code)
+from ..tasks.data import STREAMS, split, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
 from ..models.population import SITES, Trained, forward, init, shapes, sites
@@ -219,12 +220,48 @@ def _second_half_first(t):
                        cycles={n: (j, torch.as_tensor(x)[at]) for n, (j, x) in t.cycles.items()})
 
 def _say_if_ordered(of, got, call, t):
-    "Warns of rows about all examples that are others where the examples stand in another order."
-    def whole(rows): return rows[rows["n_examples"] >= len(t)]
+    "Warns of rows about all examples, or nobody knows how many, that are others where these stand in another order."
+    def whole(rows): return rows[~rows["n_examples"].between(1, len(t) - 1)]
     with stands_in(t): again = call()
     if said := other_value(whole(got), whole(again)):
         warnings.warn(f"{of}: expected the same of {len(t)} examples in another order; got {said}; fix: read all of "
-                      "them, or let n_examples say how many it reads, or none if it pairs them by their places")
+                      "them, each once and as much as any other, or let n_examples say how many it reads, or none if "
+                      "it pairs them by their places")
+
+def _labelled(t, seed, stream):
+    """(column, word) → masks (n, ctx) of tokens and (n, read) of answers that a row of a seed is about by its label: a
+    position's at its place, a stratum's and a part's in their examples."""
+    none, out = [torch.zeros(len(t), n, dtype=torch.bool) for n in (t.n_ctx, len(t.read))], {}
+    for where, js in spans(t).items():
+        at = [*(t.read[j] for j in js), *(i for i, place in enumerate(t.places) if place == where)]
+        out["position", where] = [m.index_fill(1, torch.tensor(i), True) for m, i in zip(none, (at, js))]
+    parts = {("stratum", n): m.any(1) for n, m in strata(t).items() if n != "all"}
+    test = unseen_examples(t, seed, stream) if t.source == "split" else None
+    parts = ({} if test is None else {("split", "test"): test, ("split", "train"): ~test}) | parts
+    return {k: [m | some[:, None] for m in none] for k, some in parts.items()} | out
+
+def _with_others(t, tokens, targets):
+    "A task with other tokens and other answers where two masks say."
+    g, twin = torch.Generator().manual_seed(0), copy(t)
+    for n, x, at, below in (("tokens", t.tokens, tokens, t.d_vocab), ("targets", t.targets, targets, t.d_vocab_out)):
+        moved = (x + torch.randint(1, max(2, below), x.shape, generator=g)) % below
+        object.__setattr__(twin, n, torch.where(at, moved, x))
+    return twin
+
+def _say_if_elsewhere(of, got, call, c, seed, stream):
+    """Warns of rows that stay where all that they are about by their label is other, and go where all else is; asks
+    about labels for a second of computing."""
+    t, end = c.get_task(), time.process_time() + 1
+    for (column, word), about in _labelled(t, seed, stream).items():
+        def told(rows): return rows[(rows[column] == word) & (rows["seed"] == seed)]
+        if told(got).empty or time.process_time() > end: continue
+        def moved(tokens, targets):
+            with stands_in(_with_others(t, tokens, targets)): return other_value(told(got), told(call()))
+        with suppress(ValueError):                             # of one that cannot do with tokens which make no sense
+            if not moved(*about) and (said := moved(*(~m for m in about))):
+                return warnings.warn(f"{of}: expected rows of {column} {word} that go with what stands there; got the "
+                                     f"same with others there, and with others elsewhere {said}; fix: read at "
+                                     "t.read[j], take values and names by one loop, and turn no mask over")
 
 def _say_if_moved(of, got, once, params, c, seeds, how):
     "Warns of rows that do not go with experts, or do not stay with examples, that change places."
@@ -248,22 +285,28 @@ def checked_rows(f:callable, name:str=None) -> callable:
         weights, t = params if isinstance(params, dict) else {}, condition(c).get_task()
         def held(): return seal_hash(weights | {"task's tokens": t.tokens, "task's targets": t.targets}, "")
         before = held()
-        with users_code(of, f): got = f(params, c, seeds, **how)
+        with streams_asked(f, split, unseen_examples) as said, users_code(of, f): got = f(params, c, seeds, **how)
+        say_if_streams(of, said, {how["stream"]})
         if held() != before: refuse(of, "weights and examples as they were", "changed ones", fix="change a clone()")
         check_measured(of, got, c, seeds, how["stream"], how["rule"])
         return got
     @wraps(f)
     def rows(params, c, seeds, stream="authors", rule="final", **how):
-        began, how, seeds = time.monotonic(), dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
+        now, how, seeds = (time.monotonic, time.process_time), dict(stream=stream, rule=rule) | how, [*map(int, seeds)]
+        began = [clock() for clock in now]
         tables = kept_tables(f)
         got = once(params, c, seeds, how)
-        took = time.monotonic() - began
+        took = min(clock() - t for clock, t in zip(now, began))          # as if nothing else went on
         _say_if_beyond(of, got, condition(c), seeds, stream)
         key = str(c) if took < 1 else "", len(seeds) > 1, seeds == sorted(seeds)
         if isinstance(params, dict) and params and key not in seen:
             for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
                 with another_process(f): same_rows(of, got, once(few, c, others, how), seeds, others)
             if key[0]: _say_if_weightless(of, got, partial(once, _moved(params), c, seeds, how), tables)
+            if took < .5 * len(seeds):
+                first = partial(once, {k: v[:1] for k, v in params.items()}, c, seeds[:1], how)
+                _say_if_elsewhere(of, got, first, condition(c), seeds[0], stream)
+                put_back(tables), forget(f)
             if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
             seen.add(key)
         return got

@@ -63,6 +63,10 @@ def check_positions(t):
                    fix="a name for each")
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #cd5b27ef
+def _columns(t, by):
+    "Columns of strata that a word of `by` stands for: its own, or one for each position."
+    return [c for c in (by, *(f"{by}_{where}" for where in t.positions)) if c in t.strata]
+
 def check_strata(t):
     "ValueError unless a task's strata have a row for each example, and the columns that are split by no gaps."
     if len(t.strata) != len(t.tokens):
@@ -73,8 +77,8 @@ def check_strata(t):
     if isinstance(t.by, str): refuse(f"by of {t.name}", "a tuple of words", repr(t.by), (t.by,), "add a comma")
     if len({*t.by}) < len(t.by): refuse(f"by of {t.name}", "each column once", t.by, (*dict.fromkeys(t.by),))
     for by in t.by:
-        columns = [c for c in (by, *(f"{by}_{where}" for where in t.positions)) if c in t.strata]
-        if not columns: choose(f"by of {t.name}", by, [*map(str, t.strata)], "name a column of strata")
+        if not (columns := _columns(t, by)):
+            choose(f"by of {t.name}", by, [*map(str, t.strata)], "name a column of strata")
         for c in columns:
             if gaps := int(t.strata[c].isna().sum()):
                 refuse(f"stratum {c} of {t.name}", "a value for each example", f"{gaps} without", fix='fillna("none")')
@@ -132,22 +136,32 @@ def check_rules(t):
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #12e286c2
 def say_if_read(t):
-    """Warns of an answer that stands where it is asked for, or, where all is seen at once, at any one place: nothing is
+    """Warns of answers that are the same for all examples, of an answer that stands where it is asked for, or, where
+    all is seen at once, at any one place, and of answers that are a part of the question, in its order: nothing is
     left to work out."""
-    found = {}
+    if len(t.tokens) < 2: return
+    found, differ = {}, [j for j in t.scored if t.targets[:, j].min() < t.targets[:, j].max()]
+    if one := [t.positions[j] for j in t.scored if j not in differ]:
+        warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for "
+                      f"all at {', '.join(one)}, which anyone has right; fix: "
+                      f"{f'scored={(*differ,)}' if differ else 'other targets'}, or none if that is meant")
+    ready = {j: [p for p in (at, *range(at if t.causal else t.n_ctx)) if torch.equal(t.tokens[:, p], t.targets[:, j])]
+             for j, at in enumerate(t.read)}
+    first = ready[differ[0]] if differ else []                       # where answers begin that are what was asked
+    whole = len(differ) > 1 and any(all(p + j - differ[0] in ready[j] for j in differ) for p in first)
     for j, at in enumerate(t.read):
-        seen = [at] if t.causal else [at, *range(t.n_ctx)]
-        there = [p for p in seen if len(t.tokens) > 1 and torch.equal(t.tokens[:, p], t.targets[:, j])]
-        if not there or at not in there and t.targets[:, j].min() == t.targets[:, j].max(): continue
+        if not (there := ready[j]) or there[0] != at and (j not in differ or t.causal and not whole): continue
         where = (f"its own place, {t.places[at]}", "read one place earlier") if there[0] == at else (
-            f"{t.places[there[0]]}, which is seen", "causal=True if answers are fed")
+            f"{t.places[there[0]]}, which is seen", "make answers of a copy of the question, which no sort() changes"
+            if t.causal else "causal=True if answers are fed")
         found.setdefault(where[1], []).append((t.positions[j], where[0]))
     for fix, each in found.items():
         warnings.warn(f"{', '.join(n for n, _ in each)} of {t.name}: expected an answer that is to be worked out; "
                       f"got the token at {each[0][1]}; fix: {fix}, or none if it is to be copied")
 
 def check_inputs(t):
-    "ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule."
+    """ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule; a warning if it
+    stands in two strata."""
     text = t.causal and not t.read[0]
     if t.source == "sampled" or text and t.source == "drawn" and not t.rules: return
     ends = [at + 1 for at in t.read] if t.causal and not text else [t.n_ctx]
@@ -159,6 +173,13 @@ def check_inputs(t):
             i = int(odd.nonzero()[0])
             refuse(f"examples of {t.name}", "one answer to each input", f"{about[i].tolist()} and "
                    f"{about[first[i]].tolist()} to {t.tokens[i, :end].tolist()}", fix="keep one of them")
+    for c in [c for by in t.by for c in _columns(t, by)]:
+        labels = np.unique(t.strata[c].to_numpy().astype(str), return_inverse=True)[1]
+        if (odd := torch.from_numpy(labels).ne(torch.from_numpy(labels)[first])).any():
+            i = int(odd.nonzero()[0])
+            warnings.warn(f"stratum {c} of {t.name}: expected one for each input; got {t.strata[c].iloc[i]} and "
+                          f"{t.strata[c].iloc[int(first[i])]} of {t.tokens[i].tolist()}; fix: make strata of the "
+                          "examples as they stand in the task, or none if it tells of more than the question")
     if t.source == "split" and (more := int((times - 1).sum())):
         refuse(f"examples of {t.name}", "each input once, for a part of them is kept from training",
                f"{more} more of some", fix='drop the copies, or source="drawn"')

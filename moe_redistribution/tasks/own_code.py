@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'usual_defaults', 'untouched_library',
-           'other_value', 'same_rows', 'another_process', 'numbers_in', 'kept_tables', 'put_back', 'kept_by',
-           'long_call', 'say_if_alike', 'say_if_again', 'users_code', 'Asked', 'check_asked', 'read_twice',
-           'check_rows']
+           'other_value', 'same_rows', 'another_process', 'streams_asked', 'say_if_streams', 'numbers_in',
+           'kept_tables', 'put_back', 'forget', 'kept_by', 'long_call', 'say_if_alike', 'say_if_again', 'users_code',
+           'Asked', 'check_asked', 'read_twice', 'check_rows']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-import ast, builtins, functools, hashlib, importlib.util, inspect, json, operator, os, pickle, random, sys, sysconfig
+import ast, builtins, csv, functools, hashlib, importlib.util, inspect, json, operator, os, pickle, random, sys, sysconfig
 import difflib, time, warnings
 
 import numpy as np
@@ -25,14 +25,25 @@ from .errors import refuse
 HERE = str(Path(importlib.util.find_spec("moe_redistribution").submodule_search_locations[0]).resolve()) + os.sep
 _INSTALLED = tuple({str(Path(p).resolve()) + os.sep for n, p in sysconfig.get_paths().items() if "lib" in n})
 
+_SCOPES = []                    # (what was read, what was written, who may not read, is scratch let off)
+
 @functools.lru_cache(maxsize=None)
 def _at_home(file): return str(Path(file).resolve()).startswith(HERE)
+
+@functools.lru_cache(maxsize=None)
+def _recorded(folder):
+    "Files of the packages that were installed into a folder, as `pip install --target` does, by their records."
+    _SCOPES.append(None)                                                     # this is our own reading
+    try: lines = [p.read_text("utf-8").splitlines() for p in Path(folder).glob("*.dist-info/RECORD")]
+    finally: _SCOPES.pop()
+    return {str(Path(folder, line[0]).resolve()) for text in lines for line in csv.reader(text) if line}
 
 @functools.lru_cache(maxsize=None)
 def is_users(file:str) -> bool:
     "Is a file of Python a user's: neither the library's, nor Python's own, nor of an installed package?"
     if file.startswith("<frozen ") or {"site-packages", "dist-packages"} & {*Path(file).parts}: return False
-    return not (_at_home(file) or str(Path(file).resolve()).startswith(_INSTALLED))
+    if _at_home(file) or (path := str(Path(file).resolve())).startswith(_INSTALLED): return False
+    return not any(path in _recorded(p) for p in sys.path if p and path.startswith(str(Path(p).resolve()) + os.sep))
 
 def of_users(thing:object) -> bool:
     "Is a function, a class or an object of one a user's?"
@@ -44,7 +55,6 @@ def of_users(thing:object) -> bool:
     return word not in sys.builtin_module_names and (at is None or is_users(at))
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #53cbd362
-_SCOPES = []                    # (what was read, what was written, who may not read, is scratch let off)
 _ELSEWHERE = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
 
 def file_hash(path:str|Path) -> str:
@@ -71,7 +81,7 @@ def _hear(event, args):
     if may_not:
         refuse(may_not, "a user's code that reads its files where it is imported, so that their hashes enter the key",
                f"{path}, opened in mid-work", fix="read it at the top of the file that registers")
-    _SCOPES.append(None)                                                    # what follows is our own reading
+    _SCOPES.append(None)
     try: read[path] = file_hash(path)
     finally: _SCOPES.pop()
 sys.addaudithook(_hear)
@@ -245,6 +255,31 @@ def another_process(*functions:Callable):
         for of, n, was, _ in new: setattr(of, n, was)
         for own, n, was, _ in named: own[n] = was
 
+# %% ../../nbs/1_tasks/01a_own_code.ipynb #5e0a91d2
+@contextmanager
+def streams_asked(f:Callable, *asked:Callable):
+    """A set that gets the streams in which, within it, the file of a user's function asks some functions of (task,
+    seed, stream) for a seed's examples."""
+    said, own = set(), getattr(inspect.unwrap(f), "__globals__", {})
+    def noting(was):
+        @functools.wraps(was)
+        def told(*args, **how):
+            (call := inspect.signature(was).bind(*args, **how)).apply_defaults()
+            if call.arguments["task"].source != "drawn": said.add(call.arguments["stream"])
+            return was(*args, **how)
+        return told
+    named = {n: v for n, v in own.items() if any(v is x for x in asked)}
+    own.update({n: noting(v) for n, v in named.items()})
+    try: yield said
+    finally: own.update(named)
+
+def say_if_streams(of:str, said:set, streams:set):
+    "Warns of examples that were asked for in another stream than those that are measured."
+    if streams and (odd := said - streams):
+        warnings.warn(f"{of}: expected the examples of a seed in stream {' or '.join(sorted(streams))}, which is "
+                      f"measured; got those in {' and '.join(sorted(odd))}; fix: hand the stream on, as "
+                      "unseen_examples(t, seed, stream), or none if they are compared")
+
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #d90e4a57
 def numbers_in(name:str, x:object, deep:bool=True) -> dict:
     "Numbers in a variable, by place: one, or those that lie in a list or a dictionary."
@@ -281,6 +316,11 @@ def kept_tables(f:Callable) -> list:
 def put_back(tables:list):
     "Makes `kept_tables` what they were."
     for _ in _altered(tables): pass
+
+def forget(f:Callable):
+    "Empties what functions of a user's, within reach of this one, keep by `functools`."
+    for x in _within_reach(f).values():
+        if callable(getattr(x, "cache_clear", None)) and of_users(x): x.cache_clear()
 
 def kept_by(f:Callable) -> dict:
     """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['try_step', 'check_seeds', 'check_sight', 'check_parts', 'check_sites', 'check_router', 'check_learns', 'say_if_twin',
-           'try_out', 'rehearse']
+           'say_if_same', 'try_out', 'rehearse']
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #7a88a06d
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 import random, re, warnings
 
 import numpy as np
@@ -241,10 +241,11 @@ def _gates(c, sharper, turned=0):
     return [x for n, x in sink.items() if n.split(".")[-1] == "gates"]
 
 def check_sites(c:Condition):
-    "ValueError unless an FFN's `hidden` is what W_down gets, so that an edit of the site is one of the model."
-    members, at = init_members(c, [1], "paired"), _examples(c.get_task(), 1)[0]
+    """ValueError unless an FFN's `hidden` is what W_down gets, and what is put in its sites' place goes on, so that an
+    edit of a site is one of the model."""
+    members, tokens = _a_little_on(init_members(c, [1], "paired")), _examples(c.get_task(), 1)[0]
     p, sink = unflatten(members.w, c), {}
-    forward(p, at, c, sink=sink)
+    forward(p, tokens, c, sink=sink)
     for l in range(c.n_layers):
         prefix = "" if c.n_layers == 1 else f"L{l}."
         at, own = f"{prefix}{'expert_out' if c.routed else 'ffn_out'}", layer(p, l)
@@ -254,6 +255,11 @@ def check_sites(c:Condition):
         if "b_down" in own: made = made + own["b_down"][:, None, None]
         if _first_apart({at: made if c.routed else made.squeeze(3)}, {at: sink[at]}, 0, 0, False):
             _wrong(c, "hidden", "what goes into W_down", f"another {at}", 'return at("hidden", …) as it is')
+        for n in [n for n in ("gate", "up", "hidden") if prefix + n in sink]:
+            forward(p, tokens, c, edits={prefix + n: lambda x: x + 1}, sink=(edited := {}))
+            if not _first_apart({at: sink[at]}, {at: edited[at]}, 0, 0, False):
+                _wrong(c, n, "a site whose edits come through", f"the same {at} whatever is put there",
+                       f'go on with what it gives back, as h = at("{n}", h)')
 
 def check_router(c:Condition, step:dict):
     "ValueError unless a router does what its condition's name says: k experts, weights above 0, others for each seed."
@@ -350,12 +356,34 @@ def say_if_twin(c:Condition, step:dict):
                           "what a loop changes where it is defined (def f(…, k=k)) and read numbers by self, or none if "
                           "they part later")
 
+# %% ../../nbs/3_training/03b_rehearsal.ipynb #5e0a91c5
+def _same_numbers(each):
+    "Pairs of names whose tensors, of two different numbers or more, hold the same ones, in whatever order."
+    told = {n: x.flatten().sort().values for n, x in each.items()}
+    told = {n: x for n, x in told.items() if len(x) and x[0] < x[-1]}
+    return [(a, b) for a, b in combinations(told, 2) if told[a].equal(told[b])]
+
+def say_if_same(c:Condition, step:dict):
+    "Warns of an FFN's weights that begin as the same numbers, and of an event after which two experts are the same."
+    for a, b in _same_numbers({n: step[f"initial {n}"][0] for n in c.variant.shapes(c)}):
+        warnings.warn(f"initial {b} of {c.name}: expected a draw of its own; got the numbers of {a}; fix: call linear "
+                      "for each, or none if that is meant")
+    before, own = [], [*c.variant.shapes(c)]
+    for e in c.events:
+        p = unflatten(step[f"weights after {e.word}"], c)
+        experts = {f"E{i}": torch.cat([p[n][0, :, i].flatten() for n in own]) for i in range(c.n_experts * bool(own))}
+        now = _same_numbers(experts)
+        for a, b in [x for x in now if x not in before]:
+            warnings.warn(f"event {e.word} of {c.name}: expected experts that differ, as they did before it; got {b} the "
+                          f"same as {a}; fix: take a clone() before the first is written over, or none if it copies")
+        before = now
+
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #52547419
 def try_out(c:Condition):
     "All that a rehearsal looks at. ValueError (expected, got, fix) for what is wrong."
     rules(c)
     step = check_seeds(c)
-    say_if_twin(c, step)
+    say_if_twin(c, step), say_if_same(c, step)
     check_sight(c), check_parts(c)
     if c.routed: check_router(c, step)
     check_learns(c, step)
