@@ -73,12 +73,12 @@ def open_claims(keys:Sequence, root:str="../../") -> str:
     "A table of open claims: what they say, seeds so far under their two readings, seeds that would decide."
     found = [claim(k) for k in keys]
     for c in found:
-        if not c.verdict.startswith("inconclusive"):
+        if not c.verdict.startswith(("inconclusive", NO_RUN)):
             refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
     def seeds(c): return " and ".join(dict.fromkeys(f"{n:.0f}" for n in (c.paper_n, c.audited_n) if n > 0))
-    def needed(c): return f"{float(c.n_decides):,.0f}" if c.n_decides else "not known"
+    def needed(c): return "none would" if c.verdict == NO_RUN else f"{float(c.n_decides):,.0f}" if c.n_decides else "not known"
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
                       "n so far": seeds(c), "n that decides": needed(c)} for c in found],
                     "Open claims. n so far: in the paper's reading, and in ours. n that decides: of the reading that "
-                    "is open, if mean and spread stay.")
+                    "is open, if mean and spread stay, with a chance of .8.")

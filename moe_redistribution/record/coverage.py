@@ -89,7 +89,7 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
     """What would decide the claims of the recorded ledger that wait for runs or for seeds: claims (keys), verdict, seeds
     (of each condition), hours (of one core, training alone), a_claim (hours for each), command; the cheapest first.
 
-    Claims that the same command decides share a line. New seeds are registered before they are trained."""
+    Claims that the same command decides share a line. Where only other trainings are read, hours are nan, and it stands last. New seeds are registered before they are trained."""
     table = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"), keep_default_na=False,
                         na_values={"n_decides": [""]}).set_index("key")
     found = {}
@@ -113,7 +113,7 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
             lines.append(f"moe-redistribution {word} " + (f"{which} {rest}" if word == "train" else f"{rest} {which}") + f" --seeds {named}")
         cost = sum(n * each for arms in todo.values() for _, n, each in arms.values()) / 3600
         most = max(n for arms in todo.values() for _, n, _ in arms.values())
-        at = found.setdefault(" && ".join(lines), dict(claims=[], verdict=line["verdict"], seeds=most, hours=cost))
+        at = found.setdefault(" && ".join(lines), dict(claims=[], verdict=line["verdict"], seeds=most, hours=cost or float("nan")))
         at["claims"].append(key)
     out = pd.DataFrame([r | dict(claims=" ".join(r["claims"]), a_claim=r["hours"] / len(r["claims"]), command=c) for c, r in found.items()],
                        columns=["claims", "verdict", "seeds", "hours", "a_claim", "command"])
