@@ -1017,6 +1017,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                           'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_placed': ( '4_instruments/instrument.html#_say_if_placed',
                                                                                                                          'moe_redistribution/instruments/instrument.py'),
+                                                           'moe_redistribution.instruments.instrument._say_if_placed_otherwise': ( '4_instruments/instrument.html#_say_if_placed_otherwise',
+                                                                                                                                   'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_unknown': ( '4_instruments/instrument.html#_say_if_unknown',
                                                                                                                           'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_weightless': ( '4_instruments/instrument.html#_say_if_weightless',

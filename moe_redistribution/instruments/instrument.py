@@ -269,6 +269,15 @@ def _say_if_moved(of, got, once, params, c, seeds, how):
     if not c.hold and (t := _second_half_first(c.get_task())):
         _say_if_ordered(of, got, partial(once, params, str(c), seeds, how), t)
 
+def _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tables):
+    "Warns of rows that go with what their labels exclude, or with places; `took`: seconds of the first call."
+    if took < .5 * len(seeds):
+        first = partial(once, {k: v[:1] for k, v in params.items()}, c, seeds[:1], how)
+        _say_if_elsewhere(of, got, first, condition(c), seeds[0], how["stream"])
+        put_back(tables), forget(f)
+    if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
+
+
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a44
 def checked_rows(f:callable, name:str=None) -> callable:
     """A user's instrument with all that is checked of it; one of the library as it is.
@@ -303,11 +312,7 @@ def checked_rows(f:callable, name:str=None) -> callable:
             for few, others in islice(_company(params, c, seeds), None if key[0] else 1):
                 with another_process(f): same_rows(of, got, once(few, c, others, how), seeds, others)
             if key[0]: _say_if_weightless(of, got, partial(once, _moved(params), c, seeds, how), tables)
-            if took < .5 * len(seeds):
-                first = partial(once, {k: v[:1] for k, v in params.items()}, c, seeds[:1], how)
-                _say_if_elsewhere(of, got, first, condition(c), seeds[0], stream)
-                put_back(tables), forget(f)
-            if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
+            _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tables)
             seen.add(key)
         return got
     rows.checked = True

@@ -89,7 +89,8 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
     """What would decide the claims of the recorded ledger that wait for runs or for seeds: claims (keys), verdict, seeds
     (of each condition), hours (of one core, training alone), a_claim (hours for each), command; the cheapest first.
 
-    Claims that the same command decides share a line. Where only other trainings are read, hours are nan, and it stands last. New seeds are registered before they are trained."""
+    Claims that the same command decides share a line. Where only other trainings are read, hours are nan, and it
+    stands last. New seeds are registered before they are trained."""
     table = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"), keep_default_na=False,
                         na_values={"n_decides": [""]}).set_index("key")
     found = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 import re
 
 import pandas as pd
+from ..evidence.verdicts import first_learners
 from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, statements
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
@@ -50,6 +51,7 @@ def claim_rows(key:str, rows:pd.DataFrame=None) -> pd.DataFrame:
     rows, lines = _book() if rows is None else Measured.of(rows), []
     for reading, s in _said()[choose("claim", key, list(_said()))].items():
         if s.aggregate in ("none", "quotes"): continue
+        if s.rule == "learned": s = first_learners(rows, s)
         cells, others, _ = s.sides(rows)
         parts = [f"against {i}" if len(others) > 1 else "against" for i in range(1, len(others) + 1)]
         own = [dict(part="averaged", seed=seed, value=v) for seed, v in s.values(rows)[0].dropna().items()]

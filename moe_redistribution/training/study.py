@@ -27,13 +27,11 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
 from ..tasks.own_code import (Asked, another_process, check_asked, check_rows, file_hash, long_call, of_users,
-                                               read_twice, reads, same_rows, say_if_again, say_if_alike,
-                                               say_if_streams, streams_asked, users_code)
+                                               read_twice, reads, same_rows, say_if_again, say_if_alike, say_if_streams, streams_asked, users_code)
 from ..models.condition import condition
 from ..tasks.data import split, unseen_examples
 from .sources import code_by_room, code_of, say_if_changed
-from .store import (Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal,
-                                               write_whole)
+from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
 from .jobs import Job, Watch, carry_out, check_resumed, fulfil, whole_seeds
 from .groups import Training
 import moe_redistribution.studies
@@ -377,8 +375,7 @@ def rows_of_job(job:StudyJob, desk:Desk, store:Store):
          streams_asked(run, *(split, unseen_examples) * own) as said: found = once(job, desk)
     say_if_streams(of, said, {n.stream for n in job.named if isinstance(n, Training)})
     if own and (run, None) not in _REHEARSED and desk.watch.twice - began < .3:
-        _REHEARSED.add((run, None))
-        check_resumed(of, desk, lambda beside: once(job, beside))
+        _REHEARSED.add((run, None)), check_resumed(of, desk, lambda beside: once(job, beside))
     if found is not None and fresh and time.monotonic() - began <= 1 and (run, job.arm) not in _REHEARSED:
         more = [s for s in job.study.presets[job.preset].arms[job.arm] if s not in job.seeds][:1]
         if len(job.seeds) == 1 and more and not job.named: again(more)      # whatever it leaves behind
