@@ -10,8 +10,9 @@ from moe_redistribution.evidence.condition_figures import (event_curves, expert_
                                                            paired_differences, parts_written, position_lines,
                                                            probe_lines, routing_maps, spectrum_stems, sweep_lines,
                                                            swept_names)
-from moe_redistribution.evidence.figures import (HUES, by_panel, colour, label, named_once, rows_by_name, trajectories,
+from moe_redistribution.evidence.figures import (by_panel, colour, label, named_once, rows_by_name, trajectories,
                                                  two_ablations)
+from moe_redistribution.evidence.shapes import MODELS
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import RECIPES
@@ -159,8 +160,8 @@ def test_a_name_is_drawn_once_however_its_options_are_ordered(name, given):
 def test_a_registered_variant_and_router_have_a_colour_and_a_label_of_their_own(mine):
     names = [f"turned/{b}" for b in ("wavy_glu-h16-silu", "moe-e4k1-h16-silu+by_luck", "glu-h16-silu", "ffn-h16-silu",
                                      "moe-e4k1-h16-silu", "moe_glu-e4k1-h16-silu")]
-    assert len({colour(n) for n in names}) == len(names) and not {colour(n) for n in names[:2]} & {*HUES.values()}
-    assert [label(n) for n in names[:2]] == ["wavy glu", "MoE, by_luck"]
+    assert len({colour(n) for n in names}) == len(names) and not {colour(n) for n in names[:2]} & {*MODELS.values()}
+    assert [label(n) for n in names[:2]] == ["wavy glu", "mixture, by_luck"]
     assert colour(names[0]) == colour("turned/wavy_glu-h32-silu") == colour("add7/wavy_glu-h16-silu+d16")
     assert label("turned/wavy_glu-h32-silu") == "wavy glu h32"
 
@@ -169,7 +170,7 @@ def test_planted_models_are_drawn_beside_trained_ones():
     names = ["clock", "twin", "modadd/ffn-h512-gelu"]
     table = tidy([rows([.2, .4], [1, 2], condition=n, metric="n_keys") for n in names])
     fig = by_panel(table, names, {"keys": dict(metric="n_keys")})
-    assert [t.get_text() for t in fig.axes[0].get_xticklabels()] == ["clock", "twin", "FFN"]
+    assert [t.get_text() for t in fig.axes[0].get_xticklabels()] == ["clock", "twin", "dense"]
     assert colour("clock") != colour("twin")
 
 

@@ -115,7 +115,47 @@ def hyphens_for_minus(page):
     return re.findall(r"(?:^|[\s(\[])-\d[\d.]*", text) + re.findall(r"\d\s%", text)
 
 
+def source_cells(page):
+    "(kind, source, outputs) of a page's cells, code without its `#|` lines and blank ones."
+    for cell in json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            source = "\n".join(x for x in source.splitlines() if x.strip() and not x.lstrip().startswith("#|"))
+        yield cell["cell_type"], source, cell.get("outputs", [])
+
+
+def code_before(page, found):
+    "How many lines of code stand above the first cell that `found` says yes to."
+    lines = 0
+    for kind, source, outputs in source_cells(page):
+        if found(kind, source, outputs): return lines
+        lines += len(source.splitlines()) * (kind == "code")
+    return lines
+
+
+def is_paragraph(kind, source, outputs):
+    return kind == "markdown" and len(re.sub(r"^(#|>).*$", "", source, flags=re.M).split()) > 11
+
+
+def has_number(kind, source, outputs):
+    return kind == "code" and any(re.search(r"\d", "".join(o.get("data", {}).get("text/markdown", ""))) for o in outputs)
+
+
+def walls(page):
+    "Code before the first paragraph, or before the first number: a page opens with what was found."
+    early, late = code_before(page, is_paragraph), code_before(page, has_number)
+    return [f"{early} lines before a paragraph"] * (early > 3) + [f"{late} lines before a number"] * (late > 25)
+
+
+def bounds_by_hand(page):
+    "Text that writes an interval's bounds itself: `Values` and `Interval` have formats."
+    code = "\n".join(s for kind, s, _ in source_cells(page) if kind == "code")
+    return re.findall(r"\{[^{}\n]*\blo\b[^{}\n]*\},? *[^\n]{0,3}\{[^{}\n]*\bhi\b[^{}\n]*\}", code)
+
+
 RULES = [uncaptioned, heads_of_machines, minus_in_words, minus_in_notes, hyphens_for_minus]
+FORM = [walls, bounds_by_hand]
+OF_RESULTS = [p for p in PAGES if re.match(r"6_studies/\w+/[1-9]", p)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
@@ -124,14 +164,20 @@ def test_result_pages_keep(rule):
     assert not bad, f"{sum(map(len, bad.values()))}: {bad}"
 
 
+@pytest.mark.parametrize("rule", FORM, ids=lambda r: r.__name__)
+def test_a_page_of_results_opens_with_what_was_found_and_writes_intervals_in_one_way(rule):
+    bad = {page: said for page in OF_RESULTS if (said := rule(page))}
+    assert not bad, f"{sum(map(len, bad.values()))}: {bad}"
+
+
 if __name__ == "__main__":
     if named := sys.argv[1:]:
         for page in named:
             page = Path(page).resolve().relative_to(NBS).as_posix() if Path(page).exists() else page
-            for rule in RULES:
+            for rule in RULES + FORM:
                 said = rule(page)
                 print(f"\n{page}: {rule.__name__}: {len(said)}", *said, sep="\n  ")
     else:
         for page in PAGES:
-            print(f"{page:55}", *(f"{rule.__name__} {len(rule(page)):3}" for rule in RULES))
-        print("all", {rule.__name__: sum(len(rule(p)) for p in PAGES) for rule in RULES})
+            print(f"{page:55}", *(f"{rule.__name__} {len(rule(page)):3}" for rule in RULES + FORM))
+        print("all", {rule.__name__: sum(len(rule(p)) for p in PAGES) for rule in RULES + FORM})

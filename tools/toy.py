@@ -16,7 +16,8 @@ import torch
 
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
 from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.evidence.figures import HUES, RATES, at_rate, colour, label, pick, without_ffn
+from moe_redistribution.evidence.figures import RATES, SHORT, at_rate, colour, label, pick, without_ffn
+from moe_redistribution.evidence.shapes import MODELS as HUES
 from moe_redistribution.evidence.statistics import interval
 from moe_redistribution.instruments.copying import copying_nulls, without_copy
 from moe_redistribution.instruments.ablation import combine_edits
@@ -126,7 +127,7 @@ def data():
     t = get_task("add7")
     levels = copying_nulls(t).mean()
     return dict(carries=int((t.targets[:, 2] != t.tokens[:, 2]).sum()),
-                hues=list(HUES.values())[:4], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
+                hues=[HUES[word] for word in list(SHORT.values())[:4]], models=[model(*m) for m in MODELS.items()], passed_on=passed_on(),
                 sweep=dict(rates=list(RATES.values()), of=OF, arms=[swept(n) for n in SWEPT], alone=alone(),
                            passed_on=round(levels["pass-through"], 4), guess=round(levels["uniform"], 4)))
 

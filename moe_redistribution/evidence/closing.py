@@ -12,13 +12,12 @@ from ..tasks.errors import refuse
 from .answers import contrasts
 from .claims import claims, statements
 from .findings import claim, verdict_words
-from .statistics import Interval
 from .tables import Shown, as_minus, to_read
+from .values import registered
 
 # %% ../../nbs/5_evidence/10b_closing.ipynb #aa676718
-def _between(mean, lo, hi, digits):
-    few = 0 if max(map(abs, (mean, lo, hi))) >= 100 else digits                # entries of a book, and not shares
-    return f"{Interval(mean, lo, hi, None, None):+.{few}f}"
+def _between(i, digits):
+    return f"{i:+.{digits if max(map(abs, i[:3])) < 100 else 0}}"              # entries of a book, and not shares
 
 def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     """The recorded claims whose keys begin with `beginnings`, a string or several: verdict, sentence, mean and 95 %
@@ -29,8 +28,8 @@ def verdict_table(beginnings:str|Sequence, caption:str, digits:int=3) -> Shown:
     shown_as = lambda m: " · ".join(f"{v:g}" for v in dict.fromkeys(m) if v)
     margin = both.groupby("key", sort=False)["margin"].agg(shown_as)
     def reading(c, which):
-        mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
-        return f"{_between(mean, lo, hi, digits)}, n = {n:.0f}" if n > 0 else "–"
+        i = registered(c, which)
+        return f"{_between(i, digits)}, n = {i.n:.0f}" if i.n > 0 else "–"
     found = [(k, claim(k)) for k in control.index if k.startswith(beginnings)]
     if not found: refuse("claims", "a beginning of some key", beginnings, control.index[-1], "see statements()")
     return to_read(pd.DataFrame([{"claim": k, "verdict": verdict_words(c), "says": c.statement,
@@ -50,7 +49,7 @@ def contrast_answers(rows:pd.DataFrame, families:Sequence, caption:str, edits:Se
     """The registered contrasts of some families on `rows`: what each asks, the difference with its interval, outcome
     and n. Of several `edits` each line says its own."""
     found = pd.concat([contrasts(rows, e, item=f) for f in families for e in edits])
-    difference = [_between(r.difference, r.lo, r.hi, digits) if r.n else "not run" for r in found.itertuples()]
+    difference = [_between(registered(r), digits) if r["n"] else "not run" for _, r in found.iterrows()]
     asks = found["id"].map(contrast_asks()) + (", at " + found["edit"] if len(edits) > 1 else "")
     return to_read(pd.DataFrame({"asks": asks.to_numpy(), "difference": difference,
                                  "outcome": found["outcome"].to_numpy(), "n": found["n"].to_numpy()}), caption)

@@ -14,6 +14,7 @@ from ..tasks.errors import choose, refuse
 from .findings import claim, verdict_words
 from .prose import read_as, margin_text
 from .printed import DATA, papers
+from .statistics import UNITS
 from ..training.store import of_clone
 from .tables import md_table
 from .verdicts import NO_POWER, NO_RUN, TOO_FEW
@@ -61,11 +62,12 @@ def shown_link(c, word:str, root:str="../../") -> str:
     "A link to the place where its page shows a claim."
     return f"[{word}]({root}{page_of(c)}#{c.key})"
 
-def main_claims(lines, caption:str, scale:float=1, places:int=2, root:str="../../") -> str:
-    "A table of claims: `lines` are (key, what it says, which reading, a word for its page); numbers times `scale`."
+def main_claims(lines, caption:str, spec:str="+", root:str="../../") -> str:
+    "A table of claims: `lines` are (key, what it says, which reading, a word for its page); numbers as an `Interval` has them."
+    unit = spec.strip("+-").partition(" ")[2]
     def verdict(c): return "; ".join(filter(None, [verdict_link(c, root), still_open(c)]))
-    return md_table([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, scale, places),
-                      "does not count": margin_text(c, scale), "page": shown_link(c, word, root)}
+    return md_table([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, spec),
+                      "does not count": margin_text(c, UNITS[unit][0], unit), "page": shown_link(c, word, root)}
                      for k, says, how, word in lines for c in [claim(k)]], caption)
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #ae85a364

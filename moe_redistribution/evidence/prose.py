@@ -8,44 +8,34 @@ __all__ = ['in_short', 'prose', 'read_as', 'points', 'margin_text', 'ruling']
 # %% ../../nbs/5_evidence/09c_prose.ipynb #c83945f6
 from ..tasks.errors import refuse
 from .findings import verdict_words
-from .tables import typeset
+from .tables import Passage, typeset
+from .values import registered
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #834fc72b
-def in_short(*lines) -> str:
-    """The passage that opens a page, as Markdown.
-
-    ValueError for other than three or four lines."""
+def in_short(*lines) -> Passage:
+    """The passage that opens a page: three or four findings, each with its reason, as bullets. ValueError for another number."""
     if not 3 <= len(lines) <= 4: refuse("in short", "three or four lines", len(lines), fix="say what matters most")
-    return "**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)
+    return Passage(typeset("**In short**\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines)))
+
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #52709733
-def prose(*lines) -> str:
-    "A passage as Markdown, from sentences or rows of a table; an empty line starts a paragraph."
-    return typeset("\n".join(lines))
+def prose(*paragraphs) -> Passage:
+    "A passage that a notebook shows: one text of several paragraphs, or lines of one; an empty line starts a paragraph."
+    return Passage(typeset("\n".join(paragraphs)))
+
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #51c6d8ab
-def read_as(c, reading:str="audited", scale:float=1, places:int=2, sign:str="+", unit:str="",
-            form:str="{mean}{span}{unit}, n = {n}") -> str:
-    """What one reading of a claim found, in words: mean, 95% interval, `unit` of 1 / `scale`, n, in the order of
-    `form`; `–` where there is nothing.
+def read_as(c, reading:str="audited", spec:str="+") -> str:
+    "What one reading of a claim found: mean and 95% interval in the form `spec` of an `Interval`, and n; `–` where there is nothing."
+    i = registered(c, reading)
+    return f"{i:{spec}}, n = {i.n:.0f}" if i.n > 0 else "–"
 
-    `sign`: + shows it, an empty one drops it where it is positive, - says how much less. An interval of one value is
-    left out."""
-    mean, lo, hi, n = (getattr(c, f"{reading}_{k}") for k in ("mean", "lo", "hi", "n"))
-    if not n > 0 or mean != mean: return "–"
-    def number(v):
-        v = round((-scale if sign == "-" else scale) * v, places) + 0
-        return f"{v:{'+' if sign == '+' and v else ''},.{places}f}"
-    bounds = (hi, lo) if sign == "-" else (lo, hi)
-    span = f" [{', '.join(map(number, bounds))}]" * bool(lo < hi)
-    if form.startswith("{mean}{unit}") and number(mean).strip("+-") == "1": unit = unit.removesuffix("s")     # 1 point
-    unit = f" {unit}" * bool(unit)
-    return typeset(form.format(mean=number(mean), span=span, unit=unit, n=f"{n:.0f}"))
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #a3b44427
-def points(c, reading:str="audited", sign:str="+", scale:float=100, unit:str="points", places:int=0) -> str:
-    "A claim's difference as a sentence has it: `read_as` in points, the interval after that word, over how many seeds."
-    return read_as(c, reading, scale, places, sign, unit, "{mean}{unit}{span} over {n} seeds")
+def points(c, reading:str="audited", spec:str="+ points") -> str:
+    "A claim's difference as a sentence has it: in points, or in the form `spec` of an `Interval`, and over how many seeds."
+    i = registered(c, reading)
+    return f"{i:{spec}} over {i.n:.0f} seeds" if i.n > 0 else "–"
 
 def margin_text(c, scale:float=1, unit:str="") -> str:
     "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."

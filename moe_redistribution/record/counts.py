@@ -14,13 +14,14 @@ import re
 import pandas as pd
 from ..evidence.table_files import ROOT
 from ..evidence.figures import label
-from ..evidence.prose import read_as, margin_text
+from ..evidence.prose import margin_text
 from ..evidence.findings import former_verdicts, verdict_words
 from ..evidence.registrations import changed_late
 from ..evidence.overviews import page_of, paper_of, still_open, word_link
 from ..evidence.printed import papers
 from ..training.store import of_clone
 from ..evidence.tables import as_minus, md_table
+from ..evidence.values import registered
 from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
@@ -75,17 +76,17 @@ _UNITS = {**{m.replace("_-_", " - "): "points" for m in _SHARE}, "loss": "nats",
 def reading_text(c, which, s, places:int=1) -> str:
     """What one reading of a claim found: mean, 95% interval, unit, seeds; `c` is its line in the ledger, `s` its
     statement. `–` where there is nothing."""
-    mean, lo, hi, n = (getattr(c, f"{which}_{k}") for k in ("mean", "lo", "hi", "n"))
-    if not n > 0: return "–"
+    if not (i := registered(c, which)).n > 0: return "–"
     unit = "" if s.aggregate == "sum" else _UNITS.get(s.metric, "")
     sign, scale = ("" if c.expects == "number" else "+"), (100 if unit == "points" else 1)
     if sign == "" and unit == "points": unit = "%"
-    big = max(abs(v * scale) for v in (mean, lo, hi) if v == v) >= 100 and unit not in ("points", "%")
+    big = max(abs(v * scale) for v in i[:3] if v == v) >= 100 and unit not in ("points", "%")
     digits = 0 if big or s.aggregate == "sum" else places if scale == 100 else 3
-    if digits == 0 and scale == 100 and max(abs(lo), abs(hi)) < .01: digits = 1      # else it rounds to nothing
+    if digits == 0 and scale == 100 and max(abs(i.lo), abs(i.hi)) < .01: digits = 1   # else it rounds to nothing
     level = re.fullmatch(r"value=([\d.]+)", s.versus) if unit == "points" and s.aggregate == "difference" else None
-    more = f" ({100 * (mean + float(level[1])):.{places}f}% against {100 * float(level[1]):g}%)" if level else ""
-    return read_as(c, which, scale, digits, sign, unit, "{mean}{span}{unit}" + more + ", n = {n}")
+    more = f" ({100 * (i.mean + float(level[1])):.{places}f}% against {100 * float(level[1]):g}%)" if level else ""
+    return f"{i:{sign}.{digits} {unit}}{more}, n = {i.n:.0f}"
+
 
 # %% ../../nbs/7_record/06_counts.ipynb #9d0f3241
 _HISTORY = re.compile(r"(changed|reworded|registered|after its|added|fixed before|not testable|pending|the same|tried)"
