@@ -23,7 +23,7 @@ from ..models.variants import VARIANTS
 from ..training.loop import TASK_RULES
 from .claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, compared_table, typeset, with_interval
-from .shapes import MODELS, OTHERS, draw_dots, hue_of, level_lines
+from .shapes import MODELS, OTHER_HUES, draw_dots, hue_of, level_lines
 from .statistics import interval
 from ..instruments.rows import WHERE, select
 from ..instruments.ablation import whole_answer
@@ -39,7 +39,7 @@ def as_condition(name:str):
 
 def _own_hue(word):
     for w in (*VARIANTS.origins, *ROUTERS.origins, word): _PLACES.setdefault(w, len(_PLACES))
-    return OTHERS[_PLACES[word] % len(OTHERS)]
+    return OTHER_HUES[_PLACES[word] % len(OTHER_HUES)]
 
 def _paler(hue): return "#" + "".join(f"{(int(hue[i:i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 

@@ -14,7 +14,7 @@ from ..tasks.errors import choose, refuse
 from .findings import claim, verdict_words
 from .prose import read_as, margin_text
 from .printed import DATA, papers
-from .statistics import UNITS
+from .statistics import UNIT_FORMS
 from ..training.store import of_clone
 from .tables import md_table
 from .verdicts import NO_POWER, NO_RUN, TOO_FEW
@@ -67,7 +67,7 @@ def main_claims(lines, caption:str, spec:str="+", root:str="../../") -> str:
     unit = spec.strip("+-").partition(" ")[2]
     def verdict(c): return "; ".join(filter(None, [verdict_link(c, root), still_open(c)]))
     return md_table([{"claim": says, "verdict": verdict(c), "ours": read_as(c, how, spec),
-                      "does not count": margin_text(c, UNITS[unit][0], unit), "page": shown_link(c, word, root)}
+                      "does not count": margin_text(c, UNIT_FORMS[unit][0], unit), "page": shown_link(c, word, root)}
                      for k, says, how, word in lines for c in [claim(k)]], caption)
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #ae85a364

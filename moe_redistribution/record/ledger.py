@@ -130,6 +130,7 @@ def ledger_page(root:str|Path=None) -> str:
         said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if f"{k}_n" in r and r[f"{k}_n"] > 0}
         return [f'<a id="{r["key"]}"></a>', f"## {r['key']}: {r['verdict']}", "", r["statement"], "",
                 *(f"- {k}: {typeset(v)}" for k, v in said.items()), f"- judged on [its page](../nbs/{r['page']})", ""]
-    head = ["# Every claim and its verdict", "", "Made from `ledger.csv` by `make record`. Mean [95% interval], seeds, what it says and by which test.", ""]
+    head = ["# Every claim and its verdict", "",
+            "Made from `ledger.csv` by `make record`. Mean [95% interval], seeds, what it says and by which test.", ""]
     return "\n".join([*head, *(x for _, r in table.iterrows() for x in lines(r))])
 

@@ -18,7 +18,8 @@ ARMS = {"FFN, lr × ¼": "add7/ffn-h256-silu+ffnlr0.25", "MoE, lr × 4": "add7/m
 GELU = {"Narrow FFN, GELU": "add7/ffn-h64-gelu", "MoE, frozen router, GELU": "add7/moe-e4k1-h256-gelu+frozen",
         "MoE, top-2, GELU": "add7/moe-e4k2-h256-gelu"}
 HEADLINE4 = (TABLE1["FFN"], FIGURE1["GLU"], TABLE1["MoE"], TABLE1["MoE-GLU"])
-_OURS = {"FFN": "dense", "Narrow FFN": "narrow", "MoE": "mixture", "MoE, frozen router": "frozen router", "MoE-GLU": "GLU mixture", "MoE, top-2": "mixture, two experts",
+_OURS = {"FFN": "dense", "Narrow FFN": "narrow", "MoE": "mixture", "MoE, frozen router": "frozen router",
+         "MoE-GLU": "GLU mixture", "MoE, top-2": "mixture, two experts",
          "FFN, lr × ¼": "slow dense, rate × ¼", "MoE, lr × 4": "mixture, rate × 4"}         # the paper's word → ours
 def _ours(said): return next((ours + said.removeprefix(theirs) for theirs, ours in sorted(_OURS.items(), key=lambda x: -len(x[0]))
                               if said == theirs or said.startswith(theirs + ", ")), said)
