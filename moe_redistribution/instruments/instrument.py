@@ -162,8 +162,8 @@ def _say_if_not_k(of, got, c):
         total = one["value"].sum()
         if one["expert"].nunique() == c.n_experts and one["value"].between(0, 1).all() and abs(total - c.top_k) > 1e-3:
             return warnings.warn(f"{of}: expected a {one['metric'].iloc[0]} of E0, E1, … that sums to k = {c.top_k}, "
-                                 f"the experts of a token; got {total:.6g}; fix: count each gate that is not 0, or another "
-                                 "name for another share")
+                                 f"the experts of a token; got {total:.6g}; fix: count each gate that is not 0, or "
+                                 "another name for another share")
 
 # words of the library's own instruments for what is no site and no place
 _OTHER_SITES, _OTHER_PLACES = ("none", "weights", "router_logits", "attention", "head"), ("context",)
@@ -279,8 +279,8 @@ def _say_if_elsewhere(of, got, call, c, seed, stream):
         with suppress(ValueError):                             # of one that cannot do with tokens which make no sense
             if said := moved(none, ~about[1]):
                 return warnings.warn(f"{of}: expected rows of {column} {word} that stay where answers elsewhere are "
-                                     f"others; got {said}; fix: use the mask, t.scored alone, and == of a stratum, or none if "
-                                     "it is compared with the rest")
+                                     f"others; got {said}; fix: use the mask, t.scored alone, and == of a stratum, or "
+                                     "none if it is compared with the rest")
             if not moved(*about) and (said := moved(*(~m for m in about))):
                 return warnings.warn(f"{of}: expected rows of {column} {word} that go with what stands there; got the "
                                      f"same with others there, and with others elsewhere {said}; fix: read at "

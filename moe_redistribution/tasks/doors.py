@@ -177,8 +177,8 @@ def _say_if_mirrored(t):
         trained[number[~held]] = True
         if both := int((held & trained[number]).sum()):
             warnings.warn(f"rule {rule} of {t.name}: expected inputs that are not trained on, in no order; got {both} "
-                          f"of {int(held.sum())} whose tokens are trained on in another one, with the same answer; fix: "
-                          "hold out by the sorted tokens, or none if that is meant")
+                          f"of {int(held.sum())} whose tokens are trained on in another one, with the same answer; "
+                          "fix: hold out by the sorted tokens, or none if that is meant")
 
 def check_inputs(t):
     """ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule; a warning if it

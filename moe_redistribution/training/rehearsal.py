@@ -348,8 +348,8 @@ def _say_if_crowded(c):
         now = loads()[:, least] if what == "after" else loads().amax(-1)
         if (now - before).max() > .15:
             warnings.warn(f"{what} of {c.name}: expected less for an expert that has too much; got {now.max():.0%} of "
-                          f"tokens after some steps of it alone, {before.max():.0%} before; fix: turn its sign round, or "
-                          "none if it is not there to balance")
+                          f"tokens after some steps of it alone, {before.max():.0%} before; fix: turn its sign round, "
+                          "or none if it is not there to balance")
 
 def _check_order(c, gates, turned):
     "ValueError if gates stay where they are while a router's columns change places; a warning if they go elsewhere."
