@@ -92,6 +92,9 @@ def check_nulls(t):
     if (told := len(t.targets[:, list(t.scored)].unique())) > t.answers:
         refuse(f"answers of {t.name}", "as many as there are among the scored targets, or more", t.answers, told,
                "leave it out")
+    if t.answers == t.d_vocab_out >= 2 * told > 2:
+        warnings.warn(f"answers of {t.name}: expected as many as a blind guess chooses from; got all {t.d_vocab_out}, of "
+                      f"which {told} are ever right; fix: answers={told}, or none if it may say any")
     for name, guess in t.guesses.items():
         if not isinstance(guess, torch.Tensor) or guess.shape != t.targets.shape or guess.is_floating_point():
             refuse(f"guess {name} of {t.name}", f"classes of shape {tuple(t.targets.shape)}, as the targets",
@@ -106,6 +109,10 @@ def check_nulls(t):
         if t.positions[j] != where:
             refuse(f"cycles of {t.name}", f"{where}: (its own entry of read, …)", f"{where}: ({j}, …), which is "
                    f"{t.positions[j]}", t.positions.index(where), "point at the entry of that name")
+        many, most = (len(torch.as_tensor(x).unique()) for x in (angle, t.targets[:, j]))
+        if many > most:
+            warnings.warn(f"cycles of {t.name}: expected places of {where} on a circle of its {most} answers; got {many}; "
+                          f"fix: its own digit, as n // 10 % 10, or none if the circle is a finer one")
     if any(i not in range(len(t.tokens)) for i in t.shown):
         refuse(f"shown of {t.name}", f"numbers of examples, 0 to {len(t.tokens) - 1}", t.shown, fix="leave it out")
 
