@@ -790,8 +790,8 @@ PRESETS = PRESETS.replace(
 )
 SLOWLY = STUDY.replace("def run", "G = torch.Generator().manual_seed(0)\ndef run").replace(
     DRAWN,
-    "import time; time.sleep(1.1)\n    def make(): return torch.Generator().manual_seed(seeds[0])\n"
-    "    g = make(); draws = [torch.rand((), generator=g).item() + len(arm) for s in seeds]",
+    "import time; time.sleep(1.1)\n    def make(s): return torch.Generator().manual_seed(s)\n"
+    "    draws = [torch.rand((), generator=make(s)).item() + len(arm) for s in seeds]",
 )
 OPENS = """
 from moe_redistribution.training.groups import Training
@@ -863,7 +863,7 @@ THIRD = {
         PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
         ["study " + NEW, "study " + NEW + " --preset large"],
     ),
-    "one generator for all jobs, slow": (SLOWLY.replace("g = make()", "g = G"), ["study " + NEW]),
+    "one generator for all jobs, slow": (SLOWLY.replace("generator=make(s)", "generator=G"), ["study " + NEW]),
     "a generator for each job, slow: right": (SLOWLY, ["study " + NEW]),
     "an arm that opens the other's runs": (TASK + OPENS.replace("== arm", "!= arm"), ["study " + NEW]),
     "arms that open their own runs: right": (TASK + OPENS, ["study " + NEW]),
