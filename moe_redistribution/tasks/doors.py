@@ -205,7 +205,6 @@ def check_inputs(t):
             warnings.warn(f"examples of {t.name}: expected one answer to each input; got {said}, so that nobody has "
                           "all right; fix: keep one of them, or none if answers are noisy")
             break
-    _say_if_mirrored(t)
     for c in [c for by in t.by for c in _columns(t, by)]:
         labels = np.unique(t.strata[c].to_numpy().astype(str), return_inverse=True)[1]
         if (odd := torch.from_numpy(labels).ne(torch.from_numpy(labels)[first])).any():
@@ -222,6 +221,7 @@ def check_inputs(t):
         if both := int(sides.all(1).sum()):
             refuse(f"rule {rule} of {t.name}", "inputs that are not trained on", f"{both} that are, too",
                    fix="hold out all copies of an input")
+    _say_if_mirrored(t)
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #aedef76c
 def check_task(t):
