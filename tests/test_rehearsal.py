@@ -153,7 +153,8 @@ WRONG = {
                                 "got 500 more of some"),
     "copies among the held": (*task(f"{COPIES}, rules={{'odd': n % 2 == 1}}"),
                               "got 500 that are, too"),
-    "two answers": (*task("tokens=torch.cat([t.tokens[i // 2 * 2, :4], t.tokens[:, 4:]], 1), rules={}"),
+    "two answers": (*task("tokens=torch.cat([t.tokens[i // 2 * 2, :4], t.tokens[:, 4:]], 1), source='split', rules={}",
+                          recipe="RECIPES['add7'] | dict(batch=0)"),
         "one answer to each"),
     # doors
     "strata with gaps": (*task("strata=t.strata.assign(carry=np.where(n < 9, np.nan, n))"),

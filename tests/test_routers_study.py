@@ -10,7 +10,8 @@ from moe_redistribution.studies.routers.study import STUDY, routed_rows, routed_
 from moe_redistribution.studies.routers.texts import TextTrial
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.study import Desk, OutOfTime, run_study, study_jobs
+from moe_redistribution.training.company import OutOfTime
+from moe_redistribution.training.study import Desk, run_study, study_jobs
 
 from tiers import first
 

@@ -79,6 +79,29 @@ UNSURE = re.compile(r"Series|DataFrame|Unknown|\bNone\b|\bAny\b|Module|Hashable|
                     r"|str \| Condition")
 
 
+OLDEST = (3, 10)                                                               # pyproject.toml's, which few of us run
+
+
+def too_new(text):
+    "What the oldest Python does not read in some code: an index with a star that has no parentheses, and `except*`."
+    if not re.search(r"except\s*\*|\*[\w.]+\s*[],]", text): return []                # quick, and true of most code
+    try: tree = ast.parse(text, feature_version=OLDEST)
+    except SyntaxError as e: return [str(e)]
+    tuples = [n.slice for n in ast.walk(tree) if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple)]
+    starred = [t for t in tuples if any(isinstance(x, ast.Starred) for x in t.elts)]
+    return [ast.unparse(t) for t in starred if ast.get_source_segment(text, t)[0] != "("]
+
+
+def test_all_code_is_what_the_oldest_python_reads():
+    assert too_new("a[*b, 1]") and too_new("try: f()\nexcept* E: g()") and not too_new("a[(*b, 1)], a[1, 2]")
+    code = {p: [p.read_text("utf-8")] for folder in ("moe_redistribution", "tests", "tools")
+            for p in (ROOT / folder).rglob("*.py")}
+    code |= {p: ["".join(c["source"]) for c in json.loads(p.read_text("utf-8"))["cells"] if c["cell_type"] == "code"]
+             for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts}
+    bad = [f"{p.relative_to(ROOT)}: {x}" for p, texts in code.items() for text in texts for x in too_new(text)]
+    assert not bad, bad
+
+
 def own_contradiction(message, functions):
     "Is this about an argument of a known kind that one of our `functions` says is of another?"
     return bool((m := CALL.match(message)) and m[4] in functions and not UNSURE.search(m[1]))

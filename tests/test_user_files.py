@@ -790,8 +790,8 @@ PRESETS = PRESETS.replace(
 )
 SLOWLY = STUDY.replace("def run", "G = torch.Generator().manual_seed(0)\ndef run").replace(
     DRAWN,
-    "import time; time.sleep(1.1)\n    def make(): return torch.Generator().manual_seed(seeds[0])\n"
-    "    g = make(); draws = [torch.rand((), generator=g).item() + len(arm) for s in seeds]",
+    "import time; time.sleep(1.1)\n    def make(s): return torch.Generator().manual_seed(s)\n"
+    "    draws = [torch.rand((), generator=make(s)).item() + len(arm) for s in seeds]",
 )
 OPENS = """
 from moe_redistribution.training.groups import Training
@@ -863,7 +863,7 @@ THIRD = {
         PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
         ["study " + NEW, "study " + NEW + " --preset large"],
     ),
-    "one generator for all jobs, slow": (SLOWLY.replace("g = make()", "g = G"), ["study " + NEW]),
+    "one generator for all jobs, slow": (SLOWLY.replace("generator=make(s)", "generator=G"), ["study " + NEW]),
     "a generator for each job, slow: right": (SLOWLY, ["study " + NEW]),
     "an arm that opens the other's runs": (TASK + OPENS.replace("== arm", "!= arm"), ["study " + NEW]),
     "arms that open their own runs: right": (TASK + OPENS, ["study " + NEW]),
@@ -981,7 +981,7 @@ FOURTH = {
     ),
     "an END among what is scored": (ENDED, BOTH[:1]),
     "an END that is not scored: right": (ENDED.replace("scored=(0, 1, 2)", "scored=(0, 1)"), BOTH[:1]),
-    "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-linear")]),
     "an edit of hidden that is dropped": (
         TASK + SQUARED.replace('h = at("hidden"', 'at("hidden"'),
         [TRAIN.format("bits/tanh_glu-h8-silu")],
@@ -1019,6 +1019,178 @@ FOURTH = {
         ORDERED_SPLIT + UNSEEN.replace('r.seed, "paired")', "r.seed)"),
         ["study " + NEW],
     ),
+}
+
+# what a fourth hostile reader wrote: what other answers move, parts of one name, rules that do nothing or the opposite
+RIGHT_HERE = """
+from moe_redistribution.instruments.instrument import own_part
+from moe_redistribution.models.condition import condition
+from moe_redistribution.models.population import predict
+@register("instrument", "here", streams=("authors", "paired"))
+def here(params, c, seeds, stream="authors", **labels):
+    "How often a model is right: at the first two places, by stratum, and of test examples."
+    c = condition(c)
+    t, out = c.get_task(), []
+    def told(values, **more):
+        out.append(rows(values, seeds, condition=c.name, stream=stream, metric="right_here", **more, **labels))
+    right, kinds = (predict(params, c) == t.targets).float(), t.strata["ones"].to_numpy()
+    if t.groups: told(right[:, :, [0, 1]].mean((1, 2)), position="least-middle", n_examples=len(t))
+    for v in np.unique(kinds):
+        some = torch.from_numpy(kinds == v)
+        told(right[:, some].mean((1, 2)), stratum=f"ones={v}", n_examples=int((kinds == v).sum()))
+    for s, test in own_part(c, seeds, stream).items():
+        told([r[m].mean() for r, m in zip(right, test)], split=s, n_examples=int(test[0].sum()))
+    return pd.concat(out, ignore_index=True)
+"""
+GROUPED = ORDERED.replace('by=("ones",)', 'by=("ones",), groups=((0, 1),)')
+HERE_ROWS = [BOTH[0], BOTH[1] + " --instrument here"]
+WHOLE = READS.replace(
+    "    right = said",
+    "    less = forward(params, t.tokens, c, edits={'ffn_out': lambda x: 0 * x})[:, :, list(t.read)]\n"
+    "    said = less.softmax(-1) - said\n    right = said",
+).replace("read_share", "change_of_share")
+FIT = """
+def run(arm, seeds, settings, desk):
+    out = []
+    for s in seeds:
+        start = torch.randn(4, generator=torch.Generator().manual_seed(s + 10 * len(arm)))
+        def work(part): return {"w": start * 2}, {}
+        out.append(desk.once(f"fit{s}", work)[0]["w"].norm() + s)
+    return rows(out, seeds, condition=arm, metric="length")
+register("study", "words", Study("words", "How far?", {"small": Preset("", {"a": (1, 2, 3), "bcd": (1, 2, 3)}, 3)}, run,
+                                 lambda *a: 1.))
+"""
+ALONE = STUDY.replace("3)}, 3)}", "3)})}")
+BY_PLACE = DRAWN.replace("for s in seeds", "for i, s in enumerate(seeds)").replace(
+    "len(arm)", "len(arm) + s + torch.rand((), generator=torch.Generator().manual_seed(i)).item()")
+USED = 'len(arm) * settings["draws"]'
+SLEEPS = "import time; time.sleep(.4 * len(seeds))\n    " + DRAWN
+FEDUS = """
+@register("router", "cosine")
+class Fedus(Router):
+    "The usual router with the balance loss of Fedus et al.: shares that are counted, times mean probabilities."
+    def balance(self, probs, g, c):
+        return c.n_experts * ((g > 0).float().mean((1, 2)) * probs.mean((1, 2))).sum(-1)
+"""
+NOISY = """
+@register("router", "cosine")
+class Noisy(Router):
+    "In training each expert's logit gets a normal number."
+    def noisy(self, logits, held, x, c, draw): return logits + draw(torch.randn, *logits.shape[1:])
+"""
+BALANCED = """
+from moe_redistribution.models.more_routers import Biased
+@register("router", "cosine")
+class Balanced(Biased):
+    "After a step the bias of an expert with more than its load goes down, in each layer."
+    @torch.no_grad()
+    def after(self, params, look, c):
+        seen = look()
+        for l, bias in enumerate(params["W_router"][:, :, -1].unbind(1)):
+            load = (seen["gates" if c.n_layers == 1 else f"L{l}.gates"] > 0).float().mean((1, 2))
+            bias += .01 * (load.mean(-1, keepdim=True) - load).sign()
+"""
+ENTROPY = """
+@register("router", "cosine")
+class Even(Router):
+    "The usual router with a loss that is least where all experts are used alike."
+    def balance(self, probs, g, c):
+        p = probs.mean((1, 2))
+        return (p * p.clamp_min(1e-9).log()).sum(-1)
+"""
+SWITCHED, TWO_LAYERS = TRAIN.format(BITS + "+cosine+switch"), TRAIN.format(BITS + "+cosine+L2")
+PRUNE = """
+@register("event", "prune")
+class Prune(Event):
+    "The smaller half of W_down is zero from here on."
+    def apply(self, c, now, began, moments):
+        w = now["W_down"]
+        w[w.abs() <= w.abs().flatten().median()] = 0
+    def scales(self, own): return own | {"W_down": 0.}
+"""
+SHAKE = """
+@register("event", "shake")
+class Shake(Event):
+    "W_up is moved a little, each seed's by a draw of its own."
+    draw = 1
+    def apply(self, c, now, began, moments): now["W_up"].add_(began["W_up"], alpha=.1)
+"""
+ONE_DRAW = 'now["W_up"].add_(torch.randn(now["W_up"].shape, generator=torch.Generator().manual_seed(0)), alpha=.1)'
+REWIND = """
+@register("event", "rewind")
+class Rewind(Event):
+    "W_up has its initial values again, and both moments of it are zero."
+    def apply(self, c, now, began, moments):
+        now["W_up"].copy_(began["W_up"])
+        for x in moments: x["W_up"].zero_()
+"""
+SUMS = """
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "a + b modulo 11, a fifth of the pairs held out, in either order."
+    a, b = (x.ravel() for x in np.divmod(np.arange(121), 11))
+    held = (np.minimum(a, b) * 11 + np.maximum(a, b)) % 5 == 0
+    return Task("bits", d_vocab=12, d_vocab_out=11, causal=False, tied=False, read=(2,), scored=(0,), positions=("sum",),
+                vocab=(*map(str, range(11)), "="), tokens=torch.from_numpy(np.stack([a, b, 0 * a + 11], 1)),
+                targets=torch.from_numpy((a + b) % 11)[:, None], strata=pd.DataFrame({"ones": a == 1}), by=("ones",),
+                rules={"pairs": held})
+"""
+NOISE = SUMS.replace("(a + b) % 11)", "np.where(at % 10, (a + b) % 11, at % 11))").replace(
+    "np.divmod(np.arange(121), 11))", "np.divmod(np.arange(1210) % 121, 11)); at = np.arange(1210)").replace(
+    ',\n                rules={"pairs": held}', "")
+FIFTH = {
+    "right at its places and strata: right": (GROUPED + RIGHT_HERE, HERE_ROWS),
+    "right on test examples: right": (ORDERED_SPLIT + RIGHT_HERE, HERE_ROWS),
+    "a third place in the mean of two": (GROUPED + RIGHT_HERE.replace("[0, 1]]", "[0, 1, 2]]"), HERE_ROWS),
+    "a stratum of at least so many": (GROUPED + RIGHT_HERE.replace("numpy(kinds == v", "numpy(kinds >= v"), HERE_ROWS),
+    "a mask that is not used": (ORDERED_SPLIT + RIGHT_HERE.replace("r[m]", "r"), HERE_ROWS),
+    "a change of a share: right": (TASK + WHOLE, READ_ROWS),
+    "a load by the most probable alone": (TASK + LOADS.replace(
+        '(seen["gates"] != 0)', 'torch.nn.functional.one_hot(seen["gates"].argmax(-1), 4)'), LOAD_ROWS),
+    "a part for each seed: right": (FIT, ["study " + NEW]),
+    "a part for all seeds": (
+        FIT.replace('f"fit{s}"', '"fit"').replace("return {", "return __import__('time').sleep(1.1) or {"),
+        ["study " + NEW],
+    ),
+    "circles of ones and tens": (TASKS_OF_TWO.replace("(0, big)", "(0, torch.arange(32))"), BOTH[:1]),
+    "answers that are never right": (TASK.replace("d_vocab_out=2", "d_vocab_out=8"), BOTH[:1]),
+    "one seed a job: right": (ALONE, ["study " + NEW]),
+    "one seed a job, drawn by its place": (ALONE.replace(DRAWN, BY_PLACE), ["study " + NEW]),
+    "a setting that is used: right": (CONTENT, ["study " + NEW]),
+    "a setting that is read alone": (CONTENT.replace(USED, f"len(arm) + 0 * {USED}"), ["study " + NEW]),
+    "slow and alone: right": (STUDY.replace(DRAWN, SLEEPS), ["study " + NEW]),
+    "slow and centred over seeds": (
+        STUDY.replace(DRAWN, SLEEPS + "; draws = [d - sum(draws) / len(draws) for d in draws]"), ["study " + NEW]),
+    "a balance loss: right": (TASK + FEDUS, [SWITCHED]),
+    "a balance loss without a gradient": (TASK + FEDUS.replace("mean((1, 2))).", "mean((1, 2)).detach())."), [SWITCHED]),
+    "the entropy of the mean route: right": (TASK + ENTROPY, [SWITCHED]),
+    "the entropy of the mean route, its sign turned": (TASK + ENTROPY.replace("return (", "return -("), [SWITCHED]),
+    "noise for each expert: right": (TASK + NOISY, [SWITCHED]),
+    "noise for each token": (TASK + NOISY.replace("logits.shape[1:]", "logits.shape[1:-1], 1"), [SWITCHED]),
+    "a bias that balances: right": (TASK + BALANCED, [MIX]),
+    "a bias in each of two layers: right": (TASK + BALANCED, [TWO_LAYERS]),
+    "a bias that follows the load": (TASK + BALANCED.replace("load.mean(-1, keepdim=True) - load", "load - .5"), [MIX]),
+    "a bias by another layer's load": (TASK + BALANCED.replace("{l}", "0"), [TWO_LAYERS]),
+    "an activation that no name says": (TASK + VARIANT.replace("act(at(", "torch.nn.functional.gelu(at("),
+                                        [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "pruned and held: right": (TASK + PRUNE, [TRAIN.format(DENSE + "@20:prune")]),
+    "pruned, and free to grow back": (TASK + PRUNE.replace('| {"W_down": 0.}', ""), [TRAIN.format(DENSE + "@20:prune")]),
+    "a draw of each seed's own: right": (TASK + SHAKE, [TRAIN.format(DENSE + "@20:shake")]),
+    "one draw for every seed": (TASK + SHAKE.replace('now["W_up"].add_(began["W_up"], alpha=.1)', ONE_DRAW),
+                                [TRAIN.format(DENSE + "@20:shake")]),
+    "moments of zero: right": (TASK + REWIND, [TRAIN.format(DENSE + "@20:rewind")]),
+    "moments of zero without a call": (TASK + REWIND.replace("zero_()", "zero_"), [TRAIN.format(DENSE + "@20:rewind")]),
+    "a rate that is compared": (TASK + EVENT.replace("mul_(.5)", "mul_(.5); self.step == 3"),
+                                [TRAIN.format(DENSE + "@20:halve")]),
+    "a tenth of every rate: right": (TASK + CALM + "{n: .1 * x for n, x in own.items()}",
+                                     [TRAIN.format(BITS + "@20:calm")]),
+    "pairs held out in both orders: right": (SUMS, [TRAIN.format(DENSE + "+hold_pairs")]),
+    "pairs held out in one order": (SUMS.replace("np.minimum(a, b) * 11 + np.maximum(a, b)", "a * 12 + b"),
+                                    [TRAIN.format(DENSE + "+hold_pairs")]),
+    "labels with noise": (NOISE, [TRAIN.format(DENSE)]),
+    "padding among what is scored": (ORDERED.replace('"3", "?")', '"3", "PAD")').replace(
+        "answer.sort(axis=1)", "answer.sort(axis=1); answer[asked.sum(1) == 3, 2] = 4"), [TRAIN.format(DENSE)]),
 }
 
 CASES = [
@@ -1059,7 +1231,7 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH).items()),
+    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH | FIFTH).items()),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {
@@ -1150,6 +1322,9 @@ def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, mo
     wrong += ["honest: an answer where it is asked for", "honest: kept by name, not by weights"]
     wrong += ["honest: strata from before a shuffle", "honest: a mask turned over"]
     wrong += ["honest: a mask of another stream", "honest: a question that is sorted in place"]
+    wrong += ["honest: a stratum of at least so many", "honest: a part for all seeds"]
+    wrong += ["honest: a balance loss without a gradient", "honest: a bias by another layer's load"]
+    wrong += ["honest: one draw for every seed", "honest: pairs held out in one order"]
     drawn = [known[n] for n in [*wrong, "router: right", "instrument: right"]]
     found = tried(drawn, tmp_path, monkeypatch, capsys)
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}

@@ -99,6 +99,8 @@ class Instrument:
         return self.rules(rules(c), stream, condition(c).get_task())
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #1bdb0712
+_EXPERT = r"((?:L\d+\.)?E)(\d+)"
+
 @cache
 def library_metrics() -> set:
     "What the library's own instruments call their numbers, by the text of their rooms."
@@ -134,17 +136,34 @@ def check_measured(of:str, got:object, c:str|Condition, seeds:Sequence[int], str
     _say_if_unknown(of, got, condition(c))
 
 def _say_if_beyond(of, got, c, seeds, stream):
-    "Warns of a share outside 0 to 1, and of test rows about more examples than a seed has."
+    "Warns of a share outside 0 to 1, of experts' that do not sum to k, and of test rows about too many examples."
     shares = got[got["metric"].str.contains(r"(?:share|accuracy|right|digits|exact)$")]
-    if (odd := shares[(shares["value"] < -1e-6) | (shares["value"] > 1 + 1e-6)]).size:
-        warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} from 0 to 1; got {odd['value'].iloc[0]:.6g}; fix: "
-                      "no percent, or another name for what is no share")
+    least = -1. * shares["metric"].str.contains(_DIFFERENCE)
+    if (odd := shares[(shares["value"] < least - 1e-6) | (shares["value"] > 1 + 1e-6)]).size:
+        warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} from {least[odd.index[0]]:.0f} to 1; got "
+                      f"{odd['value'].iloc[0]:.6g}; fix: no percent, or another name for what is no share")
+    _say_if_not_k(of, got, c)
     t, n = c.get_task(), got.loc[got["split"] == "test", "n_examples"]
     if t.source == "split" and len(n):
         most = int(own_part(c, seeds, stream)["test"].sum(-1).max())
         if n.max() > most * len(t.read) or most < len(t) == n.max():
             warnings.warn(f"{of}: expected up to {most} test examples of a seed; got {n.max()} of {len(t)}; fix: the "
                           "mask own_part(c, seeds, stream)[\"test\"]")
+
+_DIFFERENCE = r"(?:^|_)(?:change|diff\w*|delta|gain|drop|rise|fall|loss|excess|effect|less|minus|over|above|below)_"
+
+def _say_if_not_k(of, got, c):
+    "Warns of shares of tokens, one for each expert, that do not sum to k."
+    rows = got[got["metric"].str.contains(r"token\w*share$|share\w*tokens?$|load(?:_share)?$")]
+    unit = rows["unit"].astype(str).str.extract(rf"^{_EXPERT}$")
+    rows = rows.assign(unit=unit[0], expert=unit[1])[unit[1].notna()]
+    about = [n for n in ROW_COLUMNS if n not in ("value", "n_examples")]
+    for _, one in rows.groupby(about, dropna=False) if not c.routing.gates else ():
+        total = one["value"].sum()
+        if one["expert"].nunique() == c.n_experts and one["value"].between(0, 1).all() and abs(total - c.top_k) > 1e-3:
+            return warnings.warn(f"{of}: expected a {one['metric'].iloc[0]} of E0, E1, … that sums to k = {c.top_k}, "
+                                 f"the experts of a token; got {total:.6g}; fix: count each gate that is not 0, or "
+                                 "another name for another share")
 
 # words of the library's own instruments for what is no site and no place
 _OTHER_SITES, _OTHER_PLACES = ("none", "weights", "router_logits", "attention", "head"), ("context",)
@@ -197,7 +216,6 @@ def _experts_on(params, c):
     was, now = (forward(p, c.get_task().tokens[:64].to(params["W_E"].device), c) for p in (params, on))
     return on if (was - now).abs().max() <= 1e-4 * was.abs().max() else None
 
-_EXPERT = r"((?:L\d+\.)?E)(\d+)"
 def _say_if_placed(of, got, call, c):
     "Warns of rows that do not go with their experts where these change places."
     def told(rows): return rows[rows["unit"].astype(str).str.fullmatch(f"|{_EXPERT}")]
@@ -249,15 +267,20 @@ def _with_others(t, tokens, targets):
     return twin
 
 def _say_if_elsewhere(of, got, call, c, seed, stream):
-    """Warns of rows that stay where all that they are about by their label is other, and go where all else is; asks
-    about labels for a second of computing."""
+    """Warns of rows that go where other answers stand outside of what they are about by their label, or where all else
+    is other while they stay where that is; asks about labels for a second of computing."""
     t, end = c.get_task(), time.process_time() + 1
     for (column, word), about in _labelled(t, seed, stream).items():
         def told(rows): return rows[(rows[column] == word) & (rows["seed"] == seed)]
         if told(got).empty or time.process_time() > end: continue
         def moved(tokens, targets):
             with stands_in(_with_others(t, tokens, targets)): return other_value(told(got), told(call()))
+        none = torch.zeros_like(about[0])
         with suppress(ValueError):                             # of one that cannot do with tokens which make no sense
+            if said := moved(none, ~about[1]):
+                return warnings.warn(f"{of}: expected rows of {column} {word} that stay where answers elsewhere are "
+                                     f"others; got {said}; fix: use the mask, t.scored alone, and == of a stratum, or "
+                                     "none if it is compared with the rest")
             if not moved(*about) and (said := moved(*(~m for m in about))):
                 return warnings.warn(f"{of}: expected rows of {column} {word} that go with what stands there; got the "
                                      f"same with others there, and with others elsewhere {said}; fix: read at "

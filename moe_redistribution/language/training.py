@@ -17,7 +17,8 @@ import torch
 from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.text import generator_of
-from ..training.study import Desk, OutOfTime
+from ..training.company import OutOfTime
+from ..training.study import Desk
 from .small import next_token_loss
 
 # %% ../../nbs/4b_language/02_training.ipynb #a1649c1d

@@ -11,6 +11,7 @@ __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'N
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from pathlib import Path
 import csv, math, re
@@ -51,7 +52,7 @@ class Event:
         "Changes in place one member's parameters `now` and both `moments` by parameter; `began`: initial parameters."
 
     def scales(self, own:dict) -> dict:
-        "Learning-rate multipliers by parameter from here on, where they were `own`."
+        "Learning-rate multipliers by parameter from here on, where they were `own`, of the router and norms as well."
         return own
 
     def refusal(self, c, own:dict):
@@ -208,6 +209,12 @@ def _as_said(kind, step, found):
            fix="def read, which keeps what its pattern finds, and a property word, which says it, as Reset has them")
 
 # %% ../../nbs/2_models/02_events.ipynb #a0e2849e
+def _told_all(scales):
+    "A rule of rates that is handed those of every parameter, of the router and of norm gains, too."
+    @wraps(scales)
+    def told(self, own): return scales(self, dict.fromkeys((*NORM_GAINS, "W_router"), 1.0) | own)
+    return told
+
 def _event(name, kind):
     "A class of events as it is kept: its words are its own."
     if not (isinstance(kind, type) and issubclass(kind, Event)):
@@ -226,6 +233,7 @@ def _event(name, kind):
     if len({*events}) < len(events):
         refuse(f"event {name}", "events that differ where their words do", ", ".join(e.word for e in events),
                fix="keep the number in a field, under @dataclass(frozen=True)")
+    if "scales" in vars(kind): kind.scales = _told_all(kind.scales)
     return kind
 
 _WORDS = r"[a-z][\w.-]*"

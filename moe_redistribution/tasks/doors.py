@@ -92,6 +92,9 @@ def check_nulls(t):
     if (told := len(t.targets[:, list(t.scored)].unique())) > t.answers:
         refuse(f"answers of {t.name}", "as many as there are among the scored targets, or more", t.answers, told,
                "leave it out")
+    if t.answers == t.d_vocab_out >= 2 * told > 2:
+        warnings.warn(f"answers of {t.name}: expected as many as a blind guess chooses from; got all {t.d_vocab_out}, of "
+                      f"which {told} are ever right; fix: answers={told}, or none if it may say any")
     for name, guess in t.guesses.items():
         if not isinstance(guess, torch.Tensor) or guess.shape != t.targets.shape or guess.is_floating_point():
             refuse(f"guess {name} of {t.name}", f"classes of shape {tuple(t.targets.shape)}, as the targets",
@@ -106,6 +109,10 @@ def check_nulls(t):
         if t.positions[j] != where:
             refuse(f"cycles of {t.name}", f"{where}: (its own entry of read, …)", f"{where}: ({j}, …), which is "
                    f"{t.positions[j]}", t.positions.index(where), "point at the entry of that name")
+        many, most = (len(torch.as_tensor(x).unique()) for x in (angle, t.targets[:, j]))
+        if many > most:
+            warnings.warn(f"cycles of {t.name}: expected places of {where} on a circle of its {most} answers; got {many}; "
+                          f"fix: its own digit, as n // 10 % 10, or none if the circle is a finer one")
     if any(i not in range(len(t.tokens)) for i in t.shown):
         refuse(f"shown of {t.name}", f"numbers of examples, 0 to {len(t.tokens) - 1}", t.shown, fix="leave it out")
 
@@ -140,6 +147,12 @@ def say_if_read(t):
     all is seen at once, at any one place, and of answers that are a part of the question, in its order: nothing is
     left to work out."""
     if len(t.tokens) < 2: return
+    words = [str(w).strip("<>[]_ ").lower() for w in t.vocab[:t.d_vocab_out]]
+    pads = torch.tensor([y for y, w in enumerate(words) if w in ("pad", "padding")], dtype=torch.long)
+    if share := float(torch.isin(t.targets[:, list(t.scored)], pads).float().mean()):
+        warnings.warn(f"scored of {t.name}: expected answers; got {t.vocab[int(pads[0])]} for {share:.0%} of what is "
+                      "scored, so that a share of right ones is one of padding, too; fix: score places that all "
+                      "answers have, or none if an answer's length is asked for")
     found, differ = {}, [j for j in t.scored if t.targets[:, j].min() < t.targets[:, j].max()]
     if one := [t.positions[j] for j in t.scored if j not in differ]:
         warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for "
@@ -159,6 +172,21 @@ def say_if_read(t):
         warnings.warn(f"{', '.join(n for n, _ in each)} of {t.name}: expected an answer that is to be worked out; "
                       f"got the token at {each[0][1]}; fix: {fix}, or none if it is to be copied")
 
+def _say_if_mirrored(t):
+    """Warns of held-out inputs that are trained on in another order, in a task whose answers do not ask for the order;
+    the answers of a causal task are no part of its input."""
+    asked = t.tokens[:, :t.read[0]] if t.causal else t.tokens
+    _, number, times = asked.sort(1).values.unique(dim=0, return_inverse=True, return_counts=True)
+    first = torch.zeros_like(times).scatter_(0, number, torch.arange(len(number)))[number]
+    if not t.rules or (t.targets != t.targets[first]).any() or (asked == asked[first]).all(): return
+    for rule, mask in t.rules.items():
+        held, trained = torch.from_numpy(np.array(mask)), torch.zeros(len(times), dtype=torch.bool)
+        trained[number[~held]] = True
+        if both := int((held & trained[number]).sum()):
+            warnings.warn(f"rule {rule} of {t.name}: expected inputs that are not trained on, in no order; got {both} "
+                          f"of {int(held.sum())} whose tokens are trained on in another one, with the same answer; "
+                          "fix: hold out by the sorted tokens, or none if that is meant")
+
 def check_inputs(t):
     """ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule; a warning if it
     stands in two strata."""
@@ -171,8 +199,12 @@ def check_inputs(t):
         about = t.targets[:, j:j + 1] if len(ends) > 1 else t.targets
         if not text and (odd := (about != about[first]).any(1)).any():
             i = int(odd.nonzero()[0])
-            refuse(f"examples of {t.name}", "one answer to each input", f"{about[i].tolist()} and "
-                   f"{about[first[i]].tolist()} to {t.tokens[i, :end].tolist()}", fix="keep one of them")
+            said = f"{about[i].tolist()} and {about[first[i]].tolist()} to {t.tokens[i, :end].tolist()}"
+            if t.source != "drawn" or t.rules: refuse(f"examples of {t.name}", "one answer to each input", said,
+                                                      fix="keep one of them")
+            warnings.warn(f"examples of {t.name}: expected one answer to each input; got {said}, so that nobody has "
+                          "all right; fix: keep one of them, or none if answers are noisy")
+            break
     for c in [c for by in t.by for c in _columns(t, by)]:
         labels = np.unique(t.strata[c].to_numpy().astype(str), return_inverse=True)[1]
         if (odd := torch.from_numpy(labels).ne(torch.from_numpy(labels)[first])).any():
@@ -189,6 +221,7 @@ def check_inputs(t):
         if both := int(sides.all(1).sum()):
             refuse(f"rule {rule} of {t.name}", "inputs that are not trained on", f"{both} that are, too",
                    fix="hold out all copies of an input")
+    _say_if_mirrored(t)
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #aedef76c
 def check_task(t):

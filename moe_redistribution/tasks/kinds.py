@@ -19,7 +19,7 @@ from types import ModuleType
 import ast, hashlib, inspect, re, sys, traceback
 
 from .errors import choose, refuse
-from .own_code import file_hash, is_users, reads, untouched_library, variables
+from .own_code import file_hash, is_users, reads, say_if_idle, untouched_library, variables
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #374718ed
 def _words(path) -> list:
@@ -317,6 +317,7 @@ def import_file(file:str|Path, digest:str=None):
     module.own_file, module.own_hash = str(path), now
     _look_last(str(path.parent))
     _run_file(path, module, spec)
+    say_if_idle(path)
     FILES[str(path)] = now
     return module
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, islice
-import random, re, warnings
+import random, re, time, warnings
 
 import numpy as np
 import torch
@@ -93,9 +93,11 @@ def _shaped(c, sites, *sizes) -> dict:
 
 def _try_events(members):
     "Parameters and moments after each event, from weights that have moved."
-    c, g, out = members.c, torch.Generator().manual_seed(0), {}
-    for x in (members.w, members.m, members.v): x.add_(torch.rand(x.shape[1:], generator=g), alpha=.01)
+    c, out, gens = members.c, {}, [torch.Generator().manual_seed(s) for s in members.seeds]
+    for x in (members.w, members.m, members.v):
+        x.add_(torch.stack([torch.rand(x.shape[1:], generator=g) for g in gens]), alpha=.01)
     for k, e in enumerate(c.events):
+        out[f"weights before {e.word}"] = members.w.clone()
         other = e.anew or multipliers(c, k) != multipliers(c, k + 1)
         for i in range(len(members.seeds)):
             now, began, moments = given_to(members, i, e)
@@ -135,7 +137,9 @@ def _kept(c) -> dict:
         for k in type(x).__mro__[:-1]:
             if k.__module__.partition(".")[0] == PACKAGE: continue
             own = {f"{k.__name__}.{n}": v for n, v in (vars(k) | vars(x)).items()}
-            for f in vars(k).values(): own |= {n: v for n, v in getattr(f, "__globals__", {}).items() if n[0] != "_"}
+            for f in vars(k).values():
+                of = getattr(getattr(f, "__wrapped__", f), "__globals__", {})
+                own |= {n: v for n, v in of.items() if n[0] != "_"}
             for n, v in own.items(): out |= numbers_in(n, v)
     return out
 
@@ -242,10 +246,13 @@ def _gates(c, sharper, turned=0):
 
 def check_sites(c:Condition):
     """ValueError unless an FFN's `hidden` is what W_down gets, and what is put in its sites' place goes on, so that an
-    edit of a site is one of the model."""
+    edit of a site is one of the model; a warning if the activation that the name says is not used."""
     members, tokens = _a_little_on(init_members(c, [1], "paired")), _examples(c.get_task(), 1)[0]
-    p, sink = unflatten(members.w, c), {}
-    forward(p, tokens, c, sink=sink)
+    p, sink, other = unflatten(members.w, c), {}, "silu" if c.activation == "relu" else "relu"
+    said = forward(p, tokens, c, sink=sink)
+    if c.activation != "linear" and said.equal(forward(p, tokens, replace(c, activation=other))):
+        warnings.warn(f"{c.activation} of {c.name}: expected other units than with {other}; got the same, bit for bit; "
+                      "fix: hidden uses act, which the name says, or write -linear where units have none")
     for l in range(c.n_layers):
         prefix = "" if c.n_layers == 1 else f"L{l}."
         at, own = f"{prefix}{'expert_out' if c.routed else 'ffn_out'}", layer(p, l)
@@ -273,6 +280,9 @@ def check_router(c:Condition, step:dict):
         warnings.warn(f"gates of {c.name}: expected weights from 0 on; got {min(x.min() for x in each):.3g}, by which an "
                       "expert is taken away; fix: none if that is meant")
     if r.gates and r.reads_stream and c.n_experts > 1: _check_order(c, _gates(c, 1)[0], _gates(c, 1, 1)[0])
+    if r.noisy: _check_noise(c)
+    if r.after: _say_if_layers(c)
+    if r.after or r.balance: _say_if_crowded(c)
     for n, x in step.items() if r.probs and not (r.gates and r.balance) else ():
         if n.split(".")[-1] == "router_probs" and (x.min() < 0 or (x.sum(-1) - 1).abs().max() > 1e-3):
             _wrong(c, n, "probabilities, which sum to 1", f"sums up to {x.sum(-1).max():.3g}",
@@ -281,6 +291,65 @@ def check_router(c:Condition, step:dict):
     if alike and not r.shared:
         _wrong(c, alike[-1], "values that differ from seed to seed", "the same for seeds 1 and 2",
                "draw from g, or say shared = True")
+
+def _a_pass(c):
+    "A seed's parameters, what gives the activations of a pass of some examples, and its examples."
+    members, (tokens, targets) = init_members(c, [1], "paired"), _examples(c.get_task(), 1)
+    params, draw = unflatten(members.w, c), draws_of(members, [0])
+    return params, partial(activations_of, params, tokens, c, draw), (tokens, targets)
+
+def _check_noise(c):
+    "ValueError if a router's noise does not reach its probabilities."
+    params, look, (tokens, _) = _a_pass(c)
+    told = [next(x for n, x in seen.items() if n.split(".")[-1] == "router_probs")
+            for seen in (look(), activations_of(params, tokens, c))]
+    if (told[0] - told[1]).abs().max() <= 1e-6:
+        _wrong(c, "noise", "other probabilities in a training step", "the same, for it is one number for all experts",
+               "draw one for each, by draw(torch.randn, *logits.shape[1:])")
+
+def _say_if_layers(c):
+    "Warns if what a router changes after a step hangs, in one layer, on the gates of another."
+    params, look, _ = _a_pass(c)
+    def after(seen):
+        own = {n: x.clone() for n, x in params.items()}
+        c.routing.after(own, lambda: dict(seen), c)
+        return own["W_router"]
+    was = after(seen := look())
+    for l in range(c.n_layers if c.n_layers > 1 else 0):
+        own = (f"L{l}.gates", f"L{l}.router_probs")
+        now = after({n: x.roll(1, -1) if n in own else x for n, x in seen.items()})
+        if odd := [k for k in range(c.n_layers) if k != l and not now[:, k].equal(was[:, k])]:
+            return warnings.warn(f"after of {c.name}: expected what layer {l} routes to change its own map alone; got "
+                                 f"another one of layer {odd[0]}; fix: read that layer's gates, L{odd[0]}.gates, or "
+                                 "none if layers share what they learn")
+
+def _say_if_crowded(c):
+    """Warns if an expert that has all tokens gets more by what a router does after steps, or the one that has the most
+    by its balance loss alone."""
+    r, end = c.routing, time.process_time() + .5
+    params, look, (tokens, targets) = _a_pass(c)
+    W = params["W_router"] = (start := params["W_router"]).clone()
+    def loads(): return torch.stack([(x != 0).float().mean((0, 1, 2)) for n, x in look().items() if n[-5:] == "gates"])
+    def fall():
+        "One step down the balance loss, of a fiftieth of the map's size."
+        W.requires_grad_()
+        balance = loss(params, tokens, targets, c)[1].sum()
+        grad, = torch.autograd.grad(balance, W, allow_unused=True) if balance.requires_grad else (None,)
+        W.requires_grad_(False)
+        if grad is not None and (size := grad.norm()) > 1e-9: W.sub_(grad, alpha=float(.02 * W.norm() / size))
+    one = torch.arange(c.n_experts) == (least := (was := loads()).sum(0).argmin())
+    full = {n: one.to(x) * torch.ones_like(x) if n[-5:] in ("gates", "probs") else x for n, x in look().items()}
+    moves = {"after": (lambda: r.after(params, lambda: dict(full), c), was[:, least])} if r.after else {}
+    if r.balance and c.balance and r.learns and r.reads_stream: moves["balance"] = fall, was.amax(-1)
+    for what, (move, before) in moves.items():
+        W.copy_(start)
+        for _ in range(60):
+            if time.process_time() < end: move()
+        now = loads()[:, least] if what == "after" else loads().amax(-1)
+        if (now - before).max() > .15:
+            warnings.warn(f"{what} of {c.name}: expected less for an expert that has too much; got {now.max():.0%} of "
+                          f"tokens after some steps of it alone, {before.max():.0%} before; fix: turn its sign round, "
+                          "or none if it is not there to balance")
 
 def _check_order(c, gates, turned):
     "ValueError if gates stay where they are while a router's columns change places; a warning if they go elsewhere."
@@ -316,8 +385,13 @@ def _still(c) -> list:
     said, balance = loss(params, tokens, targets, c, draw=draws_of(members, [0]))
     total = (said + c.balance * balance).sum()
     def still(loss, names):
+        if not loss.requires_grad: return names
         grads = torch.autograd.grad(loss, [params[n] for n in names], None, True, allow_unused=True) if names else ()
         return [n for n, g in zip(names, grads) if g is None or g.abs().max() <= 1e-7]
+    uneven = c.balance and c.top_k < c.n_experts and balance.abs().max() > 0
+    if "W_router" in own and uneven and still(balance.sum(), ["W_router"]):
+        _wrong(c, "balance", "a gradient of it on W_router, which alone it can move", "none",
+               "no detach or no_grad on probs, since the gates' counts have none; or give zeros")
     of_gates = c.balance and (c.top_k > 1 or c.gate != "renorm")             # else its one gate is 1, whatever it says
     if "W_router" in own and of_gates and still(said.sum(), ["W_router"]) and not still(total, ["W_router"]):
         warnings.warn(f"gradient of W_router of {c.name}: expected one of the task's loss; got none but the balance "
@@ -363,14 +437,30 @@ def _same_numbers(each):
     told = {n: x for n, x in told.items() if len(x) and x[0] < x[-1]}
     return [(a, b) for a, b in combinations(told, 2) if told[a].equal(told[b])]
 
+def _say_of_event(c, e, now, step, rate):
+    "Warns of an event that moves two seeds by the same numbers, or sets entries to 0 that go on learning."
+    was, of = unflatten(step[f"weights before {e.word}"], c), f"event {e.word} of {c.name}"
+    def shared(x, size): return (x[0] - x[1]).abs().max() <= 1e-6 * size and x[0].max() - x[0].min() > 1e-3 * size
+    for n, x in now.items():
+        if not was[n][0].equal(was[n][1]) and any(shared(y, was[n].abs().max()) for y in (x, x - was[n])):
+            warnings.warn(f"{of}: expected seeds that differ in what becomes of {n}; got the same numbers for seeds 1 "
+                          "and 2; fix: take what began holds, with draw = 1 other than at the start, which is a seed's "
+                          "own, or none if it is no draw")
+        gone = (x == 0) & (was[n] != 0) & (step[f"initial {n}"] != 0)
+        if 0 < gone.sum() < gone.numel() and rate.get(n, 1.):
+            warnings.warn(f"{of}: expected entries of {n} that stay 0; got {gone.float().mean():.0%} of them set to "
+                          f"0, which learn on and grow back; fix: hold {n} by scales, or none if they may")
+
 def say_if_same(c:Condition, step:dict):
-    "Warns of an FFN's weights that begin as the same numbers, and of an event after which two experts are the same."
+    """Warns of an FFN's weights that begin as the same numbers, of an event after which two experts are the same, and
+    of `_say_of_event`."""
     for a, b in _same_numbers({n: step[f"initial {n}"][0] for n in c.variant.shapes(c)}):
         warnings.warn(f"initial {b} of {c.name}: expected a draw of its own; got the numbers of {a}; fix: call linear "
                       "for each, or none if that is meant")
     before, own = [], [*c.variant.shapes(c)]
-    for e in c.events:
+    for k, e in enumerate(c.events):
         p = unflatten(step[f"weights after {e.word}"], c)
+        if type(e).__module__.partition(".")[0] != PACKAGE: _say_of_event(c, e, p, step, multipliers(c, k + 1))
         experts = {f"E{i}": torch.cat([p[n][0, :, i].flatten() for n in own]) for i in range(c.n_experts * bool(own))}
         now = _same_numbers(experts)
         for a, b in [x for x in now if x not in before]:

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['STUDIES', 'ANSWERS', 'Preset', 'all_settings', 'needs_nothing', 'Study', 'StudyJob', 'fixed_arms', 'why_fixed',
-           'study_jobs', 'own_file', 'find_rows', 'Desk', 'OutOfTime', 'torch_threads', 'rows_of_job', 'study_rows',
-           'run_study', 'study_state', 'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function',
-           'TrainingStudy', 'of_studies', 'known_studies', 'training_studies', 'canonical']
+           'study_jobs', 'own_file', 'find_rows', 'Desk', 'torch_threads', 'study_rows', 'run_study', 'study_state',
+           'import_studies', 'study_of', 'registered_study', 'OfFile', 'portable_function', 'TrainingStudy',
+           'of_studies', 'known_studies', 'training_studies', 'canonical']
 
 # %% ../../nbs/3_training/08_study.ipynb #2d8afe1f
 from concurrent.futures import Executor
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-import hashlib, json, math, numbers, os, pkgutil, re, sys, tempfile, time, warnings
+import hashlib, json, math, numbers, os, pkgutil, re, sys, time, warnings
 
 from fastcore.basics import patch
 from filelock import FileLock, Timeout
@@ -26,14 +26,12 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
-from ..tasks.own_code import (Asked, another_process, check_asked, check_rows, file_hash, long_call, of_users,
-                                               read_twice, reads, same_rows, say_if_again, say_if_alike, say_if_streams, streams_asked, users_code)
-from ..models.condition import condition
-from ..tasks.data import split, unseen_examples
+from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_again, say_if_alike
 from .sources import code_by_room, code_of, say_if_changed
 from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
-from .jobs import Job, Watch, carry_out, check_resumed, fulfil, whole_seeds
+from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
 from .groups import Training
+from .company import rows_of_job
 import moe_redistribution.studies
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
@@ -267,6 +265,7 @@ class Desk:
         self.path, self.key, self._tell = job.path(store).with_suffix(".state"), job.key, tell
         self.source, self.needed = job.source, [_given(job, n, store) for n in job.named]
         self.n, self.each, self.share, self.part = len(job.seeds), job.each, (0., 1.), ""
+        self.parts = {}                                                   # of each part: what it works with
     def left(self):
         "(tensors, info) of the state that was kept last, or None."
         return own_file(self.path, self.key, "state", self.part, self.source)
@@ -293,14 +292,17 @@ def next(self:Desk, state:Callable) -> bool:
     return go_on
 
 # %% ../../nbs/3_training/08_study.ipynb #0nce0002
-class OutOfTime(Exception): "A part of a job was stopped with its state kept; `carry_out` ends the job."
-
 @patch
 def once(self:Desk, name:str, work:Callable, share:float=0.):
     """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them. None
-    if its time was over. `share`: how much of the job it is, for the progress that is told."""
+    if its time was over. `share`: how much of the job it is, for the progress that is told. ValueError where the second
+    call works with other numbers or tensors than the first."""
     if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
-    path = self.path.with_name(f"{self.path.stem}.{name}.part")
+    path, now = self.path.with_name(f"{self.path.stem}.{name}.part"), handed_over(work)
+    was = self.parts.setdefault(path, now)
+    if odd := [n for n in was.keys() & now.keys() if was[n] != now[n]]:
+        refuse(f"part {name} of a job", "the same work under one name", f"another {odd[0]}, which would read what the "
+               "first gave", fix='a name for each, as f"fit{seed}"')
     if (done := own_file(path, self.key, "part", name, self.source)) is None:
         part = copy(self)
         part.path, part.part, part.share = path.with_suffix(".state"), name, (self.share[0], share)
@@ -338,51 +340,6 @@ def first_began(self:Desk) -> dict:
     write_whole(path, json.dumps(said).encode())
     return said
 
-# %% ../../nbs/3_training/08_study.ipynb #20fef3c8
-_REHEARSED = set()                                                          # (function, arm)
-
-def _say_if_others(of, job):
-    "Warns of an arm that is called by a condition, and whose job needs trainings of others alone."
-    trained = [condition(n.condition).name if isinstance(n, Training) else n for n in job.named]
-    with suppress(ValueError):
-        if (own := condition(job.arm).name) in trained or not trained or job.arm in trained: return
-        warnings.warn(f"{of}: expected it to need trainings of {own}, by which it is called; got {', '.join(trained)}; "
-                      "fix: Training(arm, …), or another name for the arm")
-
-def rows_of_job(job:StudyJob, desk:Desk, store:Store):
-    """(rows of a job, or None if its time was over; what was read for them: path → hash). ValueError where rows of a
-    user's are not the job's, change with company or by chance, and for an error or a changed library."""
-    run, of, began = job.study.run, f"study {job.study.name}, arm {job.arm}", time.monotonic()
-    def begun(): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                            # a state, a part
-    fresh = (own := of_users(run)) and not begun()
-    def once(job, desk):
-        given = Asked(deepcopy(job.settings)) if own else deepcopy(job.settings)
-        with users_code(of, run) if own else nullcontext():
-            try: found = run(job.arm, list(job.seeds), given, desk)
-            except (OutOfTime, Timeout): return None
-        if own: check_asked(f"content of {job.study.name}", job.study.content, job.arm, job.settings, given.asked)
-        if found is not None or desk.watch.deadline is None and not begun(): check_rows(job, found)    # no time was over
-        return found
-    def again(seeds):
-        with tempfile.TemporaryDirectory() as place, another_process(run):
-            beside = copy(desk)
-            beside.path, beside.n, beside._tell = Path(place) / desk.path.name, len(seeds), None
-            beside.needed = [x[x["seed"].isin(seeds)] if isinstance(x, pd.DataFrame)
-                             else [r for s in seeds for r in x if r.seed == s] for x in desk.needed]
-            return once(replace(job, seeds=tuple(seeds)), beside)
-    if own: _say_if_others(of, job)
-    with reads(scratch=True) as read, long_call(of, run) if own else nullcontext(), \
-         streams_asked(run, *(split, unseen_examples) * own) as said: found = once(job, desk)
-    say_if_streams(of, said, {n.stream for n in job.named if isinstance(n, Training)})
-    if own and (run, None) not in _REHEARSED and desk.watch.twice - began < .3:
-        _REHEARSED.add((run, None)), check_resumed(of, desk, lambda beside: once(job, beside))
-    if found is not None and fresh and time.monotonic() - began <= 1 and (run, job.arm) not in _REHEARSED:
-        more = [s for s in job.study.presets[job.preset].arms[job.arm] if s not in job.seeds][:1]
-        if len(job.seeds) == 1 and more and not job.named: again(more)      # whatever it leaves behind
-        if (twice := again(few := job.seeds[:0:-1] or job.seeds)) is not None: same_rows(of, found, twice, job.seeds, few)
-        _REHEARSED.add((run, job.arm))
-    return found, read
-
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 @patch
 def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
@@ -395,7 +352,7 @@ def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=Non
             if deadline is not None and time.time() >= deadline: return False
             start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
             began = desk.first_began()
-            found, read = rows_of_job(self, desk, store)
+            found, read = rows_of_job(self, desk)
             if found is None: return False
             spent = round(time.process_time() - start, 1)
             seal(path, {},
