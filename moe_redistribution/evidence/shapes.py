@@ -82,10 +82,11 @@ def dots_by_arm(values:Mapping, ylabel:str="", levels:Mapping=None, share:bool=F
     """A column of seeds for each arm of `values` (name → `Values`), with mean and 95 % interval. Returns the axes.
 
     `levels`: nulls as dotted lines, name → number in the units of the axis; `share`: an axis from 0 to 100 %."""
-    ax = axes(ax, **size)
-    for x, (said, (_, seeds)) in enumerate(_intervals(values, scale).items()):
+    own = _intervals(values, scale)
+    for said, (_, seeds) in own.items():
         if seeds is None: refuse(f"dots of {said}", "one value a seed", "an interval", fix="draw a forest")
-        draw_dots(ax, x, seeds, look(said))
+    ax = axes(ax, **size)
+    for x, (said, (_, seeds)) in enumerate(own.items()): draw_dots(ax, x, seeds, look(said))
     ax.set_xticks(range(len(values)), [str(v).replace(", ", ",\n") for v in values], fontsize=8.5)
     ax.set_ylabel(ylabel), level_lines(ax, levels or {})
     if share: ax.set_ylim(0, 1.02), percent_axis(ax.yaxis)
@@ -140,9 +141,9 @@ def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, sh
         if band: ax.fill_between(x, lo, hi, color=hue_of(said), alpha=.15, lw=0)
         ends[said] = (x[-1], mean[-1], hue_of(said))
     if log: ax.set_xscale("log")
-    ax.set(xlabel=xlabel, ylabel=ylabel), level_lines(ax, levels or {})
+    ax.set(xlabel=xlabel, ylabel=ylabel), level_lines(ax, levels or {}, text=False)
     if share: ax.set_ylim(0, 1.02), percent_axis(ax.yaxis)
-    name_at_ends(ax, ends)
+    name_at_ends(ax, ends | {said: (0, level, "#666") for said, level in (levels or {}).items()})
     return ax
 
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #c52b1437
@@ -176,5 +177,5 @@ def bars(values:Mapping, ylabel:str="", levels:Mapping=None, scale:float=1, shar
             ax.plot([x, x], [i.lo, i.hi], color="#333", lw=1.2)
     ax.set_xticks(range(len(values)), list(values)), ax.set_ylabel(ylabel), level_lines(ax, levels or {})
     if share: percent_axis(ax.yaxis)
-    if len(names) > 1: ax.legend(frameon=False, fontsize=8)
+    if len(names) > 1: ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
