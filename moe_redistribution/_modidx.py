@@ -3249,6 +3249,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                       'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger.ledger': ( '7_record/ledger.html#ledger',
                                                                                                'moe_redistribution/record/ledger.py'),
+                                                  'moe_redistribution.record.ledger.ledger_page': ( '7_record/ledger.html#ledger_page',
+                                                                                                    'moe_redistribution/record/ledger.py'),
                                                   'moe_redistribution.record.ledger.ledger_text': ( '7_record/ledger.html#ledger_text',
                                                                                                     'moe_redistribution/record/ledger.py')},
             'moe_redistribution.record.models': { 'moe_redistribution.record.models._asked': ( '7_record/models.html#_asked',

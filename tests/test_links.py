@@ -43,6 +43,10 @@ def links(page):
             link = html.unescape(next(filter(None, link)))
             if re.match(r"\w+:", link): continue
             path, _, fragment = link.partition("#")
+            if path.endswith("results/ledger.md"):                          # in a clone; on the site the table of claims
+                yield link, CLAIMS if ((NBS / page).parent / path).resolve() == ROOT / "results/ledger.md" else "", fragment
+                continue
+            if "results/" in path and not ((NBS / page).parent / path).resolve().is_file(): yield link, "", fragment
             at = ((NBS / page).parent / path).resolve() if path else NBS / page
             to = at.relative_to(NBS).as_posix() if NBS in at.parents else ""
             if (to := ADDRESS.get(to, to)) in PAGES: yield link, to, fragment

@@ -1,4 +1,4 @@
-"""How result pages read: short sentences, tables with captions and heads for people, one way to write a number.
+"""How result pages read: what was found before any code, tables with captions and heads for people, one way to write a number.
 
     python tests/test_prose.py [PAGE ...]     what a page breaks, rule by rule; without a page, the counts of all
 """
@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 RESULTS = r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|6_studies/\w+/(?!0)"
 PAGES = sorted(p for x in NBS.rglob("[!_]*.ipynb") if re.match(RESULTS, p := x.relative_to(NBS).as_posix()))
-WORDS = 25
 BLOCK = r"^(```|~~~).*?^\1|<(style|script|svg|pre|code)\b.*?</\2>"
 
 

@@ -1,4 +1,4 @@
-"""Words: a refusal is one message, and a public function's name says of what it speaks."""
+"""Words: a refusal is one message."""
 import ast
 import re
 from pathlib import Path
@@ -8,12 +8,6 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "moe_redistribution"
 ROOMS = {p.relative_to(PACKAGE).as_posix(): p for p in sorted(PACKAGE.rglob("*.py")) if p.name[0] != "_"}
 BY_HAND = {"tasks/errors.py"}                                             # where `refuse` itself raises
-
-# A bare participle or adjective names a function only where it is read as a sentence: `with deployed(model, gates):`.
-READ_AS_ONE = {"deployed", "listening", "interruptible", "ignoring_interrupts"}
-BARE = re.compile(r"[a-z]+(?:ed|ing|en|able)")
-NOUNS = {"speed", "table", "typeset", "whitening", "packing", "ruling", "flatten", "unflatten", "unembed"}
-
 
 def said(node) -> str:
     "The text of a message, its values left out; empty for what is no text."
@@ -37,17 +31,3 @@ def test_a_refusal_built_by_hand_is_seen():
 def test_refusals_are_made_by_refuse(room):
     found = by_hand(ROOMS[room].read_text(encoding="utf-8"))
     assert room in BY_HAND or not found, f"{room}, lines {found}: call refuse (with error=) or choose"
-
-
-def public_functions(source) -> list:
-    tree = ast.parse(source)
-    listed = [ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and
-              isinstance(n.targets[0], ast.Name) and n.targets[0].id == "__all__"]
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and listed and n.name in listed[0]]
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_public_function_is_more_than_a_participle(room):
-    bare = [n for n in public_functions(ROOMS[room].read_text(encoding="utf-8"))
-            if BARE.fullmatch(n) and n not in READ_AS_ONE | NOUNS]
-    assert not bare, f"{room}: say of what, as `{bare[0]}_rows` or `check_…` would"

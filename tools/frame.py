@@ -23,7 +23,8 @@ and to
   list of all that it judges, at its foot (`record.ways`, `record.counts`).
 - **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a
 table's numbers
-  are two clicks away; and every value behind each claim, in rows/claims/.
+  are two clicks away; and every value behind each claim, in rows/claims/. In a clone a link leads to the file under
+  results/, and one to results/ledger.md, which a forge shows, to the table of claims here.
 """
 import ast
 import configparser
@@ -99,14 +100,23 @@ def raw(html):
     return "```{=html}\n" + html.strip("\n") + "\n```\n"
 
 
+def on_site(text, page):
+    "Links of a clone's pages to its results, as the site has them."
+    up = "../" * page.count("/")
+    text = re.sub(r"(\]\(|href=\")(?:\.\./)+results/ledger\.md", rf"\1{up}claims.ipynb", text)
+    return re.sub(r"(\]\(|href=\")(?:\.\./)+results/(?:paper/)?([\w.-]+\.csv)", rf"\1{up}rows/\2", text)
+
+
 def lines(text):
     "Text as notebooks store it. Quarto reads nothing else: of one long string it drops the ends of the lines."
     return text.splitlines(keepends=True)
 
 
-def output(out):
+def output(out, page=""):
     "Change one output in place."
     data = out.get("data", {})
+    for form in data.keys() & {"text/html", "text/markdown"}:
+        data[form] = lines(on_site("".join(data[form]), page))
     if "text/html" in data and "text/markdown" not in data:
         data["text/markdown"] = lines(raw("".join(data.pop("text/html"))))
     # nbdev makes a "source" link relative where it knows no repository, and it leads nowhere; of a function that says
@@ -130,8 +140,10 @@ def framed(notebook, page):
     cells, shown = place_claims(notebook["cells"], judged)
     for cell in cells:
         cell = {**cell, "source": "".join(cell["source"])}
+        if cell["cell_type"] == "markdown":
+            cell["source"] = on_site(cell["source"], page)
         if cell["cell_type"] == "code":
-            foot += ["".join(o["data"].get("text/markdown", "")) for o in cell["outputs"]
+            foot += [on_site("".join(o["data"].get("text/markdown", "")), page) for o in cell["outputs"]
                      if STORED in o.get("data", {})]
             cell["outputs"] = [o for o in cell["outputs"] if STORED not in o.get("data", {})]
             word = fold(cell, page)
@@ -150,7 +162,7 @@ def framed(notebook, page):
                 cell["source"] = re.sub(r"^(\s*#\s*\|\s*label\s*:\s*[\"']?)fig-", r"\1picture-",
                                         cell["source"], flags=re.M)
             for o in cell["outputs"]:
-                output(o)
+                output(o, page)
         out.append({**cell, "source": lines(cell["source"])})
     if judged:
         out.append({"cell_type": "markdown", "id": "judged-here", "metadata": {},

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from frame import RESULTS, fold, options
 from PIL import Image
 from moe_redistribution.evidence.table_files import ROOT, write_sums
 from moe_redistribution.training.store import write_whole
@@ -58,6 +59,20 @@ def run(copy):
             raise ValueError("\n".join(found))
 
 
+def folded(text, page):
+    """The text of a notebook, a page of results so that JupyterLab hides the code that the site folds; `page`: its path
+    under nbs/."""
+    nb = json.loads(text)
+    for cell in nb["cells"] if re.match(RESULTS, page) or "/" not in page else []:
+        if cell["cell_type"] != "code": continue
+        source = "".join(cell["source"])
+        given = options(source)
+        hidden = "hide" in given or given.get("echo") == "false" or fold({**cell, "source": source}, page) is not None
+        cell["metadata"].pop("jupyter", None)
+        if hidden and "hide_input" not in given: cell["metadata"]["jupyter"] = {"source_hidden": True}
+    return json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 def executed(path, text, exports=True):
     "The bytes of a notebook of this text after a run beside `path`, as they would be stored. Errors as `run`."
     copy = path.with_name(f"_{path.name}" if exports else f"_now_{path.name}")  # nbdev takes no page that begins so
@@ -66,7 +81,8 @@ def executed(path, text, exports=True):
         run(copy)
         subprocess.run([BIN / "nbdev_clean", "--fname", copy], check=True)
         subprocess.run([sys.executable, TOOLS / "pictures.py", copy], check=True)
-        return copy.read_bytes()
+        page = path.resolve().relative_to(ROOT / "nbs").as_posix() if (ROOT / "nbs") in path.resolve().parents else path.name
+        return folded(copy.read_text(encoding="utf-8"), page).encode()
     finally:
         copy.unlink(missing_ok=True)
 

@@ -34,8 +34,8 @@ def claims_of(paper:str, asked:str="paper") -> list:
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #a44021cb
 def verdict_link(c, root:str="../../", word:str=None) -> str:
-    "A claim's verdict as a link to its line in the ledger, and whether what it is asked against was changed late."
-    return verdict_words(c, f"[{word or c.verdict}]({root}claims.ipynb#{c.key})")
+    "A claim's verdict as a link to its line in the ledger, and whether what it is asked against was changed late; `root`: of nbs/."
+    return verdict_words(c, f"[{word or c.verdict}]({root}../results/ledger.md#{c.key})")
 
 # %% ../../nbs/5_evidence/10_overviews.ipynb #20711e74
 ANCHORS = {TOO_FEW: "too-few-seeds", NO_POWER: "no-power", NO_RUN: "no-run"}

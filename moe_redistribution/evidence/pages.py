@@ -86,8 +86,8 @@ def stands_on(page:Page) -> str:
     text = f"This page stands on {len(rows):,} rows with hash `{page_hash(page)}`"
     of = "runs" if all(map(is_condition, ran["condition"].unique())) else "pairs of an arm and a seed"
     text += f", made by `make record` from {runs:,} {of}." if runs else ", counted from the code itself."
-    files = page.items.split() or ["contrasts"]
-    text += " As files: " + ", ".join(f"[{i}](../../rows/{i}.csv)" for i in files) + "."
+    files = [(i, f"paper/{i}") for i in page.items.split()] or [("contrasts", "contrasts")]
+    text += " As files: " + ", ".join(f"[{i}](../../../results/{path}.csv)" for i, path in files) + "."
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, "
                    f"about {left['hours'].sum():.0f} core-hours: "

@@ -41,6 +41,6 @@ def margin_text(c, scale:float=1, unit:str="") -> str:
     "The smallest difference that counts for a claim, as what does not: `less than 5 points`, or `nothing`."
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
-def ruling(c, ledger:str="../../claims.ipynb") -> str:
-    "`verdict_words` of a claim, the verdict as a link from a study's page to its row in the table of all claims."
+def ruling(c, ledger:str="../../../results/ledger.md") -> str:
+    "`verdict_words` of a claim, the verdict as a link from a study's page to its line in the ledger."
     return verdict_words(c, f"[{c.verdict}]({ledger}#{c.key})")

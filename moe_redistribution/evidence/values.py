@@ -9,7 +9,7 @@ __all__ = ['Values', 'Arms', 'registered', 'mapped', 'by_arm']
 from collections.abc import Callable, Mapping
 import pandas as pd
 from ..tasks.errors import choose, refuse
-from .statistics import Interval, NOTHING, interval
+from .statistics import Interval, NO_VALUE, interval
 from .tables import Shown, to_read
 
 # %% ../../nbs/5_evidence/08a_values.ipynb #f5b8264d
@@ -20,7 +20,7 @@ class Values(pd.Series):
     @property
     def _constructor(self): return Values
     @property
-    def over_seeds(self) -> Interval: return interval(self.dropna()) if self.notna().any() else NOTHING
+    def over_seeds(self) -> Interval: return interval(self.dropna()) if self.notna().any() else NO_VALUE
     @property
     def lo(self) -> float: return self.over_seeds.lo
     @property

@@ -24,7 +24,7 @@ from ..tasks.commands import command
 from ..tasks.data import STREAMS, SEEDS
 from ..tasks.errors import check_all, refuse
 from ..models.condition import condition
-from ..training.store import Store, as_committed, compact, seal, unseal
+from ..training.store import Store, as_committed, compact, seal, unseal, write_whole
 from ..training.executors import open_executor, processes, watch
 from ..training.groups import Training
 from ..training.study import Study, TrainingStudy, canonical, known_studies, study_jobs
@@ -44,7 +44,7 @@ from .runs import (history_frame, last_step, recordable_runs, replaceable_names,
                                             run_frame, stored_runs)
 from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, stored_jobs,
                                              strangers)
-from .ledger import answer_tables
+from .ledger import answer_tables, ledger_page
 
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
@@ -256,6 +256,9 @@ def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     tables = {"manifest": manifest_of(root)} | dict(answer_tables(root))
     written = [root / f"results/{name}.csv" for name in tables]
     for path, table in zip(written, tables.values()): write_frame(table, path)
+    if "ledger" in tables:
+        written.append(root / "results/ledger.md")
+        write_whole(written[-1], ledger_page(root).encode())
     written += record_checkpoints(store, root, but)
     write_sums(root)
     return written
