@@ -23,7 +23,7 @@ from ..models.variants import VARIANTS
 from ..training.loop import TASK_RULES
 from .claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, compared_table, typeset, with_interval
-from .shapes import MODELS, OTHER_HUES, draw_dots, hue_of, level_lines
+from .shapes import MODELS, OTHER_HUES, draw_dots, hue_of, level_lines, name_at_ends
 from .statistics import interval
 from ..instruments.rows import WHERE, select
 from ..instruments.ablation import whole_answer
@@ -284,13 +284,14 @@ def two_ablations(rows:pd.DataFrame, names:Iterable, rule:str|None=None, stream:
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #25ba49c7
 def _course(ax, name, table, middle):
-    "A condition's line on an axis, with its seeds behind it or their band."
+    "A condition's line on an axis, with its seeds behind it or their band; where it ends, and its colour."
     style = dict(color=colour(name), ls="--" if is_arm(name) else "-")
     if table.shape[1] <= 12: ax.plot(table.index, table, lw=.5, alpha=.35, **style)
     else:
         ax.fill_between(table.index, *table.quantile([.1, .9], axis=1).to_numpy(), color=colour(name), alpha=.15, lw=0)
     shown = table.mean(axis=1) if middle == "mean" else table.dropna().median(axis=1)
-    ax.plot(shown.index, shown, lw=2, label=label(name), **style)
+    ax.plot(shown.index, shown, lw=2, **style)
+    return shown.dropna().index[-1], shown.dropna().iloc[-1], style["color"]
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #e54eac66
 def trajectories(history:pd.DataFrame, names:Iterable, metrics:Iterable, titles:Iterable|None=None, middle:str="mean"):
@@ -309,14 +310,16 @@ def trajectories(history:pd.DataFrame, names:Iterable, metrics:Iterable, titles:
     fig, (axes,) = plt.subplots(1, len(metrics), figsize=(3.6 * len(metrics) + .8, 3.4), squeeze=False,
                                 sharey=all(map(is_share, metrics)), layout="constrained")
     for ax, metric, title in zip(axes, metrics, titles):
-        for name, table in courses[metric].items(): _course(ax, name, table, middle)
+        ends = {label(name): _course(ax, name, table, middle) for name, table in courses[metric].items()}
         ax.set_title(title, fontsize=9.5)
         ax.set(xscale="log", xlabel="step" if t is None or t.source == "drawn" else "epoch")
         value_axes(ax, "", 1 if is_share(metric) else None)
         if t and is_share(metric) and not metric.startswith("exact"):
-            null_lines(ax, t.name, [n for n in NULLS if n in nulls(t) and n != "uniform"], text=ax is axes[-1])
+            levels = null_levels(t.name, [n for n in NULLS if n in nulls(t) and n != "uniform"])
+            level_lines(ax, levels, text=False)
+            ends |= {n: (0, level, "#666") for n, level in levels.items()}
+        if ax is axes[-1]: name_at_ends(ax, ends)
     axes[0].set_ylabel(right_of(t) if all(map(is_share, metrics)) else "")
-    axes[0].legend(frameon=False, fontsize=7.5)
     return fig
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #89117d9e
