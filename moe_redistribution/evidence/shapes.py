@@ -168,14 +168,14 @@ def bars(values:Mapping, ylabel:str="", levels:Mapping=None, scale:float=1, shar
     """Groups of bars: group → (model → `Values`, an `Interval` or a number), with 95 % intervals. Returns the axes."""
     if not len(values): refuse("figure", "values by group", "none", fix="measure them, or leave the figure out")
     ax, names = axes(ax, **size), list(dict.fromkeys(said for own in values.values() for said in own))
-    wide = .8 / len(names)
+    wide, named = .8 / len(names), {}
     for g, own in enumerate(values.values()):
         for said, v in own.items():
             i = Interval(scale * v, np.nan, np.nan, 1, "") if np.isscalar(v) else _intervals({said: v}, scale)[said][0]
             x, style = g + (names.index(said) - (len(names) - 1) / 2) * wide, look(said)
-            ax.bar(x, i.mean, .92 * wide, color=style["mfc"], edgecolor=style["mec"], label=said if g == 0 else None)
+            named[said] = ax.bar(x, i.mean, .92 * wide, color=style["mfc"], edgecolor=style["mec"])
             ax.plot([x, x], [i.lo, i.hi], color="#333", lw=1.2)
     ax.set_xticks(range(len(values)), list(values)), ax.set_ylabel(ylabel), level_lines(ax, levels or {})
     if share: percent_axis(ax.yaxis)
-    if len(names) > 1: ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    if len(names) > 1: ax.legend(named.values(), named, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax
