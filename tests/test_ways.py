@@ -65,7 +65,7 @@ def test_overviews_lead_to_the_claim_on_its_page():
                        if "data" in o)
         table, = (m for m in re.findall(r"(?:^\|.*\n)+", told, re.M) if "does not count" in m)
         for row in table.splitlines()[2:]:
-            key = re.search(r"claims\.ipynb#([\w.-]+)\)", row)[1]
+            key = re.search(r"results/ledger\.md#([\w.-]+)\)", row)[1]
             assert row.endswith(f"{page_of(CLAIMS[key])}#{key}) |"), row
 
 
