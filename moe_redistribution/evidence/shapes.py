@@ -112,10 +112,11 @@ def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=N
 
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #0611ed2c
 def _apart(ys, gap):
-    "Heights no closer than `gap`, in the order that they have."
+    "Heights no closer than `gap`, in the order that they have, and none below the axis."
     order, out = np.argsort(ys), np.array(ys, float)
     for a, b in zip(order, order[1:]): out[b] = max(out[b], out[a] + gap)
-    return out - (out - np.array(ys)).mean()
+    out -= (out - np.array(ys)).mean()
+    return out - min(out.min(), 0)
 
 def name_at_ends(ax, ends:Mapping, size:float=8):
     "Names at the right ends of curves: name → (x, y, colour), moved apart where they would touch."
