@@ -741,6 +741,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                    'moe_redistribution/evidence/values.py'),
                                                     'moe_redistribution.evidence.values.Values.__format__': ( '5_evidence/values.html#values.__format__',
                                                                                                               'moe_redistribution/evidence/values.py'),
+                                                    'moe_redistribution.evidence.values.Values.__init__': ( '5_evidence/values.html#values.__init__',
+                                                                                                            'moe_redistribution/evidence/values.py'),
                                                     'moe_redistribution.evidence.values.Values.__sub__': ( '5_evidence/values.html#values.__sub__',
                                                                                                            'moe_redistribution/evidence/values.py'),
                                                     'moe_redistribution.evidence.values.Values._constructor': ( '5_evidence/values.html#values._constructor',

@@ -17,6 +17,7 @@ class Values(pd.Series):
     """One value a seed, indexed by it. `a - b` pairs by seed; `f"{x:+ points}"` writes mean and 95 % interval.
 
     `over_seeds` is that `Interval`, `lo` and `hi` its bounds. ValueError for a difference of two without a common seed."""
+    def __init__(self, data=None, index=None, **how): super().__init__(data, index=index, **how)
     @property
     def _constructor(self): return Values
     @property
