@@ -74,6 +74,7 @@ def _check_company(of, job, desk, found, took):
         few = job.seeds[:0:-1] if quick else job.seeds[-1:]
         if (twice := _beside(job, desk, few)) is not None: same_rows(of, found, twice, job.seeds, few)
     except ValueError as e:
+        if quick: _REHEARSED.discard(key)                                                 # the next job is looked at, too
         if quick: raise
         warnings.warn(f"{e}, or none if many steps have let what rounding does grow")
 
