@@ -24,7 +24,9 @@ def _ledger(path, changed):
     return {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
 def claim(key:str):
-    "A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …"
+    """A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …
+
+    ValueError, with the nearest, for a key that the ledger has not got."""
     path = of_clone(DATA.parent / "results/ledger.csv")
     known = _ledger(path, path.stat().st_mtime_ns)
     return known[choose("claim", key, list(known))]

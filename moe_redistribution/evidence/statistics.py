@@ -122,7 +122,9 @@ def _flips(n, most):
     return (1 - 2 * drawn).astype(np.int8), 1                                     # of drawn ones the real is one more
 
 def paired_permutation(a:np.ndarray|Sequence, b:np.ndarray|Sequence, n_resamples:int=9_999):
-    "Two-sided sign-flip test on a - b, seed by seed: difference, p (exact while 2ⁿ ≤ `n_resamples`), effect d_z."
+    """Two-sided sign-flip test on a - b, seed by seed: difference, p (exact while 2ⁿ ≤ `n_resamples`), effect d_z.
+
+    ValueError where the two are not of one length."""
     d = _pairs(a, b)
     if len(d) == 1 or np.abs(d).max() < TINY: return _t_test(d)._replace(p=1.0)      # every flip is as extreme
     signs, drawn = _flips(len(d), n_resamples)

@@ -383,9 +383,9 @@ def instruments() -> dict:
     return dict(sorted(DECLARED.items()))
 
 def instruments_for(c:str|Condition) -> dict:
-    "The instruments that fit a condition, by name."
+    "The instruments that fit a condition: name → `Instrument`. ValueError for what names no condition."
     return {name: i for name, i in instruments().items() if i.fits(c)}
 
 def misfits(c:str|Condition) -> dict:
-    "The other instruments, by name, each with what the condition lacks."
+    "The other instruments, by name, each with what the condition lacks, in words. ValueError as `instruments_for`."
     return {name: lacks for name, i in instruments().items() if (lacks := i.lacks(c))}

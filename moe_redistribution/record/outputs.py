@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import json, re, subprocess
 
+from .. import PUBLIC
 from ..evidence.pages import page_paths
 from ..evidence.table_files import STORED
 from .versions import OF_PAGES, Versions
@@ -21,14 +22,19 @@ from .versions import OF_PAGES, Versions
 _IMPORT = re.compile(r"^[ \t]*(?:from (\.*[\w.]*) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.M)
 
 def imported_rooms(root:Path, source:str, module:str="") -> set:
-    "Files of the package under `root` that code imports; `module`: whose code it is, where they begin with a dot."
+    """Files of the package under `root` that code imports, a name of the public list from its room; `module`: whose
+    code it is, where they begin with a dot."""
     found = set()
     for start, names, plain in _IMPORT.findall(source):
         base, dots = start or plain, len(start) - len(start.lstrip("."))
         if dots: base = ".".join([*module.split(".")[:-dots], *filter(None, [start.lstrip(".")])])
         if base.partition(".")[0] != "moe_redistribution": continue
-        for name in (base, *(f"{base}.{n}" for n in re.findall(r"\w+", names))):
-            if (path := root / f"{name.replace('.', '/')}.py").is_file(): found.add(path.relative_to(root).as_posix())
+        asked = re.findall(r"\w+", names)
+        if base == "moe_redistribution":                          # `import … as mr` says no name, `mr.train` does
+            asked = [PUBLIC.get(n, n) for n in asked or re.findall(r"\.(\w+)" if plain else r"\w+", source)]
+        for name in (base, *(f"{base}.{n}" for n in asked)):
+            path = name.replace(".", "/")
+            found |= {p for p in (f"{path}.py", f"{path}/__init__.py") if (root / p).is_file()}
     return found
 
 def rooms_behind(root:Path, source:str, known:dict) -> set:

@@ -339,7 +339,9 @@ def _line(thing):
     return re.split(r"(?<=[a-z0-9)`]\.) (?=[A-Z`])", " ".join(re.split(r"\n\n", about or "")[0].split()))[0]
 
 def registered_things(only:str=None) -> list:
-    "A line for each thing, of one kind or of all: its kind, its name, what it says of itself, where it comes from."
+    """A line for each thing, of one kind or of all: its kind, its name, what it says of itself, where it comes from.
+
+    ValueError for a kind that there is not."""
     return [dict(kind=kind, name=name, about=_line(thing), origin=str(table.origin(name)))
             for kind in ([only] if only else KIND_TABLES) for table in [table_of(kind)]
             for name, thing in table.every().items()]

@@ -1,0 +1,75 @@
+"""The public list: every name of it resolves, late, and the page's table is the list."""
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moe_redistribution as mr
+from moe_redistribution.record.outputs import imported_rooms
+from moe_redistribution.tasks.kinds import import_file
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = json.loads((ROOT / "nbs" / "all_you_can_call.ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.mark.parametrize("name", mr.PUBLIC)
+def test_a_public_name_is_the_object_of_its_room_and_says_what_it_is(name):
+    room = importlib.import_module(f"moe_redistribution.{mr.PUBLIC[name]}")
+    assert getattr(mr, name) is getattr(room, name) and name in room.__all__ and name in dir(mr)
+    assert len(getattr(mr, name).__doc__.split()) > 4                            # of a class, too: none is inherited
+
+
+def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():
+    named = [n for rooms in mr.LISTED.values() for names in rooms.values() for n in names.split()]
+    parts = {p.name for p in (ROOT / "moe_redistribution").iterdir() if p.is_dir()}
+    assert sorted(named) == sorted({*named}) == sorted(mr.__all__) and 35 <= len(named) <= 50
+    assert not {*named} & parts
+
+
+def test_the_page_has_a_line_for_each_name_in_the_order_of_the_list():
+    text = "".join("".join(o.get("data", {}).get("text/markdown", [])) for c in PAGE for o in c.get("outputs", []))
+    assert re.findall(r"^\| \[`(\w+)`\]\(", text, flags=re.M) == list(mr.PUBLIC)
+
+
+def fresh(script): return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def test_the_package_imports_no_room_and_no_torch_and_a_star_gives_the_list():
+    done = fresh("import sys, moe_redistribution; print(*sys.modules)")
+    loaded = done.stdout.split()
+    assert "moe_redistribution" in loaded and not {"torch", "numpy", "pandas"} & {*loaded}, done.stderr
+    assert not [m for m in loaded if m.startswith("moe_redistribution.")]
+    done = fresh("from moe_redistribution import *; print(*sorted(n for n in dir() if n[0] != '_'))")
+    assert done.stdout.split() == sorted(mr.PUBLIC), done.stderr
+
+
+@pytest.mark.parametrize("wrong, near", [("trian", "train"), ("ablte", "ablate"), ("reprot", "report"),
+                                         ("store", "Store")])
+def test_a_wrong_name_is_refused_with_the_nearest_however_it_is_asked_for(wrong, near):
+    with pytest.raises(AttributeError, match=f"got '{wrong}'; nearest: '{near}'; fix: "): getattr(mr, wrong)
+    with pytest.raises(ImportError, match=f"got '{wrong}'; nearest: '{near}'; fix: "):
+        exec(f"from moe_redistribution import {wrong}")
+    with pytest.raises(ImportError, match="nearest: 'errors'"): exec("from moe_redistribution.tasks import erors")
+    assert not hasattr(mr, wrong) and not hasattr(mr, "__wrapped__")
+
+
+def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
+    "`check` asks whether these have changed: names of the list, and of `report`, led it to no room."
+    def rooms(source): return {p.removeprefix("moe_redistribution/") for p in imported_rooms(ROOT, source)}
+    two = "from moe_redistribution import (train,\n  ablate)"
+    assert rooms(two) == {"__init__.py", "training/groups.py", "instruments/ablation.py"}
+    assert rooms("import moe_redistribution as mr\nmr.train()") == {"__init__.py", "training/groups.py"}
+    assert rooms("from moe_redistribution import *\ntrain()") == {"__init__.py", "training/groups.py"}
+    assert rooms("from moe_redistribution.report import *") == {"report/__init__.py"}
+
+
+def test_a_file_of_a_users_own_may_register_with_names_of_the_list(tmp_path):
+    (path := tmp_path / "own_of_the_list.py").write_text(
+        "from moe_redistribution import Event, register\n\n"
+        "@register('event', 'stay9')\nclass Stay(Event):\n    'Nothing happens.'\n    pattern, example = 'stay9', 'stay9'\n"
+        "    def apply(self, c, now, began, moments): pass\n")
+    assert import_file(path).Event is mr.Event and "stay9" in [x["name"] for x in mr.registered_things("event")]
