@@ -61,7 +61,7 @@ def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with
     def wrong(page):
         texts = [text for text, _ in shown(processed, page)]
         # first whose it is, and the finding in words
-        text = next((x for x in texts[:4] if x.startswith("**In short**")), texts[0])
+        text = next((x for x in texts[:6] if x.startswith("**In short**")), texts[0])
         lines = [line for line in text.split("\n") if line.startswith("- ")]
         good = text.startswith("**In short**") and 3 <= len(lines) <= 4 and any(c.isdigit() for c in text)
         return "" if good else text[:80]
