@@ -51,6 +51,7 @@ class Arms:
         return self.names.format(arm) if isinstance(self.names, str) else self.names.get(arm, arm)
     def __contains__(self, arm): return self.condition(arm) in self.rows
     def __call__(self, arm:str, column:str="value", **labels) -> Values:
+        if isinstance(self.names, Mapping) and arm not in self.rows: choose("arm", arm, list(self.names))
         x = self.rows[choose("arm with rows", self.condition(arm), list(self.rows))]
         for k, v in (self.labels | labels).items():
             if not (at := x[x[k] == v]).empty: x = at
