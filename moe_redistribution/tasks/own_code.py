@@ -78,6 +78,7 @@ def _hear(event, args):
     if path.endswith(".pyc"): path = importlib.util.source_from_cache(path)
     if path in read or path.startswith(_ELSEWHERE) or ".cache" in Path(path).parts or not os.path.isfile(path): return
     if not is_users(path) or (may_not or scratch) and path in written: return
+    if path.endswith(".py") and any(getattr(m, "__file__", None) == path for m in [*sys.modules.values()]): return     # in the key
     if may_not:
         refuse(may_not, "a user's code that reads its files where it is imported, so that their hashes enter the key",
                f"{path}, opened in mid-work", fix="read it at the top of the file that registers")
