@@ -286,3 +286,34 @@ def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatc
     act = import_file(mine).act
     monkeypatch.setattr(cli, "run", act)
     assert main(["conditions"]) == 2 and "KeyError: 'x'; fix: mend mine.py, line" in capsys.readouterr().err
+
+
+BACKWARDS = '''
+@register("task", "backwards", recipe=dict(RECIPES["add7"], d_model=16, d_head=8, batch=32), rules=("first99",))
+def backwards():
+    draw, n, most = np.random.RandomState(0), 1500, 6
+    long = draw.randint(2, most + 1, n)
+    asked, answer = np.full((n, most), 8), np.full((n, most), 8)
+    for i, k in enumerate(long):
+        word = draw.randint(0, 8, k)
+        asked[i, most - k:], answer[i, :k] = word, word[::-1]
+    whole = torch.from_numpy(np.concatenate([asked, np.full((n, 1), 9), answer], 1))
+    return Task("backwards", d_vocab=10, d_vocab_out=9, causal=True, tied=False, read=tuple(range(6, 12)), scored=(0, 1),
+                positions=tuple(f"o{i}" for i in range(6)), vocab=(*"abcdefgh", "_", "="), tokens=whole[:, :-1].contiguous(),
+                targets=whole[:, 7:].contiguous(), strata=pd.DataFrame({"length": long}), by=("length",))
+'''
+
+
+def test_loads_that_are_even_by_chance_are_no_fault_of_the_task(mine):
+    "With exactly even loads a balance loss has no gradient: the library's own router was refused in a user's name."
+    text = "import pandas as pd\nfrom moe_redistribution.models.condition import RECIPES\n" + BACKWARDS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asked(mine, text, "backwards/moe-e2k1-h32-silu")
+
+
+def test_a_traceback_that_reads_the_users_file_is_no_reading_of_it(mine):
+    "`torch.manual_seed` formats a traceback, which opens the file that is running: the reason given was another one."
+    body = "def begin(self, c, linear):\n        torch.manual_seed(0)\n        return super().begin(c, linear)"
+    try: asked(mine, *variant(body))
+    except ValueError as e: assert "mid-work" not in str(e)

@@ -382,15 +382,16 @@ def _still(c) -> list:
     params = {n: x.requires_grad_() for n, x in unflatten(members.w.detach(), c).items()}
     own = ["W_router"] * (c.n_experts > 1 and not c.routing.after) + [n for n in c.variant.shapes(c) if n[0] == "W"]
     own = [n for n in own if n in learning_names(c, [0])]
-    said, balance = loss(params, tokens, targets, c, draw=draws_of(members, [0]))
-    total = (said + c.balance * balance).sum()
-    def fewer(): return loss(params, tokens[1:], targets[1:], c, draw=draws_of(members, [0]))[1]   # were loads even?
+    def lost(fewer=0): return loss(params, tokens[fewer:], targets[fewer:], c, draw=draws_of(members, [0]))
     def still(loss, names):
         if not loss.requires_grad: return names
         grads = torch.autograd.grad(loss, [params[n] for n in names], None, True, allow_unused=True) if names else ()
         return [n for n, g in zip(names, grads) if g is None or g.abs().max() <= 1e-7]
+    said, balance = lost()
+    if "W_router" in own and still(balance.sum(), ["W_router"]): said, balance = lost(1)       # loads were even by chance
+    total = (said + c.balance * balance).sum()
     uneven = c.balance and c.top_k < c.n_experts and balance.abs().max() > 0 and c.router in ROUTERS.origins
-    if "W_router" in own and uneven and still(balance.sum(), ["W_router"]) and still(fewer().sum(), ["W_router"]):
+    if "W_router" in own and uneven and still(balance.sum(), ["W_router"]):
         _wrong(c, "balance", "a gradient of it on W_router, which alone it can move", "none",
                "no detach or no_grad on probs, since the gates' counts have none; or give zeros")
     of_gates = c.balance and (c.top_k > 1 or c.gate != "renorm")             # else its one gate is 1, whatever it says
