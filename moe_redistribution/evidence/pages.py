@@ -73,7 +73,7 @@ def missing_runs(page:Page) -> pd.DataFrame:
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #9963f0f8
-def stands_on(page:Page) -> str:
+def stands_on(page:Page, root:str="../../../") -> str:
     """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
 
     Of a condition each seed is one trained model; of a study several arms of one seed may read one training."""
@@ -87,7 +87,7 @@ def stands_on(page:Page) -> str:
     of = "runs" if all(map(is_condition, ran["condition"].unique())) else "pairs of an arm and a seed"
     text += f", made by `make record` from {runs:,} {of}." if runs else ", counted from the code itself."
     files = [(i, f"paper/{i}") for i in page.items.split()] or [("contrasts", "contrasts")]
-    text += " As files: " + ", ".join(f"[{i}](../../../results/{path}.csv)" for i, path in files) + "."
+    text += " As files: " + ", ".join(f"[{i}]({root}results/{path}.csv)" for i, path in files) + "."
     if (left := missing_runs(page)).empty: return text
     return text + (f" {left['seeds'].sum()} runs of {len(left)} conditions are still missing, "
                    f"about {left['hours'].sum():.0f} core-hours: "
@@ -95,8 +95,8 @@ def stands_on(page:Page) -> str:
 
 class Opening:
     "A page's sentence as a notebook shows it, with what was read stored beside it; `text` follows it."
-    def __init__(self, page:Page, text:str="", quiet:bool=False):
-        self.page, self.text = page, "" if quiet else stands_on(page) + text
+    def __init__(self, page:Page, text:str="", quiet:bool=False, root:str="../../../"):
+        self.page, self.text = page, "" if quiet else stands_on(page, root) + text
     def _repr_mimebundle_(self, include=None, exclude=None):
         stored = self.page.wish | dict(hash=page_hash(self.page))
         return {STORED: json.loads(json.dumps(stored)), "text/markdown": self.text, "text/plain": self.text}

@@ -258,7 +258,7 @@ def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     for path, table in zip(written, tables.values()): write_frame(table, path)
     if "ledger" in tables:
         written.append(root / "results/ledger.md")
-        write_whole(written[-1], ledger_page(root).encode())
+        write_whole(written[-1], ledger_page(root / "results/ledger.csv").encode())
     written += record_checkpoints(store, root, but)
     write_sums(root)
     return written
