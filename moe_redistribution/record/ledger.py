@@ -22,7 +22,7 @@ from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.answers import comparison, contrast_table, finest_prints, number_row
 from ..evidence.verdicts import (Decision, NOTHING, NO_RUN, decision, readings_of, seeds_to_decide,
                                                   verdict_on, why_no_run)
-from ..training.store import as_committed
+from ..training.store import of_clone
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
@@ -125,7 +125,7 @@ def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
 def ledger_page(path:str|Path=None) -> str:
     "The recorded ledger as Markdown, `results/ledger.md`: a heading and an anchor a claim, its sentence, every answer, its page."
     blank = {f"{k}_{f}": "" for k in PROTOCOLS for f in ("mean", "lo", "hi", "p", "p_same")} | {"printed": "", "n_decides": ""}
-    table = pd.read_csv(path or as_committed(ROOT / "results/ledger.csv"), keep_default_na=False, na_values=blank)
+    table = pd.read_csv(of_clone(path or ROOT / "results/ledger.csv"), keep_default_na=False, na_values=blank)
     def lines(r):
         sign = "+" if r["expects"] != "number" else ""
         said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if f"{k}_n" in r and r[f"{k}_n"] > 0}
