@@ -256,11 +256,12 @@ def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     tables = {"manifest": manifest_of(root)} | dict(answer_tables(root))
     written = [root / f"results/{name}.csv" for name in tables]
     for path, table in zip(written, tables.values()): write_frame(table, path)
+    written += record_checkpoints(store, root, but)
+    write_sums(root)
     if "ledger" in tables:
         written.append(root / "results/ledger.md")
         write_whole(written[-1], ledger_page(root / "results/ledger.csv").encode())
-    written += record_checkpoints(store, root, but)
-    write_sums(root)
+        write_sums(root)
     return written
 
 def add_record(p:ArgumentParser):
