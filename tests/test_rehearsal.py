@@ -1,4 +1,5 @@
 """What a user registers is refused before it trains where its numbers would be wrong: a call, and the word expected."""
+import linecache
 import random
 import sys
 import warnings
@@ -12,6 +13,7 @@ from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
+from moe_redistribution.tasks.own_code import reads
 from moe_redistribution.training.rehearsal import rehearse, try_out
 
 HEAD = """import numpy as np, pandas as pd, torch, random, time
@@ -312,8 +314,16 @@ def test_loads_that_are_even_by_chance_are_no_fault_of_the_task(mine):
         asked(mine, text, "backwards/moe-e2k1-h32-silu")
 
 
-def test_a_traceback_that_reads_the_users_file_is_no_reading_of_it(mine):
-    "`torch.manual_seed` formats a traceback, which opens the file that is running: the reason given was another one."
-    body = "def begin(self, c, linear):\n        torch.manual_seed(0)\n        return super().begin(c, linear)"
-    try: asked(mine, *variant(body))
-    except ValueError as e: assert "mid-work" not in str(e)
+def test_a_traceback_that_quotes_the_users_file_is_no_reading_of_it_and_an_import_in_mid_work_is_one(mine, monkeypatch):
+    "`torch.manual_seed` formats a traceback: it was refused as a file read in mid-work. What is read there is in no key."
+    (mine.parent / "late_helper.py").write_text("K = 3\n")
+    monkeypatch.syspath_prepend(mine.parent)
+    def begun(said):
+        linecache.clearcache()
+        text, name = variant(f"def begin(self, c, linear):\n        {said}\n        return super().begin(c, linear)")
+        mine.write_text(HEAD + text)
+        import_file(mine)
+        with reads("rehearsal of mine"): rehearse(condition(name))
+    begun("__import__('traceback').format_stack()")
+    kinds._forget(str(mine))
+    with pytest.raises(ValueError, match="late_helper.py, opened in mid-work"): begun("import late_helper")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 import ast, builtins, csv, functools, hashlib, importlib.util, inspect, json, operator, os, pickle, random, sys, sysconfig
-import difflib, time, warnings
+import difflib, linecache, time, warnings
 
 import numpy as np
 import pandas as pd
@@ -62,10 +62,10 @@ def file_hash(path:str|Path) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 def _for_user():
-    "Is it a user's code for which something is opened just now?"
+    "Is it a user's code for which something is opened just now? A traceback that quotes it (`linecache`) opens it for itself."
     frame = sys._getframe(2)
     while frame and not is_users(name := frame.f_code.co_filename):
-        if _at_home(name) and name != _for_user.__code__.co_filename: return False
+        if name == linecache.__file__ or _at_home(name) and name != _for_user.__code__.co_filename: return False
         frame = frame.f_back
     return frame is not None
 
@@ -78,7 +78,6 @@ def _hear(event, args):
     if path.endswith(".pyc"): path = importlib.util.source_from_cache(path)
     if path in read or path.startswith(_ELSEWHERE) or ".cache" in Path(path).parts or not os.path.isfile(path): return
     if not is_users(path) or (may_not or scratch) and path in written: return
-    if path.endswith(".py") and any(getattr(m, "__file__", None) == path for m in [*sys.modules.values()]): return     # in the key
     if may_not:
         refuse(may_not, "a user's code that reads its files where it is imported, so that their hashes enter the key",
                f"{path}, opened in mid-work", fix="read it at the top of the file that registers")
