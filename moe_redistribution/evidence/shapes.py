@@ -15,12 +15,12 @@ from .statistics import Interval, interval
 from .tables import typeset
 
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #1b8c3318
-MODELS = {"dense": "#0072b2", "slow dense": "#0072b2", "narrow": "#56b4e9", "mixture": "#009e73", "frozen router": "#7fcdb0",
-          "GLU": "#b8860b", "GLU mixture": "#d55e00", "two experts": "#8a6fb0", "Switch": "#c51b8a", "hash": "#7a3b10",
-          "no FFN": "#555555"}
+MODELS = {"dense": "#0072b2", "slow dense": "#0072b2", "narrow": "#56b4e9", "mixture": "#009e73",
+          "frozen router": "#7fcdb0", "GLU": "#b8860b", "GLU mixture": "#d55e00", "two experts": "#8a6fb0",
+          "Switch": "#c51b8a", "hash": "#7a3b10", "no FFN": "#555555"}
 HOLLOW = ("slow dense",)                             # drawn open; of others, what is said to stand still
 OTHER_HUES = ("#cc79a7", "#332288", "#999933", "#882255", "#88ccee", "#117733")
-_PLACES = {}                                         # what has no hue of its own → its place among what was drawn so far
+_PLACES = {}                       # what has no hue of its own → its place among what was drawn so far
 
 def hue_of(said:str) -> str:
     "The hue of a model by what it is called; of anything else one of six, the same throughout a process."
@@ -63,13 +63,13 @@ def level_lines(ax, levels:Mapping, text:bool=True, size:float=7.5, upright:bool
     "Dotted lines at levels (name → number), named at their right end, or `upright` at their top, if `text`."
     for name, level in levels.items():
         (ax.axvline if upright else ax.axhline)(level, color="#999", lw=.8, ls=":", zorder=1)
-        at = dict(xy=(level, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), ha="center", va="bottom") if upright else \
-            dict(xy=(1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), va="center")
+        if upright: at = dict(xy=(level, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), ha="center", va="bottom")
+        else: at = dict(xy=(1, level), xycoords=("axes fraction", "data"), xytext=(3, 0), va="center")
         if text: ax.annotate(name, textcoords="offset points", fontsize=size, color="#666", **at)
 
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #87278718
 def draw_dots(ax, x:float, values, style:Mapping, width:float=.22) -> Interval:
-    "Seeds as dots around `x` in a `style` of `look`, their mean as a bar, its 95 % interval as a line. Returns the interval."
+    "Seeds as dots around `x` in a `style` of `look`, their mean as a bar, its 95 % interval, which is returned, as a line."
     values = np.sort(np.asarray(values, float))
     spread = np.linspace(-width, width, len(values)) if len(values) > 1 else np.zeros(1)
     ax.plot(x + spread, values, "o", ms=5 if len(values) < 20 else 2.5, alpha=.9, zorder=3, clip_on=False, **style)
@@ -92,19 +92,23 @@ def dots_by_arm(values:Mapping, ylabel:str="", levels:Mapping=None, share:bool=F
     if share: ax.set_ylim(0, 1.02), percent_axis(ax.yaxis)
     return ax
 
-def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=None, counts:float=None, scale:float=1, share:bool=False,
-           ax=None, hues:Mapping=None, **size):
+def forest(values:Mapping, xlabel:str="", levels:Mapping=None, hollow:Iterable=None, counts:float=None, scale:float=1,
+           share:bool=False, ax=None, hues:Mapping=None, **size):
     """A row for each entry of `values` (name → `Values` or `Interval`): mean and 95 % interval. Returns the axes.
 
-    `levels`: as upright dotted lines; `counts`: the smallest difference that counts, as a grey band about zero; `hollow`:
-    names drawn open, else those of `is_hollow`; `hues`: name → colour, where what a row is called is not what it is of."""
+    `levels`: as upright dotted lines; `counts`: the smallest difference that counts, as a grey band about zero;
+    `hollow`: names drawn open, else those of `is_hollow`; `hues`: name → colour, where what a row is called is not what
+    it is of."""
     own = _intervals(values, scale)
     ax = axes(ax, **dict(height=.9 + .24 * len(own)) | size)
-    if counts: ax.axvspan(-counts * scale, counts * scale, color="#eee", lw=0, zorder=0), ax.axvline(0, color="#bbb", lw=.8, zorder=0)
+    if counts:
+        ax.axvspan(-counts * scale, counts * scale, color="#eee", lw=0, zorder=0)
+        ax.axvline(0, color="#bbb", lw=.8, zorder=0)
     for y, (said, (i, _)) in enumerate(own.items()):
         style = look(said, None if hollow is None else said in hollow)
-        if hues and said in hues: style |= dict(color=hues[said], mec=hues[said], mfc="white" if style["mfc"] == "white" else hues[said])
-        ax.plot([i.lo, i.hi], [y, y], color=style["color"], lw=1.5, zorder=2), ax.plot(i.mean, y, "o", ms=6, zorder=3, **style)
+        if hue := (hues or {}).get(said): style |= dict(color=hue, mec=hue, mfc="white" if style["mfc"] == "white" else hue)
+        ax.plot([i.lo, i.hi], [y, y], color=style["color"], lw=1.5, zorder=2)
+        ax.plot(i.mean, y, "o", ms=6, zorder=3, **style)
     ax.set_yticks(range(len(own)), list(own)), ax.set_ylim(len(own) - .4, -.6)
     ax.set_xlabel(xlabel), level_lines(ax, levels or {}, upright=True)
     if share: percent_axis(ax.xaxis)
@@ -123,14 +127,16 @@ def name_at_ends(ax, ends:Mapping, size:float=8):
     low, high = ax.get_ylim()
     log = ax.get_yscale() == "log"
     place = (lambda y: np.log(y / low) / np.log(high / low)) if log else (lambda y: (y - low) / (high - low))
-    heights = _apart([place(y) for _, y, _ in ends.values()], 1.25 * size / 72 / (ax.figure.get_figheight() * ax.get_position().height))
+    inches = ax.figure.get_figheight() * ax.get_position().height
+    heights = _apart([place(y) for _, y, _ in ends.values()], 1.25 * size / 72 / inches)
     for (said, (_, _, hue)), h in zip(ends.items(), heights):
-        ax.annotate(said, (1, h), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", fontsize=size, color=hue, va="center")
+        ax.annotate(said, (1, h), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points", fontsize=size,
+                    color=hue, va="center")
 
-def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, share:bool=False, log:bool=False, band:bool=True, scale:float=1,
-           ax=None, **size):
-    """A line for each table of `tables` (name → frame: index along x, a column a seed): the mean over seeds and its 95 %
-    interval. Returns the axes.
+def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, share:bool=False, log:bool=False,
+           band:bool=True, scale:float=1, ax=None, **size):
+    """A line for each table of `tables` (name → frame: index along x, a column a seed): the mean over seeds and its
+    95 % interval. Returns the axes.
 
     `log`: the x axis; `band`: draw intervals; `levels`: nulls as dotted lines."""
     if not len(tables): refuse("figure", "tables by name", "none", fix="measure them, or leave the figure out")
@@ -138,7 +144,8 @@ def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, sh
     for said, table in tables.items():
         own = [interval(scale * row.dropna()) for _, row in table.iterrows()]
         x, mean, lo, hi = table.index.to_numpy(float), *map(np.array, zip(*(i[:3] for i in own)))
-        ax.plot(x, mean, lw=1.8, ls="--" if is_hollow(said) else "-", marker="o" if len(x) < 10 else "", ms=4.5, **look(said))
+        ax.plot(x, mean, lw=1.8, ls="--" if is_hollow(said) else "-", marker="o" if len(x) < 10 else "", ms=4.5,
+                **look(said))
         if band: ax.fill_between(x, lo, hi, color=hue_of(said), alpha=.15, lw=0)
         ends[said] = (x[-1], mean[-1], hue_of(said))
     if log: ax.set_xscale("log")
@@ -148,21 +155,27 @@ def curves(tables:Mapping, xlabel:str="", ylabel:str="", levels:Mapping=None, sh
     return ax
 
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #c52b1437
-def heat(table:pd.DataFrame, spec:str=".2f", xlabel:str="", ylabel:str="", title:str="", top:float=None, middle:float=None, ax=None, **size):
+def heat(table:pd.DataFrame, spec:str=".2f", xlabel:str="", ylabel:str="", title:str="", top:float=None,
+         middle:float=None, ax=None, **size):
     """A table of numbers as colours, each number written in its cell in the form `spec` (an empty one writes none).
     Returns the axes.
 
-    `top`: the number with the darkest colour, else the largest; `middle`: one that is white, where colours go both ways."""
+    `top`: the number with the darkest colour, else the largest; `middle`: one that is white, where colours go both
+    ways."""
     if table.empty: refuse("map", "rows and columns", "none", fix="measure them, or leave the figure out")
-    ax, x = axes(ax, **dict(width=1.6 + .62 * table.shape[1], height=1 + .32 * len(table)) | size), table.to_numpy(float)
+    ax = axes(ax, **dict(width=1.6 + .62 * table.shape[1], height=1 + .32 * len(table)) | size)
+    x = table.to_numpy(float)
     most = np.nanmax(np.abs(x - (middle or 0))) if top is None else top - (middle or 0)
     low = 0 if middle is None else middle - most
     ax.imshow(x, cmap="Blues" if middle is None else "RdBu_r", vmin=low, vmax=(middle or 0) + most, aspect="auto")
     for (i, j), v in np.ndenumerate(x):
         dark = (v - low) > .6 * most if middle is None else abs(v - middle) > .6 * most
-        if spec and v == v: ax.text(j, i, typeset(f"{v:{spec}}"), ha="center", va="center", fontsize=7.5, color="white" if dark else "#222")
-    ax.set_xticks(range(table.shape[1]), table.columns, fontsize=8), ax.set_yticks(range(len(table)), table.index, fontsize=8)
-    ax.set(xlabel=xlabel, ylabel=ylabel), ax.set_title(title, fontsize=9.5), ax.spines[:].set_visible(False), ax.tick_params(length=0)
+        if spec and v == v:
+            ax.text(j, i, typeset(f"{v:{spec}}"), ha="center", va="center", fontsize=7.5, color="white" if dark else "#222")
+    ax.set_xticks(range(table.shape[1]), table.columns, fontsize=8)
+    ax.set_yticks(range(len(table)), table.index, fontsize=8)
+    ax.set(xlabel=xlabel, ylabel=ylabel), ax.set_title(title, fontsize=9.5)
+    ax.spines[:].set_visible(False), ax.tick_params(length=0)
     return ax
 
 def bars(values:Mapping, ylabel:str="", levels:Mapping=None, scale:float=1, share:bool=False, ax=None, **size):
@@ -178,5 +191,6 @@ def bars(values:Mapping, ylabel:str="", levels:Mapping=None, scale:float=1, shar
             ax.plot([x, x], [i.lo, i.hi], color="#333", lw=1.2)
     ax.set_xticks(range(len(values)), list(values)), ax.set_ylabel(ylabel), level_lines(ax, levels or {})
     if share: percent_axis(ax.yaxis)
-    if len(names) > 1: ax.legend(named.values(), named, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    if len(names) > 1:
+        ax.legend(named.values(), named, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return ax

@@ -35,9 +35,9 @@ def _finite(values):
 
 # %% ../../nbs/5_evidence/01_statistics.ipynb #3f29e6b8
 # unit → what a value is multiplied by, what stands after the mean, digits behind the point
-UNIT_FORMS = {"": (1, "", 2), "points": (100, " points", 0), "%": (100, "%", 0), "nats": (1, " nats", 2), "×": (1, "×", 1),
-         "bits": (1, " bits", 2), "steps": (1, " steps", 0), "epochs": (1, " epochs", 0), "entries": (1, " entries", 0),
-         "epochs to 99%": (1, " epochs to 99%", 0), "NMI": (1, " NMI", 2), "powers of ten": (1, " powers of ten", 2)}
+UNIT_FORMS = {"": (1, "", 2), "points": (100, " points", 0), "%": (100, "%", 0), "×": (1, "×", 1)} | {
+    unit: (1, f" {unit}", digits) for digits, units in ((0, ("steps", "epochs", "epochs to 99%", "entries")),
+                                                        (2, ("nats", "bits", "NMI", "powers of ten"))) for unit in units}
 _SPEC = re.compile(r"([+-]?)(?:\.(\d+)([fg]?))? ?(.*)")
 
 class Interval(namedtuple("Interval", "mean lo hi n method")):

@@ -16,7 +16,8 @@ from .tables import Shown, to_read
 class Values(pd.Series):
     """One value a seed, indexed by it. `a - b` pairs by seed; `f"{x:+ points}"` writes mean and 95 % interval.
 
-    `over_seeds` is that `Interval`, `lo` and `hi` its bounds. ValueError for a difference of two without a common seed."""
+    `over_seeds` is that `Interval`, `lo` and `hi` its bounds. ValueError for a difference of two without a common
+    seed."""
     def __init__(self, data=None, index=None, **how): super().__init__(data, index=index, **how)
     @property
     def _constructor(self): return Values
@@ -30,16 +31,17 @@ class Values(pd.Series):
     def __sub__(self, other):
         if not isinstance(other, pd.Series): return super().__sub__(other)
         if not len(both := self.index.intersection(other.index)):
-            refuse("difference", "values with common seeds", f"{list(self.index)[:5]} and {list(other.index)[:5]}", fix="pair runs of one stream")
+            got = f"{list(self.index)[:5]} and {list(other.index)[:5]}"
+            refuse("difference", "values with common seeds", got, fix="pair runs of one stream")
         return Values(super(Values, self.loc[both]).__sub__(other.loc[both])).dropna()
 
 # %% ../../nbs/5_evidence/08a_values.ipynb #1a135049
 class Arms:
     """Values of rows by arm: `arms("moe", edit="mean")`.
 
-    `rows`: one frame, of any instrument. `names`: a text such as `"routers.night/book/{}"`, or arm → condition, that makes
-    a condition of an arm's word; `labels`: column → value, where a call names none. ValueError for an arm or a value that
-    no row has, and for two rows of a seed."""
+    `rows`: one frame, of any instrument. `names`: a text such as `"routers.night/book/{}"`, or arm → condition, that
+    makes a condition of an arm's word; `labels`: column → value, where a call names none. ValueError for an arm or a
+    value that no row has, and for two rows of a seed."""
     def __init__(self, rows:pd.DataFrame|Mapping, names:str|Mapping="{}", **labels):
         self.rows = rows if isinstance(rows, Mapping) else dict(list(rows.groupby("condition", observed=True)))
         self.names, self.labels = names, labels
@@ -58,12 +60,14 @@ class Arms:
             else: choose(f"{k} in rows of {arm}", v, list(x[k].unique()), "measure it, or name one that is there")
         if not x["seed"].is_unique:
             more = [k for k in x.columns if x[k].nunique() > 1 and k not in ("seed", "value", "sha256", "n_examples")]
-            refuse(f"values of {arm}", "one a seed", f"{len(x)} rows of {x['seed'].nunique()} seeds", fix=f"name one of {', '.join(more)}")
+            refuse(f"values of {arm}", "one a seed", f"{len(x)} rows of {x['seed'].nunique()} seeds",
+                   fix=f"name one of {', '.join(more)}")
         return Values(x.set_index("seed")[column].sort_index())
 
 # %% ../../nbs/5_evidence/08a_values.ipynb #d7f912db
 def registered(r, reading:str="") -> Interval:
-    "The difference of a contrast's row, or what a `reading` of a claim found (paper, audited, uncopied …), as an `Interval`."
+    """The difference of a contrast's row, or what a `reading` of a claim found (paper, audited, uncopied …), as an
+    `Interval`."""
     if reading: return Interval(*(getattr(r, f"{reading}_{k}") for k in ("mean", "lo", "hi", "n")), "registered")
     return Interval(*(r[k] for k in ("difference", "lo", "hi", "n")), "registered")
 
@@ -76,8 +80,7 @@ def mapped(i:Interval|Values, f:Callable) -> Interval:
 def by_arm(arms:Mapping, first:str, columns:Mapping, caption:str) -> Shown:
     """A table of `arms` (word → what it is called): `columns` are head → (function of an arm's word, format).
 
-    A function gives `Values`, an `Interval`, a number or a text; where an arm has none (KeyError or ValueError of a
-    refusal is not caught), let it give None, which is a dash."""
+    A function gives `Values`, an `Interval`, a number or a text, or None, which is a dash."""
     def cell(x, spec): return "–" if x is None else x if isinstance(x, str) else format(x, spec)
     return to_read(pd.DataFrame([{first: said} | {head: cell(f(a), spec) for head, (f, spec) in columns.items()}
                                  for a, said in arms.items()]), caption)

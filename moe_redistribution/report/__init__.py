@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Values', 'at_rate', 'axes', 'bars', 'baselines',
            'by_arm', 'by_panel', 'checkpoint', 'checkpoint_seeds', 'claim', 'claims', 'claims_of', 'colour', 'compare',
-           'compared_table', 'comparison', 'condition', 'contrast_answers', 'contrast_asks', 'contrast_table',
-           'contrasts', 'curves', 'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed',
-           'forest', 'generalised_rows', 'get_task', 'heat', 'holm', 'hue_of', 'in_short', 'interval', 'is_arm',
-           'item_title', 'label', 'laid_out', 'level_lines', 'look', 'main_claims', 'mapped', 'margin_text', 'md_table',
+           'compared_table', 'comparison', 'condition', 'contrast_answers', 'contrast_asks', 'contrasts', 'curves',
+           'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed', 'forest',
+           'generalised_rows', 'get_task', 'heat', 'holm', 'hue_of', 'in_short', 'interval', 'is_arm', 'item_title',
+           'label', 'laid_out', 'level_lines', 'look', 'main_claims', 'mapped', 'margin_text', 'md_table',
            'missing_runs', 'name_at_ends', 'name_ticks', 'np', 'null_levels', 'null_lines', 'nulls', 'numbers',
            'of_clone', 'open_claims', 'paired_permutation', 'paper_values', 'papers', 'pd', 'percent_axis', 'pick',
            'plt', 'points', 'prose', 'rate_lines', 'read_as', 'recorded_history', 'recorded_rows', 'recorded_runs',
-           'registered', 'registered_on', 'ruling', 'seeds_needed', 'shown_link', 'statements', 'still_open', 'strike',
-           'table', 'table_text', 'tidy_axes', 'to_read', 'tost', 'trajectories', 'two_ablations', 'typeset',
-           'verdict_link', 'verdict_table', 'verdict_words', 'verdicts', 'welch', 'with_interval', 'without_ffn',
-           'word_link']
+           'registered', 'registered_on', 'ruling', 'seeds_needed', 'shown_link', 'statements', 'strike', 'table',
+           'table_text', 'tidy_axes', 'to_read', 'tost', 'trajectories', 'two_ablations', 'typeset', 'verdict_link',
+           'verdict_table', 'verdict_words', 'verdicts', 'welch', 'without_ffn']
 
 # %% ../../nbs/5b_report/01_report.ipynb #66187e00
 import matplotlib.pyplot as plt
@@ -32,10 +31,9 @@ from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_seeds
 from ..evidence.selection import generalised_rows, recorded_history, recorded_rows, recorded_runs
 from ..evidence.pages import Opening, Page, missing_runs
-from ..evidence.answers import compare, comparison, contrast_table, contrasts
+from ..evidence.answers import compare, comparison, contrasts
 from ..evidence.design import strike
-from ..evidence.tables import (compared_table, differences, item_title, laid_out, md_table, table, to_read, typeset,
-                                                with_interval)
+from ..evidence.tables import (compared_table, differences, item_title, laid_out, md_table, table, to_read, typeset)
 from ..evidence.values import Arms, Values, by_arm, mapped, registered
 from ..evidence.shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, hue_of, level_lines, look,
                                                 name_at_ends, percent_axis)
@@ -44,17 +42,17 @@ from ..evidence.figures import (RATES, at_rate, by_panel, colour, dots, draw_pri
                                                  verdicts, without_ffn)
 from ..evidence.findings import claim, numbers, verdict_words
 from ..evidence.prose import in_short, margin_text, points, prose, read_as, ruling
-from ..evidence.overviews import (claims_of, main_claims, open_claims, shown_link, still_open, verdict_link, word_link)
+from ..evidence.overviews import (claims_of, main_claims, open_claims, shown_link, verdict_link)
 from ..evidence.closing import contrast_answers, contrast_asks, verdict_table
 
 # %% ../../nbs/5b_report/01_report.ipynb #40ad6292
 _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate", "axes", "bars", "baselines", "by_arm",
          "by_panel", "checkpoint", "checkpoint_seeds", "claim", "claims", "claims_of", "colour", "compare", "compared_table", "comparison",
-         "condition", "contrast_answers", "contrast_asks", "contrast_table", "contrasts", "curves", "differences", "dots", "dots_by_arm",
+         "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "differences", "dots", "dots_by_arm",
          "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task", "heat", "holm", "hue_of", "in_short",
          "interval", "is_arm", "item_title", "label", "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
          "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls", "numbers", "of_clone", "open_claims",
          "paired_permutation", "paper_values", "papers", "pd", "percent_axis", "pick", "plt", "points", "prose", "rate_lines", "read_as",
          "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on", "ruling", "seeds_needed", "shown_link",
-         "statements", "still_open", "strike", "table", "table_text", "tidy_axes", "to_read", "tost", "trajectories", "two_ablations",
-         "typeset", "verdict_link", "verdict_table", "verdict_words", "verdicts", "welch", "with_interval", "without_ffn", "word_link"]
+         "statements", "strike", "table", "table_text", "tidy_axes", "to_read", "tost", "trajectories", "two_ablations",
+         "typeset", "verdict_link", "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
