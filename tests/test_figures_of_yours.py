@@ -6,10 +6,6 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from moe_redistribution.evidence.condition_figures import (event_curves, expert_shares, head_maps, line_styles,
-                                                           paired_differences, parts_written, position_lines,
-                                                           probe_lines, routing_maps, spectrum_stems, sweep_lines,
-                                                           swept_names)
 from moe_redistribution.evidence.figures import (by_panel, colour, label, named_once, rows_by_name, trajectories,
                                                  two_ablations)
 from moe_redistribution.evidence.shapes import MODELS
@@ -20,17 +16,13 @@ from moe_redistribution.models.population import init
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.models.variants import VARIANTS, Gated
 from moe_redistribution.tasks.kinds import register
-from moe_redistribution.tasks.task import TASKS, Task, modadd_task
+from moe_redistribution.tasks.task import TASKS, Task
 from moe_redistribution.training.loop import TASK_RULES
-
-from tiers import first
 
 SMALL = dict(d_model=16, d_head=8, d_mlp=16)
 DENSE, MIXED, DEEP = (f"turned/{body}" for body in ("ffn-h16-silu", "moe-e4k1-h16-silu", "moe-e4k1-h16-silu+L2"))
-ROUTED, EVERY = (MIXED, DEEP), (DENSE, MIXED, DEEP)
-SUMS = "mod13/moe-e2k1-h16-gelu"
+EVERY = (DENSE, MIXED, DEEP)
 RULES = ("first1000",)
-QUICK = {"routing": dict(draws=2), "probes": dict(steps=2)}
 
 
 def turned():
@@ -45,11 +37,10 @@ def turned():
 
 @pytest.fixture(scope="module")
 def mine():
-    "Two tasks, a variant and a router that no later test knows."
+    "A task, a variant and a router that no later test knows."
     tables = (TASKS, RECIPES, TASK_RULES, VARIANTS, ROUTERS)
     before = [(dict(t), dict(t.origins)) for t in tables]
     register("task", "turned", turned, recipe=RECIPES["add7"] | SMALL, rules=RULES)
-    register("task", "mod13", lambda: modadd_task(13, "mod13"), recipe=RECIPES["modadd"] | SMALL, rules=("first99",))
     register("variant", "wavy_glu", Gated), register("router", "by_luck", Router)
     yield
     for table, (own, origins) in zip(tables, before):
@@ -57,23 +48,11 @@ def mine():
         assert dict(table) == own and table.origins == origins
 
 
-def measured(names, by):
-    "What instruments measure of three untrained models of each condition."
-    out = []
-    for n in names:
-        params = init(n, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
-        for i in [i for i in by if instruments()[i].fits(n)]:
-            how = dict(stream="paired", rule="final") | QUICK.get(i, {})
-            out.append(instruments()[i].rows(params, n, [1, 2, 3], **how))
-    return tidy(out)
-
-
 @pytest.fixture(scope="module")
-def table(mine): return measured(EVERY, ("ablation", "attribution", "patterns", "routing"))
-
-
-@pytest.fixture(scope="module")
-def sums(mine): return measured([SUMS], ("probes", "fourier"))
+def table(mine):
+    "What ablation measures of three untrained models of each condition."
+    def own(n): return init(n, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
+    return tidy([instruments()["ablation"].rows(own(n), n, [1, 2, 3], stream="paired", rule="final") for n in EVERY])
 
 
 @pytest.fixture(scope="module")
@@ -90,70 +69,46 @@ def nothing_left_open():
     plt.close("all")
 
 
-DRAWN = {                                      # name → (what is drawn of a table, of which conditions)
-    "two_ablations": (lambda t, n: two_ablations(t, n), EVERY),
-    "by_panel": (lambda t, n: by_panel(t, n, {"one": {}, "all": dict(metric="exact")}), EVERY),
-    "paired_differences": (lambda t, n: paired_differences(t, [(m, n[0]) for m in n[1:]], site="ffn_out", edit="mean"),
-                           EVERY),
-    "sweep_lines": (lambda t, n: sweep_lines(t, n, "n_layers"), (MIXED,)),
-    "position_lines": (lambda t, n: position_lines(t, n), EVERY),
-    "parts_written": (lambda t, n: parts_written(t, n), EVERY),
-    "head_maps": (lambda t, n: head_maps(t, n), EVERY),
-    "expert_shares": (lambda t, n: expert_shares(t, n), ROUTED),
-    "routing_maps": (lambda t, n: routing_maps(t, n), ROUTED),
-    "probe_lines": (lambda t, n: probe_lines(t, n), (SUMS,)),
-    "spectrum_stems": (lambda t, n: spectrum_stems(t, n), (SUMS,)),
-    "trajectories": (lambda t, n: trajectories(t, n, ["test", "loss"], middle="median"), EVERY),
-    "event_curves": (lambda t, n: event_curves(t, n, level=.9), EVERY)}
-OF_SUMS, COURSES = ("probe_lines", "spectrum_stems"), ("trajectories", "event_curves")
-CASES = pytest.mark.parametrize("name", first([n for n in DRAWN if n not in OF_SUMS], DRAWN))
-SOME = pytest.mark.parametrize("name", first(("two_ablations", "head_maps", "trajectories"), DRAWN))
+DRAWN = {                                      # name → what is drawn of a table, of some conditions
+    "two_ablations": two_ablations,
+    "by_panel": lambda t, n: by_panel(t, n, {"one": {}, "all": dict(metric="exact")}),
+    "trajectories": lambda t, n: trajectories(t, n, ["test", "loss"], middle="median")}
+CASES = pytest.mark.parametrize("name", DRAWN)
 
 
 @pytest.fixture
-def given(name, request):
-    return request.getfixturevalue("history" if name in COURSES else "sums" if name in OF_SUMS else "table")
+def given(name, request): return request.getfixturevalue("history" if name == "trajectories" else "table")
 
 
 @CASES
 def test_each_figure_function_draws_a_registered_task(name, given):
-    draw, names = DRAWN[name]
-    fig = draw(given, list(names))
+    fig = DRAWN[name](given, list(EVERY))
     shown = [ax for ax in fig.axes if ax.axison and ax.get_label() != "<colorbar>"]
     assert shown and all(ax.lines or ax.images or ax.collections or ax.patches for ax in shown)
     said = " ".join(t.get_text() for t in fig.findobj(plt.Text))
     assert not any(word in said for word in ("digits", "o0", "o1", "carry")), said
-    if name in ("position_lines", "parts_written"): assert "second" in said
-    if name == "head_maps": assert "L1.H0" in said and "second" in said
 
 
 @CASES
 def test_a_condition_without_rows_is_named_and_never_an_empty_axis(name, given):
-    draw, names = DRAWN[name]
-    lacks = names[0].replace("-h16-", "-h32-")
-    what = f"none of {lacks}.*fix: .*{names[0]}" if name != "sweep_lines" else "two values or more.*fix: measure more"
-    with pytest.raises(ValueError, match=what.replace("+", r"\+")):
-        draw(given, [*names, lacks])
+    lacks = DENSE.replace("-h16-", "-h32-")
+    with pytest.raises(ValueError, match=f"none of {lacks}.*fix: .*{DENSE}"): DRAWN[name](given, [*EVERY, lacks])
     assert not plt.get_fignums(), "refused before anything is drawn"
 
 
-@SOME
+@CASES
 def test_numbers_that_are_none_are_not_drawn_as_an_empty_axis(name, given):
-    draw, names = DRAWN[name]
     t = given.copy()
-    of = t["condition"] == names[0]
+    of = t["condition"] == DENSE
     for k in ("value", "test", "loss"):
         if k in t: t.loc[of, k] = np.nan
-    with pytest.raises(ValueError, match="NaN alone"): draw(t, list(names))
+    with pytest.raises(ValueError, match="NaN alone"): DRAWN[name](t, list(EVERY))
     assert not plt.get_fignums()
 
 
-@SOME
+@CASES
 def test_a_name_is_drawn_once_however_its_options_are_ordered(name, given):
-    draw, names = DRAWN[name]
-    if name == "paired_differences": names = (names[0], names[0])
-    with pytest.raises(ValueError, match="each once; got .* twice"):
-        draw(given, [*names, names[0]])
+    with pytest.raises(ValueError, match="each once; got .* twice"): DRAWN[name](given, [*EVERY, DENSE])
     with pytest.raises(ValueError, match="twice"): named_once([DENSE + "+L2+ffnlr2", DENSE + "+ffnlr2+L2"])
 
 
@@ -189,9 +144,6 @@ def test_a_figure_never_mixes_checkpoints_that_nobody_chose():
 def test_of_several_layers_all_are_drawn_and_not_the_first(table):
     got = rows_by_name(table, [MIXED, DEEP], metric="digits", site="ffn_out", edit="zero")
     assert {n: set(f["site"]) for n, f in got.items()} == {MIXED: {"ffn_out"}, DEEP: {"L*.ffn_out"}}
-    assert swept_names(table, MIXED, "n_layers") == {1: MIXED, 2: DEEP}
-    first, second = (expert_shares(table, [DEEP], layer=i).axes[0].lines[-2].get_ydata() for i in (0, 1))
-    assert not np.allclose(first, second)
 
 
 def test_a_table_without_a_column_and_a_metric_that_nobody_measured_are_named(table, history):
@@ -209,22 +161,8 @@ def test_what_a_figure_shows_is_what_the_rows_say(table):
     want = table.query("condition == @DEEP and site == 'L*.ffn_out' and edit == 'mean' and metric == 'digits' and "
                        "position == 'first-third' and stratum == 'all'")["value"]
     assert any(np.allclose(line.get_ydata(), np.sort(want)) for line in fig.axes[1].lines if len(line.get_ydata()) == 3)
-    a, b = (table.query("condition == @n and site == 'none' and metric == 'exact' and split == 'all'")
-            .set_index("seed")["value"] for n in (MIXED, DENSE))
-    fig = paired_differences(table, [(MIXED, DENSE)], metric="exact", site="none")
-    with pytest.raises(ValueError, match="expected a site and an edit; got none"):
-        paired_differences(table, [(MIXED, DENSE)])
-    assert np.allclose(fig.axes[0].lines[1].get_xdata(), np.sort(a - b))
 
 
-@pytest.mark.parametrize("name", ["two_ablations", "position_lines"])
-def test_a_single_name_is_a_figure_of_one(name, given):
-    draw, names = DRAWN[name]
-    fig = draw(given, names[0])
-    said = " ".join(t.get_text() for t in fig.findobj(plt.Text))
-    assert label(names[0]) in said and ("uniform" in said or "best without computation" in said)
-
-
-def test_lines_of_one_colour_are_told_apart_by_their_style():
-    names = ["add7/ffn-h256-silu", "add7/ffn-h512-silu", "add7/ffn-h256-silu+ffnlr2", "add7/ffn-h512-silu+ffnlr2"]
-    assert len({tuple(look.values()) for look in line_styles(names).values()}) == len(names)
+def test_a_single_name_is_a_figure_of_one(table):
+    said = " ".join(t.get_text() for t in two_ablations(table, DENSE).findobj(plt.Text))
+    assert label(DENSE) in said and "uniform" in said

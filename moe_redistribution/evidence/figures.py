@@ -23,31 +23,26 @@ from ..models.variants import VARIANTS
 from ..training.loop import TASK_RULES
 from .claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, compared_table, typeset, with_interval
-from .shapes import MODELS, OTHER_HUES, draw_dots, hue_of, level_lines, name_at_ends
+from .shapes import MODELS, draw_dots, hue_of, level_lines, name_at_ends
 from .statistics import interval
 from ..instruments.rows import WHERE, select
 from ..instruments.ablation import whole_answer
 
 # %% ../../nbs/5_evidence/09_figures.ipynb #789148f4
 SHORT = {"ffn": "dense", "glu": "GLU", "moe": "mixture", "moe_glu": "GLU mixture", "no_ffn": "no FFN"}
-_PLACES = {}                      # word → its place among what has been registered, or drawn, in this process
 
 def as_condition(name:str):
     "The condition of a name, or None of one that begins with no task: a planted model, or an arm of a study."
     is_one = isinstance(name, Condition) or "/" in str(name) and str(name).partition("/")[0] in TASKS
     return condition(name) if is_one else None
 
-def _own_hue(word):
-    for w in (*VARIANTS.origins, *ROUTERS.origins, word): _PLACES.setdefault(w, len(_PLACES))
-    return OTHER_HUES[_PLACES[word] % len(OTHER_HUES)]
-
 def _paler(hue): return "#" + "".join(f"{(int(hue[i:i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 
 def colour(name:str) -> str:
-    "The colour of a condition, or of a model by its name, the same on every page; of anything else, the same throughout a page."
-    if (c := as_condition(name)) is None: return hue_of(name) if str(name).startswith(tuple(MODELS)) else _own_hue(str(name))
+    "The colour of a condition, the same on every page; of anything else what `hue_of` says."
+    if (c := as_condition(name)) is None: return hue_of(name)
     if own := [w for w, known in ((c.ffn, VARIANTS), (c.router, ROUTERS)) if w in known.origins]:
-        return _paler(_own_hue(own[0])) if c.router == "frozen" else _own_hue(own[0])
+        return _paler(hue_of(own[0])) if c.router == "frozen" else hue_of(own[0])
     if c.ffn == "ffn" and c.d_mlp < PLAIN.get(c.task, {}).get("ffn", 0): return MODELS["narrow"]
     if c.top_k > 1: return MODELS["two experts"]
     if c.router == "frozen": return {"moe": MODELS["frozen router"], "moe_glu": "#f2a97c"}[c.ffn]
