@@ -1,4 +1,5 @@
 """The public list: every name of it resolves, late, and the page's table is the list."""
+import ast
 import importlib
 import json
 import re
@@ -73,3 +74,20 @@ def test_a_file_of_a_users_own_may_register_with_names_of_the_list(tmp_path):
         "@register('event', 'stay9')\nclass Stay(Event):\n    'Nothing happens.'\n    pattern, example = 'stay9', 'stay9'\n"
         "    def apply(self, c, now, began, moments): pass\n")
     assert import_file(path).Event is mr.Event and "stay9" in [x["name"] for x in mr.registered_things("event")]
+
+
+def test_what_its_own_room_alone_uses_has_an_underscore():
+    "Public is what stands in the list, or is for who looks further, or another room or page calls."
+    named = {*mr.PUBLIC} | {n for names in mr.FURTHER.values() for n in names.split()}
+    pages = {p: json.loads(p.read_text(encoding="utf-8"))["cells"] for p in (ROOT / "nbs").rglob("[!_]*.ipynb")}
+    words = {p: {*re.findall(r"\w+", " ".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"
+                                             or "```" in "".join(c["source"])))} for p, cells in pages.items()}
+    by_hand = {*re.findall(r"\w+", "".join((ROOT / p).read_text(encoding="utf-8") for p in ("README.md", "CONTRIBUTING.md")))}
+    alone = []
+    for path in sorted((ROOT / "moe_redistribution").rglob("*.py")):
+        home = re.search(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)", (text := path.read_text(encoding="utf-8")))
+        if not home or "studies" in path.parts: continue                   # what a study runs keeps its name: its rows name it
+        elsewhere = set().union(named, by_hand, *(w for p, w in words.items() if p != ROOT / home[1]))
+        alone += [f"{path.stem}.{n.name}" for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+                  and n.name[0] != "_" and n.name not in elsewhere and "patch" not in "".join(map(ast.unparse, n.decorator_list))]
+    assert not alone, alone
