@@ -119,3 +119,17 @@ def test_commands_of_the_wheel_work_in_an_empty_folder(commands, said, wheel, tm
         assert out.returncode == 0, out.stderr
     assert said in out.stdout, out.stdout[-500:]
     assert [p.name for p in wheel.iterdir() if p.suffix != ".dist-info"] == [LIB.name]
+
+
+@pytest.mark.audit
+def test_nbdev_of_today_exports_the_same_modules(tmp_path):
+    "nbdev 3 reads `[tool.nbdev]` of pyproject.toml and no settings.ini; its index differs in the word for no address."
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "of_today")], check=True)
+    tool = tmp_path / "of_today" / "bin"
+    got = subprocess.run([tool / "pip", "install", "-q", "nbdev>=3,<4"], capture_output=True, text=True)
+    if got.returncode: pytest.skip("no network: nbdev 3 is not to be had")
+    subprocess.run([tool / "nbdev-export"], cwd=tmp_path / "clone", check=True)
+    diff = subprocess.run(["git", "diff", "-U0"], cwd=tmp_path / "clone", capture_output=True, text=True).stdout
+    changed = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert [line.replace("'doc_baseurl': '/'", "'doc_baseurl': ''")[1:] for line in changed[1:]] == [changed[0][1:]], changed
