@@ -60,7 +60,8 @@ def _as_text(seeds):
 def _row_name(self, study, arm):
     "What the rows of an arm are called. ValueError for one that the preset has not got, or not with these seeds."
     p = study.presets[choose(f"preset of {self.name}", self.preset, list(study.presets))]
-    own = next((a for a in p.arms if f"{arm}/".startswith(f"{a}/")), None) or choose(f"arm of {self.name}", arm, list(p.arms))
+    own = next((a for a in p.arms if f"{arm}/".startswith(f"{a}/")), None)
+    own = own or choose(f"arm of {self.name}", arm, list(p.arms))
     if lost := sorted({*self.seeds} - {*p.arms[own]}):
         refuse(f"contrast {self.name}", f"seeds that {own} has in {self.preset}", f"{lost}, which it has not",
                fix="leave these out, or give the arm these seeds")
@@ -101,7 +102,7 @@ def planned_lines() -> dict:
     return out
 
 def with_lines(path:Path, lines:Sequence) -> str:
-    """The text of a study's table with planned `lines` that it lacks at its end; the text as it is, where it lacks none.
+    """The text of a study's table with planned `lines` that it lacks at its end; as it is, where it lacks none.
 
     `Faults` for each line that stands there and says something else."""
     columns = list(lines[0])
@@ -111,11 +112,12 @@ def with_lines(path:Path, lines:Sequence) -> str:
         old = there.setdefault((x[columns[0]], x["protocol"]), x)
         if other := [c for c in columns if old[c] != x[c]]:
             refuse(f"{x[columns[0]]} ({x['protocol']})", f"what {path.parent.name}/{path.name} has registered, "
-                   + ", ".join(f"{c} {old[c]!r}" for c in other), f"{', '.join(repr(x[c]) for c in other)} in the notebook",
-                   fix="put the notebook back; or, for an amendment, take the line out of the table")
+                   + ", ".join(f"{c} {old[c]!r}" for c in other),
+                   f"{', '.join(repr(x[c]) for c in other)} in the notebook", fix="put the notebook back; or, for an amendment, take the line out of the table")
     before = len(there)
     check_all(*(lambda x=x: agrees(x) for x in lines))
-    csv.writer(new := io.StringIO(), lineterminator="\n").writerows(list(x.values()) for x in [*there.values()][before:])
+    added = [list(x.values()) for x in [*there.values()][before:]]
+    csv.writer(new := io.StringIO(), lineterminator="\n").writerows(added)
     return text + "\n" * (text[-1:] != "\n") + new.getvalue()
 
 def planned_files(data:str|Path=None) -> dict:

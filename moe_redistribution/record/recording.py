@@ -43,8 +43,8 @@ from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, gather, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, row_faults, stored_jobs,
-                                             strangers)
+from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, row_faults,
+                                             stored_jobs, strangers)
 from .ledger import answer_tables, ledger_page
 from .some_answers import own_lines, some_answers
 
@@ -252,7 +252,7 @@ def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 
-# %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
+# %% ../../nbs/7_record/03_recording.ipynb #c0de3007
 def _ledger_page(root) -> list:
     "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
     page, book = root / "results/ledger.md", root / "results/ledger.csv"
@@ -269,6 +269,7 @@ def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     write_sums(root)
     return written + _ledger_page(root)
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
 def add_record(p:ArgumentParser):
     "Arguments of the record command."
     p.add_argument("study", nargs="?", help="only this study and the answers that it changes, all of it or nothing")
@@ -288,8 +289,8 @@ def _registered(study, data, register):
     def written():
         for path in planned_files(data):
             if path.parent.name == study.name:
-                refuse(f"contrasts of {study.name}", f"their lines in data/{study.name}/{path.name}", "some that are not there",
-                       fix="make registrations, before its runs are opened")
+                refuse(f"contrasts of {study.name}", f"their lines in data/{study.name}/{path.name}", 
+                       "some that are not there", fix="make registrations, before its runs are opened")
     def line(x):
         refuse(f"{x.key} ({x.table}, {x.protocol})", "its registration as it stands",
                "another" if x.registered else "none", fix="make registrations")
@@ -302,29 +303,32 @@ def _rows_hold(job, rows) -> list:
     of = f"rows of {job.condition}"
     def columns():
         if lost := [c for c in ROW_COLUMNS if c not in rows]:
-            refuse(of, "all columns of rows", f"none called {', '.join(lost)}", fix="make them by rows(values, seeds, …)")
+            refuse(of, "all columns of rows", f"none called {', '.join(lost)}", fix="rows(values, seeds, …)")
     def numbers():
-        for said in row_faults(rows): refuse(of, "finite values", said, fix="leave out what has none, or let the seed fail")
+        for said in row_faults(rows): refuse(of, "finite values", said, fix="leave out what has none")
     def once():
         if n := int(rows.duplicated(WHERE).sum()): refuse(of, "each once", f"{n} again", fix="drop the repetitions")
     def arm():
         arms = job.study.presets[job.preset].arms
         if odd := [n for n in rows["condition"].unique() if not any(f"{n}/".startswith(f"{a}/") for a in arms)]:
-            refuse(of, f"a condition that begins with an arm, {', '.join(arms)}", ", ".join(odd), job.arm, "call them by the arm")
+            refuse(of, f"a condition that begins with an arm, {', '.join(arms)}", ", ".join(odd), job.arm,
+                   "call them by the arm")
     def seeds():
-        if odd := sorted({*rows["seed"]} - {*job.seeds}): refuse(of, f"seeds {list(job.seeds)}", odd, fix="give each its own rows")
+        if odd := sorted({*rows["seed"]} - {*job.seeds}): 
+            refuse(of, f"seeds {list(job.seeds)}", odd, fix="give each its own rows")
     return [columns] if set(ROW_COLUMNS) - {*rows} else [numbers, once, arm, seeds]
 
 # %% ../../nbs/7_record/03_recording.ipynb #c0de3003
 def _contrasts_read(study, root, new) -> list:
     "A check for each of a study's own contrasts: do its rows, recorded and `new`, have what it reads?"
     mine = [c for c in Claim.of(claims()) if c.key in own_lines(study.name) and c.instrument == study.name]
-    there = Measured(pd.concat([gather([(study.name, n) for c in mine for n in c.names], root=root),
-                                new.assign(instrument=study.name)], ignore_index=True).drop_duplicates([*WHERE, "instrument"], keep="last"))
+    both = [gather([(study.name, n) for c in mine for n in c.names], root=root), new.assign(instrument=study.name)]
+    there = Measured(pd.concat(both, ignore_index=True).drop_duplicates([*WHERE, "instrument"], keep="last"))
     def reads(c):
         if lost := [n for n in c.sides(there)[2] if n.startswith("not measured")]:
             has = ", ".join(sorted({*there.own(c.names[0])["metric"]}))
-            refuse(c.key, f"rows that it reads, of {has}", "; ".join(lost), fix="metric and at of its Contrast as rows have them")
+            refuse(c.key, f"rows that it reads, of {has}", "; ".join(lost),
+                   fix="metric and at of its Contrast as rows have them")
     return [partial(reads, c) for c in mine]
 
 def _stored(study, store, root, same, pool) -> list:
@@ -333,7 +337,8 @@ def _stored(study, store, root, same, pool) -> list:
         looked = sum(watch(pool, look_at_runs, [(store, root, arm, same) for arm in recorded_arms(study)]), [])
         return [partial(_sound, x) for x in looked]
     def some():
-        refuse(f"{study.name}", "rows in the store or on record", f"none in {store.root}", fix=f"moe-redistribution study {study.name}")
+        refuse(f"{study.name}", "rows in the store or on record", f"none in {store.root}",
+               fix=f"moe-redistribution study {study.name}")
     kept = kept_presets(study)
     there = [(n, j) for _, n, j in stored_jobs(study, store) if n in kept]
     if not there and study.name not in kinds(root): return [some]
@@ -341,7 +346,8 @@ def _stored(study, store, root, same, pool) -> list:
     if bad := [check for j, rows in found for check in _rows_hold(j, rows) if not _passes(check)]: return bad
     looked = look_at_study(store, root, study, same)
     new = [study.rows(n, [j for p, j in there if p == n], store.root) for n in dict.fromkeys(n for n, _ in there)]
-    return [partial(_sound, x) for x in looked] + _contrasts_read(study, root, pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)]))
+    new = pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)])
+    return [partial(_sound, x) for x in looked] + _contrasts_read(study, root, new)
 
 def _sound(x):
     if x.why: refuse(x.path, "rows or runs that can be recorded", x.why, fix="what it says, or delete the file")
@@ -353,12 +359,12 @@ def _passes(check) -> bool:
 # %% ../../nbs/7_record/03_recording.ipynb #c0de3004
 def record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
                same:Sequence[str]=()) -> list:
-    """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written. `Faults`,
-    a line for each rule that is broken, before anything is written. `executor` as in `train`, `same` as in
+    """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written.
+    `Faults`, a line for each rule that is broken, before anything is written. `executor` as in `train`, `same` as in
     `look_at_store`."""
     store, root, trained = store or Store(), Path(root or ROOT), isinstance(study, TrainingStudy)
     with open_executor(executor if trained else "here") as pool:
-        check_before(root)                                                       # without tables nothing else can be asked
+        check_before(root)                                         # without tables nothing else can be asked
         check_all(*_registered(study, root / "data", root / FILE), *_stored(study, store, root, same, pool))
         written = record_study(store, root, study, say, pool)
     for name, text in some_answers(study.name, written, root).items():
@@ -388,7 +394,8 @@ def _check_from(args):
     return both, store, name, alone
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51e02
-def _tell(written): print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness(ROOT)}", sep="\n")
+def _tell(written):
+    print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness(ROOT)}", sep="\n")
 
 def _record_named(args):
     if args.folder or args.whose or args.replace:

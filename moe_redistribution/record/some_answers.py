@@ -43,7 +43,7 @@ def touched(study:str, written:Iterable[Path]) -> tuple:
 def _cells(text): return list(csv.reader(io.StringIO(text, newline="")))
 
 def laid_over(path:Path, new:pd.DataFrame, key:str, order:Sequence) -> str:
-    "The text of a recorded table with the lines of `new` in the place of those with their `key`; all by `order` of keys."
+    "The text of a recorded table with lines of `new` in the place of those with their `key`, by `order` of keys."
     head, *added = _cells(csv_lines(new))
     at = head.index(key)
     there = {x[at]: x for x in _cells(as_committed(path).read_text(encoding="utf-8"))[1:]} if path.exists() else {}
@@ -69,7 +69,8 @@ def _contrasts(families, root) -> str:
     whole = numbers["n"] == numbers["n_fixed"]
     for c in alls:
         p = numbers.loc[whole, c.removesuffix("_all")].astype(float)
-        now[c] = pd.Series([f"{v:.12g}" for v in holm(p)] if len(p) else [], p.index, dtype=str).reindex(now.index).fillna("")
+        said = [f"{v:.12g}" for v in holm(p)] if len(p) else []
+        now[c] = pd.Series(said, p.index, dtype=str).reindex(now.index).fillna("")
     csv.writer(out := io.StringIO(), lineterminator="\n").writerows([list(now), *now.to_numpy().tolist()])
     return out.getvalue()
 
@@ -80,7 +81,8 @@ def _manifest(written, root) -> pd.DataFrame:
     old = pd.read_csv(as_committed(path)) if path.exists() else pd.DataFrame(columns=MANIFEST)
     gone = [(k, n.partition("/")[0]) in at for k, n in zip(old["kind"], old["condition"])]
     new = pd.DataFrame([x for p in written for x in manifest_lines(p)], columns=MANIFEST)
-    return pd.concat([f for f in (old[~np.array(gone, dtype=bool)], new) if len(f)]).sort_values(MANIFEST[:3], ignore_index=True)
+    both = [f for f in (old[~np.array(gone, dtype=bool)], new) if len(f)]
+    return pd.concat(both).sort_values(MANIFEST[:3], ignore_index=True)
 
 def some_answers(study:str, written:Sequence[Path], root:str|Path=None) -> dict:
     """Name under results/ → the text of each table of answers that a study changes: its manifest, ledger, contrasts and
