@@ -113,7 +113,8 @@ def with_lines(path:Path, lines:Sequence) -> str:
         if other := [c for c in columns if old[c] != x[c]]:
             refuse(f"{x[columns[0]]} ({x['protocol']})", f"what {path.parent.name}/{path.name} has registered, "
                    + ", ".join(f"{c} {old[c]!r}" for c in other),
-                   f"{', '.join(repr(x[c]) for c in other)} in the notebook", fix="put the notebook back; or, for an amendment, take the line out of the table")
+                   f"{', '.join(repr(x[c]) for c in other)} in the notebook",
+                   fix="put the notebook back; or, for an amendment, take the line out of the table")
     before = len(there)
     check_all(*(lambda x=x: agrees(x) for x in lines))
     added = [list(x.values()) for x in [*there.values()][before:]]
