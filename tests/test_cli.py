@@ -532,3 +532,11 @@ def test_a_model_as_a_module_says_what_it_is():
     said = repr(Transformer(init(name, [torch.Generator().manual_seed(1)]), name))
     for words in (f"{name}, ", " parameters", "attn: W_Q (1, 4, 64, 16)", "router: W_router (1, 64, 4)",
                   "experts: W_up (1, 4, 64, 4)", "norm: w_ln1 (1, 64)"): assert words in said
+
+
+@pytest.mark.parametrize("name, says", [("two-widths", "nearest valid: two_widths"), ("Routers", "nearest valid: routers"),
+                                        ("routers", "taken: nbs/6_studies/routers"), ("history", "taken: a kind of rows")])
+def test_a_new_study_with_a_name_that_is_taken_or_none_leaves_nothing_behind(name, says, capsys):
+    before = (ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())
+    assert main(["new", "study", name]) == 2 and says in capsys.readouterr().err
+    assert ((ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())) == before

@@ -1,4 +1,5 @@
-"""The six changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works."""
+"""The changes that CONTRIBUTING shows are real: made in a copy of the package, what they add works; and so are its commands."""
+import os
 import re
 import shutil
 import subprocess
@@ -34,10 +35,6 @@ params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(1)])
 got = instruments_for("add7/ffn-h8-silu")["norms"].rows(params, "add7/ffn-h8-silu", [1], stream="authors", rule="final")
 assert len(got) == len(params) and (got["value"] >= 0).all()
 assert "norms" not in instruments_for("add7/no_ffn")""",
-    "Add a study": """
-from moe_redistribution.training.study import known_studies, run_study
-found = run_study(known_studies()["at_birth"], "small", root="store", executor="local:2", quiet=True)
-assert len(found) == 6 and set(found["condition"]) == {f"at_birth.small/ffn-h{h}-silu" for h in (16, 64)}""",
     "Add a family of language models": """
 import torch
 from moe_redistribution.language.families import FAMILIES, tiny_model
@@ -45,7 +42,7 @@ from moe_redistribution.language.opened import open_model
 s = open_model(tiny_model("apertus"))
 assert s.probe.experts < 1e-5 and s.layers[0].sums and s.layers[0].absent == FAMILIES["apertus"].absent""",
 }
-NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n", "6_studies": ""}
+NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n"}
 
 
 def changes(title):
@@ -89,3 +86,22 @@ def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
     done = subprocess.run([sys.executable, "-c", USE[title]], cwd=tmp_path, capture_output=True, text=True,
                           env={"PYTHONPATH": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.audit
+def test_a_study_is_added_by_the_commands_as_they_stand(tmp_path):
+    "In a clone of its own: nothing is edited, and every line ends well; then its answer stands in the ledger, its page is run."
+    section = re.search(r"^## Add a study$(.*?)(?=^## )", TEXT, flags=re.M | re.S)[1]
+    lines = re.search(r"^```\n(.*?)^```", section, flags=re.M | re.S)[1].splitlines()
+    subprocess.run(["git", "clone", "-q", ROOT, clone := tmp_path / "clone"], check=True)
+    bin = Path(sys.executable).parent
+    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | dict(
+        PYTHONPATH=str(clone), PATH=f"{bin}:{os.environ['PATH']}", MOE_REDISTRIBUTION_HOME=str(tmp_path / "store"))
+    made = {"make registrations": "python tools/registrations.py", "make outputs NB=": "python tools/outputs.py "}
+    for line in lines:                                          # `make` without its setup, which would install everything
+        for begins, own in made.items(): line = re.sub(f'^{begins}"?(.*?)"?$', rf"{own}\1", line)
+        done = subprocess.run(line, shell=True, cwd=clone, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-500:]}{done.stderr[-2000:]}"
+    name = lines[0].split()[-1]
+    assert f"-{name}-" in (clone / "results/ledger.csv").read_text() and name in (clone / "results/contrasts.csv").read_text()
+    assert "In short" in (clone / f"nbs/6_studies/{name}/41_{name}.ipynb").read_text()

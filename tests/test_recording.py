@@ -14,12 +14,14 @@ from moe_redistribution.record import recording, runs
 from moe_redistribution.models.condition import condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen_examples
+from moe_redistribution.tasks.errors import Faults
 from moe_redistribution.models.population import init, predict
 from moe_redistribution.instruments.instrument import Instrument, at_all, at_first, instruments, instruments_for
-from moe_redistribution.record.recording import not_in, record_runs
+from moe_redistribution.record.recording import not_in, record_one, record_runs
 from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.table_files import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
+from moe_redistribution.training.study import Preset, Study, find_rows, run_study
 from moe_redistribution.instruments.ablation import ablation_of
 from moe_redistribution.instruments.measuring import has_weights, rules_for
 from moe_redistribution.studies.sparsity_moves.study import STUDY
@@ -387,3 +389,27 @@ def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypa
     nines = rows.query("split == 'test' and stratum == 'count=9' and site == 'none'")["n_examples"].item()
     assert (0 < nines
             < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item())
+
+
+def drawn_rows(arm, seeds, settings, desk):
+    return rows_of_values([s / 10 for s in seeds], seeds, condition=arm, stream="paired", metric="drawn")
+
+
+def test_of_a_study_that_is_recorded_alone_every_broken_rule_is_a_sentence_and_nothing_is_written_before(tmp_path,
+    monkeypatch):
+    study = Study("alone", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2)}, 2)}, drawn_rows, lambda *_: 1.)
+    store, root = Store(tmp_path / "store"), tmp_path / "clone"
+    (root / "results").mkdir(parents=True)
+    with pytest.raises(Faults, match="got none in .*fix: moe-redistribution study alone"): record_one(study, store, root)
+    run_study(study, root=store.root, executor="here", quiet=True)
+    def spoilt(job, store):
+        found = find_rows(job, store)
+        return pd.concat([found, found]).assign(condition="c", value=np.inf, seed=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "find_rows", spoilt)
+        with pytest.raises(Faults) as e: record_one(study, store, root)
+    said = str(e.value).splitlines()
+    assert len(said) == 8 and all("; fix: " in line for line in said) and not [*(root / "results").glob("**/*.*")]
+    written = record_one(study, store, root, say=lambda text: None)
+    assert [p.name for p in written] == ["alone.small.parquet", "manifest.csv"]
+    assert not record_one(study, store, root)                                                 # nothing is new

@@ -9,6 +9,7 @@ import sys
 import pandas as pd
 import pytest
 
+from moe_redistribution.evidence import planned
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
                                                        SEALED, SENTENCES, WHOLE_FILES, changed_late, definition_hash,
@@ -20,6 +21,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.record.versions import history_says
 from moe_redistribution.training import store
 from moe_redistribution.training.store import Damaged
+from moe_redistribution.training.study import Preset, Study
 
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 LINE = dict(protocol="audited", instrument="ablation", stream="paired", condition=MOE, versus=FFN, metric="digits",
@@ -445,3 +447,23 @@ def test_what_pilots_had_seen_is_read_over_older_words(tmp_path):
         "pilot seen", "in part", "results seen"}
     dates = registered_on("claims")
     assert (dates.loc[dates.index.get_level_values(0).str.startswith("contrast.moe"), "access"] == "nothing run").any()
+
+
+def test_a_contrast_beside_a_study_gets_its_lines_once_and_what_stands_there_is_never_written_over(tool, tmp_path,
+    monkeypatch):
+    study = Study("fresh", "", {"small": Preset("", {a: range(1, 9) for a in ("wide", "narrow")})}, None, None)
+    def plan(margin=.05, seeds=range(1, 9)):
+        c = planned.Contrast("wide-narrow", "wide", "narrow", "digits", seeds, margin, .1, "More is right.", "tutorial.ipynb")
+        monkeypatch.setattr(planned, "planned_lines", lambda: {"fresh": c.lines(study)})
+    (tmp_path / "data").mkdir(), (tmp_path / "a").touch(), commit(tmp_path, 1), plan(seeds=range(1, 5))
+    with pytest.raises(SystemExit, match="cannot reject: got n = 4"): tool.main([])
+    assert not any((tmp_path / "data").iterdir())                                            # nothing is half-made
+    plan()
+    assert tool.main([]) == 0
+    files = [tmp_path / FILE, *(tmp_path / "data/fresh" / f"{t}.csv" for t in REGISTERED_TABLES)]
+    before = [p.read_bytes() for p in files]
+    assert {"contrast.fresh.wide-narrow", "000-fresh-wide-narrow"} <= {*registrations(files[0])["key"]}
+    assert tool.main([]) == 0 and tool.main(["--check"]) == 0 and [p.read_bytes() for p in files] == before
+    plan(margin=.1)
+    with pytest.raises(SystemExit, match="margin '0.05'; got '0.1' in the notebook; fix: put the notebook back"): tool.main([])
+    assert [p.read_bytes() for p in files] == before

@@ -469,7 +469,7 @@ def f_strings(node):
 
 
 TWICE = {"ATTENTION", "P", "PROTOCOLS", "VARIANTS", "progress"}
-OF_STUDIES = {"STUDY", "COMPUTED", "BENCH"}                  # what `of_studies` asks every folder for, by one name
+OF_STUDIES = {"STUDY", "CONTRASTS", "COMPUTED", "BENCH"}                  # what `of_studies` asks every folder for, by one name
 
 
 def defined(path):

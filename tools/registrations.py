@@ -7,8 +7,9 @@ results/registrations.csv.
                                              missed, words that other measures make untrue; write results/changed.csv
 
 The first run reads the dates from git. From then on a line that is new or changed gets the date of the run that
-registers it. What stands in the tables of definitions is what is meant, so that SHA256SUMS takes it. A line that was
-read from git later has git's date, and a `~` behind its commit; it is added at the end, so that the file only grows.
+registers it. Contrasts that are planned beside a study get their lines in its tables first. What stands in these is
+what is meant, so that SHA256SUMS takes it. A line that was read from git later has git's date, and a `~` behind its
+commit; it is added at the end, so that the file only grows.
 """
 import csv
 import functools
@@ -32,6 +33,7 @@ from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES,
                                                        definitions, have_pilots, registrations, row_files,
                                                        seeds_measured, sentence_hash, trained_as, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
+from moe_redistribution.evidence.planned import planned_files
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
 from moe_redistribution.record.versions import NothingToLookAt, Versions, never_registered, seen_otherwise
@@ -326,6 +328,14 @@ def counts():
     return table.assign(all=table.sum(axis=1))
 
 
+def write_planned(args):
+    "Writes the lines of planned contrasts that tables lack; with --check, or where one is refused, it writes nothing."
+    try: new = planned_files(ROOT / "data")
+    except ValueError as e: sys.exit(f"Nothing registered.\n{e}")
+    for path, text in new.items() if "--check" not in args else (): replace_file(path, text.encode())
+    return [f"{p.relative_to(ROOT).as_posix()} lacks lines of planned contrasts" for p in new]
+
+
 def check_tables():
     "Every rule that a definition breaks, a line each, and a register that cannot be read, before any work."
     tables = {t: sorted((ROOT / "data").glob(f"*/{t}.csv")) for t in REGISTERED_TABLES}
@@ -335,27 +345,33 @@ def check_tables():
 
 
 def or_nothing(work):
-    "Where it ends in an error and has registered nothing, the list of sums is as it was before."
+    "Where it ends in an error and has registered nothing, tables and the list of sums are as they were before."
     @functools.wraps(work)
     def whole(args):
-        listing, now = ROOT / "SHA256SUMS", lambda: [p.read_bytes() for p in (ROOT / FILE, listing) if p.exists()]
-        before = now()
+        register, tables = ROOT / FILE, (ROOT / "data").glob
+        def files(): return {p: p.read_bytes() for p in (register, ROOT / "SHA256SUMS", *tables("*/*.csv")) if p.exists()}
+        before = files()
         try: return work(args)
         except BaseException:
-            if len(now()) == 2 and now()[0] == before[0] and now() != before: replace_file(listing, before[1])
+            if (now := files()).get(register) == before.get(register):
+                for path in now.keys() - before.keys():                        # of a new study, with its folder
+                    path.unlink()
+                    if not any(path.parent.iterdir()): path.parent.rmdir()
+                for path in (p for p in before if now.get(p) != before[p]): replace_file(path, before[path])
             raise
     return whole
 
 
 @or_nothing
 def main(args):
+    planned = write_planned(args)
     check_tables()
     if "--check" not in args: take_as_meant()
     todo = left()
     if "--check" in args:
-        print("\n".join(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy())
-              or "Every line is registered as it stands.")
-        return int(len(todo) > 0)
+        wanting = [*planned, *(" ".join(r) for r in todo[["table", "key", "protocol"]].to_numpy())]
+        print("\n".join(wanting) or "Every line is registered as it stands.")
+        return int(len(wanting) > 0)
     now, path, last = utc(datetime.now(timezone.utc)), ROOT / FILE, registrations(ROOT / FILE)["date"].max()
     if now < str(last) and path.exists():
         sys.exit(f"dates ascend; the clock says {now}, before {last}; fix: set the clock")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WHOLE_ONLY', 'ORDERED', 'COMPARE_COLUMNS', 'OTHER', 'POWERS', 'NO_LINE', 'CONTRAST_COLUMNS', 'BOTH', 'finest_prints',
-           'compare', 'number_row', 'contrasts', 'contrast', 'contrast_table', 'survivors', 'comparison']
+           'compare', 'number_row', 'answered', 'contrasts', 'contrast', 'contrast_table', 'survivors', 'comparison']
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #753e670d
 from pathlib import Path
@@ -158,24 +158,27 @@ def _judged(ours, p, c, margin, protocol):
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
-def contrasts(rows:pd.DataFrame|Measured, edit:str="mean", rule:str=None, seeds:Sequence[int]=None,
-              item:str="contrast"):
-    """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed;
-    CONTRAST_COLUMNS.
-
-    `n` seeds so far of `n_fixed`; lo and hi bound the difference; `rule` and `seeds` override the claim's."""
-    rows, bridge = Measured.of(rows), claims()
-    families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
-    registered = bridge[bridge["item"] == choose("family", item, families)]
-    registered = registered[registered["edit"] == choose("edit", edit, sorted(registered["edit"].unique()))]
-    lines = [_contrast(rows, c.at(rule, seeds)) for c in Claim.of(registered)]
-    out = pd.DataFrame(lines, columns=CONTRAST_COLUMNS)
+def answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
+    """Contrasts a - b, each a `Claim`, as one family, paired by seed: CONTRAST_COLUMNS. `n` seeds so far of `n_fixed`;
+    lo and hi bound the difference."""
+    rows = Measured.of(rows)
+    out = pd.DataFrame([_contrast(rows, c) for c in asked], columns=CONTRAST_COLUMNS)
     out["p_holm"] = pd.Series(holm(out["p"].fillna(1))).where(out["n"] > 0)
     same = out.groupby("asks")["p_equivalence"].transform(lambda p: holm(p.astype(float).fillna(1)))
     out["p_equivalence_holm"] = same.where(out["n"] > 0)
     decided = [BOTH if max(same, p) < .05 else outcome(same, p)
                for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
     return out.assign(outcome=np.where(out["n"] > 0, decided, "not attempted"))
+
+def contrasts(rows:pd.DataFrame|Measured, edit:str="mean", rule:str=None, seeds:Sequence[int]=None,
+              item:str="contrast"):
+    """Every contrast of no-FFN accuracy registered as one family under one `edit`, `answered`; `rule` and `seeds`
+    override the claim's."""
+    bridge = claims()
+    families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
+    registered = bridge[bridge["item"] == choose("family", item, families)]
+    registered = registered[registered["edit"] == choose("edit", edit, sorted(registered["edit"].unique()))]
+    return answered(rows, [c.at(rule, seeds) for c in Claim.of(registered)])
 
 # %% ../../nbs/5_evidence/07_answers.ipynb #0c5fb3d8
 def _contrast(rows, c):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'MARGIN_COLUMNS', 'checked_table', 'study_tables', 'papers',
-           'study_lines', 'check_sum', 'paper_values', 'printed_items', 'quantity', 'margins']
+           'study_papers', 'study_lines', 'check_sum', 'paper_values', 'printed_items', 'quantity', 'margins']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from collections.abc import Sequence
@@ -68,6 +68,10 @@ def _read_about(path, changed): return tuple(checked_table([of_clone(path)], ["p
 def papers(data:str|Path=None) -> dict:
     "Number → title of every paper that a study is about, in order; the first is the main one."
     return dict(_about(p.parent) for p in study_tables("paper", data))
+
+def study_papers(data:str|Path=None) -> dict:
+    "Study → the number of the paper that it is about."
+    return {p.parent.name: _about(p.parent)[0] for p in study_tables("paper", data)}
 
 def study_lines(name:str, data:str|Path=None) -> pd.DataFrame:
     "The lines of every study's `name`.csv as they are written, all text, one study below the other."

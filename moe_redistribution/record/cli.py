@@ -26,7 +26,7 @@ from ..training.jobs import check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
 import moe_redistribution.record.work, moe_redistribution.record.coverage  # noqa: F401
-import moe_redistribution.record.costs, moe_redistribution.record.check  # noqa: F401
+import moe_redistribution.record.costs, moe_redistribution.record.check, moe_redistribution.record.new  # noqa: F401
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
 from ..language.opened import LanguageModel
@@ -67,7 +67,7 @@ def add_text_command(p:ArgumentParser, name:str):
 
 # %% ../../nbs/7_record/05_cli.ipynb #d5c58c71
 ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
-         "kinds bench completion").split()
+         "kinds bench new completion").split()
 
 def parser():
     "The argument parser of `moe-redistribution`."

@@ -40,8 +40,9 @@ def _printed(s, known):
     return a - b
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0b3a258a
-def ledger(item:str=None, rows:pd.DataFrame=None, root:str|Path=None) -> pd.DataFrame:
-    """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it.
+def ledger(item:str=None, rows:pd.DataFrame=None, root:str|Path=None, keys:Sequence[str]=None) -> pd.DataFrame:
+    """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it,
+    with `keys` only these.
 
     `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows'
     unit."""
@@ -49,7 +50,8 @@ def ledger(item:str=None, rows:pd.DataFrame=None, root:str|Path=None) -> pd.Data
     if item:
         ids = set(paper["id"][paper["item"].isin(printed_items(item))])
         said = said[said["quotes"].map(lambda q: bool(ids & set(q.split())))]
-    if rows is None: rows = RowsBehind(readings_of(said), root=root, every=readings_of if item else None)
+    if keys is not None: said = said[said["key"].isin(keys)]
+    if rows is None: rows = RowsBehind(readings_of(said), root=root, every=readings_of if len(said) < len(statements()) else None)
     rows = Measured.of(rows)
     fine, printed = finest_prints(paper, bridge), {p.id: p for p in paper.itertuples(index=False)}
     bridge = {c.key: c for c in Claim.of(bridge)}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['recorded_with', 'overlay', 'not_in', 'record_runs', 'add_rows', 'record_rows', 'recorded_arms', 'record_study',
            'unrecorded_jobs', 'recorded_seeds', 'note_others', 'look_at_store', 'check_before', 'record',
-           'record_checkpoints', 'write_answers', 'add_record', 'run_record']
+           'record_checkpoints', 'write_answers', 'add_record', 'record_one', 'run_record']
 
 # %% ../../nbs/7_record/03_recording.ipynb #8e313947
 from concurrent.futures import Executor
@@ -22,15 +22,16 @@ from filelock import FileLock
 
 from ..tasks.commands import command
 from ..tasks.data import STREAMS, SEEDS
-from ..tasks.errors import check_all, refuse
+from ..tasks.errors import check_all, choose, refuse
 from ..models.condition import condition
 from ..training.store import Store, as_committed, compact, seal, unseal, write_whole
 from ..training.executors import open_executor, processes, watch
 from ..training.groups import Training
-from ..training.study import Study, TrainingStudy, canonical, known_studies, study_jobs
-from ..evidence.claims import claims, paper_items, statements
-from ..instruments.rows import WHERE, select, tidy, write_frame
-from ..evidence.registrations import FILE, registrations
+from ..training.study import Study, TrainingStudy, canonical, find_rows, known_studies, study_jobs
+from ..evidence.claims import Claim, Measured, claims, paper_items, statements
+from ..instruments.rows import ROW_COLUMNS, WHERE, select, tidy, write_frame
+from ..evidence.planned import planned_files
+from ..evidence.registrations import FILE, registrations, unregistered_lines
 from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others,
                                                      read_table, table_path, witness, write_table, write_sums)
 
@@ -39,12 +40,13 @@ from ..instruments.instrument import instruments_for
 from ..instruments.measuring import measure, stack
 from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds, right_answers
-from ..evidence.selection import far_enough, recorded_runs, weightless_runs
+from ..evidence.selection import far_enough, gather, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, stored_jobs,
-                                             strangers)
+from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, row_faults,
+                                             stored_jobs, strangers)
 from .ledger import answer_tables, ledger_page
+from .some_answers import own_lines, some_answers
 
 
 # %% ../../nbs/7_record/03_recording.ipynb #50979f6f
@@ -250,7 +252,14 @@ def record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 
-# %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
+# %% ../../nbs/7_record/03_recording.ipynb #c0de3007
+def _ledger_page(root) -> list:
+    "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
+    page, book = root / "results/ledger.md", root / "results/ledger.csv"
+    if book.exists(): write_whole(page, ledger_page(book).encode())
+    write_sums(root)
+    return [page] * book.exists()
+
 def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     "Everything that is made of recorded rows, and the checkpoints; paths written."
     tables = {"manifest": manifest_of(root)} | dict(answer_tables(root))
@@ -258,14 +267,12 @@ def write_answers(store:Store, root:Path, but:Iterable=()) -> list:
     for path, table in zip(written, tables.values()): write_frame(table, path)
     written += record_checkpoints(store, root, but)
     write_sums(root)
-    if "ledger" in tables:
-        written.append(root / "results/ledger.md")
-        write_whole(written[-1], ledger_page(root / "results/ledger.csv").encode())
-        write_sums(root)
-    return written
+    return written + _ledger_page(root)
 
+# %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
 def add_record(p:ArgumentParser):
     "Arguments of the record command."
+    p.add_argument("study", nargs="?", help="only this study and the answers that it changes, all of it or nothing")
     p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")
     p.add_argument("--replace", nargs="+", default=[], metavar="CONDITION",
                    help="of these, let another run of a recorded seed take its place, whole, if it went as far")
@@ -274,6 +281,99 @@ def add_record(p:ArgumentParser):
     p.add_argument("--same", nargs="+", default=[], metavar="HASH",
                    help="hashes of other code, as a refusal names them, whose answers are known to be the same")
     p.add_argument("--reason", default="weights lost", help="why, for results/replaced.csv (default: weights lost)")
+
+# %% ../../nbs/7_record/03_recording.ipynb #c0de3002
+def _registered(study, data, register):
+    "Lines of a study stand in its tables, and as they are registered."
+    own = own_lines(study.name)
+    def written():
+        for path in planned_files(data):
+            if path.parent.name == study.name:
+                refuse(f"contrasts of {study.name}", f"their lines in data/{study.name}/{path.name}", 
+                       "some that are not there", fix="make registrations, before its runs are opened")
+    def line(x):
+        refuse(f"{x.key} ({x.table}, {x.protocol})", "its registration as it stands",
+               "another" if x.registered else "none", fix="make registrations")
+    left = unregistered_lines(register, data) if own else pd.DataFrame(columns=["key"])
+    mine = left[left["key"].map(lambda k: k in own or k.startswith(f"{study.name}.")).astype(bool)]
+    return [written, *(partial(line, x) for x in mine.itertuples())]
+
+def _rows_hold(job, rows) -> list:
+    "A check for each rule that the rows of a job have to keep."
+    of = f"rows of {job.condition}"
+    def columns():
+        if lost := [c for c in ROW_COLUMNS if c not in rows]:
+            refuse(of, "all columns of rows", f"none called {', '.join(lost)}", fix="rows(values, seeds, …)")
+    def numbers():
+        for said in row_faults(rows): refuse(of, "finite values", said, fix="leave out what has none")
+    def once():
+        if n := int(rows.duplicated(WHERE).sum()): refuse(of, "each once", f"{n} again", fix="drop the repetitions")
+    def arm():
+        arms = job.study.presets[job.preset].arms
+        if odd := [n for n in rows["condition"].unique() if not any(f"{n}/".startswith(f"{a}/") for a in arms)]:
+            refuse(of, f"a condition that begins with an arm, {', '.join(arms)}", ", ".join(odd), job.arm,
+                   "call them by the arm")
+    def seeds():
+        if odd := sorted({*rows["seed"]} - {*job.seeds}): 
+            refuse(of, f"seeds {list(job.seeds)}", odd, fix="give each its own rows")
+    return [columns] if set(ROW_COLUMNS) - {*rows} else [numbers, once, arm, seeds]
+
+# %% ../../nbs/7_record/03_recording.ipynb #c0de3003
+def _contrasts_read(study, root, new) -> list:
+    "A check for each of a study's own contrasts: do its rows, recorded and `new`, have what it reads?"
+    mine = [c for c in Claim.of(claims()) if c.key in own_lines(study.name) and c.instrument == study.name]
+    both = [gather([(study.name, n) for c in mine for n in c.names], root=root), new.assign(instrument=study.name)]
+    there = Measured(pd.concat(both, ignore_index=True).drop_duplicates([*WHERE, "instrument"], keep="last"))
+    def reads(c):
+        if lost := [n for n in c.sides(there)[2] if n.startswith("not measured")]:
+            has = ", ".join(sorted({*there.own(c.names[0])["metric"]}))
+            refuse(c.key, f"rows that it reads, of {has}", "; ".join(lost),
+                   fix="metric and at of its Contrast as rows have them")
+    return [partial(reads, c) for c in mine]
+
+def _stored(study, store, root, same, pool) -> list:
+    "A check for each rule of what a store has of a study."
+    if isinstance(study, TrainingStudy):
+        looked = sum(watch(pool, look_at_runs, [(store, root, arm, same) for arm in recorded_arms(study)]), [])
+        return [partial(_sound, x) for x in looked]
+    def some():
+        refuse(f"{study.name}", "rows in the store or on record", f"none in {store.root}",
+               fix=f"moe-redistribution study {study.name}")
+    kept = kept_presets(study)
+    there = [(n, j) for _, n, j in stored_jobs(study, store) if n in kept]
+    if not there and study.name not in kinds(root): return [some]
+    found = [(j, rows) for _, j in there if (rows := find_rows(j, store)) is not None]
+    if bad := [check for j, rows in found for check in _rows_hold(j, rows) if not _passes(check)]: return bad
+    looked = look_at_study(store, root, study, same)
+    new = [study.rows(n, [j for p, j in there if p == n], store.root) for n in dict.fromkeys(n for n, _ in there)]
+    new = pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)])
+    return [partial(_sound, x) for x in looked] + _contrasts_read(study, root, new)
+
+def _sound(x):
+    if x.why: refuse(x.path, "rows or runs that can be recorded", x.why, fix="what it says, or delete the file")
+
+def _passes(check) -> bool:
+    try: return check() is None
+    except ValueError: return False
+
+# %% ../../nbs/7_record/03_recording.ipynb #c0de3004
+def record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
+               same:Sequence[str]=()) -> list:
+    """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written.
+    `Faults`, a line for each rule that is broken, before anything is written. `executor` as in `train`, `same` as in
+    `look_at_store`."""
+    store, root, trained = store or Store(), Path(root or ROOT), isinstance(study, TrainingStudy)
+    with open_executor(executor if trained else "here") as pool:
+        check_before(root)                                         # without tables nothing else can be asked
+        check_all(*_registered(study, root / "data", root / FILE), *_stored(study, store, root, same, pool))
+        written = record_study(store, root, study, say, pool)
+    for name, text in some_answers(study.name, written, root).items():
+        path = root / f"results/{name}.csv"
+        if path.exists() and path.read_bytes() == text.encode(): continue
+        write_whole(path, text.encode())
+        written.append(path)
+    written += record_checkpoints(store, root) if trained and written else []
+    return written + _ledger_page(root) if written else []
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51e01
 def _check_from(args):
@@ -294,19 +394,28 @@ def _check_from(args):
     return both, store, name, alone
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51e02
-@command("record", "add what the store has to results/ and checkpoints/", "record --replace modadd/glu-h340-gelu",
+def _tell(written):
+    print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness(ROOT)}", sep="\n")
+
+def _record_named(args):
+    if args.folder or args.whose or args.replace:
+        refuse("record STUDY", "a study alone", "--from, --whose or --replace as well", fix="leave the study out")
+    known = known_studies()
+    return record_one(known[choose("study", args.study, list(known))], executor=args.executor, same=args.same)
+
+@command("record", "add what the store has to results/ and checkpoints/", "record granularity",
          add=add_record, told="Passes over a run that is not the recorded one of its seed. Files that are refused are "
-         "named, and the others recorded.")
+         "named, and the others recorded; of a named study nothing is, before all its rules hold.")
 def run_record(args:Namespace):
     "Records what is new, says what was written, and ends with a refusal where files were refused."
+    if args.study: return _tell(_record_named(args))
     store = Store(args.folder, lent=bool(args.folder))
     check_before(ROOT, *_check_from(args), partial(processes, args.executor),
                  *(partial(replaceable_names, [n], store, ROOT) for n in args.replace))
     with open_executor(args.executor) as pool: looked = look_at_store(store, ROOT, pool, args.same, args.replace)
     written = record(store, say=print, executor=args.executor, replace=args.replace, reason=args.reason,
                      whose=args.whose or "", looked=looked)
-    print("\n".join(map(str, written)) or "Nothing new.")
-    print(f"Witness of this state: {witness(ROOT)}")
+    _tell(written)
     if bad := [x.path for x in looked if x.why]:
         refuse("record", "files that are what they say", f"{len(bad)} of {len(looked)} new ones refused, which "
                "are named above and left where they are; the others are recorded", fix="what each line says")

@@ -488,11 +488,11 @@ def rows(self:TrainingStudy, preset:str, jobs:Sequence, root:str|Path=None):
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
-def of_studies(module:str, name:str) -> dict:
-    "What every study's folder that has this module calls by this name, by folder."
+def of_studies(module:str, name:str, *default) -> dict:
+    "What every study's folder that has this module calls by this name, by folder; the `default` where it does not."
     rooms = {m.name: f"moe_redistribution.studies.{m.name}.{module}"
              for m in pkgutil.iter_modules(moe_redistribution.studies.__path__)}
-    return {study: getattr(import_module(room), name) for study, room in rooms.items() if find_spec(room)}
+    return {study: getattr(import_module(room), name, *default) for study, room in rooms.items() if find_spec(room)}
 
 def known_studies() -> dict:
     "Every study of this package by name."
