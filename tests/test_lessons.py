@@ -48,3 +48,20 @@ def mute(page):
 
 def test_a_cell_that_ends_in_a_value_shows_it():
     assert not (bad := offenders(PAGES, mute)), f"make outputs NB=…: {bad}"
+
+
+def unchosen(page):
+    "Names that `# try …` invites a reader to change, and that look something up before `choose` has refused a wrong one."
+    def names(*nodes): return {n.id for x in nodes for n in ast.walk(x) if isinstance(n, ast.Name)}
+    found = []
+    for source in (c["source"] for c in code(page) if re.search(r" = .*#.*\btry ", c["source"])):
+        lines, nodes = source.splitlines(), [*ast.walk(ast.parse(source))]
+        free = names(*(t for n in nodes if isinstance(n, ast.Assign) and re.search(r"#.*\btry ", lines[n.lineno - 1])
+                       for t in n.targets))
+        chosen = names(*(a for n in nodes if isinstance(n, ast.Call) and names(n.func) == {"choose"} for a in n.args))
+        found += sorted(free & names(*(n.slice for n in nodes if isinstance(n, ast.Subscript))) - chosen)
+    return found
+
+
+def test_what_a_reader_may_change_is_chosen_before_it_looks_something_up():
+    assert not (bad := offenders(PAGES, unchosen)), f"choose(what, value, known) before the look-up: {bad}"

@@ -17,7 +17,7 @@ from .tables import typeset
 # %% ../../nbs/5_evidence/08b_shapes.ipynb #1b8c3318
 MODELS = {"dense": "#0072b2", "slow dense": "#0072b2", "narrow": "#56b4e9", "mixture": "#009e73",
           "frozen router": "#7fcdb0", "GLU": "#b8860b", "GLU mixture": "#d55e00", "two experts": "#8a6fb0",
-          "Switch": "#c51b8a", "hash": "#7a3b10", "no FFN": "#555555"}
+          "Switch": "#c51b8a", "straight-through": "#009e73", "hash": "#7a3b10", "no FFN": "#555555"}
 HOLLOW = ("slow dense",)                             # drawn open; of others, what is said to stand still
 OTHER_HUES = ("#cc79a7", "#332288", "#999933", "#882255", "#88ccee", "#117733")
 _PLACES = {}                       # what has no hue of its own → its place among what was drawn so far

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Values', 'at_rate', 'axes', 'bars', 'baselines',
-           'by_arm', 'by_panel', 'checkpoint', 'checkpoint_seeds', 'claim', 'claims', 'claims_of', 'colour', 'compare',
-           'compared_table', 'comparison', 'condition', 'contrast_answers', 'contrast_asks', 'contrasts', 'curves',
-           'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed', 'forest',
+           'by_arm', 'by_panel', 'checkpoint', 'checkpoint_seeds', 'choose', 'claim', 'claims', 'claims_of', 'colour',
+           'compare', 'compared_table', 'comparison', 'condition', 'contrast_answers', 'contrast_asks', 'contrasts',
+           'curves', 'differences', 'dots', 'dots_by_arm', 'draw_dots', 'draw_printed', 'flips_needed', 'forest',
            'generalised_rows', 'get_task', 'heat', 'holm', 'hue_of', 'in_short', 'interval', 'is_arm', 'item_title',
            'label', 'laid_out', 'level_lines', 'look', 'main_claims', 'mapped', 'margin_text', 'md_table',
            'missing_runs', 'name_at_ends', 'name_ticks', 'np', 'null_levels', 'null_lines', 'nulls', 'numbers',
@@ -20,6 +20,7 @@ __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Valu
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from ..tasks.errors import choose
 from ..tasks.task import get_task, nulls
 from ..models.condition import condition
 from ..training.store import of_clone
@@ -47,8 +48,8 @@ from ..evidence.closing import contrast_answers, contrast_asks, verdict_table
 
 # %% ../../nbs/5b_report/01_report.ipynb #40ad6292
 _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate", "axes", "bars", "baselines", "by_arm",
-         "by_panel", "checkpoint", "checkpoint_seeds", "claim", "claims", "claims_of", "colour", "compare", "compared_table", "comparison",
-         "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "differences", "dots", "dots_by_arm",
+         "by_panel", "checkpoint", "checkpoint_seeds", "choose", "claim", "claims", "claims_of", "colour", "compare", "compared_table",
+         "comparison", "condition", "contrast_answers", "contrast_asks", "contrasts", "curves", "differences", "dots", "dots_by_arm",
          "draw_dots", "draw_printed", "flips_needed", "forest", "generalised_rows", "get_task", "heat", "holm", "hue_of", "in_short",
          "interval", "is_arm", "item_title", "label", "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
          "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls", "numbers", "of_clone", "open_claims",
