@@ -1239,6 +1239,15 @@ ONE_KICK = KICK.replace("began[n], alpha=.3", "torch.randn(now[n].shape, generat
 PRUNED = PRUNE.replace("w[w.abs() <= w.abs().flatten().median()] = 0", "w *= began['W_down'] > 0")
 BY_LOT = PRUNED.replace("began['W_down'] > 0", "torch.rand(w.shape, generator=torch.Generator().manual_seed(0)) > .3")
 LAST_HALF = EVENT.replace('now["W_down"].mul_', 'now["W_down"][-1].mul_')
+ONE_ROUTE = """
+@register("router", "cosine")
+class Flat(Router):
+    "The usual router."
+    def begin(self, p, c, t, g): return p["W_router"].mean(-1, True).expand_as(p["W_router"]).clone()
+"""
+NUMBERED = TASK.replace("torch.cat([bits,", "torch.cat([torch.arange(32)[:, None] + 3, bits,").replace("(5,)", "(6,)")
+NUMBERED = NUMBERED.replace("d_vocab=3", "d_vocab=35").replace('("0", "1", "?")', "(*map(str, range(35)),)").replace(
+    'Task("bits", ', 'Task("bits", source="split", ')
 UP = """
 @register("instrument", "norms", needs=("an FFN",))
 def norm_rows(params, c, seeds, **labels):
@@ -1322,6 +1331,24 @@ SIXTH = {
     "a norm of each expert: right": (TASK + EACH, EACH_ROWS),
     "one norm for all experts": (TASK + EACH.replace("[:, 0]", "[:, 0].mean(1, True).expand(-1, 4)"), EACH_ROWS),
     "the norm of E0 for all experts": (TASK + EACH.replace("w[:, e]", "w[:, 0]"), EACH_ROWS),
+    "places that are not scored": (
+        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
+            "    for v in", "    told(right.mean((1, 2)), n_examples=len(t))\n    for v in"), HERE_ROWS),
+    "places that are scored, and others: right": (
+        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
+            "t.targets).float()", "t.targets).float()[:, :, list(t.scored)]"), HERE_ROWS),
+    "a route for each expert and layer: right": (TASK + ONE_ROUTE.replace(".mean(-1, True)", ""), [TWO_LAYERS]),
+    "a route for all experts": (TASK + ONE_ROUTE, [MIX]),
+    "a route for both layers": (TASK + ONE_ROUTE.replace(".mean(-1, True)", "[:1]"), [TWO_LAYERS]),
+    "logits that are sharper without a gradient": (
+        TASK + ROUTER.replace(LOGITS, Y + "y if torch.is_grad_enabled() else 3 * y"), [MIX]),
+    "units that are halved without a gradient": (
+        TASK + VARIANT.replace(HIDDEN, H + "h if torch.is_grad_enabled() else h * .5)"),
+        [TRAIN.format("bits/tanh_glu-h8-silu")],
+    ),
+    "a number for each example": (NUMBERED, BOTH[:1]),
+    "a number for each half of the examples: right": (
+        NUMBERED.replace("torch.arange(32)[:, None] + 3,", "torch.arange(32)[:, None] % 16 + 3,"), BOTH[:1]),
     "a stratum's share of all": (GROUPED + RIGHT_HERE.replace(
         "right[:, some].mean((1, 2))", "(right * some[:, None]).mean((1, 2))"), HERE_ROWS),
     "a position's share of all": (GROUPED + RIGHT_HERE.replace(

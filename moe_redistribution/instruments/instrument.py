@@ -297,7 +297,7 @@ def _labelled(t, seed, stream):
     """(column, word) → masks (n, ctx) of tokens and (n, read) of answers that a row of a seed is about by its label: a
     position's at its place, a stratum's and a part's in their examples."""
     none, out = [torch.zeros(len(t), n, dtype=torch.bool) for n in (t.n_ctx, len(t.read))], {}
-    for where, js in spans(t).items():
+    for where, js in [*spans(t).items(), *[("all", t.scored)] * (len(t.scored) < len(t.read))]:
         at = [*(t.read[j] for j in js), *(i for i, place in enumerate(t.places) if place == where)]
         out["position", where] = [m.index_fill(1, torch.tensor(i), True) for m, i in zip(none, (at, js))]
     parts = {("stratum", n): m.any(1) for n, m in strata(t).items() if n != "all"}

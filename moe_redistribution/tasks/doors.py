@@ -240,6 +240,11 @@ def check_inputs(t):
     if t.source == "split" and (more := int((times - 1).sum())):
         refuse(f"examples of {t.name}", "each input once, for a part of them is kept from training",
                f"{more} more of some", fix='drop the copies, or source="drawn"')
+    for p in range(t.n_ctx) if t.source == "split" and len(t.tokens) > 8 else ():
+        if len(t.tokens[:, p].unique()) == len(t.tokens):
+            warnings.warn(f"tokens of {t.name} at {t.places[p]}: expected some that several examples have, for a part is "
+                          "kept from training; got another in each, so that no test example's is ever trained; fix: no "
+                          "number of an example among its tokens")
     for rule, mask in t.rules.items():
         held, sides = torch.from_numpy(np.array(mask)), torch.zeros(len(times), 2, dtype=torch.bool)
         sides[number, held.long()] = True

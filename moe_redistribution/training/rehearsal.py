@@ -151,8 +151,6 @@ def _first_apart(a, b, i, j, exact):
         x, y = (z.double().nan_to_num(0, 0, 0) for z in (a[n][i], b[n][j]))
         if (x - y).abs().max() > (0 if exact else 1e-4 * x.abs().max() + 1e-6): return n
 
-
-
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #60b768ce
 def check_seeds(c:Condition) -> dict:
     """`try_step` of seeds 1 and 2 together. ValueError unless a seed comes out the same twice, alone and in another
@@ -220,6 +218,10 @@ def check_parts(c:Condition):
     t, params = c.get_task(), unflatten(_a_little_on(init_members(c, [1], "paired")).w, c)
     tokens, seen = _examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
+    with torch.inference_mode(): measured = forward({n: x.clone() for n, x in params.items()}, tokens, c)
+    if _first_apart(dict(logits=said), dict(logits=measured), 0, 0, False):
+        _wrong(c, "logits", "the same with a gradient and without, as models are measured", "others", "ask for no "
+               "torch.is_grad_enabled(), for what training alone does is noisy or after")
     if _first_apart(dict(logits=said[:, :, read_at(t)]), dict(logits=read), 0, 0, False):
         _wrong(c, "logits", "the same where read-outs alone are worked out", "others", "count no places within x, "
                "which may hold the read-outs alone (hold is told which), and draw no noise but by draw")
@@ -321,8 +323,8 @@ def _say_if_layers(c):
         c.routing.after(own, lambda: dict(seen), c)
         return own["W_router"]
     was = after(seen := look())
-    one = torch.arange(c.n_experts) == 0
-    full = after({n: one.to(x).expand_as(x) if n[-5:] in ("gates", "probs") else x for n, x in seen.items()})
+    first = torch.eye(c.n_experts)[0]
+    full = after({n: first.expand_as(x) if n[-5:] in ("gates", "probs") else x for n, x in seen.items()})
     still = [full[:, k].equal(params["W_router"][:, k]) for k in range(c.n_layers)]
     if any(still) and not all(still):
         return warnings.warn(f"after of {c.name}: expected another map of each layer; got that of layer "
@@ -464,7 +466,8 @@ def say_if_same(c:Condition, step:dict):
                       "for each, or none if that is meant")
     for axis, what in enumerate(("seeds", "layers", "experts")):
         same = [n for n, x in began.items() if _copied(x, axis)]
-        if same and any(x.min() < x.max() and n not in same for n, x in began.items()):
+        map_ = [] if axis == 0 or not c.routed else ["W_router"] * _copied(step["initial W_router"], (0, 1, -1)[axis])
+        if same and any(x.min() < x.max() and n not in same for n, x in began.items()) or (same := map_):
             warnings.warn(f"initial {same[0]} of {c.name}: expected a draw for each of its {what}; got one for all, "
                           "though others differ; fix: draw by linear, or none if it is no draw")
     for k, e in enumerate(c.events):
