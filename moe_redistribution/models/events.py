@@ -212,8 +212,8 @@ def _by_lot(moved) -> bool:
 
 def say_of_event(of:str, e:Event, was:dict, now:dict, began:dict, rates:dict):
     """Warns of an event, called `of`, that moves two seeds by the same numbers or at the same places by lot, leaves
-    layers out without a word, or sets entries to 0 which go on learning. Parameters (2, …) of two seeds before it,
-    after it, and where they `began`; multipliers of their rates."""
+    layers out without a word, or sets entries to 0 which go on learning. Parameters of two seeds, these first, before
+    it, after it, and where they `began`; multipliers of their rates."""
     for n, x in now.items():
         moved = x != was[n]
         if not moved.any(): continue
