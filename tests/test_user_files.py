@@ -1193,6 +1193,194 @@ FIFTH = {
         "answer.sort(axis=1)", "answer.sort(axis=1); answer[asked.sum(1) == 3, 2] = 4"), [TRAIN.format(DENSE)]),
 }
 
+# what a fifth hostile reader wrote: fillers, one draw for many, a part for the whole, and what an earlier call left
+PADDED = """
+SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)
+@register("task", "bits", recipe=SMALL, rules=("first1000",))
+def bits():
+    "A word of two to five letters backwards."
+    rs = np.random.RandomState(0)
+    long = rs.randint(2, 6, 400)
+    asked, answer = np.full((400, 5), 4), np.full((400, 5), 4)
+    for i, k in enumerate(long):
+        word = rs.randint(0, 4, k)
+        asked[i, 5 - k:], answer[i, :k] = word, word[::-1]
+    whole = torch.from_numpy(np.concatenate([asked, np.full((400, 1), 5), answer], 1))
+    return Task("bits", d_vocab=6, d_vocab_out=5, causal=True, tied=False, read=tuple(range(5, 10)), scored=(0, 1),
+                positions=tuple("uvxyz"), vocab=(*"abcd", "_", "="), tokens=whole[:, :-1].contiguous(),
+                targets=whole[:, 6:].contiguous(), strata=pd.DataFrame({"ones": long}), by=("ones",))
+"""
+IN_ORDER = PADDED.replace("asked[i, 5 - k:], answer[i, :k] = word, word[::-1]", "asked[i] = answer[i] = 0").replace(
+    "    whole =",
+    "    asked = rs.randint(0, 5, (400, 5))\n    answer, long = np.sort(asked, 1), asked[:, 0]\n    whole =",
+).replace("scored=(0, 1)", "scored=(0, 1, 2, 3, 4)")
+FIRST_UP = """
+@register("variant", "tanh_glu")
+class Eye(Gated):
+    "W_up is orthogonal where it begins."
+    def begin(self, c, linear):
+        own = super().begin(c, linear)
+        return own | {"W_up": torch.linalg.qr(own["W_up"])[0]}
+register("variant", "tanh_mix", Eye("tanh_mix", True))
+"""
+ONE_UP = FIRST_UP.replace('own["W_up"])', "torch.rand(own['W_up'].shape, generator=torch.Generator().manual_seed(0)))")
+KICK = """
+from moe_redistribution.models.events import EXPERTS
+@register("event", "kick")
+class Kick(Event):
+    "Noise as large as a third of the FFN's weights."
+    draw = 1
+    def apply(self, c, now, began, moments):
+        for n in EXPERTS:
+            if n in now: now[n].add_(began[n], alpha=.3)
+"""
+ONE_KICK = KICK.replace("began[n], alpha=.3", "torch.randn(now[n].shape, generator=torch.Generator().manual_seed("
+                        "self.step)) * now[n].std(), alpha=.3")
+PRUNED = PRUNE.replace("w[w.abs() <= w.abs().flatten().median()] = 0", "w *= began['W_down'] > 0")
+BY_LOT = PRUNED.replace("began['W_down'] > 0", "torch.rand(w.shape, generator=torch.Generator().manual_seed(0)) > .3")
+LAST_HALF = EVENT.replace('now["W_down"].mul_', 'now["W_down"][-1].mul_')
+ONE_ROUTE = """
+@register("router", "cosine")
+class Flat(Router):
+    "The usual router."
+    def begin(self, p, c, t, g): return p["W_router"].mean(-1, True).expand_as(p["W_router"]).clone()
+"""
+NUMBERED = TASK.replace("torch.cat([bits,", "torch.cat([torch.arange(32)[:, None] + 3, bits,").replace("(5,)", "(6,)")
+NUMBERED = NUMBERED.replace("d_vocab=3", "d_vocab=35").replace('("0", "1", "?")', "(*map(str, range(35)),)").replace(
+    'Task("bits", ', 'Task("bits", source="split", ')
+UP = """
+@register("instrument", "norms", needs=("an FFN",))
+def norm_rows(params, c, seeds, **labels):
+    "How large W_up is."
+    return rows(params["W_up"].flatten(1).norm(dim=1), seeds, condition=str(c), site="weights", metric="norm_of_up",
+                **labels)
+"""
+EACH = UP.replace("    return", "    w = params['W_up'].flatten(3).norm(dim=3)[:, 0]\n    return")
+EACH = EACH.replace("return rows(", "return pd.concat([rows(").replace(
+    'params["W_up"].flatten(1).norm(dim=1)', "w[:, e]").replace(
+    "**labels)\n", "unit=f'E{e}', **labels) for e in range(w.shape[1])])\n")
+TWO = "bits/ffn-h8-silu+L2"
+UP_ROWS = [TRAIN.format(TWO), MEASURE.format(TWO) + " --instrument norms"]
+EACH_ROWS = [TRAIN.format(BITS), MEASURE.format(BITS) + " --instrument norms"]
+DEPTH = """
+def run(arm, seeds, settings, desk):
+    out = []
+    for s in seeds:
+        x = torch.ones(16)
+        for l in range(settings["layers"]):
+            w = torch.randn(16, 16, generator=torch.Generator().manual_seed(1000 * s + l + 1)) / 4
+            x = w @ x if arm == "linear" else (w @ x).relu() * 2 ** .5
+        out.append(x.norm() / 4)
+    return rows(out, seeds, condition=arm, metric="growth")
+register("study", "words", Study("words", "How signals grow", {"small": Preset("", {"relu": range(4),
+                                 "linear": range(4)}, 1, dict(layers=4))}, run, lambda *a: 1.))
+"""
+SHARED_DATA = DEPTH.replace("x = torch.ones(16)", "x = torch.randn(16, generator=torch.Generator().manual_seed(0))")
+ANEW = DEPTH.replace("x = torch.ones(16)", "x = torch.ones(16); torch.manual_seed(s)").replace(
+    "generator=torch.Generator().manual_seed(1000 * s + l + 1)", "")
+KEPT_DATA = """
+DATA = {}
+def data(s, n):
+    if (s, n) not in DATA: DATA[s, n] = torch.randn(n, 6, generator=torch.Generator().manual_seed(s)) + 2
+    return DATA[s, n]
+def run(arm, seeds, settings, desk):
+    out = []
+    for s in seeds:
+        x = data(s, settings["n"])
+        if arm == "centred": x = x - x.mean(0)
+        if arm == "scaled": x = x / x.std(0)
+        out.append(torch.linalg.svdvals(x)[0] / len(x) ** .5)
+    return rows(out, seeds, condition=arm, metric="largest")
+register("study", "words", Study("words", "What centring does", {"small": Preset("", {"centred": range(3),
+                                 "scaled": range(3)}, 1, dict(n=200))}, run, lambda *a: 1.))
+"""
+CACHED = KEPT_DATA.replace("DATA = {}\ndef", "from functools import cache\n@cache\ndef").replace(
+    "    if (s, n) not in DATA: DATA[s, n] =", "    return").replace("    return DATA[s, n]\n", "")
+WRITES = ("x = x - x.mean(0)", "x -= x.mean(0)")
+SIXTH = {
+    "words backwards, the first two letters scored: right": (PADDED, BOTH[:1]),
+    "digits that are put in order: right": (IN_ORDER, BOTH[:1]),
+    "words backwards, all places scored": (PADDED.replace("scored=(0, 1)", "scored=(0, 1, 2, 3, 4)"), BOTH[:1]),
+    "an orthogonal start: right": (
+        TASK + FIRST_UP,
+        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/tanh_mix-e4k1-h16-silu")],
+    ),
+    "one orthogonal start for all seeds": (TASK + ONE_UP, [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "one orthogonal start for all experts": (TASK + ONE_UP, [TRAIN.format("bits/tanh_mix-e4k1-h16-silu")]),
+    "a gate that is written over": (TASK + VARIANT.replace('gate * at("up", product("W_up")).tanh()',
+                                    'gate.mul_(at("up", product("W_up")).tanh())').replace(
+                                    'act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
+                                    [TRAIN.format("bits/tanh_glu-h8-silu")]),
+    "a gate that is not written over: right": (
+        TASK + VARIANT.replace('act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
+        [TRAIN.format("bits/tanh_glu-h8-silu")],
+    ),
+    "noise of each seed's own: right": (TASK + KICK, [TRAIN.format(DENSE + "@20:kick")]),
+    "one noise, as large as each seed's weights": (TASK + ONE_KICK, [TRAIN.format(DENSE + "@20:kick")]),
+    "entries held at 0 by each seed's lot: right": (TASK + PRUNED, [TRAIN.format(DENSE + "@20:prune")]),
+    "entries held at 0 by one lot": (TASK + BY_LOT, [TRAIN.format(DENSE + "@20:prune")]),
+    "half in both layers: right": (TASK + EVENT, [TRAIN.format(TWO + "@20:halve")]),
+    "half in the last layer": (TASK + LAST_HALF, [TRAIN.format(TWO + "@20:halve")]),
+    "half in the last layer, as it says: right": (TASK + LAST_HALF.replace("What the FFN", "What the last layer's FFN"),
+                                                  [TRAIN.format(TWO + "@20:halve")]),
+    "a bias in the first of two layers": (TASK + BALANCED.replace(".unbind(1))", ".unbind(1)[:1])"), [TWO_LAYERS]),
+    "the norm of two layers: right": (TASK + UP, UP_ROWS),
+    "the norm of the first layer": (TASK + UP.replace('["W_up"]', '["W_up"][:, 0]'), UP_ROWS),
+    "the norm of the first layer, as it says: right": (
+        TASK + UP.replace('["W_up"]', '["W_up"][:, 0]').replace("site=", 'unit="L0", site='), UP_ROWS),
+    "a norm of each expert: right": (TASK + EACH, EACH_ROWS),
+    "one norm for all experts": (TASK + EACH.replace("[:, 0]", "[:, 0].mean(1, True).expand(-1, 4)"), EACH_ROWS),
+    "the norm of E0 for all experts": (TASK + EACH.replace("w[:, e]", "w[:, 0]"), EACH_ROWS),
+    "places that are not scored": (
+        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
+            "    for v in", "    told(right.mean((1, 2)), n_examples=len(t))\n    for v in"), HERE_ROWS),
+    "places that are scored, and others: right": (
+        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
+            "t.targets).float()", "t.targets).float()[:, :, list(t.scored)]"), HERE_ROWS),
+    "a route for each expert and layer: right": (TASK + ONE_ROUTE.replace(".mean(-1, True)", ""), [TWO_LAYERS]),
+    "a route for all experts": (TASK + ONE_ROUTE, [MIX]),
+    "a route for both layers": (TASK + ONE_ROUTE.replace(".mean(-1, True)", "[:1]"), [TWO_LAYERS]),
+    "logits that are sharper without a gradient": (
+        TASK + ROUTER.replace(LOGITS, Y + "y if torch.is_grad_enabled() else 3 * y"), [MIX]),
+    "units that are halved without a gradient": (
+        TASK + VARIANT.replace(HIDDEN, H + "h if torch.is_grad_enabled() else h * .5)"),
+        [TRAIN.format("bits/tanh_glu-h8-silu")],
+    ),
+    "a number for each example": (NUMBERED, BOTH[:1]),
+    "a number for each half of the examples: right": (
+        NUMBERED.replace("torch.arange(32)[:, None] + 3,", "torch.arange(32)[:, None] % 16 + 3,"), BOTH[:1]),
+    "a stratum's share of all": (GROUPED + RIGHT_HERE.replace(
+        "right[:, some].mean((1, 2))", "(right * some[:, None]).mean((1, 2))"), HERE_ROWS),
+    "a position's share of all": (GROUPED + RIGHT_HERE.replace(
+        "right[:, :, [0, 1]].mean((1, 2))", "right[:, :, [0, 1]].sum((1, 2)) / right[0].numel()"), HERE_ROWS),
+    "a setting that nobody reads": (CONTENT.replace(USED, "len(arm)"), ["study " + NEW]),
+    "a setting of what it costs: right": (
+        CONTENT.replace('{"draws": 2}', '{"draws": 2, "cost": 3.}').replace("*a: 1.", 'a, s, said: said["cost"]'),
+        ["study " + NEW],
+    ),
+    "a setting that is read in a copy: right": (
+        CONTENT.replace("    draws =", "    import copy; settings = copy.deepcopy(settings)\n    draws ="),
+        ["study " + NEW],
+    ),
+    "depth by seeds of its own: right": (DEPTH, ["study " + NEW]),
+    "depth by seeds of its own, on one input: right": (SHARED_DATA, ["study " + NEW]),
+    "depth by the next seed's seeds": (DEPTH.replace("1000 * s + l + 1", "s + l"), ["study " + NEW]),
+    "the process's numbers, set by each seed: right": (ANEW, ["study " + NEW]),
+    "the process's numbers, set alike": (
+        ANEW.replace("torch.manual_seed(s)", "torch.manual_seed(0)").replace("out.append(", "out.append((s + 1) * "),
+        ["study " + NEW],
+    ),
+    "data that are kept: right": (KEPT_DATA, ["study " + NEW]),
+    "data that are kept by functools: right": (CACHED, ["study " + NEW]),
+    "data that are kept, and written into": (KEPT_DATA.replace(*WRITES), ["study " + NEW]),
+    "data that are kept by functools, and written into": (CACHED.replace(*WRITES), ["study " + NEW]),
+    "data at the top of a file, written into": (
+        KEPT_DATA.replace("{}", "torch.randn(3, 200, 6, generator=torch.Generator().manual_seed(0)) + 2", 1).replace(
+            'data(s, settings["n"])', "DATA[s]").replace("len(x) ** .5", "settings['n']").replace(*WRITES),
+        ["study " + NEW],
+    ),
+}
+
 CASES = [
     *(
         (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
@@ -1231,7 +1419,10 @@ CASES = [
         for n, t in STUDIES.items()
     ),
     *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *((f"honest: {n}", HEAD + t, commands) for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH | FIFTH).items()),
+    *(
+        (f"honest: {n}", HEAD + t, commands)
+        for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH | FIFTH | SIXTH).items()
+    ),
 ]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {
@@ -1325,7 +1516,12 @@ def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, mo
     wrong += ["honest: a stratum of at least so many", "honest: a part for all seeds"]
     wrong += ["honest: a balance loss without a gradient", "honest: a bias by another layer's load"]
     wrong += ["honest: one draw for every seed", "honest: pairs held out in one order"]
-    drawn = [known[n] for n in [*wrong, "router: right", "instrument: right"]]
+    wrong += ["honest: words backwards, all places scored", "honest: one orthogonal start for all seeds"]
+    wrong += ["honest: a gate that is written over", "honest: one noise, as large as each seed's weights"]
+    wrong += ["honest: a stratum's share of all", "honest: the norm of the first layer"]
+    wrong += ["honest: a setting that nobody reads", "honest: depth by the next seed's seeds"]
+    wrong += ["honest: data that are kept, and written into"]
+    drawn = [known[n] for n in [*wrong, "router: right", "instrument: right", "honest: data that are kept: right"]]
     found = tried(drawn, tmp_path, monkeypatch, capsys)
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}
     assert not bad, bad

@@ -29,7 +29,7 @@ from ..tasks.own_code import (another_process, forget, kept_tables, of_users, ot
 from ..tasks.data import STREAMS, split, unseen_examples
 from ..models.condition import Condition, condition
 from ..models.ffn import own_rules
-from ..models.population import SITES, Trained, forward, init, shapes, sites
+from ..models.population import SITES, Trained, forward, init, layer, predict, shapes, sites
 from ..models.variants import Gated
 from ..training.loop import rules
 from ..training.store import seal_hash
@@ -216,6 +216,53 @@ def _experts_on(params, c):
     was, now = (forward(p, c.get_task().tokens[:64].to(params["W_E"].device), c) for p in (params, on))
     return on if (was - now).abs().max() <= 1e-4 * was.abs().max() else None
 
+def _one_moved(params, c, kind, i, size=1.):
+    "Weights of which those of one expert (E), or of one layer (L), are others by about their own size."
+    g = torch.Generator().manual_seed(i)
+    at = {n: 2 for n in c.variant.shapes(c)} | {"W_router": -1} if kind == "E" else dict.fromkeys(layer(params, 0), 1)
+    moved = {n: v.clone() for n, v in params.items()}
+    for n, axis in at.items():
+        if n in moved and moved[n].shape[axis] > i:
+            one = moved[n].select(axis, i)
+            one += size * one.abs().mean() * torch.randn(one.shape, generator=g).to(one)
+    return moved
+
+_NAMED = r"(?i)(?:^|[_\W])L(?:ayer)?_?[\d*]|layer|first|last"
+
+def _say_if_left_out(of, got, once, params, c, seeds, how):
+    """Warns of rows that name no layer and go with one layer's weights and not with another's, and of rows of experts
+    or of layers that are the same for all, and stay the same where one alone becomes another."""
+    def moved(kind, i, size=1.): return once(_one_moved(params, c, kind, i, size), str(c), seeds, how)
+    for kind, n, column in (("E", c.n_experts, "unit"), ("L", c.n_layers, "unit"), ("L", c.n_layers, "site")):
+        own, others = [x for x in (rf"(?:^|(?<=\.)){kind}\d+", f"{kind}*")] if n > 1 else ("", "")
+        if not own or got[column].astype(str).str.extract(f"({own})")[0].nunique() < n: continue
+        def alike(rows):
+            rows = rows[rows[column].astype(str).str.contains(own)]
+            rows = rows.assign(**{column: rows[column].astype(str).str.replace(own, others, regex=True)})
+            about = [x for x in ROW_COLUMNS if x not in ("value", "n_examples")]
+            each = rows.groupby(about, dropna=False, sort=True)["value"].agg(["min", "max", "count"]).reset_index()
+            each = each[(each["count"] == n) & (each["max"] - each["min"] <= 1e-6 * each["max"].abs())]
+            return each.set_index(about)["max"]
+        if (was := alike(got)).empty: continue
+        now = alike(moved(kind, 0)).reindex(was.index)
+        if (odd := was[(now - was).abs() > 1e-3 * was.abs()]).size:
+            return warnings.warn(f"{of}: expected a value of each {'expert' if kind == 'E' else 'layer'}'s own; got "
+                                 f"{odd.iloc[0]:.6g} for all {n}, and another for all where only {kind}0 is another; "
+                                 "fix: take each by its own index, and no mean over them")
+    if c.n_layers == 1: return
+    def plain(rows):
+        words = rows[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1)
+        return rows[~words.str.contains(_NAMED)]
+    again = [moved("L", l) for l in range(c.n_layers)] if len(plain(got)) else []
+    for m in plain(got)["metric"].unique():
+        def told(rows): return plain(rows[rows["metric"] == m])
+        still = [not other_value(told(got), told(x)) for x in again]
+        if not any(still) or all(still): continue
+        if any(other_value(told(got), told(moved("L", still.index(True), size))) for size in (3., 10.)): continue
+        return warnings.warn(f"{of}: expected a {m} that goes with the weights of all {c.n_layers} layers; got the "
+                             f"same with another layer {still.index(True)}; fix: read all of them, or say which, as "
+                             f"unit=\"L{still.index(False)}\"")
+
 def _say_if_placed(of, got, call, c):
     "Warns of rows that do not go with their experts where these change places."
     def told(rows): return rows[rows["unit"].astype(str).str.fullmatch(f"|{_EXPERT}")]
@@ -250,7 +297,7 @@ def _labelled(t, seed, stream):
     """(column, word) → masks (n, ctx) of tokens and (n, read) of answers that a row of a seed is about by its label: a
     position's at its place, a stratum's and a part's in their examples."""
     none, out = [torch.zeros(len(t), n, dtype=torch.bool) for n in (t.n_ctx, len(t.read))], {}
-    for where, js in spans(t).items():
+    for where, js in [*spans(t).items(), *[("all", t.scored)] * (len(t.scored) < len(t.read))]:
         at = [*(t.read[j] for j in js), *(i for i, place in enumerate(t.places) if place == where)]
         out["position", where] = [m.index_fill(1, torch.tensor(i), True) for m, i in zip(none, (at, js))]
     parts = {("stratum", n): m.any(1) for n, m in strata(t).items() if n != "all"}
@@ -265,6 +312,31 @@ def _with_others(t, tokens, targets):
         moved = (x + torch.randint(1, max(2, below), x.shape, generator=g)) % below
         object.__setattr__(twin, n, torch.where(at, moved, x))
     return twin
+
+def _guessed(t, said, off=0):
+    "A task whose answers are some guesses (n, read), so many classes further."
+    object.__setattr__(twin := copy(t), "targets", (said + off) % t.d_vocab_out)
+    return twin
+
+def _say_if_of_all(of, got, call, c, params, seed, stream):
+    """Warns of a share that is 0 where no answer is right, and, where all are, the part that its examples or answers
+    are of all: it was divided by these."""
+    t = c.get_task()
+    said = predict(params, c)[0].to(t.targets.device)
+    def where(off):
+        with suppress(ValueError), stands_in(_guessed(t, said, off)): return call()
+    if (got[["stratum", "position", "split"]] == "all").all(axis=None): return
+    if (none := where(1)) is None or (every := where(0)) is None: return
+    about = [n for n in ROW_COLUMNS if n not in ("value", "n_examples")]
+    both = every.merge(none[none["value"].abs() < 1e-6], on=about, suffixes=("", "_none"))
+    for (column, word), (_, answers) in _labelled(t, seed, stream).items():
+        part = float(answers[:, list(t.scored)].double().mean())
+        odd = both[(both[column] == word) & ((both["value"] - part).abs() < 1e-6)]
+        if column != "position": odd = odd[odd["n_examples"] != len(t)]
+        if 0 < part < 1 - 1e-6 and len(odd):
+            return warnings.warn(f"{of}: expected a {odd['metric'].iloc[0]} of {column} {word} that is 1 where all is "
+                                 f"right, or its n_examples of all {len(t)}; got {part:.3g}, the part that these are "
+                                 "of all; fix: divide by their own number, as right[:, mask].mean(1)")
 
 def _say_if_elsewhere(of, got, call, c, seed, stream):
     """Warns of rows that go where other answers stand outside of what they are about by their label, or where all else
@@ -297,7 +369,9 @@ def _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tabl
     if took < .5 * len(seeds):
         first = partial(once, {k: v[:1] for k, v in params.items()}, c, seeds[:1], how)
         _say_if_elsewhere(of, got, first, condition(c), seeds[0], how["stream"])
+        _say_if_of_all(of, got, first, condition(c), {k: v[:1] for k, v in params.items()}, seeds[0], how["stream"])
         put_back(tables), forget(f)
+    if took < .3: _say_if_left_out(of, got, once, params, condition(c), seeds, how)
     if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'check_tokens', 'check_examples', 'check_positions', 'check_strata', 'check_nulls', 'check_source',
-           'check_rules', 'say_if_read', 'check_inputs', 'check_task']
+           'check_rules', 'check_pads', 'say_if_read', 'check_inputs', 'check_task']
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #924f53b8
 import numbers, warnings
@@ -142,17 +142,42 @@ def check_rules(t):
                    f"{'all' if x.all() else 'none'} of {len(x)} held out", fix="another rule")
 
 # %% ../../nbs/1_tasks/01d_doors.ipynb #12e286c2
+_PADS = "pad", "padding"
+
+def _again(x): return x[:, 1:][x[:, 1:] == x[:, :-1]].unique().tolist() if x.shape[1] > 1 else []
+
+def _fills(x) -> list:
+    """Numbers that stand in rows (n, m) as a run at one end alone, everywhere the same one: none where two do, for what
+    is in order has the least at one end and the most at the other."""
+    def only(is_): return is_.cummax(1).values.equal(is_) and not is_.all()
+    rows = {y: (x == y).byte() for y in x[:, [0, -1]].unique().tolist()} if x.numel() else {}
+    ends = {y: int(is_.any(1).sum()) for y, is_ in rows.items() if only(is_) or only(is_.flip(1))}
+    ends = [y for y, n in ends.items() if n > .1 * max(ends.values())]
+    return ends if len(ends) == 1 and ends[0] in _again(x) else []
+
+def check_pads(t):
+    """ValueError if a token that fills up questions, or is called a pad, is scored where it stands after itself; a
+    warning if one is scored once an example, as an end would be, or fills up answers alone."""
+    y, asked = t.targets[:20_000, list(t.scored)], t.tokens[:20_000, :t.read[0] if t.causal else None]
+    asked = asked[:, asked.amin(0) < asked.amax(0)]                              # without what is there in all
+    words, where = [str(w).strip("<>[]_ ").lower() for w in t.vocab[:t.d_vocab_out]], f"scored of {t.name}"
+    named = [i for i, w in enumerate(words) if w in _PADS and (y == i).any()]
+    sides, tail = _fills(asked), _fills(y)
+    for pad in [i for i in named if i in _again(y)] or [i for i in tail if i in sides]:
+        i, j = ((y[:, 1:] == pad) & (y[:, :-1] == pad)).nonzero()[0].tolist()
+        refuse(where, "answers", f"{t.vocab[pad]!r} again after {t.vocab[pad]!r} at {t.positions[t.scored[j + 1]]} of "
+               f"example {i}, which anyone has right who knows the length", fix="score places that all answers have")
+    alone = [i for i in tail if len(y.unique()) > 3 and not (t.tokens[:20_000, :t.read[0] + 1] == i).any()]
+    if pads := named or alone:
+        warnings.warn(f"{where}: expected answers; got {t.vocab[pads[0]]} for {(y == pads[0]).float().mean():.0%} of "
+                      "what is scored, so that a share of right ones is one of padding, too; fix: score places that "
+                      "all answers have, or none if an answer's length is asked for")
+
 def say_if_read(t):
     """Warns of answers that are the same for all examples, of an answer that stands where it is asked for, or, where
     all is seen at once, at any one place, and of answers that are a part of the question, in its order: nothing is
     left to work out."""
     if len(t.tokens) < 2: return
-    words = [str(w).strip("<>[]_ ").lower() for w in t.vocab[:t.d_vocab_out]]
-    pads = torch.tensor([y for y, w in enumerate(words) if w in ("pad", "padding")], dtype=torch.long)
-    if share := float(torch.isin(t.targets[:, list(t.scored)], pads).float().mean()):
-        warnings.warn(f"scored of {t.name}: expected answers; got {t.vocab[int(pads[0])]} for {share:.0%} of what is "
-                      "scored, so that a share of right ones is one of padding, too; fix: score places that all "
-                      "answers have, or none if an answer's length is asked for")
     found, differ = {}, [j for j in t.scored if t.targets[:, j].min() < t.targets[:, j].max()]
     if one := [t.positions[j] for j in t.scored if j not in differ]:
         warnings.warn(f"scored of {t.name}: expected answers that differ from example to example; got the same for "
@@ -215,6 +240,11 @@ def check_inputs(t):
     if t.source == "split" and (more := int((times - 1).sum())):
         refuse(f"examples of {t.name}", "each input once, for a part of them is kept from training",
                f"{more} more of some", fix='drop the copies, or source="drawn"')
+    for p in range(t.n_ctx) if t.source == "split" and len(t.tokens) > 8 else ():
+        if len(t.tokens[:, p].unique()) == len(t.tokens):
+            warnings.warn(f"tokens of {t.name} at {t.places[p]}: expected some that several examples have, for a part is "
+                          "kept from training; got another in each, so that no test example's is ever trained; fix: no "
+                          "number of an example among its tokens")
     for rule, mask in t.rules.items():
         held, sides = torch.from_numpy(np.array(mask)), torch.zeros(len(times), 2, dtype=torch.bool)
         sides[number, held.long()] = True
@@ -227,4 +257,4 @@ def check_inputs(t):
 def check_task(t):
     "ValueError (expected, got, fix) unless what a task says of itself is true of its examples."
     check_positions(t), check_examples(t), check_strata(t), check_nulls(t)
-    check_source(t), check_rules(t), check_inputs(t), say_if_read(t)
+    check_source(t), check_rules(t), check_inputs(t), check_pads(t), say_if_read(t)

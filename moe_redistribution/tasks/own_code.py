@@ -181,6 +181,7 @@ def _same_each(now, was): return len(now) == len(was) and all(map(operator.is_, 
 
 def _holds(v, was):
     "Does a table hold what it held, each thing the same one?"
+    if not isinstance(v, _PLAIN): return v.shape == was.shape and bool((v == was).all())
     if isinstance(v, dict): return v.keys() == was.keys() and _same_each(v, was)
     return v == was if isinstance(v, set) else len(v) == len(was) and all(map(operator.is_, v, was))
 
@@ -188,8 +189,11 @@ def _altered(tables):
     "Names of tables that no longer hold what they held, which is put back."
     for n, v, was in tables:
         if _holds(v, was): continue
-        v.clear()
-        v.extend(was) if isinstance(v, list) else v.update(was)
+        if isinstance(v, _PLAIN):
+            v.clear()
+            v.extend(was) if isinstance(v, list) else v.update(was)
+        else:
+            with torch.no_grad(): v[...] = was
         yield n
 
 def _wrapped_by_torch(now, was):
@@ -340,10 +344,12 @@ def _state(x):
                         if isinstance(x, np.random.Generator) else x.get_state())
 
 def kept_tables(f:Callable) -> list:
-    "Tables, lists and sets that a function could keep something in, as they are: what `put_back` takes."
+    "Tables, lists, sets and tensors that a function could keep something in, as they are: what `put_back` takes."
     own = _within_reach(f)
     own |= {f"{n}[{k!r}]": x for n, v in own.items() if type(v) is dict for k, x in v.items()}
-    return [(n, v, v.copy()) for n, v in own.items() if type(v) in _PLAIN]
+    held = [(n, v, v.copy()) for n, v in own.items() if type(v) in _PLAIN]
+    return held + [(n, v, v.detach().clone() if isinstance(v, torch.Tensor) else v.copy()) for n, v in own.items()
+                   if isinstance(v, (torch.Tensor, np.ndarray)) and v.nbytes < 1e7]
 
 def put_back(tables:list):
     "Makes `kept_tables` what they were."
@@ -418,11 +424,13 @@ def users_code(what:str, f:Callable):
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #4e7d20b9
 class Asked(dict):
-    "Settings that note which of them are `asked` for; what is sent to another process, or copied deeply, does not."
+    "Settings that note which of them are `asked` for; `sent`: have they gone, or been copied, to be asked elsewhere?"
     def __init__(self, settings:dict):
         super().__init__(dict.items(settings))
-        self.asked = set()
-    def __reduce_ex__(self, protocol): return dict, ([*dict.items(self)],)
+        self.asked, self.sent = set(), False
+    def __reduce_ex__(self, protocol):
+        self.sent = True
+        return dict, ([*dict.items(self)],)
 
 def _noting(name, of):
     def told(self, *args):

@@ -20,7 +20,7 @@ from ..tasks.errors import refuse
 from ..tasks.kinds import PACKAGE, cached_by_kind, worded_errors
 from ..tasks.own_code import another_process, numbers_in
 from ..models.condition import ROUTERS, VARIANTS, Condition, multipliers
-from ..models.events import EVENTS
+from ..models.events import EVENTS, say_of_event
 from ..models.population import forward, layer, loss
 from ..tasks.task import read_at
 from .engine import fast_loss, gradients
@@ -151,8 +151,6 @@ def _first_apart(a, b, i, j, exact):
         x, y = (z.double().nan_to_num(0, 0, 0) for z in (a[n][i], b[n][j]))
         if (x - y).abs().max() > (0 if exact else 1e-4 * x.abs().max() + 1e-6): return n
 
-
-
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #60b768ce
 def check_seeds(c:Condition) -> dict:
     """`try_step` of seeds 1 and 2 together. ValueError unless a seed comes out the same twice, alone and in another
@@ -220,6 +218,10 @@ def check_parts(c:Condition):
     t, params = c.get_task(), unflatten(_a_little_on(init_members(c, [1], "paired")).w, c)
     tokens, seen = _examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
+    with torch.inference_mode(): measured = forward({n: x.clone() for n, x in params.items()}, tokens, c)
+    if _first_apart(dict(logits=said), dict(logits=measured), 0, 0, False):
+        _wrong(c, "logits", "the same with a gradient and without, as models are measured", "others", "ask for no "
+               "torch.is_grad_enabled(), for what training alone does is noisy or after")
     if _first_apart(dict(logits=said[:, :, read_at(t)]), dict(logits=read), 0, 0, False):
         _wrong(c, "logits", "the same where read-outs alone are worked out", "others", "count no places within x, "
                "which may hold the read-outs alone (hold is told which), and draw no noise but by draw")
@@ -253,6 +255,12 @@ def check_sites(c:Condition):
     if c.activation != "linear" and said.equal(forward(p, tokens, replace(c, activation=other))):
         warnings.warn(f"{c.activation} of {c.name}: expected other units than with {other}; got the same, bit for bit; "
                       "fix: hidden uses act, which the name says, or write -linear where units have none")
+    kept = {}
+    def keep(n): return lambda x: kept.setdefault(n, (x, x.clone()))[0]
+    forward(p, tokens, c, edits={n: keep(n) for n in sink})
+    if n := next((n for n, (x, was) in kept.items() if not torch.equal(x, was)), None):
+        _wrong(c, n, "what was handed over there, for a trace keeps it", "other values, written over it later",
+               "make another tensor of it, as by mul, and not by mul_")
     for l in range(c.n_layers):
         prefix = "" if c.n_layers == 1 else f"L{l}."
         at, own = f"{prefix}{'expert_out' if c.routed else 'ffn_out'}", layer(p, l)
@@ -308,13 +316,19 @@ def _check_noise(c):
                "draw one for each, by draw(torch.randn, *logits.shape[1:])")
 
 def _say_if_layers(c):
-    "Warns if what a router changes after a step hangs, in one layer, on the gates of another."
+    "Warns if what a router changes after a step leaves a layer out, or hangs, in one, on the gates of another."
     params, look, _ = _a_pass(c)
     def after(seen):
         own = {n: x.clone() for n, x in params.items()}
         c.routing.after(own, lambda: dict(seen), c)
         return own["W_router"]
     was = after(seen := look())
+    first = torch.eye(c.n_experts)[0]
+    full = after({n: first.expand_as(x) if n[-5:] in ("gates", "probs") else x for n, x in seen.items()})
+    still = [full[:, k].equal(params["W_router"][:, k]) for k in range(c.n_layers)]
+    if any(still) and not all(still):
+        return warnings.warn(f"after of {c.name}: expected another map of each layer; got that of layer "
+                             f"{still.index(True)} as it was; fix: go over all layers, or none if one alone is meant")
     for l in range(c.n_layers if c.n_layers > 1 else 0):
         own = (f"L{l}.gates", f"L{l}.router_probs")
         now = after({n: x.roll(1, -1) if n in own else x for n, x in seen.items()})
@@ -439,30 +453,28 @@ def _same_numbers(each):
     told = {n: x for n, x in told.items() if len(x) and x[0] < x[-1]}
     return [(a, b) for a, b in combinations(told, 2) if told[a].equal(told[b])]
 
-def _say_of_event(c, e, now, step, rate):
-    "Warns of an event that moves two seeds by the same numbers, or sets entries to 0 that go on learning."
-    was, of = unflatten(step[f"weights before {e.word}"], c), f"event {e.word} of {c.name}"
-    def shared(x, size): return (x[0] - x[1]).abs().max() <= 1e-6 * size and x[0].max() - x[0].min() > 1e-3 * size
-    for n, x in now.items():
-        if not was[n][0].equal(was[n][1]) and any(shared(y, was[n].abs().max()) for y in (x, x - was[n])):
-            warnings.warn(f"{of}: expected seeds that differ in what becomes of {n}; got the same numbers for seeds 1 "
-                          "and 2; fix: take what began holds, with draw = 1 other than at the start, which is a seed's "
-                          "own, or none if it is no draw")
-        gone = (x == 0) & (was[n] != 0) & (step[f"initial {n}"] != 0)
-        if 0 < gone.sum() < gone.numel() and rate.get(n, 1.):
-            warnings.warn(f"{of}: expected entries of {n} that stay 0; got {gone.float().mean():.0%} of them set to "
-                          f"0, which learn on and grow back; fix: hold {n} by scales, or none if they may")
+def _copied(x, axis):
+    "Is there the same, of two different numbers or more, all along an axis?"
+    return x.min() < x.max() and x.shape[axis] > 1 and x.equal(x.narrow(axis, 0, 1).expand_as(x))
 
 def say_if_same(c:Condition, step:dict):
-    """Warns of an FFN's weights that begin as the same numbers, of an event after which two experts are the same, and
-    of `_say_of_event`."""
-    for a, b in _same_numbers({n: step[f"initial {n}"][0] for n in c.variant.shapes(c)}):
+    """Warns of an FFN's weights that begin as the same numbers, for all seeds, layers or experts too where others do
+    not, of an event after which two experts are the same, and of `say_of_event`."""
+    before, own, began = [], [*c.variant.shapes(c)], {n: step[f"initial {n}"] for n in c.variant.shapes(c)}
+    for a, b in _same_numbers({n: x[0] for n, x in began.items()}):
         warnings.warn(f"initial {b} of {c.name}: expected a draw of its own; got the numbers of {a}; fix: call linear "
                       "for each, or none if that is meant")
-    before, own = [], [*c.variant.shapes(c)]
+    for axis, what in enumerate(("seeds", "layers", "experts")):
+        same = [n for n, x in began.items() if _copied(x, axis)]
+        map_ = [] if axis == 0 or not c.routed else ["W_router"] * _copied(step["initial W_router"], (0, 1, -1)[axis])
+        if same and any(x.min() < x.max() and n not in same for n, x in began.items()) or (same := map_):
+            warnings.warn(f"initial {same[0]} of {c.name}: expected a draw for each of its {what}; got one for all, "
+                          "though others differ; fix: draw by linear, or none if it is no draw")
     for k, e in enumerate(c.events):
         p = unflatten(step[f"weights after {e.word}"], c)
-        if type(e).__module__.partition(".")[0] != PACKAGE: _say_of_event(c, e, p, step, multipliers(c, k + 1))
+        if type(e).__module__.partition(".")[0] != PACKAGE: say_of_event(
+            f"event {e.word} of {c.name}", e, unflatten(step[f"weights before {e.word}"], c), p,
+            {n: step[f"initial {n}"] for n in p}, multipliers(c, k + 1))
         experts = {f"E{i}": torch.cat([p[n][0, :, i].flatten() for n in own]) for i in range(c.n_experts * bool(own))}
         now = _same_numbers(experts)
         for a, b in [x for x in now if x not in before]:

@@ -31,7 +31,7 @@ from .sources import code_by_room, code_of, say_if_changed
 from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
 from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
 from .groups import Training
-from .company import rows_of_job
+from .company import rows_of_job, say_if_unasked
 import moe_redistribution.studies
 
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
@@ -99,6 +99,7 @@ def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFr
     found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
     if of_users(self.run):
         say_if_alike(f"{self.name}.{preset}", found)
+        say_if_unasked(self, preset, [f[1] for j in jobs if (f := own_file(j.path(Store(root)), j.key))])
         for p, other in self.presets.items():
             if other.note or other.settings == self.presets[preset].settings: continue
             new = [j for j in study_jobs(self, p) if j.path(Store(root)).exists() and j.key not in {j.key for j in jobs}]
@@ -352,14 +353,13 @@ def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=Non
             if deadline is not None and time.time() >= deadline: return False
             start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
             began = desk.first_began()
-            found, read = rows_of_job(self, desk)
+            found, more = rows_of_job(self, desk)
             if found is None: return False
             spent = round(time.process_time() - start, 1)
             seal(path, {},
                  dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
                       arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device), settings=self.settings,
-                      columns=list(found), **dict(read=read) if read else {}, rows=found.to_dict("list"),
-                      cpu_seconds=spent))
+                      columns=list(found), **more, rows=found.to_dict("list"), cpu_seconds=spent))
             desk.clear()
             return True
     except Timeout: return False
