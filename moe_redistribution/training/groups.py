@@ -354,7 +354,7 @@ def train(
     steps:int=None,  # length of the schedule; the recipe's if none is given
     group_size:int=5,  # seeds trained together
     executor:str|Executor=None,  # where: see `open_executor`; "here" is this process, default one process a core
-    quiet:bool=None,  # no bars, nor the line a minute that a log has instead
+    quiet:bool=None,  # True for no bars, nor the line a minute that a log has instead
     device:str="cpu",  # of torch: cpu, cuda or cuda:1
     budget:float=None,  # seconds, after which it stops with states kept, to go on from
     save_every:float=5.0,  # seconds between states

@@ -383,7 +383,7 @@ def run_study(
     seeds:Sequence[int]=None,  # only these, or new ones
     root:str|Path=None,  # the store's folder; `home()` if none is given
     executor:str|Executor=None,  # where: see `open_executor`; default one process a core
-    quiet:bool=None,  # no bars, nor the line a minute that a log has instead
+    quiet:bool=None,  # True for no bars, nor the line a minute that a log has instead
     budget:float=None,  # seconds, after which it stops with states kept, to go on from
     say:Callable=None,  # is told the outlook, and the line a minute
     device:str="cpu",  # of torch: cpu, cuda or cuda:1
