@@ -158,12 +158,16 @@ def _judged(ours, p, c, margin, protocol):
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
-def contrasts(rows:pd.DataFrame|Measured, edit:str="mean", rule:str=None, seeds:Sequence[int]=None,
-              item:str="contrast"):
-    """Every contrast a - b of no-FFN accuracy registered as one family under one `edit`, paired by seed;
-    CONTRAST_COLUMNS.
+def contrasts(
+    rows:pd.DataFrame|Measured,  # of the instrument ablation, as `recorded_rows` reads them
+    edit:str="mean",  # what stands in the FFN's place
+    rule:str=None,  # of the weights; each claim's own if none is given
+    seeds:Sequence[int]=None,  # which count; each claim's own if none are given
+    item:str="contrast",  # the family of claims
+) -> pd.DataFrame:  # CONTRAST_COLUMNS, a row a contrast: `n` seeds so far of `n_fixed`; lo and hi bound the difference
+    """Decides every contrast a - b of no-FFN accuracy registered as one family under one edit, paired by seed.
 
-    `n` seeds so far of `n_fixed`; lo and hi bound the difference; `rule` and `seeds` override the claim's."""
+    ValueError for another family or edit."""
     rows, bridge = Measured.of(rows), claims()
     families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
     registered = bridge[bridge["item"] == choose("family", item, families)]

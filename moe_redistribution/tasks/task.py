@@ -60,10 +60,9 @@ class Doors:
 # %% ../../nbs/1_tasks/02_task.ipynb #53252a3d
 @dataclass(frozen=True, eq=False)
 class Task(Doors):
-    """Tokens, targets and read-out positions of one task (§3, App. A); no model and no loss. What instruments need
-    besides is in the fields of `Doors`.
+    """Tokens, targets and read-out positions of one task (§3, App. A); no model and no loss.
 
-    ValueError for fields that contradict each other, as for targets that are no class."""
+    What instruments need besides is in the fields of `Doors`. ValueError for what is not true of its examples."""
     name: str                         # as conditions have it before the /
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
