@@ -161,6 +161,12 @@ def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
         with pytest.raises(ValueError, match="expected those of"): predict(again, other)
 
 
+@pytest.mark.parametrize("ask", [checkpoints.checkpoint, checkpoints.checkpoint_seeds])
+def test_a_checkpoint_that_is_not_committed_is_refused_with_the_nearest_however_it_is_asked_for(ask):
+    with pytest.raises(ValueError, match="nearest: 'add7/moe-e4k1-h256-silu.first256'; fix: train it"):
+        ask("add7/moe-e4k1-h256-silu", "first257")
+
+
 def test_every_committed_checkpoint_says_whose_it_is():
     for name, rule in recorded_checkpoints():
         info = unseal(checkpoints.checkpoint_path(name, rule))[1]

@@ -1,6 +1,7 @@
 """The public list: every name of it resolves, late, and the page's table is the list."""
 import ast
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fastcore.docments import docments
 
 import moe_redistribution as mr
 from moe_redistribution.record.outputs import imported_rooms
@@ -22,6 +24,25 @@ def test_a_public_name_is_the_object_of_its_room_and_says_what_it_is(name):
     room = importlib.import_module(f"moe_redistribution.{mr.PUBLIC[name]}")
     assert getattr(mr, name) is getattr(room, name) and name in room.__all__ and name in dir(mr)
     assert len(getattr(mr, name).__doc__.split()) > 4                            # of a class, too: none is inherited
+
+
+def unexplained(thing):
+    "Parameters of which nothing is said where they stand, and `return`, of a function or of what makes an object of a class."
+    own = [x for x in (thing.__mro__ if inspect.isclass(thing) else [thing]) if x.__module__.startswith(("moe_", __name__))]
+    said = {n: text for x in own[::-1] for n, text in docments(x, args_kwargs=True).items() if text}
+    return [n for n in [*inspect.signature(thing).parameters, *["return"] * inspect.isfunction(thing)] if n not in said]
+
+
+def test_what_nothing_is_said_of_is_seen():
+    def half(
+        x,  # what it is
+        y=1, *rest, **more): pass
+    assert unexplained(half) == ["y", "rest", "more", "return"]
+
+
+def test_every_public_function_explains_each_of_its_arguments_and_what_comes_back():
+    lost = {n: some for n in mr.PUBLIC if (some := unexplained(getattr(mr, n)))}
+    assert not lost, f"{len(lost)} of {len(mr.PUBLIC)}: {lost}"
 
 
 def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():

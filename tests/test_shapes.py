@@ -1,4 +1,4 @@
-"""Shapes that docstrings of models, training and instruments write, read out of them and checked by jaxtyping:
+"""Shapes that docstrings and comments of arguments write in models, training and instruments, checked by jaxtyping:
 `x (s, n, d) → (s, n)` is a promise about a call, and a dimension has one size in it."""
 import importlib
 import inspect
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fastcore.docments import docments
 from jaxtyping import Shaped, jaxtyped
 from torch import Tensor
 
@@ -42,9 +43,11 @@ def spec(text):
 
 
 def promised(f):
-    "(argument → shape, shapes of what is returned) that the docstring of `f` writes, in its order."
+    "(argument → shape, shapes of what is returned) that `f` says in comments of its arguments and in its docstring, in order."
     doc, names = " ".join(inspect.getdoc(f).split()), list(inspect.signature(f).parameters)
-    given, bare = {}, []
+    beside = {n: [x for m in re.finditer(SHAPE, text or "") if (x := spec(m[1]))] for n, text in docments(f).items()}
+    bare = [(shape, "→") for shape in beside.pop("return", ())]
+    given = {n: shapes[0] for n, shapes in beside.items() if shapes}
     for m in re.finditer(SHAPE, doc):
         shape, before = spec(m[1]), doc[:m.start()].rstrip()
         if shape is None: continue

@@ -170,10 +170,16 @@ def answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
                for same, p in zip(out["p_equivalence_holm"], out["p_holm"])]
     return out.assign(outcome=np.where(out["n"] > 0, decided, "not attempted"))
 
-def contrasts(rows:pd.DataFrame|Measured, edit:str="mean", rule:str=None, seeds:Sequence[int]=None,
-              item:str="contrast"):
-    """Every contrast of no-FFN accuracy registered as one family under one `edit`, `answered`; `rule` and `seeds`
-    override the claim's."""
+def contrasts(
+    rows:pd.DataFrame|Measured,  # of the instrument ablation, as `recorded_rows` reads them
+    edit:str="mean",  # what stands in the FFN's place
+    rule:str=None,  # of the weights; each claim's own if none is given
+    seeds:Sequence[int]=None,  # which count; each claim's own if none are given
+    item:str="contrast",  # the family of claims
+) -> pd.DataFrame:  # CONTRAST_COLUMNS, a row a contrast: `n` seeds so far of `n_fixed`; lo and hi bound the difference
+    """Decides every contrast a - b of no-FFN accuracy registered as one family under one edit, paired by seed.
+
+    ValueError for another family or edit."""
     bridge = claims()
     families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
     registered = bridge[bridge["item"] == choose("family", item, families)]

@@ -24,29 +24,34 @@ def checkpoint_path(c:str|Condition, rule:str, root:str|Path=None) -> Path:
     "Where a condition's committed weights at a rule lie."
     return Path(root or ROOT) / "checkpoints" / f"{condition(c).name}.{rule}.safetensors"
 
-def checkpoint(c:str|Condition, rule:str="first256", root:str|Path=None) -> dict:
-    """Parameters of a condition's `checkpoint_seeds` (axis 0; 42, 137, 256, 512, 1024 when complete), which are read
-    under no other condition.
+def checkpoint(
+    c:str|Condition,  # a condition or its name
+    rule:str="first256",  # by which the weights were kept
+    root:str|Path=None,  # the folder that holds checkpoints/; the clone if none is given
+) -> dict:  # parameters, seeds on axis 0 (42, 137, 256, 512, 1024 when complete); no other condition reads them
+    """Committed weights of a condition, those of `checkpoint_seeds`.
 
     ValueError says what exists; `Damaged` for a file that is not what was written, or another's."""
-    path = checkpoint_path(c, rule, root)
-    if not path.exists():
-        of_clone(Path(root or ROOT) / "checkpoints")
-        there = Path(root or ROOT) / "checkpoints"
-        known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
-                       for p in there.rglob("*.safetensors"))
-        choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
     tensors, info = _its_own(c, rule, root)
     return Trained({n: v.float() for n, v in tensors.items()}, c, info["seeds"])
 
-def checkpoint_seeds(c:str|Condition, rule:str="first256", root:str|Path=None) -> list:
-    "The seeds that a committed checkpoint stacks, in order."
+def checkpoint_seeds(
+    c:str|Condition,  # a condition or its name
+    rule:str="first256",  # by which the weights were kept
+    root:str|Path=None,  # the folder that holds checkpoints/; the clone if none is given
+) -> list:  # the seeds, in the order of axis 0
+    "The seeds that a committed checkpoint stacks; errors as `checkpoint`."
     return _its_own(c, rule, root)[1]["seeds"]
 
 # %% ../../nbs/5_evidence/04b_checkpoints.ipynb #e4d012e7
 def _its_own(c, rule, root):
     "(tensors, info) of a checkpoint file; `Damaged` if it says that it is another's, whatever it is called."
-    tensors, info = unseal(path := checkpoint_path(c, rule, root))
+    if not (path := checkpoint_path(c, rule, root)).exists():
+        there = of_clone(Path(root or ROOT) / "checkpoints")
+        known = sorted(p.relative_to(there).as_posix().removesuffix(".safetensors")
+                       for p in there.rglob("*.safetensors"))
+        choose("canonical checkpoint", f"{condition(c).name}.{rule}", known, "train it: moe-redistribution train")
+    tensors, info = unseal(path)
     expected, got = (condition(c).name, rule), (info.get("condition"), info.get("rule"))
     if got == expected: return tensors, info
     refuse(path, f"the checkpoint {expected}", f"{got}, another one",

@@ -23,8 +23,10 @@ def _ledger(path, changed):
     table = pd.read_csv(path, keep_default_na=False, na_values=blank)
     return {r.key: r for r in table.itertuples(index=False, name="Claim")}
 
-def claim(key:str):
-    """A claim of the paper as the recorded ledger has it, its columns as attributes: verdict, audited_mean, paper_says …
+def claim(
+    key:str,  # its key in the ledger, such as G-06
+) -> tuple:  # named, the ledger's columns as attributes: verdict, audited_mean, paper_says …
+    """A claim of the paper as the recorded ledger has it.
 
     ValueError, with the nearest, for a key that the ledger has not got."""
     path = of_clone(DATA.parent / "results/ledger.csv")
@@ -32,8 +34,11 @@ def claim(key:str):
     return known[choose("claim", key, list(known))]
 
 # %% ../../nbs/5_evidence/09b_findings.ipynb #1a0b6391
-def verdict_words(c, word:str=None) -> str:
-    "The verdict on a claim (or a link to it, `word`), and whether its control or reading was changed after rows were read."
+def verdict_words(
+    c,  # a claim, as `claim` gives it
+    word:str=None,  # what stands for the verdict, such as a link to it
+) -> str:  # the verdict, and whether the claim's control or reading was changed after rows were read
+    "The verdict on a claim in words."
     return "; ".join(filter(None, [word or c.verdict, changed_late(c.key)]))
 
 @lru_cache(maxsize=1)

@@ -22,13 +22,18 @@ from .claims import is_condition
 
 # %% ../../nbs/5_evidence/05_pages.ipynb #237ef666
 class Page:
-    """What a page stands on.
+    """What a page stands on; `more`: instrument → conditions whose rows it reads besides.
 
-    `items`: items of a paper whose claims it answers; `more`: instrument → conditions besides; `streams` of those rows;
-    `waits`: conditions whose runs it needs, though it prints no number of them; `files`: others under the repository's
-    root, such as results/ledger.csv or data/*/claims.csv. ValueError for an item that no claim names."""
-    def __init__(self, items="", streams:Sequence[str]=READ, waits:Sequence=(), files:Sequence=(),
-                 root:str|Path=None, **more):
+    ValueError for an item that no claim names."""
+    def __init__(
+        self,
+        items="",  # items of a paper whose claims it answers, in one text
+        streams:Sequence[str]=READ,  # of the rows that it reads
+        waits:Sequence=(),  # conditions whose runs it needs, though it prints no number of them
+        files:Sequence=(),  # others under `root` that it reads, such as results/ledger.csv or data/*/claims.csv
+        root:str|Path=None,  # the repository's; this clone if none is given
+        **more,  # instrument → conditions
+    ):
         self.items, self.streams, self.waits, self.files = items, tuple(streams), tuple(waits), tuple(files)
         self.more, self.root = {i: list(dict.fromkeys(names)) for i, names in more.items()}, Path(root or ROOT)
         self.own = asked_pairs(*items.split())

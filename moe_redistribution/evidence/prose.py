@@ -32,8 +32,12 @@ def read_as(c, reading:str="audited", spec:str="+") -> str:
 
 
 # %% ../../nbs/5_evidence/09c_prose.ipynb #a3b44427
-def points(c, reading:str="audited", spec:str="+ points") -> str:
-    "A claim's difference as a sentence has it: in points, or in the form `spec` of an `Interval`, and over how many seeds."
+def points(
+    c,  # a claim, as `claim` gives it
+    reading:str="audited",  # which of its readings: paper, audited, uncopied …
+    spec:str="+ points",  # the form of an `Interval`
+) -> str:  # mean, 95% interval and number of seeds; – where there is nothing
+    "A claim's difference as a sentence has it."
     i = registered(c, reading)
     return f"{i:{spec}} over {i.n:.0f} seeds" if i.n > 0 else "–"
 

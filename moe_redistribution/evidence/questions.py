@@ -19,16 +19,14 @@ from .statistics import flips_needed, holm, outcome, paired_contrast
 # %% ../../nbs/5_evidence/07e_questions.ipynb #5108e6be
 @dataclass(frozen=True)
 class Question:
-    """Contrasts of arms, asked before their runs: `pairs`: name → (arm, other arm); `seeds` that both have; `margin`: a
-    smaller difference does not count; `guess`: the best value of an arm that computes nothing, which is the largest of
-    a task's `nulls` and seldom one over the number of answers; `top`: the most there is.
+    """Contrasts of arms, asked before their runs.
 
     ValueError (expected, got, fix) for a question that no outcome could decide."""
-    pairs: dict
-    seeds: tuple
-    margin: float
-    guess: float
-    top: float = 1.
+    pairs: dict             # name → (arm, other arm)
+    seeds: tuple            # that both arms have
+    margin: float           # a smaller difference does not count
+    guess: float            # best without computing: the largest of a task's `nulls`, seldom one over the answers
+    top: float = 1.         # the most there is
 
     def __post_init__(self):
         object.__setattr__(self, "seeds", tuple(self.seeds))

@@ -27,9 +27,14 @@ from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
 from .table_files import EVERYBODY, HOUSE, ROOT, kinds, of_whom, read_table
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #486e4e47
-def recorded_rows(name:str, instrument:str="ablation", root:str|Path=None, whose:str=HOUSE, **where) -> pd.DataFrame:
-    """Rows of one instrument for one condition, or those with the given values (`stream="paired"`, `rule="final"`); the
-    house's, or `whose`.
+def recorded_rows(
+    name:str,  # a condition
+    instrument:str="ablation",  # which measured it
+    root:str|Path=None,  # the folder that holds results/; the clone if none is given
+    whose:str=HOUSE,  # the house's, somebody's by name, or everybody's
+    **where,  # column → the value that rows have in it
+) -> pd.DataFrame:  # rows in long form, values as fractions
+    """Rows of one instrument for one condition; `where`: with these values (`stream="paired"`, `rule="final"`) only.
 
     FileNotFoundError says which command makes what is not recorded; ValueError what there is where nothing fits."""
     name = condition(name).name

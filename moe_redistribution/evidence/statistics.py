@@ -66,10 +66,14 @@ def _mean(x, axis):
     "Means that tie where they are equal: BCa counts those below the observed one, and a last bit must not decide."
     return x.mean(axis).round(12)
 
-def interval(values:np.ndarray|Sequence, method:str=None, level:float=0.95):
-    """Mean over seeds with its confidence interval: Student's t below n = 20, BCa from there.
+def interval(
+    values:np.ndarray|Sequence,  # (n,), one per seed, finite
+    method:str=None,  # t or BCa; Student's t below n = 20 and BCa from there, if none is given
+    level:float=0.95,  # of confidence
+) -> Interval:  # mean, lo, hi, n, method; nan bounds of one seed, lo = hi = mean where nothing varies
+    """Mean over seeds with its confidence interval.
 
-    `values`: one per seed. One seed gives nan bounds, no variance lo = hi = mean; over `MOST` are refused by BCa."""
+    ValueError for values that are not finite, and for more than `MOST` by BCa."""
     x = np.sort(_finite(values))                 # seeds have no order, so the bootstrap must not see one
     n, mean = len(x), float(x.mean())
     method = choose("interval method", method or ("t" if n < 20 else "BCa"), ["t", "BCa"])
@@ -121,8 +125,12 @@ def _flips(n, most):
     drawn = np.random.default_rng(0).permuted(np.tile([0, 1], (most, n, 1)), axis=-1)[..., 0]
     return (1 - 2 * drawn).astype(np.int8), 1                                     # of drawn ones the real is one more
 
-def paired_permutation(a:np.ndarray|Sequence, b:np.ndarray|Sequence, n_resamples:int=9_999):
-    """Two-sided sign-flip test on a - b, seed by seed: difference, p (exact while 2ⁿ ≤ `n_resamples`), effect d_z.
+def paired_permutation(
+    a:np.ndarray|Sequence,  # (n,), one per seed
+    b:np.ndarray|Sequence,  # (n,), of the same seeds in the same order
+    n_resamples:int=9_999,  # flips that are drawn where 2ⁿ are more; else p is exact
+) -> Result:  # difference of the means, p, effect d_z
+    """Two-sided sign-flip test on a - b, seed by seed.
 
     ValueError where the two are not of one length."""
     d = _pairs(a, b)

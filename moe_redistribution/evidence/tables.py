@@ -47,11 +47,14 @@ class Shown(pd.DataFrame):
         return f"<details><summary>{caption} ({len(self)} rows)</summary>\n{body.replace(head, '', 1)}\n</details>"
 
 # %% ../../nbs/5_evidence/08_tables.ipynb #61f66c6d
-def to_read(frame:pd.DataFrame, caption:str, key:str=None) -> Shown:
-    """`frame` as a page shows it.
+def to_read(
+    frame:pd.DataFrame,  # a table of results
+    caption:str,  # stands above it; without a link, which HTML would show as it is written
+    key:str=None,  # the column that tells rows apart; the first by default
+) -> Shown:  # the frame, which a page shows with its caption, folded where it is long
+    """A table as a page shows it.
 
-    ValueError if two rows have the same `key` (default: the first column): a reader could not tell them apart; and for
-    a link in the caption, which HTML would show as it is written."""
+    ValueError if two rows have the same key, for a reader could not tell them apart; and for a link in the caption."""
     key = key or frame.columns[0]
     if frame.duplicated(key).any():
         twice = frame.loc[frame.duplicated(key), key].iloc[0]

@@ -16,9 +16,15 @@ from .tables import Shown, to_read
 class Values(pd.Series):
     """One value a seed, indexed by it. `a - b` pairs by seed; `f"{x:+ points}"` writes mean and 95 % interval.
 
-    `over_seeds` is that `Interval`, `lo` and `hi` its bounds. ValueError for a difference of two without a common
-    seed."""
-    def __init__(self, data=None, index=None, **how): super().__init__(data, index=index, **how)
+    `over_seeds` is that `Interval`, `lo` and `hi` its bounds; `how` as of a series. ValueError for a difference of two
+    without a common seed."""
+    def __init__(
+        self,
+        data=None,  # (n,) values, as of a `pd.Series`
+        index=None,  # their seeds
+        **how,  # as of a `pd.Series`
+    ):
+        super().__init__(data, index=index, **how)
     @property
     def _constructor(self): return Values
     @property
@@ -37,12 +43,15 @@ class Values(pd.Series):
 
 # %% ../../nbs/5_evidence/08a_values.ipynb #1a135049
 class Arms:
-    """Values of rows by arm: `arms("moe", edit="mean")`.
+    """Values of rows by arm: `arms("moe", edit="mean")`; `labels`: column → value, where a call names none.
 
-    `rows`: one frame, of any instrument. `names`: a text such as `"routers.night/book/{}"`, or arm → condition, that
-    makes a condition of an arm's word; `labels`: column → value, where a call names none. ValueError for an arm or a
-    value that no row has, and for two rows of a seed."""
-    def __init__(self, rows:pd.DataFrame|Mapping, names:str|Mapping="{}", **labels):
+    ValueError for an arm or a value that no row has, and for two rows of a seed."""
+    def __init__(
+        self,
+        rows:pd.DataFrame|Mapping,  # of any instrument, in one frame, or condition → rows
+        names:str|Mapping="{}",  # a text such as "routers.night/book/{}", or arm → condition: what an arm's word means
+        **labels,  # column → value
+    ):
         self.rows = rows if isinstance(rows, Mapping) else dict(list(rows.groupby("condition", observed=True)))
         self.names, self.labels = names, labels
     def at(self, names:str|Mapping=None, **labels) -> "Arms":

@@ -134,10 +134,14 @@ def combine_edits(c:Condition|Subject, edits:dict) -> dict:
     return out
 
 @opens
-def ablate(params:dict|Subject, c:str|Condition|None, edits:dict):
-    """Which predictions are right (s, n, read) with parts replaced; `edits`: site or unit → as for `edits_for`.
+def ablate(
+    params:dict|Subject,  # parameters with a seed axis, or a subject
+    c:str|Condition|None,  # the condition of parameters; left out of a subject
+    edits:dict,  # site or unit → zero, mean, resample or what `edits_for` takes besides
+) -> torch.Tensor:  # (s, n, read) bool: which predictions are right
+    """Replaces parts of a model and says which predictions are right then (§3, App. B).
 
-    Raises ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
+    ValueError for what the model has not got, an unknown replacement, or parameters of another condition."""
     s = subject(params, c)
     s.check()
     return s.predict(combine_edits(s, edits)) == s.task.targets.to(s.device)

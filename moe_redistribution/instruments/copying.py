@@ -28,21 +28,25 @@ def _asked(t):
 # %% ../../nbs/4_instruments/04_copying.ipynb #bb5dc78a
 @torch.no_grad()
 @opens
-def without_copy(params:dict|Subject, c:str|Condition|None, edits:dict=None):
-    """Predictions (s, n, read) with the current token ruled out, and the inputs (n, read) on which it is not the
-    answer.
+def without_copy(
+    params:dict|Subject,  # parameters with a seed axis, or a subject
+    c:str|Condition|None,  # the condition of parameters; left out of a subject
+    edits:dict=None,  # as for `ablate`; none by default
+) -> tuple:  # predictions (s, n, read), and the inputs (n, read) on which the current token is not the answer
+    """Predictions with the current token ruled out (a control for §4.1).
 
-    `edits` as for `ablation.ablate`. ValueError for tasks that do not answer in the tokens that they read."""
+    ValueError for tasks that do not answer in the tokens that they read."""
     s = subject(params, c)
     current, asked = (x.to(s.device) for x in _asked(s.task))
     def one(m, made): return m.read_out(made).scatter(-1, current.expand(1, *current.shape)[..., None], -torch.inf)
     return torch.cat([one(*m).argmax(-1) for m in s.each(combine_edits(s, edits or {}))]), asked
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
-def copying_nulls(t:Task) -> pd.DataFrame:
-    """Share right, of the inputs that `without_copy` counts at tens and hundreds (rows), of predictors that do not
-    compute: a guess among the nine other digits; the digit of the question passed through; that digit plus one,
-    always."""
+def copying_nulls(
+    t:Task,  # one with a digit to copy at tens and hundreds: add7
+) -> pd.DataFrame:  # share right of the inputs that `without_copy` counts; rows tens and hundreds, a column each
+    """Scores of predictors that do not compute: a guess among the nine other digits; the digit of the question passed
+    through; that digit plus one, always."""
     digit, asked = t.tokens[:, 1:3], _asked(t)[1][:, 1:3]
     hits = {"uniform": torch.full(digit.shape, 1 / 9), "pass-through": nulls(t)["pass-through"][:, 1:3],
             "always carry": ((digit + 1) % 10 == t.targets[:, 1:3]).float()}

@@ -8,7 +8,7 @@ __all__ = ['NEEDS', 'DECLARED', 'at_all', 'at_ends', 'at_best', 'at_first', 'bef
            'misfits']
 
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #fab3d208
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -429,10 +429,15 @@ def _instrument(name, rows, needs=(), rules=at_ends, streams=("authors",), live=
 
 DECLARED = Kind("instrument", "What is measured of trained models.", (), _instrument, every=lambda: instruments())
 
-def instrument(name:str, *needs, **how):
-    """Declares the decorated function as the instrument `name`, by `register`; `how`: `rules`, `streams` and `live`.
+def instrument(
+    name:str,  # a new one, under which its rows are recorded
+    *needs,  # words of `NEEDS`: what a condition and its task must have
+    **how,  # `rules`, `streams` and `live`
+) -> Callable:  # what decorates a function (params, c, seeds, **labels) that gives rows
+    """Declares the decorated function as an instrument, by `register`.
 
-    ValueError for an unknown need, and for a taken name."""
+    `how`: `rules`, a function (kept rules, stream, task) to those that it is measured at; `streams`, of the runs;
+    `live`, whether it trains a population of its own. ValueError for an unknown need, and for a taken name."""
     for n in needs: choose("need", n, list(NEEDS))
     return register("instrument", name, None, origin_of(sys._getframe(1).f_globals), needs=needs, **how)
 
@@ -456,10 +461,14 @@ def instruments() -> dict:
             import_module(f"{part}.{room.name}")
     return dict(sorted(DECLARED.items()))
 
-def instruments_for(c:str|Condition) -> dict:
-    "The instruments that fit a condition: name → `Instrument`. ValueError for what names no condition."
+def instruments_for(
+    c:str|Condition,  # a condition or its name
+) -> dict:  # name → `Instrument`
+    "The instruments that fit a condition. ValueError for what names no condition."
     return {name: i for name, i in instruments().items() if i.fits(c)}
 
-def misfits(c:str|Condition) -> dict:
-    "The other instruments, by name, each with what the condition lacks, in words. ValueError as `instruments_for`."
+def misfits(
+    c:str|Condition,  # a condition or its name
+) -> dict:  # name → what the condition lacks, in words
+    "The instruments that do not fit a condition, and why; errors as `instruments_for`."
     return {name: lacks for name, i in instruments().items() if (lacks := i.lacks(c))}

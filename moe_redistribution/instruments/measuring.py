@@ -95,10 +95,15 @@ def say_if_one(functions:Sequence, found:Sequence):
                           "what a loop changes where it is defined (def f(…, n=n)), or measure one of them")
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #0f2b11a2
-def measure_all(store:Store, names:Sequence[str], seeds:Sequence[int], stream:str="paired", rule:str=None,
-                only:str=None) -> pd.DataFrame:
-    """Rows of stored runs by every instrument that fits each of `names`, or by `only` one; at an instrument's own
-    checkpoint rules, or at one `rule`.
+def measure_all(
+    store:Store,  # where the runs lie
+    names:Sequence[str],  # conditions
+    seeds:Sequence[int],  # runs of each
+    stream:str="paired",  # of these runs: authors, paired or crossed
+    rule:str=None,  # at which weights; an instrument's own rules if none is given
+    only:str=None,  # one instrument; all that fit if none is given
+) -> pd.DataFrame:  # rows in long form, values as fractions
+    """Measures stored runs with the instruments that fit each condition.
 
     ValueError for a seed that is not stored, and for a condition of which no run has weights by the rule."""
     found = []

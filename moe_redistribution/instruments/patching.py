@@ -162,12 +162,15 @@ def _by_token(here, tokens, params, c):
 # %% ../../nbs/4_instruments/06_patching.ipynb #e218e3fa
 @torch.no_grad()
 @reads_weights
-def patch(params:dict, c:str|Condition, chosen:dict, sites:Sequence[str]=None) -> dict:
-    """Position → site → predictions (s, n_pairs) of the targets with that site taken from the sources (App. B, §C.5).
+def patch(
+    params:dict,  # parameters with a seed axis, or a population's subject
+    c:str|Condition,  # their condition; left out of a subject
+    chosen:dict,  # position → example numbers (n_pairs, 2), target then source, as from `pairs`
+    sites:Sequence[str]=None,  # of `patch_sites`, or heads joined as H0+H1; all by default
+) -> dict:  # position → site → predictions (s, n_pairs) on the CPU; site `none`: the targets' own
+    """Predictions of targets with a site taken from their sources (App. B, §C.5).
 
-    They come back on the CPU. `chosen`: position → (n_pairs, 2), as from `pairs`; `sites`: of `patch_sites`, or heads
-    joined as `H0+H1`; default all. The site `none` holds the targets' own predictions. Raises ValueError for an unknown
-    site or position, anything but pairs, and parameters of another condition."""
+    ValueError for an unknown site or position, anything but pairs, and parameters of another condition."""
     c = condition(c)
     t, sites = c.get_task(), list(patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)

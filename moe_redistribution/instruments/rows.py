@@ -70,11 +70,16 @@ def tidy(frames:Sequence) -> pd.DataFrame:
     refuse("rows", "each once", f"{len(again)} again, first of {first}", fix="drop the repetitions")
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #6c6f14eb
-def select(rows:pd.DataFrame, **where) -> pd.DataFrame:
-    """The rows that have the given value in every named column.
+def select(
+    rows:pd.DataFrame,  # in long form
+    **where,  # column → the value that rows have in it
+) -> pd.DataFrame:  # those rows, with their index
+    """The rows that have the given value in every named column (`where`).
 
-    Each column is looked through in what the last one left: name a rare value first."""
+    Each column is looked through in what the last one left: name a rare value first. ValueError, with the nearest, for
+    a column that there is not."""
     every, at = np.arange(len(rows)), slice(None)
+    for k in where: choose("row column", k, list(rows))
     for k, v in where.items(): at = every[at][(rows[k].iloc[at] == v).to_numpy()]
     return rows.iloc[at]
 

@@ -35,11 +35,17 @@ class Kept(dict):
     def __setitem__(self, site, value):
         if site in self.keep: super().__setitem__(site, value)
 
-def trace(params, tokens, c=None, keep=None, edits=None, grad=False) -> Trace:
-    """Runs the plain forward pass and keeps the sites in `keep` (default: all). Pure: no hooks, nothing remembered.
+def trace(
+    params,  # parameters with a seed axis, or a subject
+    tokens,  # (batch, pos), int64
+    c=None,  # the condition of parameters; none of a subject
+    keep=None,  # sites that are kept, of every layer if none is named; all by default
+    edits=None,  # site → what replaces it
+    grad=False,  # shall what is kept have a graph? for a subject whose `run` can
+) -> Trace:  # site → activations (seed, batch, pos, …)
+    """Runs the plain forward pass and keeps what it computed (App. B). Pure: no hooks, nothing remembered.
 
-    Of parameters and their condition, or `trace(subject, tokens)`. With `grad`, for a subject whose `run` has it, what
-    is kept has a graph."""
+    ValueError for a site or an edit that the model has not got, and for `grad` where its `run` has none."""
     s = subject(params, c)
     sink = Kept(s.sites if keep is None else [name for site in keep for name in each_layer(site, s.sites)])
     if grad and "grad" not in signature(s.run).parameters:

@@ -308,15 +308,26 @@ def audit_plan(s:LanguageModel, n_windows:int, units:Sequence[str]=("experts",),
     return plan
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #c9bcab62
-def audit(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
-          units:Sequence[str]=("experts",), edits:Sequence[str]=("zero",), every:int=None, n_sets:int=19,
-          part:str|Path=None, say:Callable=None) -> pd.DataFrame:
-    """Rows of the `effect` of units under edits on the loss of a text, in nats a token, a seed for each stretch of it;
-    with the unit `own load` or `same size` that of the draws, `beside` (a stratum) the unit's own in the same windows,
-    and with `other sets` the mean of the others; `larger`: the share that the unit has of those at least as large.
+def audit(
+    s:LanguageModel,  # as `open_model` gives it
+    text:str|Path,  # a text file
+    tokenize:Callable,  # text → list of token numbers
+    context:int=512,  # tokens a window
+    batch:int=8,  # windows at a time
+    tokens:int=None,  # of the text's beginning; all of it by default
+    units:Sequence[str]=("experts",),  # kinds (experts, heads, ffns), or units by name
+    edits:Sequence[str]=("zero",),  # zero, mean; of experts also route_around and swap:E2
+    every:int=None,  # in each so many windows a unit has draws beside it; by default 6, or fewer of a short text
+    n_sets:int=19,  # sets of the same size that a unit is compared with
+    part:str|Path=None,  # a file for what is done so far, to go on from
+    say:Callable=None,  # is told how far it is
+) -> pd.DataFrame:  # rows: metric `effect` in nats a token, a seed for each stretch of the text, and those below
+    """Measures what a text's loss gains under edits of a model's units, each beside draws that are like it.
 
-    Also `loss`, `saliency` of experts, `passes` (how many passes over the text it took) and `whole_pass` for layers
-    without a shared beginning. `part`: a file for what is done so far. ValueError for what the model has not got."""
+    `effect` of the unit `own load` or `same size` is that of the draws, with `beside` (a stratum) the unit's own in the
+    same windows, and with `other sets` the mean of the others; `larger`: the share that the unit has of those at least
+    as large. Also `loss`, `saliency` of experts, `passes` (how many passes over the text it took) and `whole_pass` for
+    layers without a shared beginning. ValueError for what the model has not got."""
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
     n = sum(1 for _ in windows())
     plan = audit_plan(s, n, units, edits, every, n_sets)

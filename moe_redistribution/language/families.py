@@ -114,8 +114,15 @@ def tiny_config(family:str, **sizes):
     own = {n: v for n, v in TINY_SIZES.items() if n in known and not (n == "head_dim" and "kv_lora_rank" in known)}
     return hf.AutoConfig.for_model(family, **own | {n: v for n, v in of.tiny.items() if n in known} | sizes)
 
-def tiny_model(family:str, seed:int=0, dtype:torch.dtype=torch.float32, **sizes):
-    "A transformers model of a family with two layers, 50 tokens and random weights, also where zero is the custom."
+def tiny_model(
+    family:str,  # a name in `FAMILIES`, such as mixtral
+    seed:int=0,  # of the weights
+    dtype:torch.dtype=torch.float32,  # of the weights
+    **sizes,  # values of its config
+) -> torch.nn.Module:  # in evaluation mode; random also where zero is the custom
+    """A transformers model of a family with two layers, 50 tokens and random weights; `sizes` overrule its config.
+
+    ValueError for another family, with the nearest."""
     model = with_transformers().AutoModelForCausalLM.from_config(tiny_config(family, **sizes), dtype=dtype).eval()
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():

@@ -127,14 +127,21 @@ def _load_rows(state, l, name) -> list:
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #009729bd
 @torch.no_grad()
-def text_loads(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
-               part:str|Path=None, say:Callable=None) -> pd.DataFrame:
-    """Rows of every router over a text file: `load` (share of tokens) and `gate_mass` (mean gate) of each expert,
-    `entropy` of the loads in bits, `margin` (quantiles; of an expert, how far its tokens lie above the next) and
-    `near_ties`; with the rule `null` what an even router would give.
+def text_loads(
+    s:LanguageModel,  # a mixture of experts, as `open_model` gives it
+    text:str|Path,  # a text file
+    tokenize:Callable,  # text → list of token numbers; its `begin` and `specials` never count, nor does padding
+    context:int=512,  # tokens a window
+    batch:int=8,  # windows at a time
+    tokens:int=None,  # of the text's beginning; all of it by default
+    part:str|Path=None,  # a file for what is done so far, to go on from
+    say:Callable=None,  # is told how far it is
+) -> pd.DataFrame:  # rows: metrics below, and with the rule `null` what an even router would give
+    """Measures how each router spreads a text's tokens.
 
-    Padding and special tokens never count. No margin where a bias or groups take part in the choice: then it is not
-    the scores'. `part`: a file for what is done so far. ValueError for a dense model, and where no token counts."""
+    `load` (share of tokens) and `gate_mass` (mean gate) of each expert, `entropy` of the loads in bits, `margin`
+    (quantiles; of an expert, how far its tokens lie above the next) and `near_ties`. No margin where a bias or groups
+    take part in the choice: then it is not the scores'. ValueError for a dense model, and where no token counts."""
     own, windows = routers_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
     keep = [n for l in own for n in route_sites(s, l)]
     key = part and model_key(s.model, s.name, text, windows=windows_digest(windows()), batch=batch, what="loads",
@@ -250,14 +257,23 @@ def check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, wi
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #af51e353
 @torch.no_grad()
-def compare_routes(a:LanguageModel, b:LanguageModel, text:str|Path, tokenize:Callable, tokenize_b:Callable=None,
-                   context:int=512, batch:int=8, tokens:int=None, part:str|Path=None,
-                   say:Callable=None) -> pd.DataFrame:
-    """Rows of the routes of two models over one text: of every layer `same_set` (share of tokens), `overlap`,
-    `matched_overlap` and the `match` of each expert, `gate_correlation`; of the answers `loss` (unit A and B),
-    `loss_difference` (B minus A) and `divergence` in nats, a seed for each stretch of the text.
+def compare_routes(
+    a:LanguageModel,  # a mixture of experts, as `open_model` gives it
+    b:LanguageModel,  # another, such as the same one after fine-tuning
+    text:str|Path,  # a text file
+    tokenize:Callable,  # text → list of token numbers
+    tokenize_b:Callable=None,  # of b, if it has one of its own, which has to give the same tokens
+    context:int=512,  # tokens a window
+    batch:int=8,  # windows at a time
+    tokens:int=None,  # of the text's beginning; all of it by default
+    part:str|Path=None,  # a file for what is done so far, to go on from
+    say:Callable=None,  # is told how far it is
+) -> pd.DataFrame:  # rows: metrics below, and with the rule `null` of b's tokens in another order within the batch
+    """Measures how two models route one text, and how far apart their answers are.
 
-    With the rule `null`: b's tokens in another order within the batch. ValueError for other tokens or experts."""
+    Of every layer `same_set` (share of tokens), `overlap`, `matched_overlap` and the `match` of each expert,
+    `gate_correlation`; of the answers `loss` (unit A and B), `loss_difference` (B minus A) and `divergence` in nats, a
+    seed for each stretch of the text. ValueError for other tokens or experts."""
     windows = windows_asked(a, text, tokenize, context, batch, tokens)
     check_same_text(a, b, windows, lambda: windows_asked(b, text, tokenize_b or tokenize, context, batch, tokens)())
     n, own, name = sum(1 for _ in windows()), routers_of(a), f"{a.name}:{b.name}"

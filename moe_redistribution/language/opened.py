@@ -281,13 +281,18 @@ class Moved:
                fix="for an exchange of E1 and E2 permute the gates: lambda g: g[..., [0, 2, 1, 3]]")
 
 # %% ../../nbs/4b_language/07_opened.ipynb #0d5c1e40
-def open_model(model:str|Path|torch.nn.Module, tokens:torch.Tensor=None, dtype:str="auto", device_map:str|dict=None,
-               batch:int=None, pad:int=None, family=None, **more) -> LanguageModel:
-    """A subject from a transformers `model`, a folder with its weights, or a name on the hub.
+def open_model(
+    model:str|Path|torch.nn.Module,  # a causal transformers model, a folder with its weights, or a name on the hub
+    tokens:torch.Tensor=None,  # windows (n, T + 1) that instruments read; none: only what is given to it
+    dtype:str="auto",  # as in `from_pretrained`, where a folder or a name is loaded
+    device_map:str|dict=None,  # as in `from_pretrained`
+    batch:int=None,  # windows at a time in `predict`; all at once if none is given
+    pad:int=None,  # a token that stands for none
+    family=None,  # a `Family`, for what a pass cannot show; by the model's class if none is given
+    **more,  # others of `from_pretrained`
+) -> LanguageModel:  # a subject, which every instrument opens
+    """Opens a transformers model; `more` as in `from_pretrained`.
 
-    `tokens`: windows (n, T + 1) that instruments read. `batch`: windows at a time in `predict`. `pad`: a token that
-    stands for none. `dtype`, `device_map` and `more` as in `from_pretrained`; `family`: a `Family`, for what a pass
-    cannot show.
     ValueError for a folder without a model, or another kind of model."""
     if isinstance(model, (str, Path)):
         return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch, pad, family)

@@ -30,7 +30,9 @@ from ..instruments.scores import MEASURES, SENDERS, Tally, tally
 # %% ../../nbs/4b_language/08_streaming.ipynb #b280b974
 PIECE = 1 << 16                                                             # characters at a time
 
-def byte_tokens(text:str) -> list:
+def byte_tokens(
+    text:str,  # any text
+) -> list:  # numbers 0 to 255, one for each byte in UTF-8
     "A text as numbers of its bytes."
     return list(text.encode())
 

@@ -75,8 +75,11 @@ def limit_of(how):
     refuse(f"edit {how!r}", "positions such as 3, 0,5 or 4: behind the @", repr(where), f"{word}@4:")
 
 # %% ../../nbs/4b_language/06b_verbs.ipynb #0ee82783
-def steer(vector:torch.Tensor, scale:float=1.):
-    "An edit that adds `scale` times a `vector` (d,) to every token of a site. ValueError where it does not fit."
+def steer(
+    vector:torch.Tensor,  # (d,), finite
+    scale:float=1.,  # times which it is added
+) -> Callable:  # an edit of a site
+    "An edit that adds a vector to every token of a site. ValueError where it does not fit."
     if not isinstance(vector, torch.Tensor) or vector.ndim != 1 or not vector.isfinite().all():
         refuse("steering vector", "a tensor of d finite numbers", tuple(getattr(vector, "shape", ())) or vector)
     def add(x):

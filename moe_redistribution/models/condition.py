@@ -365,12 +365,14 @@ def _check_recipe(task):
     refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
 
 # %% ../../nbs/2_models/03_condition.ipynb #87f389be
-def condition(name:str|Condition) -> Condition:
-    """The condition called `name`; a `Condition` passes through, if its name says all of it.
+def condition(
+    name:str|Condition,  # such as add7/moe-e4k1-h256-silu, options in any order; a `Condition` passes through
+) -> Condition:  # every choice that training depends on
+    """The condition called `name` (§2, App. A).
 
-    Options may come in any order. Raises ValueError (expected, got, nearest valid, one fix) for an unknown task,
-    variant, option or event, an impossible width (both neighbours are named), k > E, a size beyond `LIMITS`, and a
-    name that means the same training as a plainer one."""
+    ValueError (expected, got, nearest valid, one fix) for an unknown task, variant, option or event, an impossible
+    width (both neighbours are named), k > E, a size beyond `LIMITS`, a name that means the same training as a plainer
+    one, and a `Condition` whose name does not say all of it."""
     if isinstance(name, Condition): return _as_named(name)
     if len(text := str(name)) > 300: _bad(text[:40] + "…", "a name of at most 300 characters", len(text), "shorten it")
     if (today := in_new_names(text)) != text: _bad(text, "events after an @", "the spelling of before",

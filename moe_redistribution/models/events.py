@@ -33,7 +33,7 @@ MODEL_PARTS = {"experts": EXPERTS, "attn": ATTENTION, "embed": EMBEDDINGS, "rout
 @dataclass(frozen=True)
 class Event:
     "What happens to a member after `step` steps. A kind of event has a `pattern` in names, with an `example`."
-    step: int
+    step: int                   # training steps before it
     pattern, example = "", ""
     anew = False                # does the optimiser count its steps from here?
     draw = 0                    # whose initial parameters it is given: 0 for the run's own, else another draw's

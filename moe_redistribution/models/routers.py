@@ -17,8 +17,8 @@ from ..tasks.kinds import Kind
 @dataclass(frozen=True)
 class Router:
     "How tokens find experts: a linear map of the residual stream, which learns unless it is frozen."
-    word: str
-    learns: bool = True
+    word: str                   # in names of conditions, behind a +
+    learns: bool = True         # does training move it?
     reads_stream = True         # False: a table, in which tokens look up their routes
     by_question = False         # needs a question that stands before all answers
     redraws = False             # holds other values at every step

@@ -40,12 +40,16 @@ def _printed(s, known):
     return a - b
 
 # %% ../../nbs/7_record/02_ledger.ipynb #0b3a258a
-def ledger(item:str=None, rows:pd.DataFrame=None, root:str|Path=None, keys:Sequence[str]=None) -> pd.DataFrame:
-    """Every claim with its verdict: LEDGER_COLUMNS, in the paper's order; with `item` those that quote a number of it,
-    with `keys` only these.
+def ledger(
+    item:str=None,  # only claims that quote a number of this item of the paper; all by default
+    rows:pd.DataFrame=None,  # rows they are decided by; the recorded ones by default
+    root:str|Path=None,  # the folder that holds results/; the clone if none is given
+    keys:Sequence[str]=None,  # only these claims; all by default
+) -> pd.DataFrame:  # LEDGER_COLUMNS in the paper's order; means in the rows' unit
+    """Every claim with its verdict.
 
-    `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open; means in the rows'
-    unit."""
+    `numbers`: how the quoted ones compare; `n_decides`: seeds that would close what is open. ValueError, with the
+    nearest, for an item that prints no number."""
     said, paper, bridge = statements(), paper_values(), claims().query("protocol == 'paper'")
     if item:
         ids = set(paper["id"][paper["item"].isin(printed_items(item))])

@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 import ast, hashlib, inspect, re, sys, traceback
 
 from .errors import choose, refuse
@@ -195,8 +196,14 @@ def all_or_nothing():
         raise
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #0c878cda
-def register(kind:str, name:str, thing=None, origin=None, **how):
-    """Registers a thing of a kind under a name; without a thing it decorates one.
+def register(
+    kind:str,  # one of `KIND_TABLES`, such as task, router, event, instrument or study
+    name:str,  # a new one
+    thing=None,  # what is registered; none decorates one
+    origin=None,  # whose it is; by default that of the file or notebook that calls
+    **how,  # what its kind asks for besides
+) -> Any:  # the thing, or without one what decorates it
+    """Registers a thing of a kind under a name.
 
     `how`: what its kind asks for besides, and things of other kinds under the same name, as a task's `recipe`.
     ValueError (expected, got, nearest, fix) for a kind that there is not, a name that is taken or cannot be read, and
@@ -299,8 +306,11 @@ def _run_file(path, module, spec):
                fix=f"mend {users_line(e, through=True) or 'it'}", cause=e)
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #81141139
-def import_file(file:str|Path, digest:str=None):
-    "The module of a Python file. ValueError if it cannot be imported, or is not the one with this SHA-256."
+def import_file(
+    file:str|Path,  # a Python file, which may import those beside it
+    digest:str=None,  # SHA-256 that it has to have, as from `own_digest`; any by default
+) -> ModuleType:  # the same one for the same bytes
+    "Imports a Python file as a module. ValueError if it cannot be, or is not the one with this SHA-256."
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         refuse("import", "a Python file", path, fix="--import my_study.py")
@@ -338,10 +348,10 @@ def _line(thing):
     about = getattr(thing, "about", None) or inspect.getdoc(thing)
     return re.split(r"(?<=[a-z0-9)`]\.) (?=[A-Z`])", " ".join(re.split(r"\n\n", about or "")[0].split()))[0]
 
-def registered_things(only:str=None) -> list:
-    """A line for each thing, of one kind or of all: its kind, its name, what it says of itself, where it comes from.
-
-    ValueError for a kind that there is not."""
+def registered_things(
+    only:str=None,  # one kind; all by default
+) -> list:  # dictionaries: kind, name, about (what it says of itself), origin (where it comes from)
+    "A line for each thing that is registered or the library's own. ValueError for a kind that there is not."
     return [dict(kind=kind, name=name, about=_line(thing), origin=str(table.origin(name)))
             for kind in ([only] if only else KIND_TABLES) for table in [table_of(kind)]
             for name, thing in table.every().items()]

@@ -60,8 +60,10 @@ class Doors:
 # %% ../../nbs/1_tasks/02_task.ipynb #53252a3d
 @dataclass(frozen=True, eq=False)
 class Task(Doors):
-    "Tokens, targets and read-out positions of one task; no model and no loss."
-    name: str
+    """Tokens, targets and read-out positions of one task (§3, App. A); no model and no loss.
+
+    What instruments need besides is in the fields of `Doors`. ValueError for what is not true of its examples."""
+    name: str                         # as conditions have it before the /
     d_vocab: int                      # input tokens
     d_vocab_out: int                  # output classes
     causal: bool                      # may a position see only what lies to its left?
@@ -182,7 +184,9 @@ def _maker(name, make):
 TASKS = Kind("task", "What the models are asked to do.", {"add7": add7_task, "modadd": modadd_task, "hist": hist_task},
              _maker, changed=lambda name: _made.pop(name, None), along=("recipe", "rules"))
 
-def get_task(name:str) -> Task:
+def get_task(
+    name:str,  # of a task of the library, or of one that is registered: add7, modadd, hist
+) -> Task:  # the same one at every call
     """The task called `name`, made once per process.
 
     ValueError for another name (with the nearest), and for a function that gives no task or fails (with its line)."""
@@ -259,8 +263,11 @@ def slices(task:Task) -> list:
     return out
 
 # %% ../../nbs/1_tasks/02_task.ipynb #37bb99cb
-def digits(correct:torch.Tensor, task:Task):
-    "Share of right scored predictions: `correct` (..., n, read) bool → (...), the paper's per-token accuracy (§3)."
+def digits(
+    correct:torch.Tensor,  # (..., n, read) bool
+    task:Task,  # says which of the read positions are scored
+) -> torch.Tensor:  # (...)
+    "Share of right scored predictions, the paper's per-token accuracy (§3)."
     return correct[..., list(task.scored)].float().mean((-1, -2))
 
 def exact(correct:torch.Tensor):
@@ -278,8 +285,10 @@ def majority(task:Task, by:torch.Tensor=None):
             out[rows, j] = task.targets[rows, j].mode().values
     return out
 
-def nulls(task:Task):
-    "Correctness (n, read), as probabilities, of predictors that do not compute. Digit accuracies are means of these."
+def nulls(
+    task:Task,  # whose answers are guessed
+) -> dict:  # predictor → (n, read), how likely it is right; digit accuracies are means of these
+    "What predictors score that do not compute: the most frequent answer, the current token, a guess, a task's own."
     current = task.tokens[:, list(task.read)]
     guesses = {"most frequent": majority(task), "current token": majority(task, current)}
     if task.d_vocab == task.d_vocab_out: guesses = {"copy": current} | guesses

@@ -344,15 +344,24 @@ def split_groups(trainings:Sequence) -> list:
     return [group for t in trainings for group in t.groups()]
 
 # %% ../../nbs/3_training/06_groups.ipynb #75bf73e2
-def train(conditions:str|Condition|Sequence, seeds:Sequence[int]=SEEDS, stream:str="authors", until:str="selected",
-          root:str|Path=None, measures:Sequence=(), steps:int=None, group_size:int=5, executor:str|Executor=None,
-          quiet:bool=None, device:str="cpu", budget:float=None, save_every:float=5.0) -> pd.DataFrame:
-    """Trains what is missing of these conditions and seeds and returns one row a run (with a `budget`: a finished one).
+def train(
+    conditions:str|Condition|Sequence,  # a condition or its name, or several
+    seeds:Sequence[int]=SEEDS,  # whose initial weights and batches
+    stream:str="authors",  # how a seed draws: authors (as their code), paired (alike for all arms) or crossed
+    until:str="selected",  # how far: first (a checkpoint rule), selected (all of them) or full (the end)
+    root:str|Path=None,  # the store's folder; `home()` if none is given
+    measures:Sequence=(),  # functions of (params, c) whose scores go into the history
+    steps:int=None,  # length of the schedule; the recipe's if none is given
+    group_size:int=5,  # seeds trained together
+    executor:str|Executor=None,  # where: see `open_executor`; "here" is this process, default one process a core
+    quiet:bool=None,  # True for no bars, nor the line a minute that a log has instead
+    device:str="cpu",  # of torch: cpu, cuda or cuda:1
+    budget:float=None,  # seconds, after which it stops with states kept, to go on from
+    save_every:float=5.0,  # seconds between states
+) -> pd.DataFrame:  # one row a run, with a `budget` a finished one: how far it came, whether it failed, CPU seconds
+    """Trains what is missing of some conditions and seeds; safe to interrupt and to repeat.
 
-    `conditions`: a name, or several. `seeds`, `stream`: whose initial weights and batches. `until`: how far, one of
-    `UNTIL`; `steps`: another length of the schedule. `measures`: functions of (params, c) whose scores go into the
-    history. `group_size`: seeds trained together. `root`: the store's folder (default: `home()`). `executor`, `quiet`,
-    `device`, `budget` and `save_every` as in `fulfil`."""
+    ValueError before any work for bad input, OSError for a bad disk."""
     store, conditions = Store(root), [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Training(str(c), seeds, stream, until, group_size, steps, measures) for c in conditions]
     fulfil(split_groups(asked), root, executor, quiet, device, budget, save_every=save_every)

@@ -25,8 +25,11 @@ STEP_SECONDS = {       # (task, routed): (reference condition, seconds a step, s
 _step_flops = cached_by_kind(flops)
 
 @by_name
-def expected_seconds(c:str|Condition, seed_steps:float) -> float:
-    "CPU seconds on one core of `seed_steps` training steps of a condition (steps × seeds)."
+def expected_seconds(
+    c:str|Condition,  # a condition or its name
+    seed_steps:float,  # training steps × seeds
+) -> float:  # CPU seconds on one core
+    "What training steps of a condition take. ValueError for what names no condition."
     alike = lambda task: get_task(task).source == c.get_task().source                # for a task of one's own
     like = (v for (t, routed), v in STEP_SECONDS.items() if routed == c.routed and alike(t))
     reference, seconds, fixed = STEP_SECONDS.get((c.task, c.routed)) or next(like)
@@ -37,9 +40,11 @@ def expected_seconds(c:str|Condition, seed_steps:float) -> float:
 TYPICAL_STEPS = {"add7": 700, "add7/no_ffn": 3_000, "modadd": 20_000, "hist": 1_000}
 
 @by_name
-def expected_steps(c:str|Condition, until:str) -> int:
-    """Steps that one seed of a condition is expected to train `until` a checkpoint rule, all of them, or the end
-    (`full`)."""
+def expected_steps(
+    c:str|Condition,  # a condition or its name
+    until:str,  # first: a checkpoint rule; selected: all of them; full: the end
+) -> int:  # training steps of one seed
+    "Steps that a condition is expected to train. ValueError for another `until`, and for what names no condition."
     whole = c.steps
     if choose("until", until, ("first", "selected", "full")) == "full": return whole
     # a quarter of the rate takes three times the steps

@@ -277,8 +277,13 @@ def home() -> Path:
 
 # %% ../../nbs/3_training/02_store.ipynb #040b54ac
 class Store:
-    "Runs on disk under `root` (default: `home()`), one sealed file per (condition, seed, stream); `lent`: none moves."
-    def __init__(self, root:str|Path=None, lent:bool=False): self.root, self.lent = Path(root) if root else home(), lent
+    "Runs on disk, one sealed file per (condition, seed, stream)."
+    def __init__(
+        self,
+        root:str|Path=None,  # the folder; `home()` if none is given
+        lent:bool=False,  # somebody else's: no file of it is moved
+    ):
+        self.root, self.lent = Path(root) if root else home(), lent
     def __repr__(self): return f"Store({self.root.name!r})"
 
     @by_name

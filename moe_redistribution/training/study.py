@@ -37,15 +37,13 @@ import moe_redistribution.studies
 # %% ../../nbs/3_training/08_study.ipynb #e1ec3134
 @dataclass(frozen=True)
 class Preset:
-    """One size of a study. `arms`: arm → its seeds; `stack`: seeds in one job, for all arms or by arm (others: 1);
-    `settings`: whatever else a job's rows depend on, as JSON can keep it; `recorded`: do its rows go into `results/`?
-    `note`: what is not attempted, and why, for a preset that is only an estimate."""
-    about: str
-    arms: dict
-    stack: int | dict = 1
-    settings: dict = field(default_factory=dict)
-    recorded: bool = True
-    note: str = ""
+    "One size of a study."
+    about: str              # in a line
+    arms: dict              # arm → its seeds
+    stack: int | dict = 1   # seeds in one job, for all arms or by arm (others: 1)
+    settings: dict = field(default_factory=dict)    # whatever else rows depend on, as JSON can keep it
+    recorded: bool = True   # do its rows go into results/?
+    note: str = ""          # what is not attempted, and why, for a preset that is only an estimate
     def __post_init__(self): object.__setattr__(self, "settings", deepcopy(self.settings))      # its own, in a loop as well
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
@@ -60,25 +58,20 @@ def needs_nothing(arm:str, seeds:Sequence[int], settings:dict):
 # %% ../../nbs/3_training/08_study.ipynb #e7e6e868
 @dataclass(frozen=True)
 class Study:
-    """One paper's experiments.
+    """One paper's experiments: arms, seeds, and a function that gives rows.
 
-    `run(arm, seeds, settings, desk)` gives rows, or None when its time is over; `seconds(arm, seeds, settings)`: what
-    it takes on one core. `content(arm, settings)`: what an arm's rows depend on, as JSON can keep it (default: its name
-    and all settings); `version` goes up when they change otherwise. `threads` for torch (default: the process's).
-    `needs(arm, seeds, settings)`: arms of the same preset, and trainings, that come first; see `desk.needed`. `fixed`:
-    beginning of an arm's name → why it takes no seeds but a preset's, as where a seed is a label. `reads`: an arm that
-    trains nothing → the arm whose trainings it reads."""
-    name: str
-    about: str
-    presets: dict
-    run: callable
-    seconds: callable
-    version: int = 1
-    content: callable = all_settings
-    threads: int = None
-    needs: callable = needs_nothing
-    fixed: dict = field(default_factory=dict)
-    reads: dict = field(default_factory=dict)
+    ValueError for a name that cannot be a folder's, and for no preset."""
+    name: str               # of its folder, its rows and its key
+    about: str              # in a line
+    presets: dict           # name → `Preset`
+    run: callable           # (arm, seeds, settings, desk) gives rows, or None when its time is over
+    seconds: callable       # (arm, seeds, settings): what it takes on one core
+    version: int = 1        # goes up when an arm's rows change otherwise than by `content`
+    content: callable = all_settings        # (arm, settings): what an arm's rows depend on, as JSON can keep it
+    threads: int = None     # of torch; the process's by default
+    needs: callable = needs_nothing         # (arm, seeds, settings): arms of the preset, and trainings, that come first
+    fixed: dict = field(default_factory=dict)   # beginning of an arm's name → why it takes no seeds but a preset's
+    reads: dict = field(default_factory=dict)   # an arm that trains nothing → the arm whose trainings it reads
     def __post_init__(self):
         for what, name in (("name of a study", self.name), *(("name of a preset", p) for p in self.presets)):
             if re.fullmatch(r"[A-Za-z]\w{0,59}", str(name)): continue
@@ -383,14 +376,20 @@ def study_rows(study:Study, preset:str="small", arms:str|Sequence[str]=None, see
     "Every stored row of a preset; its conditions read `study.preset/…`. Empty if none is stored."
     return study.rows(preset, study_jobs(study, preset, arms, seeds), root)
 
-def run_study(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None,
-              root:str|Path=None, executor:str|Executor=None, quiet:bool=None, budget:float=None, say:Callable=None,
-              device:str="cpu") -> pd.DataFrame:
-    """Carries out what is missing of a `preset` of a `study` and returns all its stored rows; safe to interrupt and to
-    repeat.
+def run_study(
+    study:Study,  # one that was defined in a notebook needs the executor "here"
+    preset:str="small",  # its size: seeds and settings
+    arms:str|Sequence[str]=None,  # only these of the preset's
+    seeds:Sequence[int]=None,  # only these, or new ones
+    root:str|Path=None,  # the store's folder; `home()` if none is given
+    executor:str|Executor=None,  # where: see `open_executor`; default one process a core
+    quiet:bool=None,  # True for no bars, nor the line a minute that a log has instead
+    budget:float=None,  # seconds, after which it stops with states kept, to go on from
+    say:Callable=None,  # is told the outlook, and the line a minute
+    device:str="cpu",  # of torch: cpu, cuda or cuda:1
+) -> pd.DataFrame:  # all stored rows of these jobs
+    """Carries out what is missing of a preset of a study; safe to interrupt and to repeat.
 
-    `arms`, `seeds`: only these of the preset's. `root`: the store's folder (default: `home()`). `executor`, `quiet`,
-    `budget`, `say` and `device` as in `fulfil`; a study that was defined in a notebook needs the executor "here".
     ValueError before any work for bad input, OSError for a bad disk."""
     jobs = study_jobs(study, preset, arms, seeds)
     fulfil(jobs, root, executor, quiet, device, budget, say)
