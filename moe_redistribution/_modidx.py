@@ -1049,6 +1049,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                          'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_elsewhere': ( '4_instruments/instrument.html#_say_if_elsewhere',
                                                                                                                             'moe_redistribution/instruments/instrument.py'),
+                                                           'moe_redistribution.instruments.instrument._say_if_for_all': ( '4_instruments/instrument.html#_say_if_for_all',
+                                                                                                                          'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_left_out': ( '4_instruments/instrument.html#_say_if_left_out',
                                                                                                                            'moe_redistribution/instruments/instrument.py'),
                                                            'moe_redistribution.instruments.instrument._say_if_moved': ( '4_instruments/instrument.html#_say_if_moved',

@@ -229,10 +229,8 @@ def _one_moved(params, c, kind, i, size=1.):
 
 _NAMED = r"(?i)(?:^|[_\W])L(?:ayer)?_?[\d*]|layer|first|last"
 
-def _say_if_left_out(of, got, once, params, c, seeds, how):
-    """Warns of rows that name no layer and go with one layer's weights and not with another's, and of rows of experts
-    or of layers that are the same for all, and stay the same where one alone becomes another."""
-    def moved(kind, i, size=1.): return once(_one_moved(params, c, kind, i, size), str(c), seeds, how)
+def _say_if_for_all(of, got, moved, c):
+    "Warns, and says so, of rows of experts or of layers that are the same for all, where one alone is another, too."
     for kind, n, column in (("E", c.n_experts, "unit"), ("L", c.n_layers, "unit"), ("L", c.n_layers, "site")):
         own, others = [x for x in (rf"(?:^|(?<=\.)){kind}\d+", f"{kind}*")] if n > 1 else ("", "")
         if not own or got[column].astype(str).str.extract(f"({own})")[0].nunique() < n: continue
@@ -246,10 +244,15 @@ def _say_if_left_out(of, got, once, params, c, seeds, how):
         if (was := alike(got)).empty: continue
         now = alike(moved(kind, 0)).reindex(was.index)
         if (odd := was[(now - was).abs() > 1e-3 * was.abs()]).size:
-            return warnings.warn(f"{of}: expected a value of each {'expert' if kind == 'E' else 'layer'}'s own; got "
-                                 f"{odd.iloc[0]:.6g} for all {n}, and another for all where only {kind}0 is another; "
-                                 "fix: take each by its own index, and no mean over them")
-    if c.n_layers == 1: return
+            warnings.warn(f"{of}: expected a value of each {'expert' if kind == 'E' else 'layer'}'s own; got "
+                          f"{odd.iloc[0]:.6g} for all {n}, and another for all where only {kind}0 is another; "
+                          "fix: take each by its own index, and no mean over them")
+            return True
+
+def _say_if_left_out(of, got, once, params, c, seeds, how):
+    "Warns of rows that name no layer and go with one layer's weights and no other's, or that are alike for all."
+    def moved(kind, i, size=1.): return once(_one_moved(params, c, kind, i, size), str(c), seeds, how)
+    if _say_if_for_all(of, got, moved, c) or c.n_layers == 1: return
     def plain(rows):
         words = rows[["unit", "site", "edit", "position", "metric"]].astype(str).agg(" ".join, axis=1)
         return rows[~words.str.contains(_NAMED)]
