@@ -20,17 +20,17 @@ LISTED = {  # what one wants to do → room → names
     "open": {
         "evidence.checkpoints": "checkpoint checkpoint_seeds", "language.opened": "open_model",
         "language.families": "tiny_model", "language.streaming": "byte_tokens", "instruments.trace": "trace"},
-    "change": {"instruments.ablation": "ablate", "instruments.patching": "patch", "language.verbs": "steer"},
+    "change": {"instruments.ablation": "ablate", "instruments.patching": "patch", "language.routing_edits": "steer"},
     "measure": {
         "tasks.task": "digits nulls", "instruments.copying": "without_copy copying_nulls",
         "instruments.instrument": "instruments_for misfits", "instruments.measuring": "measure_all",
         "language.audit": "audit", "language.loads": "text_loads compare_routes"},
     "ask": {
         "evidence.questions": "Question", "evidence.statistics": "interval paired_permutation",
-        "evidence.answers": "contrasts", "evidence.findings": "claim verdict_words", "record.ledger": "ledger"},
+        "evidence.contrasts": "contrasts", "report.recorded_claims": "claim verdict_words", "record.ledger": "ledger"},
     "read": {
-        "evidence.selection": "recorded_rows", "instruments.rows": "select", "evidence.values": "Arms Values",
-        "evidence.prose": "points", "evidence.tables": "to_read", "evidence.pages": "Page"},
+        "evidence.selection": "recorded_rows", "instruments.rows": "select", "report.values": "Arms Values",
+        "report.prose": "points", "report.tables": "to_read", "report.pages": "Page"},
     "bring your own": {
         "tasks.kinds": "register import_file registered_things", "tasks.task": "Task", "models.routers": "Router",
         "models.events": "Event", "instruments.instrument": "instrument", "training.study": "Study Preset"}}
@@ -71,6 +71,6 @@ FURTHER = {  # room → names that nothing but a person calls
     "instruments.fourier": "key_frequencies neurons_needed frequency_share", "instruments.histogram": "selectivity",
     "instruments.grokking": "gini weight_norms", "language.audit": "AuditPlan audit_plan",
     "language.opened": "sum_of_parts unit_names", "language.reading": "read_saved read_index",
-    "language.terms": "head_sources", "language.ways_out": "open_member save_member to_transformers to_transformer_lens",
+    "language.decomposition": "head_sources", "language.export": "open_member save_member to_transformers to_transformer_lens",
     "language.other_tools": "to_lens from_lens routes_to_engine routes_from_engine read_routes",
     "evidence.survival": "kaplan_meier mann_whitney"}

@@ -21,7 +21,7 @@ from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, atta
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, all_but, router_names, train_language
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import run_study, study_jobs
 
 TEXT = Planted()
@@ -267,7 +267,7 @@ def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeyp
     def stopped_once(*args, **more): return distil(*args, **more) if stops else stops.append(1)
     monkeypatch.setattr(study, "distil", stopped_once)
     job, = study_jobs(STUDY, "tiny", "dense")
-    assert not carry_out(job, tmp_path) and carry_out(job, tmp_path)
+    assert not run_job(job, tmp_path) and run_job(job, tmp_path)
     again = run_study(STUDY, "tiny", "dense", root=tmp_path, executor="here", quiet=True)
     assert again.equals(rows[rows["condition"].isin(set(again["condition"]))].reset_index(drop=True))
     assert {p.suffix for p in job.path(Store(tmp_path)).parent.iterdir()} <= {".safetensors", ".lock"}

@@ -17,7 +17,7 @@ from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import tiny_config, tiny_model
 from moe_redistribution.language.opened import open_model, sum_of_parts
-from moe_redistribution.language.terms import answer_terms
+from moe_redistribution.language.decomposition import answer_terms
 from moe_redistribution.language.watched import experts_in_use, own_eager
 from test_scores import Adapted
 

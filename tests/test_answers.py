@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution.evidence import answers, statistics as ev, printed as paper
+from moe_redistribution.evidence import contrasts as answers, statistics as ev, printed as paper
 from moe_redistribution.evidence.claims import REST, baselines, claims, seed_list
-from moe_redistribution.evidence.answers import compare
+from moe_redistribution.evidence.contrasts import compare
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.tasks.task import get_task

@@ -35,7 +35,7 @@ from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import group_path, pack, train_group
 from moe_redistribution.training.loop import init_members
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
-from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, own_file, study_jobs
 from same import assert_same_runs
 
@@ -115,7 +115,7 @@ def laid_out(tmp_path):
 def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(places, tmp_path, monkeypatch, capsys):
     def began(*args, **kwargs): raise Began
     class Began(BaseException): pass
-    for room, name in ((groups, "train_interval"), (jobs, "carry_out"), (streaming, "tally"),
+    for room, name in ((groups, "train_interval"), (jobs, "run_job"), (streaming, "tally"),
                        (streaming, "text_loss")):
         monkeypatch.setattr(room, name, began)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
@@ -139,8 +139,8 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
 WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "measure": (work, "measure"),
-        "record": (recording, "record_runs"), "study": (jobs, "carry_out"), "scores": (streaming, "tally"),
-        "ablate": (streaming, "text_loss"), "gates": (jobs, "carry_out"), "conditions": (experiments, "items_of"),
+        "record": (recording, "record_runs"), "study": (jobs, "run_job"), "scores": (streaming, "tally"),
+        "ablate": (streaming, "text_loss"), "gates": (jobs, "run_job"), "conditions": (experiments, "items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
         "kinds": (commands_room, "registered_things"), "rows": (coverage, "by_id"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
@@ -346,7 +346,7 @@ def shelf(tmp_path_factory):
     root = tmp_path_factory.mktemp("shelf")
     store, job, c = Store(root), study_jobs(words_study())[0], condition(TINY)
     train_group(TINY, [1, 2], root=root, steps=200)
-    carry_out(job, root)
+    run_job(job, root)
     state = group_path(store, c, [1, 2], "authors")
     seal(state, *pack(init_members(c, [1, 2], "authors")))
     desk = Desk(job, store)

@@ -390,7 +390,7 @@ class Group:
     def __init__(self, folder, name, ends, expected, whole, pace=lambda n: .2 + .1 * n):
         self.work = SimpleNamespace(seeds=tuple(range(len(ends))), each=expected, condition="add7/ffn-h8-silu",
                                     seconds=expected * len(ends) * .1)
-        self.tell, self.whole, self.pace = executors.Tell(folder / f"{name}.json", self.work), whole, pace
+        self.tell, self.whole, self.pace = executors.Progress(folder / f"{name}.json", self.work), whole, pace
         self.ends, self.step, self.at = ends, 0, 0.
     def interval(self, step): return 100 * self.pace(sum(end > step for end in self.ends))
     def left(self): return sum(map(self.interval, range(self.step, max(self.ends), 100)))
@@ -478,7 +478,7 @@ def test_a_log_gets_a_line_a_minute_from_the_process_that_trains_too(clock, in_a
         said, clock.now = [], 0.
         group = Group(tmp_path, str(steps), [steps, steps], expected=steps, whole=steps, pace=lambda n: .02)
         work = lambda tell: play([group], clock, lambda: None, lambda: False)
-        executors.hand_out(work, [[(group.tell,)]], [group.tell], executor="here", say=said.append)
+        executors.submit(work, [[(group.tell,)]], [group.tell], executor="here", say=said.append)
         return said
     assert not said_of(2000)                                                                              # 40 seconds
     long = said_of(20_000)

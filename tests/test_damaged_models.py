@@ -22,7 +22,7 @@ from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
-from moe_redistribution.language.terms import answer_terms
+from moe_redistribution.language.decomposition import answer_terms
 from moe_redistribution.language.weights import check_files, check_weights, weights_in
 from moe_redistribution.record import cli
 

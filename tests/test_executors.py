@@ -250,7 +250,7 @@ def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_name
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []
-    monkeypatch.setattr(work, "fulfil", lambda todo, **how: seen.append((todo, how)))
+    monkeypatch.setattr(work, "run_all", lambda todo, **how: seen.append((todo, how)))
     assert cli.main(["train", *NAMES, "--seeds", "1-20", "--device", "cuda", *asked]) == 0
     (todo, how), = seen
     # all seeds stacked

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from moe_redistribution.instruments.ablation import null_rows, whole_answer
-from moe_redistribution.evidence.figures import null_lines, tidy_axes, trajectories, two_ablations
+from moe_redistribution.report.figures import null_lines, tidy_axes, trajectories, two_ablations
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import rows
 

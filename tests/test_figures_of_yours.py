@@ -6,9 +6,9 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from moe_redistribution.evidence.figures import (by_panel, colour, label, named_once, rows_by_name, trajectories,
+from moe_redistribution.report.figures import (by_panel, colour, label, named_once, rows_by_name, trajectories,
                                                  two_ablations)
-from moe_redistribution.evidence.shapes import MODELS
+from moe_redistribution.report.shapes import MODELS
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import RECIPES

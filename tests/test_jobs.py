@@ -13,7 +13,7 @@ from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record.recording import unrecorded_jobs
 from moe_redistribution.tasks.task import TASKS, _made, get_task
 from moe_redistribution.training.groups import Stem, Training, stem_of, stems
-from moe_redistribution.training.jobs import begin_again, carry_out, fulfil, in_waves
+from moe_redistribution.training.jobs import begin_again, run_job, run_all, in_waves
 from moe_redistribution.training.loop import TASK_RULES, register_task
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, TrainingStudy, run_study, study_jobs
@@ -40,12 +40,12 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
     register_task("stemmed", lambda: t, RECIPES["add7"], ("first1000",))
     try:
         name = "stemmed/ffn-h8-silu"
-        fulfil(forks(name), tmp_path / "a", **HERE)
+        run_all(forks(name), tmp_path / "a", **HERE)
         shuffled = replace(t, targets=t.targets[torch.randperm(len(t), generator=torch.Generator().manual_seed(1))])
         _made["stemmed"] = shuffled
         assert begin_again(forks(name), tmp_path / "a") >= 6
         assert not list((tmp_path / "a" / "stems").rglob("*.safetensors"))
-        fulfil(forks(name), tmp_path / "a", **HERE), fulfil(forks(name), tmp_path / "b", **HERE)
+        run_all(forks(name), tmp_path / "a", **HERE), run_all(forks(name), tmp_path / "b", **HERE)
         for f in forks(name): same(tmp_path / "a", tmp_path / "b", f)
     finally:
         for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
@@ -53,13 +53,13 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
 
 @pytest.mark.audit
 def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_stem_is_moved_aside(tmp_path, capsys):
-    fulfil(forks(), tmp_path, **HERE)
+    run_all(forks(), tmp_path, **HERE)
     short = Training(f"{NAME}@450:reset0.25", (1, 2), until="full", steps=200)
-    fulfil([short], tmp_path, **HERE)
+    run_all([short], tmp_path, **HERE)
     assert {Store(tmp_path).load(short.condition, s).step for s in (1, 2)} == {200}
     other = Training(f"{NAME}@450:reset0.75", (1, 2), until="full", steps=600)
     for p in (tmp_path / "stems").rglob("*.resume"): p.write_bytes(p.read_bytes()[:-9] + b"x" * 9)
-    fulfil([other], tmp_path, **HERE), fulfil([other], tmp_path / "alone", **HERE)
+    run_all([other], tmp_path, **HERE), run_all([other], tmp_path / "alone", **HERE)
     same(tmp_path, tmp_path / "alone", other)
     assert "Moved aside; starting this seed at step 0" in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_stems_of_measures_with_one_name_are_two_and_a_measure_without_a_name_is
         def m(params, c): return {"m": torch.full((len(params["W_E"]),), x)}
         return m
     for x in (1., 2.):
-        fulfil(forks(measures=(measure(x),)), tmp_path / "both", **HERE)
+        run_all(forks(measures=(measure(x),)), tmp_path / "both", **HERE)
         for p in (tmp_path / "both").glob("v1/**/*.safetensors"):
             if x == 1.: p.unlink()
     history = Store(tmp_path / "both").load(forks()[0].condition, 1).history
@@ -90,7 +90,7 @@ def test_what_needs_an_arm_goes_when_the_arm_is_done_again(tmp_path):
     assert value() == 11.
     told[0] = 2.
     assert begin_again(study_jobs(study, arms="b"), tmp_path) == 2 and value() == 12.
-    assert carry_out(study_jobs(study, arms="c")[0], tmp_path)
+    assert run_job(study_jobs(study, arms="c")[0], tmp_path)
 
 
 def test_needs_that_do_not_exist_are_refused_before_any_work():
@@ -106,7 +106,7 @@ def test_needs_that_do_not_exist_are_refused_before_any_work():
 def test_many_seeds_are_trained_in_the_groups_that_they_ask_for_also_where_they_are_needed(tmp_path):
     eight = Training(NAME, range(1, 9), group_size=2, steps=200, until="full")
     assert [len(j.seeds) for j in in_waves([eight], tmp_path)[0]] == [2] * 4
-    fulfil([eight], tmp_path, **HERE)
+    run_all([eight], tmp_path, **HERE)
     assert Store(tmp_path).load(NAME, 3).manifest["group"] == [3, 4]
     both = Study("s", "", {"small": Preset("", {"a": (1,)})}, print, lambda *a: 1.,
                  needs=lambda *a: forks(seeds=(1, 2, 3, 4), group_size=2))

@@ -13,7 +13,7 @@ from moe_redistribution.language.small import (SIZE_NAMES, heldout_losses, next_
 from moe_redistribution.language.training import (LanguageRecipe, LanguageTraining, parameters_named, router_names,
                                                   train_language)
 from moe_redistribution.training.store import Store
-from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, Preset, Study, find_rows, study_jobs
 
 pytest.importorskip("transformers")
@@ -80,8 +80,8 @@ def study_of_two():
 
 def test_a_job_of_a_study_without_time_keeps_its_state_and_ends_with_the_same_rows(tmp_path):
     job, = study_jobs(study_of_two(), "tiny")
-    assert carry_out(job, tmp_path / "a") and carry_out(job, tmp_path / "b", time.time() + .01) is False
-    assert carry_out(job, tmp_path / "b")
+    assert run_job(job, tmp_path / "a") and run_job(job, tmp_path / "b", time.time() + .01) is False
+    assert run_job(job, tmp_path / "b")
     assert find_rows(job, Store(tmp_path / "a")).equals(find_rows(job, Store(tmp_path / "b")))
 
 

@@ -6,7 +6,7 @@ from moe_redistribution.evidence.claims import Claim, claims, seed_list, stateme
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
 from moe_redistribution.evidence.design import strike
-from moe_redistribution.evidence.pages import Page
+from moe_redistribution.report.pages import Page
 from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, PARTS_KINDS,
                                                               PARTS_LANGUAGE, REFITS, SPEEDS, STUDY, KindJudge,
                                                               language_arm, language_model, null_logits, rate_of,

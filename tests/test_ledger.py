@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from moe_redistribution.evidence import answers, printed as paper
+from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import by_id, coverage

@@ -14,7 +14,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.other_tools import (LENS, NOT_IN_LENS, from_lens, read_routes, routes_from_engine,
                                                      routes_to_engine, to_lens)
-from moe_redistribution.language.verbs import replay
+from moe_redistribution.language.routing_edits import replay
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))

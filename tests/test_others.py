@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence import selection
-from moe_redistribution.evidence.figures import without_ffn
+from moe_redistribution.report.figures import without_ffn
 from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, read_table
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows

@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import answers, table_files, selection, printed as paper, pages
+from moe_redistribution.evidence import contrasts as answers, table_files, selection, printed as paper; from moe_redistribution.report import pages
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.facts import fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
-from moe_redistribution.evidence.pages import Page, missing_runs, page_hash, stands_on, stored_pages
+from moe_redistribution.report.pages import Page, missing_runs, page_hash, stands_on, stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), claims()
 PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}

@@ -19,7 +19,7 @@ from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.instrument import instruments
-from moe_redistribution.evidence.pages import stored_pages
+from moe_redistribution.report.pages import stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
@@ -301,7 +301,7 @@ def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     script = """
 from moe_redistribution.evidence.checkpoints import checkpoint
 from moe_redistribution.evidence.selection import recorded_runs
-from moe_redistribution.evidence.pages import Page
+from moe_redistribution.report.pages import Page
 from moe_redistribution.record.ledger import ledger
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims

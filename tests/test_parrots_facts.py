@@ -3,7 +3,7 @@ from math import prod
 
 import pytest
 
-from moe_redistribution.evidence.answers import comparison
+from moe_redistribution.evidence.contrasts import comparison
 from moe_redistribution.evidence.selection import item_rows
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims

@@ -18,7 +18,7 @@ from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_grap
 from moe_redistribution.language.small import greedy_tokens, heldout_losses
 from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_language
 from moe_redistribution.training.store import Store, seal
-from moe_redistribution.training.jobs import carry_out
+from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, find_rows, run_study, study_jobs
 
 BOOK = PhoneBook(60, 3, 3)
@@ -62,8 +62,8 @@ def test_a_job_that_is_stopped_in_the_middle_gives_the_same_rows(arm, tmp_path, 
     job, = study_jobs(STUDY, "tiny", arm)
     with monkeypatch.context() as m:
         m.setattr(Desk, "next", lambda desk, state: seal(desk.path, *with_key(state(), desk.key)) and False)
-        assert carry_out(job, tmp_path) is False                                 # stopped at its first look
-    assert list(tmp_path.rglob("*.state")) and carry_out(job, tmp_path) and not list(tmp_path.rglob("*.state"))
+        assert run_job(job, tmp_path) is False                                 # stopped at its first look
+    assert list(tmp_path.rglob("*.state")) and run_job(job, tmp_path) and not list(tmp_path.rglob("*.state"))
     again = find_rows(job, Store(tmp_path))
     own = rows[rows["condition"].isin("parrots.tiny/" + again["condition"])].reset_index(drop=True)
     assert own["value"].tolist() == again["value"].tolist()                      # to the bit
@@ -152,7 +152,7 @@ def test_no_claim_at_equal_loss_is_averaged_over_losses_at_which_both_models_gue
 
 def test_recorded_differences_above_a_guess_come_out_of_recorded_looks(tmp_path):
     job = study_jobs(STUDY, "night", "equal", [3])[0]
-    assert carry_out(job, tmp_path)
+    assert run_job(job, tmp_path)
     again = find_rows(job, Store(tmp_path))
     there = rows_of("parrots", list("parrots.night/" + again["condition"].unique())).query("seed == 3")
     at = ["condition", "metric", "edit", "stratum"]

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moe_redistribution.evidence import pages
+from moe_redistribution.report import pages
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.counts import recorded_claims, recorded_numbers
 from moe_redistribution.studies.sparsity_moves.reading import progress, section_of, section_runs

@@ -13,7 +13,7 @@ from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.reading import read_saved
 from moe_redistribution.language.small import greedy_tokens
 from moe_redistribution.language.streaming import byte_tokens, in_groups, text_windows, tokenizer_of
-from moe_redistribution.language.verbs import At, steer
+from moe_redistribution.language.routing_edits import At, steer
 from tiers import first
 
 W = torch.randint(1, 50, (3, 7), generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.evidence import statistics as ev, selection
 from moe_redistribution.instruments.rows import ROW_COLUMNS
-from moe_redistribution.evidence.figures import pick
-from moe_redistribution.evidence.pages import Page
+from moe_redistribution.report.figures import pick
+from moe_redistribution.report.pages import Page
 from moe_redistribution.studies.sparsity_moves.experiments import REPLICATES, TWINS
 
 CONDITIONS = ["add7/ffn-h256-silu", "add7/ffn-h256-silu+ffnlr0.25", "add7/moe-e4k1-h256-silu"]

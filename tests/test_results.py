@@ -18,8 +18,9 @@ import torch
 
 from moe_redistribution.record import cli, ledger, models, recording
 from moe_redistribution.record.coverage import by_id
-from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design, findings,
+from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design,
                                          printed, registrations)
+from moe_redistribution.report import recorded_claims as findings
 from moe_redistribution.language import streaming
 from moe_redistribution.instruments.ablation import ablate, whole_answer
 from moe_redistribution.instruments.instrument import instruments
@@ -29,11 +30,11 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.tasks.data import SEEDS
-from moe_redistribution.evidence.answers import COMPARE_COLUMNS, comparison
-from moe_redistribution.evidence.pages import Page, page_hash, stale_pages, stored_pages
+from moe_redistribution.evidence.contrasts import COMPARE_COLUMNS, comparison
+from moe_redistribution.report.pages import Page, page_hash, stale_pages, stored_pages
 from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
 from moe_redistribution.studies.sparsity_moves.study import STUDY
-from moe_redistribution.evidence.figures import pick
+from moe_redistribution.report.figures import pick
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.store import of_clone
 from moe_redistribution.models.population import predict

@@ -8,7 +8,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, measures, routing_scores,
                                                    score_rows_of, tally, total_aarv)
-from moe_redistribution.language.terms import answer_terms, head_sources
+from moe_redistribution.language.decomposition import answer_terms, head_sources
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.population import init

@@ -16,8 +16,8 @@ from torch import Tensor
 from moe_redistribution.instruments import (ablation, attribution, bilinear, copying, fourier, grokking, heldout,
                                             histogram, patching, patterns, probes, rerouting, routing, scores, speed,
                                             trace)
-from moe_redistribution.language import (families, gated, layers, masks, recorded, regret, small, terms as stream_terms,
-                                         verbs, watched)
+from moe_redistribution.language import (decomposition as stream_terms, families, gated, layers, masks, recorded, regret,
+                                         routing_edits as verbs, small, watched)
 from moe_redistribution.models import ffn, more_routers, population
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.routers import question

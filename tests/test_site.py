@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moe_redistribution.evidence.thumbnails import figure_of
+from moe_redistribution.report.thumbnails import figure_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"

@@ -22,7 +22,7 @@ from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.kinds import _FOLDERS
 from moe_redistribution.tasks.task import _made, TASKS, get_task
 from moe_redistribution.training.groups import Training, train_group
-from moe_redistribution.training.jobs import begin_again, carry_out, missing_jobs
+from moe_redistribution.training.jobs import begin_again, run_job, missing_jobs
 from moe_redistribution.training.sources import _TOLD
 from moe_redistribution.training.store import Store, register_hash, seal, unseal
 from moe_redistribution.training.study import (Desk, Preset, Study, TrainingStudy, find_rows, fixed_arms,
@@ -46,33 +46,33 @@ def test_a_second_call_finds_everything_and_workers_say_what_this_process_says(t
 
 def test_a_job_whose_time_is_over_keeps_its_state_and_goes_on_to_the_bit(store):
     straight = STUDY.run(TINY.arm, list(TINY.seeds), TINY.settings, Desk(TINY, Store(store.root / "else")))
-    assert carry_out(TINY, store.root, time.time() - 1) is False                        # no time at all: nothing begun
+    assert run_job(TINY, store.root, time.time() - 1) is False                        # no time at all: nothing begun
     desk = Desk(TINY, store, deadline=time.time() + 1e-3)
     assert STUDY.run(TINY.arm, list(TINY.seeds), TINY.settings, desk) is None and desk.path.exists()
     assert unseal(desk.path)[1]["step"] == TINY.settings["steps"] // TINY.settings["looks"]
-    assert carry_out(TINY, store.root) and find_rows(TINY, store).equals(straight) and not desk.path.exists()
+    assert run_job(TINY, store.root) and find_rows(TINY, store).equals(straight) and not desk.path.exists()
 
 
 def test_a_state_of_another_job_is_not_gone_on_with(store):
     desk = Desk(TINY, store)
     seal(desk.path, {"p/W_up": torch.zeros(1)}, dict(step=50, key="another"))
     with pytest.warns(UserWarning, match="got another. Moved aside"): assert desk.left() is None
-    assert not desk.path.exists() and carry_out(TINY, store.root)
+    assert not desk.path.exists() and run_job(TINY, store.root)
 
 
 @pytest.mark.parametrize("spoil", [lambda b: b[:-7], lambda b: b.replace(b"final", b"finaL", 1), lambda b: b""],
                          ids=["cut short", "altered", "empty"])
 def test_rows_that_are_not_what_was_written_are_made_again(store, spoil):
-    assert carry_out(TINY, store.root)
+    assert run_job(TINY, store.root)
     path, good = TINY.path(store), find_rows(TINY, store)
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.warns(UserWarning, match="Moved aside as"): assert missing_jobs([TINY], store.root) == [TINY]
-    assert carry_out(TINY, store.root) and find_rows(TINY, store).equals(good)
+    assert run_job(TINY, store.root) and find_rows(TINY, store).equals(good)
 
 
 def test_rows_of_another_job_in_a_job_s_place_are_not_believed(store):
     other = study_jobs(STUDY, "small")[0]
-    assert carry_out(TINY, store.root)
+    assert run_job(TINY, store.root)
     os.replace(TINY.path(store), other.path(store))
     with pytest.warns(UserWarning, match="expected the job"): assert find_rows(other, store) is None
 
@@ -91,7 +91,7 @@ def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
     "Killed twice in the middle: the third process ends with the bits of one that was left alone."
     code = ("import sys; from moe_redistribution.training.study import *; "
             "from moe_redistribution.studies.granularity.study import STUDY; import torch; torch.set_num_threads(1); "
-            "carry_out(study_jobs(STUDY, 'small', 'built/8e4a')[0], sys.argv[1], save_every=0)")
+            "run_job(study_jobs(STUDY, 'small', 'built/8e4a')[0], sys.argv[1], save_every=0)")
     job = study_jobs(STUDY, "small", "built/8e4a")[0]
     state = job.path(Store(tmp_path)).with_suffix(".state")
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
         while not state.exists() or state.stat().st_mtime_ns == before: time.sleep(.01)
         p.kill(), p.wait()
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
-    assert carry_out(job, tmp_path / "alone")
+    assert run_job(job, tmp_path / "alone")
     assert find_rows(job, Store(tmp_path)).equals(find_rows(job, Store(tmp_path / "alone")))
 
 
@@ -180,9 +180,9 @@ GOOD = rows([.1, .2], [1, 2], condition="a", metric="letters")
     ids=["other seeds", "a seed missing", "another arm", "twice", "no metric", "no frame", "none"])
 def test_rows_that_are_not_the_job_s_are_refused_and_not_stored(store, given):
     job = study_jobs(one_arm(lambda *x: given))[0]
-    with pytest.raises(ValueError, match="job words.small/a: expected .*; got .*; fix: "): carry_out(job, store.root)
+    with pytest.raises(ValueError, match="job words.small/a: expected .*; got .*; fix: "): run_job(job, store.root)
     assert not job.path(store).exists()
-    assert carry_out(study_jobs(one_arm(lambda arm, seeds, *x: GOOD[GOOD["seed"].isin(seeds)]))[0], store.root)
+    assert run_job(study_jobs(one_arm(lambda arm, seeds, *x: GOOD[GOOD["seed"].isin(seeds)]))[0], store.root)
 
 
 @pytest.mark.parametrize("seeds", [(1, 1), "12", [1, -9]])
@@ -222,11 +222,11 @@ def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
         got = [desk.once(n, lambda part, x=x: ({"x": torch.tensor([x])}, {}))[0]["x"].item() for n, x in PARTS.items()]
         return rows(got, seeds, condition=arm, metric="letters") if stop.pop() else None
     PARTS, stop, job = {"draw": .1, "two": .2}, [True, False], study_jobs(one_arm(run))[0]
-    assert carry_out(job, store.root) is False
+    assert run_job(job, store.root) is False
     draw, two = (job.path(store).with_suffix(f".{n}.part") for n in PARTS)
     draw.write_bytes(two.read_bytes())
     with pytest.warns(UserWarning, match="expected part draw, got part two. Moved aside"):
-        assert carry_out(job, store.root)
+        assert run_job(job, store.root)
     assert find_rows(job, store)["value"].tolist() == pytest.approx([.1, .2])
     for kind, other in (("state", {"step": 1}), ("part", {"rows": {}})):
         seal(job.path(store), {}, other | dict(key=job.key, kind=kind))
@@ -234,7 +234,7 @@ def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
 
 
 def test_what_was_sealed_before_files_said_what_they_are_is_read(store):
-    assert carry_out(TINY, store.root)
+    assert run_job(TINY, store.root)
     tensors, info = unseal(TINY.path(store))
     good = find_rows(TINY, store)
     seal(TINY.path(store), tensors, {k: v for k, v in info.items() if k not in ("kind", "source")})
@@ -262,13 +262,13 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
             "def run(arm, seeds, settings, desk):\n    'Rows.'\n    return rows([value()] * len(seeds), seeds, "
             "condition=arm, metric='letters')\n")
     old = study_jobs(made(text))[0]
-    assert carry_out(old, store.root) and not told(find_rows, old, store)
+    assert run_job(old, store.root) and not told(find_rows, old, store)
     layout = made("# a comment\n" + text.replace("'Rows.'", "'Other words.'"))
     assert not told(find_rows, study_jobs(layout)[0], store)
     for changed in (text.replace("= 3", "= 44"), text.replace("return LETTERS", "return LETTERS + 1 + 1")):
         job = study_jobs(made(changed))[0]
         assert job.key == old.key and "code of words: expected what today's code gives" in told(find_rows, job, store)
-    assert begin_again([job], store.root) == 1 and carry_out(job, store.root)
+    assert begin_again([job], store.root) == 1 and run_job(job, store.root)
     assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
 
 
@@ -309,11 +309,11 @@ def test_a_job_says_when_it_began_and_under_which_register_also_after_a_stop(tmp
         return rows([1.], seeds, condition=arm, metric="digits")
     study = Study("told", "", {"small": Preset("", {"a": (1,)})}, run, lambda *x: 1.)
     job, store = study.job("small", "a", (1,)), Store(tmp_path)
-    assert not job.carry_out(store, deadline=time.time() + 60)
+    assert not job.run(store, deadline=time.time() + 60)
     began = json.loads(job.path(store).with_suffix(".began").read_text())
     (tmp_path / "again").touch()
     job.path(store).with_suffix(".began").write_text(json.dumps(began | dict(began="2020-01-01T00:00:00+00:00")))
-    assert job.carry_out(store)
+    assert job.run(store)
     info = unseal(job.path(store))[1]
     assert info["began"].startswith("2020-01-01") and info["registered"] == register_hash() != ""
     assert not job.path(store).with_suffix(".began").exists()

@@ -14,7 +14,7 @@ import torch
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
 from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.evidence.figures import RATES, at_rate, rate_lines
+from moe_redistribution.report.figures import RATES, at_rate, rate_lines
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.copying import without_copy
 from moe_redistribution.models.condition import condition

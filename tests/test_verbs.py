@@ -11,7 +11,7 @@ from moe_redistribution.language.families import MIXTURES, tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
                                                    units_of)
-from moe_redistribution.language.verbs import At, replay, steer
+from moe_redistribution.language.routing_edits import At, replay, steer
 from moe_redistribution.models.population import init
 from moe_redistribution.record.cli import main
 from tiers import first

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.table_files import ROOT
-from moe_redistribution.evidence.overviews import page_of
+from moe_redistribution.report.overviews import page_of
 from moe_redistribution.record.counts import claims_table, judged_here, recorded_claims
 from moe_redistribution.evidence.claims import PROTOCOLS, statements
 from moe_redistribution.record.ways import claim_files, claim_rows, contrasts_of, ways_out, write_claim_rows

@@ -17,7 +17,7 @@ from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import train_language
-from moe_redistribution.language.ways_out import (lens_state, open_member, save_member, to_transformer_lens,
+from moe_redistribution.language.export import (lens_state, open_member, save_member, to_transformer_lens,
                                                   to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.condition import condition

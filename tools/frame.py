@@ -18,7 +18,7 @@ widget.
 - **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository
 and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
-- **The foot.** What a page stands on (`evidence.pages.Opening`) is read where the rows are, and said where it ends.
+- **The foot.** What a page stands on (`report.pages.Opening`) is read where the rows are, and said where it ends.
 - **Addresses of claims.** A claim's key is an address on the page that judges it: where the page shows it, or in the
   list of all that it judges, at its foot (`record.ways`, `record.counts`).
 - **Rows.** The comparisons, the ledger, the contrasts and the register lie beside the pages, in rows/, so that a
@@ -38,7 +38,7 @@ from urllib.parse import quote
 
 import yaml
 
-from moe_redistribution.evidence.overviews import page_of
+from moe_redistribution.report.overviews import page_of
 from moe_redistribution.record.counts import judged_here, recorded_claims
 from moe_redistribution.record.ways import place_claims, write_claim_rows
 
@@ -48,7 +48,7 @@ RESULTS = r"6_studies/\w+/(?!0)"
 # there, the code of what is shown stands behind these words
 SHOWN = {"image/png": "how this figure is drawn", "text/html": "how this table is made",
          "text/markdown": "how these words are computed"}
-STORED = "application/vnd.moe-redistribution.page+json"  # as in evidence.pages
+STORED = "application/vnd.moe-redistribution.page+json"  # as in report.pages
 DIRECTIVE = r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$"
 
 

@@ -4,12 +4,12 @@ README.
     python tools/pages.py            execute what is stale
     python tools/pages.py --check    change nothing; name what is stale, exit status 1
 
-What a page reads is stored with its output (`evidence.pages`); nothing is listed here."""
+What a page reads is stored with its output (`report.pages`); nothing is listed here."""
 import subprocess
 import sys
 from pathlib import Path
 
-from moe_redistribution.evidence.pages import stale_pages
+from moe_redistribution.report.pages import stale_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,8 +16,8 @@ import torch
 
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_seeds
 from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.evidence.figures import RATES, SHORT, at_rate, colour, label, pick, without_ffn
-from moe_redistribution.evidence.shapes import MODELS as HUES
+from moe_redistribution.report.figures import RATES, SHORT, at_rate, colour, label, pick, without_ffn
+from moe_redistribution.report.shapes import MODELS as HUES
 from moe_redistribution.evidence.statistics import interval
 from moe_redistribution.instruments.copying import copying_nulls, without_copy
 from moe_redistribution.instruments.ablation import combine_edits

@@ -13,7 +13,7 @@ import pandas as pd
 from fastcore.basics import patch
 from ..tasks.errors import refuse
 from ..instruments.rows import WHERE
-from .answers import BOTH
+from .contrasts import BOTH
 from .statistics import flips_needed, holm, outcome, paired_contrast
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #5108e6be

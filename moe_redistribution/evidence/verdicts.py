@@ -18,7 +18,7 @@ from .claims import (ASKED_HERE, CONFIRMED, FORCED, POWER, REASONS, Claim, Measu
                                                 claims, contrasts_asked, each_name, seed_list, stand_in, statements)
 from .statistics import (TINY, flips_needed, interval, paired_permutation, seeds_beside,
                                                     seeds_needed, tost, verdict)
-from .answers import contrasts
+from .contrasts import contrasts
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #f1f76115
 Decision = namedtuple("Answer", "mean lo hi sd n p p_same test says note family", defaults=(1,))

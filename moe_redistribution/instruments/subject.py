@@ -13,7 +13,7 @@ from fastcore.basics import patch
 
 import torch
 from ..tasks.errors import refuse
-from ..tasks.doors import check_tokens
+from ..tasks.capabilities import check_tokens
 from ..tasks.task import Task
 from ..models.condition import Condition, by_name, condition
 from ..models.edits import each_layer, of_members, site_watcher

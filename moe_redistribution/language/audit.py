@@ -22,7 +22,7 @@ from ..models.edits import PerMember, apply_edit, each_layer
 from ..instruments.rows import rows, tidy
 from ..instruments.ablation import combine_edits
 from .router_pass import of_experts
-from .verbs import At, RouteEdit, RouteStep
+from .routing_edits import At, RouteEdit, RouteStep
 from .opened import LanguageModel
 from .streaming import (in_groups, mean_edits, model_key, site_means, windows_asked,
                                                    windows_digest)

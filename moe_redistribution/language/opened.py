@@ -29,7 +29,7 @@ from .layers import Layer, READ_ONLY, layer_sites, probe_model, probe_tokens
 from .hooks import check_places, listening, places_in
 from .watched import base_of, check_experts, device_of, n_experts
 from .reading import TextSubject
-from .verbs import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
+from .routing_edits import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
                                               token_mask, routes_apart)
 from ..instruments.trace import Trace
 

@@ -26,8 +26,8 @@ from ..instruments.trace import Trace, trace
 from .small import with_transformers, without_defaults
 from .weights import check_hooks, check_tokens_of, weights_digest
 from .layers import probe_digest
-from .terms import Layered, check_sums, linear_weight, exact_dtype, final_norm, rms_of
-from .verbs import limit_of
+from .decomposition import Layered, check_sums, linear_weight, exact_dtype, final_norm, rms_of
+from .routing_edits import limit_of
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #17f22382
 class TextSubject(Layered):

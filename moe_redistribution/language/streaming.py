@@ -23,7 +23,7 @@ from ..instruments.trace import trace
 from .weights import check_tokens_of, file_digest, weights_digest
 from .layers import probe_digest
 from .watched import transformers_here
-from .verbs import At, limit_of
+from .routing_edits import At, limit_of
 from .opened import LanguageModel, counted_at
 from ..instruments.scores import MEASURES, SENDERS, Tally, tally
 

@@ -19,7 +19,7 @@ from ..tasks.commands import add_form, command, csv_lines, show_table
 from ..tasks.errors import choose, refuse
 from ..training.store import COMMITTED, as_committed, as_it_lies, of_clone
 from ..instruments.rows import TABLE_FORMS
-from ..evidence.pages import page_hash, page_paths, stored_page
+from ..report.pages import page_hash, page_paths, stored_page
 from ..evidence.registrations import (ACCESS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES, SEALED,
                                                        WHOLE_FILES, file_definition, in_order, line_definitions,
                                                        named_arms, other_files, sealed_settings)

@@ -13,15 +13,15 @@ import re
 
 import pandas as pd
 from ..evidence.table_files import ROOT
-from ..evidence.figures import label
-from ..evidence.prose import margin_text
-from ..evidence.findings import former_verdicts, verdict_words
+from ..report.figures import label
+from ..report.prose import margin_text
+from ..report.recorded_claims import former_verdicts, verdict_words
 from ..evidence.registrations import changed_late
-from ..evidence.overviews import page_of, paper_of, still_open, word_link
+from ..report.overviews import page_of, paper_of, still_open, word_link
 from ..evidence.printed import papers
 from ..training.store import of_clone
-from ..evidence.tables import as_minus, md_table
-from ..evidence.values import registered
+from ..report.tables import as_minus, md_table
+from ..report.values import registered
 from .ways import deciding_readings, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS

@@ -13,7 +13,7 @@ import re
 
 import pandas as pd
 from ..tasks.commands import add_form, command, show_table
-from ..evidence.answers import NO_LINE
+from ..evidence.contrasts import NO_LINE
 from ..evidence.claims import (CONFIRMED, POWER, READS_NOTHING, Claim, claims, is_condition, seed_list,
                                                 statements)
 from ..evidence.printed import paper_values, printed_items

@@ -13,13 +13,13 @@ import pandas as pd
 from ..evidence.printed import paper_values, printed_items
 from ..evidence.claims import (ASKED_HERE, PROTOCOLS, READS_NOTHING, Claim, Measured, claims,
                                                 paper_items, statements)
-from ..evidence.findings import verdict_words
+from ..report.recorded_claims import verdict_words
 from ..evidence.statistics import Interval
 from ..evidence.table_files import ROOT
-from ..evidence.tables import typeset
+from ..report.tables import typeset
 from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
-from ..evidence.answers import comparison, contrast_table, finest_prints, number_row
+from ..evidence.contrasts import comparison, contrast_table, finest_prints, number_row
 from ..evidence.verdicts import (Decision, NOTHING, NO_RUN, decision, readings_of, seeds_to_decide,
                                                   verdict_on, why_no_run)
 from ..training.store import of_clone

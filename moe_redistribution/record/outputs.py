@@ -14,7 +14,7 @@ from pathlib import Path
 import json, re, subprocess
 
 from .. import PUBLIC
-from ..evidence.pages import page_paths
+from ..report.pages import page_paths
 from ..evidence.table_files import STORED
 from .versions import OF_PAGES, Versions
 

@@ -8,7 +8,7 @@ __all__ = ['OUTCOMES', 'LEVELS', 'outcome_of', 'predictions', 'right_by_chance',
 # %% ../../nbs/7_record/06b_predictions.ipynb #5c0e0003
 import numpy as np
 import pandas as pd
-from ..evidence.answers import POWERS
+from ..evidence.contrasts import POWERS
 from ..evidence.claims import FORCED, PROTOCOLS, seed_list, statements
 from ..evidence.registrations import seeds_seen
 from ..evidence.statistics import delta

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from ..tasks.commands import csv_lines
 from ..training.store import as_committed
-from ..evidence.answers import contrasts
+from ..evidence.contrasts import contrasts
 from ..evidence.claims import Claim, claims, each_name, statements
 from ..evidence.printed import DATA
 from ..evidence.selection import item_rows

@@ -23,7 +23,7 @@ from ..models.condition import RECIPES, condition
 from ..training.engine import long_way
 from ..training.executors import processes
 from ..training.groups import Training, check_work, split_groups, train
-from ..training.jobs import begin_again, fulfil, missing_jobs, outlook
+from ..training.jobs import begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
 from ..training.store import Store
 from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
@@ -142,11 +142,11 @@ def plain_way(name:str) -> str:
 def carry_all(jobs:Sequence, args:Namespace):
     "Carries out what is missing of some jobs as `train` and `study` are told to; says before and after how much it is."
     executor = args.executor or ("here" if args.device == "cuda" else None)
-    if args.dry_run: return print(outlook(missing_jobs(jobs), processes(executor)))
+    if args.dry_run: return print(estimate(missing_jobs(jobs), processes(executor)))
     if args.again: begin_again(jobs)
-    fulfil(jobs, executor=executor, device=args.device, budget=args.budget,
+    run_all(jobs, executor=executor, device=args.device, budget=args.budget,
            say=lambda text: print(text, file=sys.stderr, flush=True))
-    print("Now: " + outlook(missing_jobs(jobs)))
+    print("Now: " + estimate(missing_jobs(jobs)))
 
 # %% ../../nbs/7_record/04a_work.ipynb #996fb84b
 @command("train", "train what is missing for items of the paper, or conditions by name",

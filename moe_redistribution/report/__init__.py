@@ -17,7 +17,7 @@ __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Valu
            'verdict_table', 'verdict_words', 'verdicts', 'welch', 'without_ffn']
 
 # %% ../../nbs/5b_report/01_report.ipynb #66187e00
-import matplotlib.pyplot as plt
+from importlib import import_module
 import numpy as np
 import pandas as pd
 from ..tasks.errors import choose
@@ -31,20 +31,20 @@ from ..evidence.registrations import registered_on
 from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_seeds
 from ..evidence.selection import generalised_rows, recorded_history, recorded_rows, recorded_runs
-from ..evidence.pages import Opening, Page, missing_runs
-from ..evidence.answers import compare, comparison, contrasts
+from .pages import Opening, Page, missing_runs
+from ..evidence.contrasts import compare, comparison, contrasts
 from ..evidence.design import strike
-from ..evidence.tables import (compared_table, differences, item_title, laid_out, md_table, table, to_read, typeset)
-from ..evidence.values import Arms, Values, by_arm, mapped, registered
-from ..evidence.shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, hue_of, level_lines, look,
+from .tables import (compared_table, differences, item_title, laid_out, md_table, table, to_read, typeset)
+from .values import Arms, Values, by_arm, mapped, registered
+from .shapes import (axes, bars, curves, dots_by_arm, draw_dots, forest, heat, hue_of, level_lines, look,
                                                 name_at_ends, percent_axis)
-from ..evidence.figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_arm, label, name_ticks, null_levels,
+from .figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_arm, label, name_ticks, null_levels,
                                                  null_lines, pick, rate_lines, table_text, tidy_axes, trajectories, two_ablations,
                                                  verdicts, without_ffn)
-from ..evidence.findings import claim, numbers, verdict_words
-from ..evidence.prose import in_short, margin_text, points, prose, read_as, ruling
-from ..evidence.overviews import (claims_of, main_claims, open_claims, shown_link, verdict_link)
-from ..evidence.closing import contrast_answers, contrast_asks, verdict_table
+from .recorded_claims import claim, numbers, verdict_words
+from .prose import in_short, margin_text, points, prose, read_as, ruling
+from .overviews import (claims_of, main_claims, open_claims, shown_link, verdict_link)
+from .contrast_tables import contrast_answers, contrast_asks, verdict_table
 
 # %% ../../nbs/5b_report/01_report.ipynb #40ad6292
 _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values", "at_rate", "axes", "bars", "baselines", "by_arm",
@@ -57,3 +57,8 @@ _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values
          "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on", "ruling", "seeds_needed", "shown_link",
          "statements", "strike", "table", "table_text", "tidy_axes", "to_read", "tost", "trajectories", "two_ablations",
          "typeset", "verdict_link", "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
+
+def __getattr__(name):
+    "`plt`, when a page asks for it: a command that reads this part's tables need not wait for matplotlib."
+    if name == "plt": return import_module("matplotlib.pyplot")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import torch
-from .doors import check_task
+from .capabilities import check_task
 from .errors import choose, refuse
 from .kinds import Kind, worded_errors
 from .own_code import another_process, of_users, reads

@@ -28,7 +28,7 @@ from .jobs import Job, check_resumed
 from .groups import Training
 
 # %% ../../nbs/3_training/07b_company.ipynb #2ddc9e4c
-class OutOfTime(Exception): "A part of a job was stopped with its state kept; `carry_out` ends the job."
+class OutOfTime(Exception): "A part of a job was stopped with its state kept; `run_job` ends the job."
 
 def _begun(desk): return [*desk.path.parent.glob(f"{desk.path.stem}.*[te]")]                        # a state, a part
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HIRED', 'DIED', 'FORMS', 'worker', 'as_worker', 'no_worker', 'ignoring_interrupts', 'LocalExecutor', 'n_cores',
-           'local_executor', 'watch', 'Tell', 'Bars', 'spell', 'read_spec', 'processes', 'open_executor', 'watch_waves',
-           'hand_out', 'respects_lock', 'try_workers', 'dask_client', 'JobPool']
+           'local_executor', 'watch', 'Progress', 'Bars', 'spell', 'read_spec', 'processes', 'open_executor',
+           'watch_waves', 'submit', 'respects_lock', 'try_workers', 'dask_client', 'JobPool']
 
 # %% ../../nbs/3_training/05_executors.ipynb #62ebaf0c
 from pathlib import Path
@@ -123,7 +123,7 @@ def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: No
         raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #2e0f05ad
-class Tell:
+class Progress:
     """Writes a group's progress to a small file after every evaluation: steps done by all seeds, seeds ended, losses,
     and how many seconds it still takes: `left` as expected, `most` if its seeds train to the end of the schedule."""
     heard = None                # what is called after each telling, where the group is trained by who shows it
@@ -144,7 +144,7 @@ class Tell:
 
 # %% ../../nbs/3_training/05_executors.ipynb #173a6715
 @patch
-def paced(self:Tell, seeds:Sequence[int], step:int):
+def paced(self:Progress, seeds:Sequence[int], step:int):
     "Seconds that a step takes by now; what seeds took that have ended meanwhile counts until the others have stepped."
     before, self.last = self.last, (seeds, step, now := time.monotonic())
     if before and before[0] == seeds and step > before[1]:
@@ -154,7 +154,7 @@ def paced(self:Tell, seeds:Sequence[int], step:int):
     return self.pace and self.pace[1]
 
 @patch
-def write(self:Tell, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
+def write(self:Progress, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
     """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the speed
     since it was first told."""
     now, total = time.monotonic(), self.work.each * len(self.work.seeds)
@@ -293,7 +293,7 @@ def watch_waves(pool:str|Executor, f:Callable, waves:Sequence, show:Callable) ->
     if wrong: raise wrong
     return out
 
-def hand_out(f:Callable, waves:Sequence, tells:Sequence, folder:str|Path=None, executor:str|Executor=None,
+def submit(f:Callable, waves:Sequence, tells:Sequence, folder:str|Path=None, executor:str|Executor=None,
              quiet:bool=None, say:Callable=None) -> list:
     """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
     spec names, with bars for what they tell; results in the order of jobs.

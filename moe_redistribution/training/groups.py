@@ -28,7 +28,7 @@ from ..tasks.data import SEEDS, generators, STREAMS
 from .sources import changed_parts, code_of
 from .store import (Damaged, Run, Store, has_begun, machine, seal,
                                                set_aside as aside, sources, unseal, unseal_state)
-from .jobs import Job, Watch, fulfil, whole_seeds
+from .jobs import Job, Watch, run_all, whole_seeds
 from .orders import expected_seconds, expected_steps
 from .loop import (Members, init_members, unflatten, rules, is_reached, settled_members,
                                               done_members, UNTIL,
@@ -303,7 +303,7 @@ def groups(self:Training) -> list:
 def is_done(self:Training, store:Store): return not self.late(store)
 
 @patch
-def carry_out(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+def run(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
               device:str="cpu"):
     with reads(f"training of {self.condition}"), worded_errors(self.condition, "what can be trained"):
         done = train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
@@ -327,7 +327,7 @@ class Stem(Training):
     optional, kind = True, "stem"
     def at(self, store:Store): return stems(store, self.steps, self.measures)
     def late(self, store:Store): return Training.late(self, self.at(store))
-    def carry_out(self, store:Store, *how): return Training.carry_out(self, self.at(store), *how)
+    def run(self, store:Store, *how): return Training.run(self, self.at(store), *how)
     def set_aside(self, store:Store): return Training.set_aside(self, self.at(store))
 
 @patch(as_prop=True)
@@ -364,7 +364,7 @@ def train(
     ValueError before any work for bad input, OSError for a bad disk."""
     store, conditions = Store(root), [conditions] if isinstance(conditions, (str, Condition)) else list(conditions)
     asked = [Training(str(c), seeds, stream, until, group_size, steps, measures) for c in conditions]
-    fulfil(split_groups(asked), root, executor, quiet, device, budget, save_every=save_every)
+    run_all(split_groups(asked), root, executor, quiet, device, budget, save_every=save_every)
     there = [(t.condition, s) for t in asked for late in [t.late(store)] for s in t.seeds if s not in late]
     columns = ["condition", "seed", "stream", "step", "settled", "failed", "cpu_seconds"]
     return pd.DataFrame([store.load(c, s, stream).manifest for c, s in there], None,

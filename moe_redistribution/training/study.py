@@ -29,7 +29,7 @@ from ..tasks.kinds import Kind, import_file, need_files, origin_of, register
 from ..tasks.own_code import file_hash, handed_over, of_users, read_twice, say_if_again, say_if_alike
 from .sources import code_by_room, code_of, say_if_changed
 from .store import Damaged, Store, has_begun, machine, seal, set_aside as aside, unseal, write_whole
-from .jobs import Job, Watch, carry_out, fulfil, whole_seeds
+from .jobs import Job, Watch, run_all, whole_seeds
 from .groups import Training
 from .company import rows_of_job, say_if_unasked
 import moe_redistribution.studies
@@ -336,7 +336,7 @@ def first_began(self:Desk) -> dict:
 
 # %% ../../nbs/3_training/08_study.ipynb #748ae963
 @patch
-def carry_out(self:StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
+def run(self:StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
               device:str="cpu"):
     (path := self.path(store)).parent.mkdir(parents=True, exist_ok=True)
     wait = -1 if deadline is None else max(0, deadline - time.time())
@@ -385,14 +385,14 @@ def run_study(
     executor:str|Executor=None,  # where: see `open_executor`; default one process a core
     quiet:bool=None,  # True for no bars, nor the line a minute that a log has instead
     budget:float=None,  # seconds, after which it stops with states kept, to go on from
-    say:Callable=None,  # is told the outlook, and the line a minute
+    say:Callable=None,  # is told the estimate, and the line a minute
     device:str="cpu",  # of torch: cpu, cuda or cuda:1
 ) -> pd.DataFrame:  # all stored rows of these jobs
     """Carries out what is missing of a preset of a study; safe to interrupt and to repeat.
 
     ValueError before any work for bad input, OSError for a bad disk."""
     jobs = study_jobs(study, preset, arms, seeds)
-    fulfil(jobs, root, executor, quiet, device, budget, say)
+    run_all(jobs, root, executor, quiet, device, budget, say)
     return study.rows(preset, jobs, root)
 
 # %% ../../nbs/3_training/08_study.ipynb #6437e85b

@@ -28,7 +28,7 @@ from ...instruments.speed import rms_length
 from ...instruments.trace import trace
 from ...language.opened import LanguageModel
 from ...language.small import small_model
-from ...language.terms import answer_terms
+from ...language.decomposition import answer_terms
 from ...language.training import all_but, train_part
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #d2659988

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_TASKS', 'TABLE1', 'FIGURE1', 'ARMS', 'GELU', 'HEADLINE4', 'LABELS', 'SHAPES7', 'MODADD4', 'HIST4']
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #2ea8c50d
-from ...evidence.figures import set_labels
+from ...report.figures import set_labels
 
 # %% ../../../nbs/6_studies/sparsity_moves/01_arms.ipynb #9831a7a1
 PAPER_TASKS = ("add7", "modadd", "hist")            # a task that is registered from outside is none of the paper's

@@ -17,7 +17,7 @@ from ...instruments.instrument import instruments_for
 from ...evidence.checkpoints import checkpoint_path
 from ...evidence.selection import far_enough
 from ...evidence.claims import claims
-from ...evidence.thumbnails import heading_anchor, stored_figures
+from ...report.thumbnails import heading_anchor, stored_figures
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #c3e9ead4
 CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn")]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 from .arms import FIGURE1, TABLE1
-from ...evidence.answers import compare, comparison
+from ...evidence.contrasts import compare, comparison
 from ...evidence.claims import baselines
 from ...instruments.rows import write_frame
 from ...training.store import write_picture
-from ...evidence.figures import dots, label, null_lines, pick, draw_printed, table_text, tidy_axes
+from ...report.figures import dots, label, null_lines, pick, draw_printed, table_text, tidy_axes
 
 # %% ../../../nbs/6_studies/sparsity_moves/05_table1.ipynb #531b44a0
 def table1_text(rows, rule="first256") -> pd.DataFrame:
