@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, edits_for,
-                                                     share_rows, derangement, combine_edits, units, _partner,
+                                                     _share_rows, derangement, combine_edits, units, _partner,
                                                      _side_by_side)
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
@@ -180,7 +180,7 @@ def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edi
 
 def test_shares_are_plain_counts():
     hit = torch.rand(2, 1000, 5, generator=torch.Generator().manual_seed(0)) < .3
-    got = share_rows(hit, T, [1, 2], metric="digits", condition="x")
+    got = _share_rows(hit, T, [1, 2], metric="digits", condition="x")
     for (where, stratum), f in got.groupby(["position", "stratum"]):
         mask, js = strata(T)[stratum].tolist(), spans(T)[where]
         n = sum(mask[i][j] for i in range(1000) for j in js)

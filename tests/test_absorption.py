@@ -8,7 +8,7 @@ import torch
 
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.language.masks import f1_of, mass_in_top
+from moe_redistribution.language.masks import _f1_of, _mass_in_top
 from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.record.cli import main
 from moe_redistribution.studies.absorption import study
@@ -16,10 +16,10 @@ from moe_redistribution.studies.absorption.facts import gated_set_up, planted_fl
 from moe_redistribution.studies.absorption.study import ABSORPTION_ARMS, STUDY
 from moe_redistribution.tasks.text import Planted, generator_of
 from moe_redistribution.language.gated import (GATE_FORMS, Gating, Student, attach, gating_of, attention_layers,
-                                               deployed, detach, distil, kept_entries, last_keys,
+                                               deployed, _detach, distil, kept_entries, last_keys,
                                                listening_to_attention, new_gates, usual_keys, with_mean_attention)
 from moe_redistribution.language.small import small_model
-from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, all_but, router_names, train_language
+from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, all_but, router_names, train_language
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import run_study, study_jobs
@@ -58,7 +58,7 @@ def test_gate_and_oracle_keep_equally_many_so_precision_is_recall_is_f1(k):
     kept, wanted = (kept_entries(x, k)[..., k:, :] for x in (gate, A))
     hits = (kept & wanted).sum(-1)
     precision, recall = hits / kept.sum(-1), hits / wanted.sum(-1)
-    assert torch.equal(precision, recall) and torch.allclose(f1_of(gate, A, k), precision)
+    assert torch.equal(precision, recall) and torch.allclose(_f1_of(gate, A, k), precision)
 
 
 def test_the_oracle_of_logits_is_that_of_probabilities():
@@ -68,7 +68,7 @@ def test_the_oracle_of_logits_is_that_of_probabilities():
 
 def test_mass_grows_with_k_to_one():
     P = random_scores().softmax(-1)
-    shares = torch.stack([mass_in_top(P, k) for k in (1, 2, 5, 20)])
+    shares = torch.stack([_mass_in_top(P, k) for k in (1, 2, 5, 20)])
     assert (shares.diff(dim=0) >= -1e-6).all() and torch.allclose(shares[-1], torch.ones(()))
 
 
@@ -128,8 +128,8 @@ def test_detached_is_never_attached():
     names, own, out = [n for n, _ in model.named_parameters()], model.config._attn_implementation, said(model)
     attach(model, new_gates(model, 8, 1), Gating("post"), torch.full((2, 4), .5))
     attach(model, new_gates(model, 8, 2), Gating("hard", 4))
-    twin = detach(deepcopy(model))
-    detach(model)
+    twin = _detach(deepcopy(model))
+    _detach(model)
     for m in (model, twin):
         assert [n for n, _ in m.named_parameters()] == names and m.config._attn_implementation == own
         assert [len(x._forward_pre_hooks) for x in m.modules()] == hooks and torch.equal(said(m), out)
@@ -157,7 +157,7 @@ def test_listeners_hear_every_layer_once_and_leave():
 def test_a_state_keeps_what_moves_and_no_frozen_weights():
     model = tiny()
     attach(model, new_gates(model, 8, 1), Gating("post"))
-    kept = LanguageTraining(model, LanguageRecipe(5, looks=1, frozen=all_but("attn_gate"))).state()[0]
+    kept = _LanguageTraining(model, _LanguageRecipe(5, looks=1, frozen=all_but("attn_gate"))).state()[0]
     gates = {f"p/{n}" for n, _ in model.named_parameters() if "attn_gate" in n}
     assert {n for n in kept if n.startswith("p/")} == gates
 
@@ -190,7 +190,7 @@ def test_masks_that_read_nothing_are_the_same_for_every_text_and_attention_off_h
 
 def test_a_fused_step_gets_contiguous_gradients_of_routers(monkeypatch):
     model = small_model("olmoe", TEXT.d_vocab, 1, d=32, T=40)[0]
-    t = LanguageTraining(model, LanguageRecipe(10, aux_weight=1., task_gradient_to_router=False))
+    t = _LanguageTraining(model, _LanguageRecipe(10, aux_weight=1., task_gradient_to_router=False))
     real = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: [g.T.contiguous().T for g in real(*a, **k)])
     t.gradients(TOKENS)
@@ -304,7 +304,7 @@ def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():
         model = small_model("gpt2", 1000, 1, layers=2, d=256, heads=4, T=512, tie_word_embeddings=False,
                             attention="eager")[0]
         if how: attach(model, new_gates(model, 32, 1), how)
-        training, tokens = LanguageTraining(model, LanguageRecipe(100)), torch.randint(1000, (2, 513))
+        training, tokens = _LanguageTraining(model, _LanguageRecipe(100)), torch.randint(1000, (2, 513))
         def step():
             began = time.perf_counter()
             training.one_step(tokens)

@@ -11,11 +11,11 @@ from moe_redistribution.instruments.rerouting import gradient_norms
 from moe_redistribution.studies.absorption_ffn import study as room
 from moe_redistribution.studies.absorption_ffn.deployed import (CachedExperts, affine_logits, alone_gates,
                                                                 answer_scores,
-                                                                as_copies, as_slices, best_factor, fit_linear,
-                                                                imitation, oracle, router_of, ways)
+                                                                as_copies, as_slices, best_factor, _fit_linear,
+                                                                _imitation, oracle, router_of, ways)
 from moe_redistribution.studies.absorption_ffn.study import (ABSORBING, DEPLOYED, NOISED, STUDY, SWAPPED,
-                                                             absorbed_rows, by_edit, fork_name, fork_of, looks, loss_of,
-                                                             measures_of)
+                                                             _absorbed_rows, by_edit, _fork_name, _fork_of, looks, loss_of,
+                                                             _measures_of)
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, run_study, study_jobs
@@ -52,9 +52,9 @@ def tiny(tmp_path_factory):
                                        ("top2_frozen", "swap+all+router"), ("top2", "attn"), ("frozen", "all")])
 def test_a_fork_is_the_run_from_scratch_under_its_name_to_the_bit(bases, arm, edit):
     before = bases[arm].w.clone()
-    fork = fork_of(bases[arm], edit, arm)
+    fork = _fork_of(bases[arm], edit, arm)
     train_interval(fork, 4)
-    whole = trained(fork_name(arm, 6, edit), 10)
+    whole = trained(_fork_name(arm, 6, edit), 10)
     for n in ("w", "m", "v"): assert torch.equal(getattr(fork, n), getattr(whole, n)), n
     assert torch.equal(bases[arm].w, before) and bases[arm].step.tolist() == [6, 6]       # others fork from it, too
 
@@ -62,7 +62,7 @@ def test_a_fork_is_the_run_from_scratch_under_its_name_to_the_bit(bases, arm, ed
 @pytest.mark.parametrize("arm", SWAPPED)
 def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
     for edit in looks(arm, dict(after=[1], long=[1])):
-        fork, words = fork_of(bases[arm], edit, arm), edit.split("+")
+        fork, words = _fork_of(bases[arm], edit, arm), edit.split("+")
         began = {n: v.clone() for n, v in unflatten(fork.w, fork.c).items()}
         train_interval(fork, 2)
         moved = {n for n, v in unflatten(fork.w, fork.c).items() if not torch.equal(v, began[n])}
@@ -74,7 +74,7 @@ def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
 @pytest.mark.parametrize("arm", NOISED)
 def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
     base = trained(ABSORBING[arm], 250)
-    noisy, swapped = (fork_of(base, e, arm) for e in ("noise", "swap"))
+    noisy, swapped = (_fork_of(base, e, arm) for e in ("noise", "swap"))
     a, b, own = (loss_of(x.w, x.c) for x in (noisy, swapped, base))
     torch.testing.assert_close(a, b, rtol=.02, atol=.02)
     moved = {n for n, v in unflatten(noisy.w - base.w, base.c).items() if v.abs().max() > 0}
@@ -82,7 +82,7 @@ def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
 
 
 def test_every_arm_gets_the_same_router_B_which_is_not_its_own(bases):
-    routers = [unflatten(fork_of(bases[arm], "swap", arm).w, condition(ABSORBING[arm]))["W_router"] for arm in SWAPPED]
+    routers = [unflatten(_fork_of(bases[arm], "swap", arm).w, condition(ABSORBING[arm]))["W_router"] for arm in SWAPPED]
     assert all(torch.equal(x, routers[0]) for x in routers)
     B = router_of(condition(ABSORBING["frozen"]), SEEDS, "paired", 1, routers[0])
     A = unflatten(init_members(condition(ABSORBING["frozen"]), SEEDS, "paired").w,
@@ -166,12 +166,12 @@ def test_a_linear_router_learns_any_linear_choice(bases):
     x = opened(bases["frozen"])
     W = torch.randn(2, 64, 4, generator=torch.Generator().manual_seed(0))
     chosen = torch.einsum("s b t d, s d e -> s b t e", x.mid, W).argmax(-1)
-    assert (imitation(x, chosen) == chosen).float().mean() > .97
+    assert (_imitation(x, chosen) == chosen).float().mean() > .97
 
 
 def test_a_fit_of_features_that_do_not_vary_together_stays_finite():
     x = torch.randn(1, 50, 1, generator=torch.Generator().manual_seed(0)).expand(-1, -1, 3)
-    assert fit_linear(x, (x[..., 0] > 0).long(), 2).isfinite().all()
+    assert _fit_linear(x, (x[..., 0] > 0).long(), 2).isfinite().all()
 
 
 def test_no_expert_is_better_than_the_oracles(bases):
@@ -209,13 +209,13 @@ def test_a_job_that_is_ended_after_every_step_gives_the_same_rows(tmp_path, monk
     monkeypatch.setattr(room, "REPAIRS", ("swap+experts", "swap+all"))
     monkeypatch.setitem(room.RECIPES["add7"], "eval_every", 5)
     job = study_jobs(STUDY, "tiny", "top2")[0]
-    whole = absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "a")))
+    whole = _absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "a")))
     assert whole is not None
     job.path(Store(tmp_path / "b")).parent.mkdir(parents=True)
     for n in range(20):
-        parts = absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
+        parts = _absorbed_rows("top2", SEEDS, settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
         if parts is not None: break
-    assert n == 1 + len(measures_of("top2", settings))
+    assert n == 1 + len(_measures_of("top2", settings))
     pd.testing.assert_frame_equal(whole, parts)
 
 
@@ -223,9 +223,9 @@ def test_every_arm_has_its_measures():
     assert {*SWAPPED, *DEPLOYED} == set(ABSORBING)
     settings = STUDY.presets["small"].settings
     for arm in ABSORBING:
-        names = list(measures_of(arm, settings))
+        names = list(_measures_of(arm, settings))
         assert ("deployed" in names) == (arm in DEPLOYED) and ("swap+experts" in names) == (arm in SWAPPED)
-        for edit in looks(arm, settings): condition(fork_name(arm, settings["fork"], edit))
+        for edit in looks(arm, settings): condition(_fork_name(arm, settings["fork"], edit))
     assert all(len(p.arms[a]) >= 16 for p in [STUDY.presets["small"]] for a in ABSORBING)
 
 

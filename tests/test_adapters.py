@@ -15,10 +15,10 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import tiny_config, tiny_model
+from moe_redistribution.language.families import _tiny_config, tiny_model
 from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.language.decomposition import answer_terms
-from moe_redistribution.language.watched import experts_in_use, own_eager
+from moe_redistribution.language.watched import _experts_in_use, _own_eager
 from test_scores import Adapted
 
 logging.disable_progress_bar()
@@ -162,7 +162,7 @@ def test_weights_that_are_nowhere_are_named():
     model = made()
     model.model.layers[1].mlp.to("meta")
     with pytest.raises(ValueError, match=r"got model.layers.1.mlp.\S+ on the device meta"): open_model(model)
-    with torch.device("meta"): away = type(model)(tiny_config("olmoe"))
+    with torch.device("meta"): away = type(model)(_tiny_config("olmoe"))
     with pytest.raises(ValueError, match="got model.embed_tokens.weight on the device meta"): open_model(away)
 
 
@@ -345,7 +345,7 @@ def test_an_adapter_that_was_switched_off_is_read_right_or_named(part):
 def with_capacity(self, hidden, index, weights):
     "Experts as many registered ones are: tokens beyond an expert's capacity are dropped."
     for e in range(len(self.down_proj)): weights = weights.masked_fill((index == e) & ((index == e).cumsum(0) > 40), 0)
-    return experts_in_use(self, hidden, index, weights)
+    return _experts_in_use(self, hidden, index, weights)
 
 
 with_capacity.__module__ = "my_kernels"
@@ -359,7 +359,7 @@ def test_experts_by_a_function_that_somebody_registered_are_refused_and_so_is_th
     for f in (lambda: open_model(model), lambda: s.run(TOKENS), lambda: s.generate(TOKENS, 2)):
         with pytest.raises(ValueError, match="got 'capacity', which somebody registered; nearest valid: eager"): f()
     model.set_experts_implementation("eager")
-    def attend(module, *args, **kwargs): return own_eager(module)(module, *args, **kwargs)
+    def attend(module, *args, **kwargs): return _own_eager(module)(module, *args, **kwargs)
     attend.__module__ = "my_kernels"
     AttentionInterface.register("windowed", attend), AttentionMaskInterface.register("windowed", eager_mask)
     model.set_attn_implementation("windowed")

@@ -9,7 +9,7 @@ from scipy import stats
 from moe_redistribution.evidence import contrasts as answers, statistics as ev, printed as paper
 from moe_redistribution.evidence.claims import REST, baselines, claims, seed_list
 from moe_redistribution.evidence.contrasts import compare
-from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.studies.sparsity_moves.facts import _fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.tasks.task import get_task
 
@@ -341,7 +341,7 @@ def test_what_a_share_leaves_is_one_minus_it_seed_by_seed():
 def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
     """A claim about one unit sees no other; a claim about the whole takes rows whose unit is empty, `all` or `none`,
     and those once."""
-    facts = fact_rows(FFN).assign(instrument="facts")
+    facts = _fact_rows(FFN).assign(instrument="facts")
     assert claim("appC.5.001")["unit"] == "patch25" and answer(facts, "appC.5.001")["ours_mean"] == 25
     assert answer(facts[facts["unit"] != "patch25"], "appC.5.001")["verdict"] == "not attempted"
     whole = facts[facts["unit"] == "patch25"].assign(unit="", value=99)
@@ -356,7 +356,7 @@ def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
 
 def test_a_count_that_needs_no_run_is_exact_and_one_off_is_wrong():
     "Margin 0: the number of +1 tokens agrees when it is the printed one, differs when it is not, and has no spread."
-    facts = fact_rows(FFN).assign(instrument="facts")
+    facts = _fact_rows(FFN).assign(instrument="facts")
     got = answer(facts, "appA.002")
     assert (got["ours_mean"], got["verdict"], got["ours_std"], got["ours_n"]) == (got["paper_mean"], "agrees", 0, 1)
     assert claim("appA.002")["margin"] == 0 and got["ours_lo"] == got["ours_hi"] == got["ours_mean"]
@@ -370,7 +370,7 @@ def test_a_null_is_computed_and_a_claim_without_a_number_says_why():
     assert null["ours_mean"] == baselines()["most frequent"] == null["ours_hi"] and pd.isna(null["ours_n"])
     assert (none["verdict"] == "not attempted" and np.isnan(none["ours_mean"])
             and none["reason"] == claim("appB.001")["note"])
-    assert answer(fact_rows(FFN).assign(instrument="facts"), "tab3.013")["verdict"] == "not attempted"
+    assert answer(_fact_rows(FFN).assign(instrument="facts"), "tab3.013")["verdict"] == "not attempted"
 
 
 # --- reasons ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.instruments.attribution import (attention_share, attribution, attribution_rows, coarse_terms,
+from moe_redistribution.instruments.attribution import (attention_share, attribution, attribution_rows, _coarse_terms,
                                                         rank1_share, ranked_heads)
 from moe_redistribution.models.population import init
 from moe_redistribution.models.planted import carry_by_ffn
@@ -95,7 +95,7 @@ def test_ranks_do_not_depend_on_the_order_of_heads():
 
 
 def test_a_model_without_ffn_has_all_of_the_share_in_attention():
-    assert torch.allclose(attention_share(coarse_terms(attribution(population("add7/no_ffn"), "add7/no_ffn", "all"))),
+    assert torch.allclose(attention_share(_coarse_terms(attribution(population("add7/no_ffn"), "add7/no_ffn", "all"))),
                           torch.ones(2, 1000, 5), atol=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_other_parameters_and_a_norm_that_is_not_frozen_are_refused():
     with pytest.raises(ValueError, match="nearest: 'head'"): attribution(population(NAMES[0]), NAMES[0], "heads")
 
 
-@pytest.mark.parametrize("make, splits", [(coarse_terms, {"all"}), (attention_share, {"component"}),
+@pytest.mark.parametrize("make, splits", [(_coarse_terms, {"all"}), (attention_share, {"component"}),
                                           (lambda terms: ranked_heads(terms, get_task("add7")), {"head", "all"})])
 def test_terms_of_a_split_that_does_not_tell_are_refused_not_added_up_under_a_wrong_name(make, splits):
     name = "add7/moe-e4k1-h16-silu"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from moe_redistribution.evidence.audits import audit_map, audit_table, saliency_table, shown_audit, sign_flip_tests
+from moe_redistribution.evidence.audits import audit_map, audit_table, saliency_table, shown_audit, _sign_flip_tests
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.language import watched
-from moe_redistribution.language.audit import (AuditPlan, audit, audit_forecast, audit_plan, audit_units, drawn_pairs,
-                                               same_size)
+from moe_redistribution.language.audit import (AuditPlan, audit, audit_forecast, audit_plan, audit_units, _drawn_pairs,
+                                               _same_size)
 from moe_redistribution.language.recorded import RecordedBatch, start_of
 from moe_redistribution.language.regret import route_regret
 from moe_redistribution.language.families import MIXTURES, tiny_model
@@ -189,7 +189,7 @@ def chance(models, path) -> np.ndarray:
         assert (effects(found) > .01).all()                                  # each of them does harm when it is closed
         wide = found[found["metric"].eq("effect") & found["stratum"].eq("beside")]
         wide = wide.pivot(index="seed", columns=["site", "unit"], values="value")
-        yield sign_flip_tests([wide[f"L0.E{e}", ""] - wide[f"L0.E{e}", "own load"] for e in range(8)]), found
+        yield _sign_flip_tests([wide[f"L0.E{e}", ""] - wide[f"L0.E{e}", "own load"] for e in range(8)]), found
 
 
 @pytest.mark.parametrize("models, most", [(5, .13), pytest.param(40, .08, marks=pytest.mark.audit)])
@@ -202,8 +202,8 @@ def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_mo
 
 
 def test_a_null_of_half_the_load_would_be_seen_by_that_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.language.audit.drawn_pairs",
-                        lambda pool, n, g: drawn_pairs(pool, n // 2, g))
+    monkeypatch.setattr("moe_redistribution.language.audit._drawn_pairs",
+                        lambda pool, n, g: _drawn_pairs(pool, n // 2, g))
     ps = np.concatenate([p for p, _ in chance(2, tmp_path / "any.txt")])
     assert np.mean(ps < .05) > .5
 
@@ -221,7 +221,7 @@ def test_draws_are_as_many_as_the_unit_has_in_each_window_and_noise_is_as_long(s
                 assert (gates[w] != 0).sum() - (closed[row] != 0).sum() == plan.pairs_of(b, k)[w].sum()
     assert sorted(k for turn in plan.turns for k in turn) == [0, 1, 2]
     x = torch.randn(1, 3, 5, 8)
-    new = same_size(lambda v: v * 0, 3)(x, None)
+    new = _same_size(lambda v: v * 0, 3)(x, None)
     assert (new - x).norm(dim=-1) == pytest.approx(x.norm(dim=-1)) and (new - x).flatten().corrcoef() < 2
     assert not torch.allclose(new, 0 * x)
 
@@ -241,11 +241,11 @@ def test_an_audit_of_64_experts_takes_40_passes_at_most_by_what_its_modules_were
     path = tmp_path / "long.txt"
     path.write_text("And God said, Let there be light: and there was light. " * 30)
     s = open_model(tiny_model("mixtral", vocab_size=256, num_hidden_layers=4, num_local_experts=16))
-    seen, own = dict(attention=0, experts=0), watched.one_expert
+    seen, own = dict(attention=0, experts=0), watched._one_expert
     def counted(self, e, x):
         seen["experts"] += len(x)
         return own(self, e, x)
-    monkeypatch.setattr(watched, "one_expert", counted)
+    monkeypatch.setattr(watched, "_one_expert", counted)
     for x in s.layers:
         x.o.register_forward_pre_hook(lambda m, args: seen.update(attention=seen["attention"] + len(args[0])))
     found = audit(s, path, byte_tokens, 8, batch=25)
@@ -315,7 +315,7 @@ def test_a_router_that_knows_has_less_regret_than_a_drawn_route(tmp_path):
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss"])
 def test_the_executed_route_by_live_weights_is_the_pass_itself(family, text, monkeypatch):
-    monkeypatch.setattr("moe_redistribution.language.regret.other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
+    monkeypatch.setattr("moe_redistribution.language.regret._other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
     rows = route_regret(open_model(tiny_model(family, vocab_size=256)), text, byte_tokens, 16, sample=8, others=1)
     assert rows.query("metric == 'regret'")["value"].abs().max() < 1e-5
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moe_redistribution.models.authors import from_authors, read_condition, to_authors
+from moe_redistribution.models.authors import from_authors, _read_condition, to_authors
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.models.routers import Router
 from moe_redistribution.models.variants import Variant
-from moe_redistribution.tasks.kinds import all_or_nothing, register
+from moe_redistribution.tasks.kinds import _all_or_nothing, register
 from moe_redistribution.tasks.task import get_task
 
 NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), ("modadd", (16, 20)), ("hist", (8, 4)))
@@ -86,7 +86,7 @@ def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
 
 def test_what_a_file_does_not_say_is_taken_from_the_caller():
     state = state_of("add7/moe-e4k1-h24-silu")
-    assert read_condition(state, "gelu", 2, "+frozen") == "add7/moe-e4k2-h24-gelu+frozen"
+    assert _read_condition(state, "gelu", 2, "+frozen") == "add7/moe-e4k2-h24-gelu+frozen"
     assert from_authors({"model_state_dict": state}, "silu")[1] == "add7/moe-e4k1-h24-silu"
 
 
@@ -121,7 +121,7 @@ class Doubled(Variant):
 
 @pytest.fixture
 def own_things():
-    with pytest.raises(InterruptedError), all_or_nothing():                 # taken back after the test
+    with pytest.raises(InterruptedError), _all_or_nothing():                 # taken back after the test
         register("router", "sharp", Sharp)
         register("variant", "doubled", Doubled("doubled", True))
         yield

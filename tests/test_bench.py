@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moe_redistribution.training.bench import (HEADLINE, as_row, floor_for, floor_limit, keep, plain_for,
-                                               share_of, target, train_for)
+from moe_redistribution.training.bench import (HEADLINE, _as_row, floor_for, _floor_limit, keep, _plain_for,
+                                               _share_of, _target, train_for)
 from moe_redistribution.models import ffn as experts, population as models
 from moe_redistribution.training import bench as bench_room
 
@@ -52,7 +52,7 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
     take."""
     def seconds(copies, m, k, n, _):
         return 2 * copies * m * k * n / 1e10 * (100 if copies > 64 else 2 if m * k > 2e6 else 1)
-    monkeypatch.setattr(bench_room, "bmm_seconds", seconds)
+    monkeypatch.setattr(bench_room, "_bmm_seconds", seconds)
     for name in HEADLINE["modadd"] + HEADLINE["hist"]:
         got = floor_for(name, 1, 1.0)
         assert got["rate"] == pytest.approx(1e10) and got["floor"] == pytest.approx(flops(name) / 1e10)
@@ -62,8 +62,8 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
 
 def test_full_batches_have_stricter_targets_than_small_ones():
     for dense, moe in HEADLINE.values():
-        assert not condition(dense).routed and condition(moe).routed and target(moe) > target(dense)
-        assert floor_limit(dense) <= floor_limit(moe) <= floor_limit(HEADLINE["add7"][1])
+        assert not condition(dense).routed and condition(moe).routed and _target(moe) > _target(dense)
+        assert _floor_limit(dense) <= _floor_limit(moe) <= _floor_limit(HEADLINE["add7"][1])
 
 
 def test_a_full_batch_is_timed_by_the_epoch_and_small_batches_by_twenty():
@@ -73,9 +73,9 @@ def test_a_full_batch_is_timed_by_the_epoch_and_small_batches_by_twenty():
 
 @pytest.mark.audit                                                    # two processes that import torch: 10 s
 def test_plain_processes_all_report_their_own_time():
-    got = plain_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
+    got = _plain_for("modadd/ffn-h8-gelu+d32", 0.3, 2, processes=2)
     assert len(got) == 2 and all(g["wall"] >= 0.3 and g["cpu"] < 1.2 * g["wall"] for g in got)
-    assert 0 < share_of(got) <= 1
+    assert 0 < _share_of(got) <= 1
 
 
 def rounds(**speeds): return [dict(speeds, share=.9), dict(speeds, share=.95)]
@@ -84,7 +84,7 @@ def rounds(**speeds): return [dict(speeds, share=.9), dict(speeds, share=.95)]
 @pytest.mark.parametrize("per_core, better", [(8., "as shipped"), (12.5, "per core")])
 def test_the_better_rival_is_named_and_the_promise_is_held_against_the_one_as_shipped(per_core, better):
     floors = [dict(floor=.02, rate=9e10, wall=1., cpu=.85)] * 2
-    row = as_row(HEADLINE["hist"][1], rounds(ours=50., plain=10., per_core=per_core), floors, 1, 2)
+    row = _as_row(HEADLINE["hist"][1], rounds(ours=50., plain=10., per_core=per_core), floors, 1, 2)
     assert (row["times_plain"], row["target"], row["better_plain"]) == (5, 2.5, better)
     assert row["times_plain_per_core"] == pytest.approx(50 / per_core)
     assert row["times_floor"] == pytest.approx(2) and row["step_ms"] == pytest.approx(40) and row["share"] == .85

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from moe_redistribution.instruments.bilinear import (FACTOR_NULLS, READERS, bilinear_rows, factors, gram, random_tables,
-                                                     readers, redrawn_factors, rotation, scores, shares, tensor,
-                                                     token_power, top_singular, with_nulls)
+from moe_redistribution.instruments.bilinear import (FACTOR_NULLS, READERS, _bilinear_rows, _factors, _gram, _random_tables,
+                                                     _readers, _redrawn_factors, _rotation, scores, _shares, _tensor,
+                                                     _token_power, _top_singular, with_nulls)
 from moe_redistribution.models.clocks import bilinear_clock, rotated_clock
 from moe_redistribution.instruments.fourier import concentration
 from moe_redistribution.models.population import init
@@ -32,7 +32,7 @@ def test_an_expert_is_its_tensor_where_the_activation_is_linear():
     name = "modadd/moe_glu-e2k1-h16-linear+d32"
     params, tokens = population(name), get_task("modadd").tokens[::777]
     tr = trace(params, tokens, name)
-    x, T = tr["resid_mid"].double(), tensor(params, name)
+    x, T = tr["resid_mid"].double(), _tensor(params, name)
     got = torch.einsum("seijk,sbtj,sbtk->sbtei", T, x, x)
     torch.testing.assert_close(got, tr["expert_out"].double(), rtol=1e-4, atol=1e-5)
 
@@ -41,10 +41,10 @@ def test_an_expert_is_its_tensor_where_the_activation_is_linear():
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name, symmetric):
     params = population(name)
-    T = tensor(params, name)
+    T = _tensor(params, name)
     if symmetric: T = (T + T.mT) / 2
-    gate, up, down = factors(params, name)
-    strength, mix = top_singular(gate, up, down, 6, symmetric)
+    gate, up, down = _factors(params, name)
+    strength, mix = _top_singular(gate, up, down, 6, symmetric)
     U, S, Vh = torch.linalg.svd(T.flatten(3), full_matrices=False)
     near(strength, S[..., :6], 1e-8)
     V = tables(gate, mix, up)
@@ -54,9 +54,9 @@ def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name,
 
 def test_tables_that_do_not_exist_are_nan_and_not_noise():
     params = population("modadd/glu-h24-gelu+d32")
-    gate, up, down = factors(params, "modadd/glu-h24-gelu+d32")
+    gate, up, down = _factors(params, "modadd/glu-h24-gelu+d32")
     down[..., 3:, :] = 0                                                        # three units are left
-    strength, mix = top_singular(gate, up, down, 6)
+    strength, mix = _top_singular(gate, up, down, 6)
     assert mix[..., :3].isfinite().all() and mix[..., 3:].isnan().all()
 
 
@@ -78,9 +78,9 @@ def by_loops(V, E_a, E_b):
 def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     name = "modadd/glu-h24-gelu+d32"
     params = population(name, 1)
-    own, (xa, xb) = factors(params, name), readers(params, name, through)
-    mix = top_singular(*own, 2)[1]
-    one_wave, on_sum = shares(*token_power(*own[:2], mix, (xa, xb)))
+    own, (xa, xb) = _factors(params, name), _readers(params, name, through)
+    mix = _top_singular(*own, 2)[1]
+    one_wave, on_sum = _shares(*_token_power(*own[:2], mix, (xa, xb)))
     V = tables(own[0], mix, own[1])[0, 0, 1]
     want = by_loops(V, xa[0, 0], xb[0, 0])
     assert math.isclose(one_wave[0, 0, 1] / 2, want[0], rel_tol=1e-9)
@@ -89,12 +89,12 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
 
 def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_transpose():
     params = population(SMALL["glu"])
-    gate, up, down = factors(params, SMALL["glu"])
-    mix, E = top_singular(gate, up, down)[1], params["W_E"][:, None, :P].double()
+    gate, up, down = _factors(params, SMALL["glu"])
+    mix, E = _top_singular(gate, up, down)[1], params["W_E"][:, None, :P].double()
     M = E[:, :, None] @ tables(gate, mix, up) @ E[:, :, None].mT
     a, s = torch.arange(P), torch.arange(P)[:, None]
     printed = lambda M: concentration(M[..., a, (s - a) % P].mean(-1)[:, 0].mT, "paper")
-    one_wave = shares(*token_power(gate, up, mix, (E, E)))[0]
+    one_wave = _shares(*_token_power(gate, up, mix, (E, E)))[0]
     near(printed(M), one_wave[:, 0] / 2)
     near(printed(M.mT), printed(M))
 
@@ -103,8 +103,8 @@ def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_trans
 def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
     "What the layer would write for x_a + x_b, without its activation, less what one of them alone makes it write."
     params = population(name, 1)
-    gate, up, down = factors(params, name)
-    xa, xb = readers(params, name, "attention")
+    gate, up, down = _factors(params, name)
+    xa, xb = _readers(params, name, "attention")
     unit = lambda x, w: x[0] @ w[0]                                                        # (e, p, w)
     pairs = (torch.einsum("eam,ebm->eabm", unit(xa, gate), unit(xb, up))
              + torch.einsum("eam,ebm->eabm", unit(xa, up), unit(xb, gate))) @ down[0][:, None]
@@ -123,7 +123,7 @@ def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
     "With queries of zero, or heads that look at a and at b whatever they hold, the mean pattern is that of each pair."
     params = bilinear_clock(apart=True) if name == LINEAR else population(name, 1)
     if name != LINEAR: params["W_Q"] = torch.zeros_like(params["W_Q"])
-    xa, xb = readers(params, name, "attention")
+    xa, xb = _readers(params, name, "attention")
     seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()  # 0+0, 5+0, 0+7
     near(seen[1] - seen[0], xa[0, 0, 5] - xa[0, 0, 0], 1e-5)
     near(seen[2] - seen[0], xb[0, 0, 7] - xb[0, 0, 0], 1e-5)
@@ -132,7 +132,7 @@ def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
 def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
     "n → 5n sends waves to waves and sums to sums."
     params = population(SMALL["moe_glu"])
-    gate, up, down = factors(params, SMALL["moe_glu"])
+    gate, up, down = _factors(params, SMALL["moe_glu"])
     E = params["W_E"][:, None, :P].double()
     one = scores(gate, up, down, {"e": (E, E)}, params["W_U"])["e"]
     other = E[:, :, torch.arange(P) * 5 % P]
@@ -144,27 +144,27 @@ def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
 
 def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimension():
     read = [torch.randn(1, 1, P, 32, dtype=torch.double, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
-    got = random_tables(read, 3, torch.Generator().manual_seed(2))
+    got = _random_tables(read, 3, torch.Generator().manual_seed(2))
     V = torch.randn(1, 1, 3, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(2))[0, 0, 1]
     eye = torch.eye(32, dtype=torch.double)[None, None]
-    want = shares(*token_power(eye, V.mT[None, None], torch.ones(1, 1, 32, 1).double(), read))
+    want = _shares(*_token_power(eye, V.mT[None, None], torch.ones(1, 1, 32, 1).double(), read))
     near(got[0][0, 0, 1], want[0][0, 0, 0])
     near(got[1][0, 0, 1], want[1][0, 0, 0])
 
 
 def test_nulls_keep_what_they_should_and_nothing_more():
     params, g = population(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
-    gate, up, down = factors(params, SMALL["moe_glu"])
-    same_gate, paired, same_down = redrawn_factors(gate, up, down, SMALL["moe_glu"], "shuffled", g)
+    gate, up, down = _factors(params, SMALL["moe_glu"])
+    same_gate, paired, same_down = _redrawn_factors(gate, up, down, SMALL["moe_glu"], "shuffled", g)
     assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
     near(paired.norm(dim=2).sort(-1).values, up.norm(dim=2).sort(-1).values)
-    turned = redrawn_factors(gate, up, down, SMALL["moe_glu"], "rotated", g)
-    near(top_singular(*turned, 5)[0], top_singular(gate, up, down, 5)[0], 1e-7)
+    turned = _redrawn_factors(gate, up, down, SMALL["moe_glu"], "rotated", g)
+    near(_top_singular(*turned, 5)[0], _top_singular(gate, up, down, 5)[0], 1e-7)
     near(turned[0].mT @ turned[1], gate.mT @ up)                                           # both readings turn together
     assert not torch.allclose(turned[0], gate, atol=.1)
-    Q = rotation((2, 3, 8), g)
+    Q = _rotation((2, 3, 8), g)
     near(Q @ Q.mT, torch.eye(8).double().expand(2, 3, 8, 8))
-    fresh = redrawn_factors(gate, up, down, SMALL["moe_glu"], "untrained", g)
+    fresh = _redrawn_factors(gate, up, down, SMALL["moe_glu"], "untrained", g)
     assert all(x.shape == y.shape for x, y in zip(fresh, (gate, up, down))) and fresh[0].abs().max() <= 32**-.5
 
 
@@ -187,8 +187,8 @@ def test_draws_are_seeded():
 @each_variant
 def test_rows_of_a_seed_do_not_depend_on_its_company(name):
     params = population(name, 3)
-    whole = bilinear_rows(params, name, [5, 6, 7], draws=2, rule="final")
-    alone = bilinear_rows({n: v[1:2] for n, v in params.items()}, name, [6], draws=2, rule="final")
+    whole = _bilinear_rows(params, name, [5, 6, 7], draws=2, rule="final")
+    alone = _bilinear_rows({n: v[1:2] for n, v in params.items()}, name, [6], draws=2, rule="final")
     pick = lambda f: f[(f["seed"] == 6) & (f["edit"] == "none")].reset_index(drop=True)
     assert list(whole.columns) == list(ROW_COLUMNS) and len(whole) <= 3 * 200
     torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]),
@@ -199,14 +199,14 @@ def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
     one = population(SMALL["glu"], 1)
     twice = {n: torch.cat([v, v]) for n, v in one.items()}
     def null(seeds):
-        frame = bilinear_rows(twice, SMALL["glu"], seeds, draws=2).query("edit == 'rotated' and metric == 'sum_share'")
+        frame = _bilinear_rows(twice, SMALL["glu"], seeds, draws=2).query("edit == 'rotated' and metric == 'sum_share'")
         return frame.pivot(index="site", columns="seed", values="value")
     a, b = null([5, 6]), null([6, 7])
     assert a.loc["attention", 5] != a.loc["attention", 6] == pytest.approx(b.loc["attention", 6], rel=1e-6)
 
 
 def test_each_number_has_its_nulls_beside_it():
-    frame = bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
+    frame = _bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
     for metric in frame.query("edit == 'none'")["metric"].unique():
         for suffix in ("", "_sd", "_p"):
             beside = frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]
@@ -220,21 +220,21 @@ def test_each_number_has_its_nulls_beside_it():
     ("modadd/ffn-h24-gelu", "nothing is multiplied"), ("add7/glu-h24-silu", "modular addition"),
     ("modadd/glu-h24-gelu+L2", "one layer"), ("modadd/glu-h24-gelu+norm", "without norm")])
 def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
-    with pytest.raises(ValueError, match=says): bilinear_rows(population(name, 1), name, [0])
+    with pytest.raises(ValueError, match=says): _bilinear_rows(population(name, 1), name, [0])
 
 
 def test_unknown_readers_and_nulls_are_refused():
     params = population(SMALL["glu"], 1)
     with pytest.raises(ValueError, match="one draw or more of each null; got 0"):
-        bilinear_rows(params, SMALL["glu"], [0], draws=0)
-    with pytest.raises(ValueError, match="nearest: 'attention'"): readers(params, SMALL["glu"], "attn")
+        _bilinear_rows(params, SMALL["glu"], [0], draws=0)
+    with pytest.raises(ValueError, match="nearest: 'attention'"): _readers(params, SMALL["glu"], "attn")
     with pytest.raises(ValueError, match="nearest: 'shuffled'"):
-        redrawn_factors(*factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
+        _redrawn_factors(*_factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
 
 
 def test_gram_is_the_products_of_the_tables():
-    gate, up, _ = factors(population(SMALL["glu"], 1), SMALL["glu"])
+    gate, up, _ = _factors(population(SMALL["glu"], 1), SMALL["glu"])
     one = torch.einsum("jm,km->mjk", gate[0, 0], up[0, 0])
-    near(gram(gate, up)[0, 0], one.flatten(1) @ one.flatten(1).T)
+    near(_gram(gate, up)[0, 0], one.flatten(1) @ one.flatten(1).T)
     half = (one + one.mT) / 2
-    near(gram(gate, up, symmetric=True)[0, 0], half.flatten(1) @ half.flatten(1).T)
+    near(_gram(gate, up, symmetric=True)[0, 0], half.flatten(1) @ half.flatten(1).T)

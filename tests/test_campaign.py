@@ -32,11 +32,11 @@ from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.tasks import commands as commands_room
 from moe_redistribution.training import bench, groups, jobs
-from moe_redistribution.training.groups import group_path, pack, train_group
+from moe_redistribution.training.groups import _group_path, pack, _train_group
 from moe_redistribution.training.loop import init_members
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal
 from moe_redistribution.training.jobs import run_job
-from moe_redistribution.training.study import Desk, Preset, Study, find_rows, own_file, study_jobs
+from moe_redistribution.training.study import Desk, Preset, Study, find_rows, _own_file, study_jobs
 from same import assert_same_runs
 
 TINY = "add7/ffn-h8-silu+d16"
@@ -193,7 +193,7 @@ def test_runs_are_not_moved_aside_by_a_command_that_is_refused(wrong, tmp_path, 
     "`--again` moves what is there aside, and did so before it looked at `--executor` and at the kind of device."
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train_group(TINY, [1], root=tmp_path, steps=200)
+    _train_group(TINY, [1], root=tmp_path, steps=200)
     before = {*tmp_path.rglob("*")}
     assert cli.main(["train", TINY, "--seeds", "1", "--until", "full", "--again", *wrong]) == 2
     assert {*tmp_path.rglob("*")} == before and Store(tmp_path).path(TINY, 1) in before
@@ -272,7 +272,7 @@ def test_an_interrupt_that_falls_into_a_callback_of_pythons_own_is_not_lost(monk
         del thing
         time.sleep(1)                                       # told at the latest when the work is over
         return gone
-    monkeypatch.setattr(cli, "run", work)
+    monkeypatch.setattr(cli, "_run", work)
     assert cli.main(["conditions"]) == 130
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
 
@@ -345,9 +345,9 @@ def shelf(tmp_path_factory):
     "Every kind of file that is read: name → (path, what reads it)."
     root = tmp_path_factory.mktemp("shelf")
     store, job, c = Store(root), study_jobs(words_study())[0], condition(TINY)
-    train_group(TINY, [1, 2], root=root, steps=200)
+    _train_group(TINY, [1, 2], root=root, steps=200)
     run_job(job, root)
-    state = group_path(store, c, [1, 2], "authors")
+    state = _group_path(store, c, [1, 2], "authors")
     seal(state, *pack(init_members(c, [1, 2], "authors")))
     desk = Desk(job, store)
     seal(part := desk.path.with_suffix(".one.part"), {"x": torch.ones(9)}, dict(key=job.key, kind="part", part="one"))
@@ -358,9 +358,9 @@ def shelf(tmp_path_factory):
     def run(seed): return lambda: None if (r := store.find(TINY, seed)) is None else (r.weights, r.manifest, r.history)
     return {"run 1": (store.path(TINY, 1), run(1)), "run 2": (store.path(TINY, 2), run(2)),
             "resume": (store.path(TINY, 1).with_suffix(".resume"), lambda: store.resume(TINY, 1)),
-            "state": (state, lambda: [m.w for m in groups.left_behind(store, c, [1, 2], "authors", "cpu")]),
+            "state": (state, lambda: [m.w for m in groups._left_behind(store, c, [1, 2], "authors", "cpu")]),
             "rows": (job.path(store), lambda: find_rows(job, store)),
-            "part": (part, lambda: own_file(part, job.key, "part", "one")),
+            "part": (part, lambda: _own_file(part, job.key, "part", "one")),
             "runs": (root / "results/runs/hist.parquet", lambda: selection.recorded_runs(root)),
             "manifest": (root / "results/manifest.csv", lambda: table_files.manifest(root)),
             "table": (root / "results/rows/heldout/add7.parquet",
@@ -520,7 +520,7 @@ def commands(tmp_path_factory):
 def stored(tmp_path_factory):
     "A store in which there is something to measure and to record."
     root = tmp_path_factory.mktemp("stored")
-    train_group(TINY, [4, 5], root=root, steps=200), train_group(RECORDED, [42, 137], root=root, steps=200)
+    _train_group(TINY, [4, 5], root=root, steps=200), _train_group(RECORDED, [42, 137], root=root, steps=200)
     return root
 
 

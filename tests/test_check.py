@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.registrations import FILE, unregistered_lines
-from moe_redistribution.evidence.table_files import ROOT, manifest_of, sums, witness, write_sums, write_table
+from moe_redistribution.evidence.table_files import ROOT, manifest_of, _sums, witness, write_sums, write_table
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record import check, versions as room
-from moe_redistribution.record.check import FORGED, LAYERS, check_clone, demonstrate
+from moe_redistribution.record.check import FORGED, LAYERS, _check_clone, _demonstrate
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.versions import Versions, rewritten_lines
-from moe_redistribution.training.store import as_it_lies, listed_hashes
+from moe_redistribution.record.versions import Versions, _rewritten_lines
+from moe_redistribution.training.store import as_it_lies, _listed_hashes
 from tiers import first
 
 PARTS = ("README", "data", "results", "checkpoints", "nbs")
@@ -58,7 +58,7 @@ def forged(copied):
     write_sums(copied)
 
 
-def found_by(root, layer): return check_clone(root, ["bytes", layer]).query("layer == @layer")["what"].tolist()
+def found_by(root, layer): return _check_clone(root, ["bytes", layer]).query("layer == @layer")["what"].tolist()
 
 
 def change(path, luck):
@@ -76,29 +76,29 @@ def change(path, luck):
 
 @pytest.mark.parametrize("n", [15, pytest.param(200, marks=pytest.mark.audit)])
 def test_each_of_many_random_changes_to_data_results_and_pages_is_found_and_named(copied, n):
-    luck, listed = random.Random(n), listed_hashes(copied / "SHA256SUMS")
+    luck, listed = random.Random(n), _listed_hashes(copied / "SHA256SUMS")
     names = sorted(x for x, (digest,) in listed.items() if digest[0] != "#")          # of these only what they show
     kinds = [[x for x in names if x.startswith(part)] for part in PARTS]
-    assert all(kinds) and check_clone(copied, ["bytes"]).empty
+    assert all(kinds) and _check_clone(copied, ["bytes"]).empty
     for i in range(n):
         name = luck.choice(kinds[i % len(kinds)])
         was = (copied / name).read_bytes()
         change(copied / name, luck)
-        found = check_clone(copied, ["bytes"])
+        found = _check_clone(copied, ["bytes"])
         (copied / name).write_bytes(was)
         assert found["what"].tolist() == [name]
 
 
 def test_a_file_that_nobody_recorded_is_named(copied):
     (copied / "results/more.csv").write_text("a\n1\n")
-    found = check_clone(copied, ["bytes"])
+    found = _check_clone(copied, ["bytes"])
     (copied / "results/more.csv").unlink()
     assert found[["what", "expected"]].values.tolist() == [["results/more.csv", "no such file"]]
 
 
 @pytest.mark.audit
 def test_every_forgery_of_the_demonstration_is_seen_and_a_row_or_claim_also_with_new_sums():
-    found = demonstrate()
+    found = _demonstrate()
     assert len(found) == len(FORGED) and found["seen by"].eq("bytes").all()
     history = "history" if (ROOT / ".git").exists() else "history not checked"
     again = dict(zip(FORGED, found["seen by, with new sums"]))
@@ -144,7 +144,7 @@ def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(c
     forged("data/parrots/claims.csv", lambda data: data.replace(b"\n", b'\nid "\n', 1))
     forged("data/margins.csv", lambda data: data + b"\n")
     forged("SHA256SUMS", lambda data: b"nonsense\n" + data)
-    found = check_clone(copied, ["bytes", "registrations"])
+    found = _check_clone(copied, ["bytes", "registrations"])
     of = {layer: own["what"].tolist() for layer, own in found.groupby("layer")}
     assert of["bytes"] == ["SHA256SUMS, line 1", "data/margins.csv", "data/parrots/claims.csv", FILE]
     assert of["registrations"][:2] == [f"{FILE}, line 2", "data/parrots/claims.csv, line 2"]
@@ -167,7 +167,7 @@ def test_a_table_of_answers_that_cannot_be_made_hides_no_other(copied, monkeypat
             yield name, pd.DataFrame(dict(id=["a"]))
     monkeypatch.setattr(check, "answer_tables", tables)
     monkeypatch.setattr(check, "answer_names", lambda: ["ledger", "contrasts"])
-    found = [x for x in check.changed_answers(copied) if x]
+    found = [x for x in check._changed_answers(copied) if x]
     assert found[0] == ("results/ledger.csv", "what the rows give", "unreadable") and len(found) > 99
     assert {x[0] for x in found[1:]} == {"results/contrasts.csv"}
 
@@ -212,11 +212,11 @@ def test_a_number_or_picture_that_any_page_shows_has_a_sum_and_the_sentences_of_
     for name, change, seen in (("nbs/1_tasks/02_task.ipynb", digit, 1), ("nbs/1_tasks/01_errors.ipynb", sentence, 0),
                                ("nbs/index.ipynb", digit, 1)):
         forged(name, of_notebook(change))
-        assert check_clone(copied, ["bytes"])["what"].tolist() == [name] * seen
+        assert _check_clone(copied, ["bytes"])["what"].tolist() == [name] * seen
         write_sums(copied)
     picture = sorted((copied / "README_files").glob("*.png"))
     forged(f"README_files/{picture[0].name}", picture[1].read_bytes())
-    assert check_clone(copied, ["bytes"])["what"].tolist() == [f"README_files/{picture[0].name}"]
+    assert _check_clone(copied, ["bytes"])["what"].tolist() == [f"README_files/{picture[0].name}"]
 
 
 def git(root, *args):
@@ -225,9 +225,9 @@ def git(root, *args):
 
 
 def test_a_register_that_lost_or_changed_a_line_is_named_and_one_that_grows_is_not(tmp_path, monkeypatch):
-    def changed(): return [x for x in rewritten_lines(Versions(tmp_path, "r.csv")) if x]
+    def changed(): return [x for x in _rewritten_lines(Versions(tmp_path, "r.csv")) if x]
     known = pd.DataFrame(columns=["covers"], dtype=str)
-    monkeypatch.setattr(room, "deviations", lambda root: known)
+    monkeypatch.setattr(room, "_deviations", lambda root: known)
     git(tmp_path, "init", "-q")
     for text in ("a\n1\n", "a\n1\n2\n"):
         (tmp_path / "r.csv").write_text(text)
@@ -243,7 +243,7 @@ def test_a_register_that_lost_or_changed_a_line_is_named_and_one_that_grows_is_n
     assert len(changed()) == 1
     known.loc[0, "covers"] = what
     assert not changed()
-    monkeypatch.setattr(room, "claimed_before", lambda versions: [])
+    monkeypatch.setattr(room, "_claimed_before", lambda versions: [])
     def said(): return [x[0] for x in room.history_says(tmp_path) if x]
     monkeypatch.setattr(Versions.__init__, "__defaults__", (None, "r.csv"))
     assert said() == []
@@ -259,7 +259,7 @@ def test_a_witness_is_found_in_a_clone_that_comes_from_its_state_and_not_in_a_hi
         write_sums(tmp_path)
         git(tmp_path, "add", "."), git(tmp_path, "commit", "-qm", "more")
         return witness(tmp_path)
-    def found(digest): return check_clone(tmp_path, [], digest=digest)["what"].tolist()
+    def found(digest): return _check_clone(tmp_path, [], digest=digest)["what"].tolist()
     first, _ = commit("a"), commit("ab")
     assert found(first) == found(first[:16]) == found(witness(tmp_path)) == []
     (tmp_path / FILE).write_text("b\n")                                            # a register that lost a line since
@@ -280,7 +280,7 @@ def test_the_witness_in_the_citation_is_a_state_that_this_clone_comes_from():
     digest = re.search(r"sha256:([0-9a-f]{64})", (ROOT / "CITATION.cff").read_text())[1]
     try: Versions()
     except room.NothingToLookAt as e: pytest.skip(str(e))
-    assert check_clone(layers=[], digest=digest).empty
+    assert _check_clone(layers=[], digest=digest).empty
 
 
 @pytest.mark.audit
@@ -289,10 +289,10 @@ def test_a_verdict_that_the_rows_do_not_give_is_found_though_the_sums_are_writte
     was = path.read_text()
     path.write_text(was.replace("reproduced on new seeds", "not reproduced", 1))
     write_sums(copied)
-    found = check_clone(copied, ["bytes", "answers"])
+    found = _check_clone(copied, ["bytes", "answers"])
     path.write_text(was), write_sums(copied)
     assert found["layer"].tolist() == ["answers"] and found["what"].tolist() == ["results/ledger.csv"]
-    assert sums(copied) == (copied / "SHA256SUMS").read_text()
+    assert _sums(copied) == (copied / "SHA256SUMS").read_text()
 
 
 def test_the_command_says_which_layer_it_is_at_and_ends_with_2_where_something_does_not_fit(capsys, monkeypatch):

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from moe_redistribution.evidence import table_files, checkpoints, selection
-from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, recorded_checkpoints
+from moe_redistribution.studies.sparsity_moves.reading import CANONICAL, _recorded_checkpoints
 from moe_redistribution.instruments.ablation import ablation_rows
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, check_population, forward, loss, predict, shapes
-from moe_redistribution.instruments.fourier import fourier_rows
-from moe_redistribution.instruments.histogram import by_count, selective_shares
+from moe_redistribution.instruments.fourier import _fourier_rows
+from moe_redistribution.instruments.histogram import _by_count, selective_shares
 from moe_redistribution.instruments.subject import subject
 from moe_redistribution.training.loop import flatten
-from moe_redistribution.training.store import compact, kept_in_half, unseal
+from moe_redistribution.training.store import compact, _kept_in_half, unseal
 from moe_redistribution.tasks.task import ALPHABET, LENGTH, get_task
 from moe_redistribution.instruments.rows import rows, tidy
 
@@ -42,7 +42,7 @@ def counted(params, c, seeds, **labels):
     out = [rows(v, seeds, site="hidden", unit=unit, metric="selective_5", n_examples=ALPHABET, **labels)
            for unit, v in selective_shares(params, c).items()]
     for site, edit in at:
-        each = by_count(params, c, {} if site == "none" else {site: edit})
+        each = _by_count(params, c, {} if site == "none" else {site: edit})
         out += [rows(each[:, k - 1], seeds, site=site, edit=edit, stratum=f"count={k}", metric="count_accuracy",
                      **labels) for k in range(1, LENGTH)]
     return tidy(out)
@@ -54,7 +54,7 @@ def instruments(name):
     ablated = {"ablation": lambda *a, **k: ablation_rows(*a, ("zero",), **k)}
     if c.task == "hist": return {"histogram": counted}
     if c.task == "add7" or c.ffn == "no_ffn": return ablated
-    return {"fourier": fourier_rows}                                    # found every seed that bilinear found, and more
+    return {"fourier": _fourier_rows}                                    # found every seed that bilinear found, and more
 
 
 def asked(name, rule):
@@ -75,7 +75,7 @@ def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
 
 
 @pytest.mark.audit
-@pytest.mark.parametrize("name, rule", recorded_checkpoints())
+@pytest.mark.parametrize("name, rule", _recorded_checkpoints())
 def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     d = pd.concat([comes_out.summary(comes_out.differences(name, rule, i)) for i in comes_out.fitting(name, rule)])
     bad = d.query("outside > 0")
@@ -89,7 +89,7 @@ def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
     whole = {n: v[i:i + 1] for n, v in checkpoints.checkpoint(GLU, "first99").items()}
     faint = whole["W_gate"][0, 0, 0].norm(dim=0).argsort()[:8]
     without = whole | {"W_gate": whole["W_gate"].index_fill(-1, faint, 0)}
-    d = comes_out.differences(GLU, "first99", "fourier", None, fourier_rows(without, GLU, [seed], rule="first99"))
+    d = comes_out.differences(GLU, "first99", "fourier", None, _fourier_rows(without, GLU, [seed], rule="first99"))
     bad = comes_out.outside(d)
     assert "dead_share_paper" in set(bad["metric"]) and (bad["there"] == "both").all()
     right = [checkpoints.right_answers(p, GLU, [seed])["right"].item() for p in (whole, without)]
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_is_not_committed_is_refused_with_the_nearest_however_
 
 
 def test_every_committed_checkpoint_says_whose_it_is():
-    for name, rule in recorded_checkpoints():
+    for name, rule in _recorded_checkpoints():
         info = unseal(checkpoints.checkpoint_path(name, rule))[1]
         assert (info["condition"], info["rule"]) == (name, rule) and checkpoints.checkpoint(name, rule).condition == (
             condition(name))
@@ -191,9 +191,9 @@ def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_sma
     g = torch.Generator().manual_seed(1)
     whole = torch.randn(3, 1, 2, 128, 85, generator=g) / 30
     whole[:, 0, 0, 5, 7] = 1e-9                                                 # one weight, of a unit that is used
-    assert kept_in_half(whole).all() and compact(whole).dtype == torch.float16
+    assert _kept_in_half(whole).all() and compact(whole).dtype == torch.float16
     whole[2, 0, 1, :, 3] *= 1e-6                                                # one unit of one expert of one seed
-    assert kept_in_half(whole).tolist() == [True, True, False]
+    assert _kept_in_half(whole).tolist() == [True, True, False]
     kept = compact(whole)
     assert (kept.dtype == torch.float32 and torch.equal(kept[2], whole[2])
             and torch.equal(kept[:2], whole[:2].half().float()))
@@ -203,7 +203,7 @@ def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_sma
 def test_what_half_cannot_hold_is_not_put_into_it(wrong):
     x = torch.ones(2, 4, 4)
     x[1, 2, 2] = wrong
-    assert (kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32
+    assert (_kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32
             and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.)))
 
 

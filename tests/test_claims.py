@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Measured, Reading, claims,
-                                                each_name, as_versus, stand_in, statements)
+                                                each_name, _as_versus, stand_in, statements)
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
@@ -75,7 +75,7 @@ def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
     assert stand_in(READING) is None and stand_in(best).rule == "first99"
     assert stand_in(best._replace(condition="granularity.small/grid/8e4a")) is None
     with pytest.raises(ValueError, match="column in versus: expected one of .*; got 'aggregate'"):
-        as_versus(READING, "aggregate=mean")
+        _as_versus(READING, "aggregate=mean")
 
 
 def test_a_reading_is_made_once_however_many_claims_share_it(monkeypatch):

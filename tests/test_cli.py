@@ -25,8 +25,8 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
 from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
-from moe_redistribution.record.coverage import printed_rows
-from moe_redistribution.record.work import read_trainings, with_steps
+from moe_redistribution.record.coverage import _printed_rows
+from moe_redistribution.record.work import _read_trainings, _with_steps
 from moe_redistribution.tasks import commands, kinds
 from moe_redistribution.tasks.commands import COMMANDS, command
 from moe_redistribution.tasks.data import STREAMS
@@ -142,10 +142,10 @@ def test_what_prints_a_table_prints_it_as_json_and_csv_with_the_same_records(wor
 def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_its_rows_are(capsys):
     assert main(["rows", "tab7.006"]) == 0
     said = capsys.readouterr().out
-    one, = printed_rows("tab7.006").itertuples()
+    one, = _printed_rows("tab7.006").itertuples()
     assert one.condition in said and one.metric in said and "results/paper/tab7.csv" in said and one.page
     for item in ("tab7", "fig9"):
-        found = printed_rows(item)
+        found = _printed_rows(item)
         assert len(found) > 1 and found["condition"].ne("").any()
         for files in found["files"]: assert all((ROOT / f).exists() for f in files.split()), files
         for page in " ".join(found["page"]).split(): assert (ROOT / "nbs" / page).exists(), page
@@ -184,7 +184,7 @@ def test_a_runs_file_that_is_a_link_to_itself_is_trained_again(tmp_path, capsys,
 def shell(tmp_path_factory):
     "What bash offers for a line that is being written, as a set; by the script, without Python."
     if not (bash := shutil.which("bash")): pytest.skip("no bash")
-    (script := tmp_path_factory.mktemp("shell") / "script").write_text(cli.completion("bash"))
+    (script := tmp_path_factory.mktemp("shell") / "script").write_text(cli._completion("bash"))
     def offered(line):
         words = line.split(" ")
         ask = (f"source {script}; COMP_WORDS=({' '.join(w or chr(39) * 2 for w in words)}); "
@@ -215,7 +215,7 @@ def test_where_a_file_is_asked_for_bash_is_left_to_offer_files(shell):
 def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):
     assert main(["completion", "zsh"]) == 0
     said = capsys.readouterr().out
-    assert said.endswith(cli.completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
+    assert said.endswith(cli._completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
 
 
 # ------------------------------------------------------------------------------------------------- steps, measured
@@ -244,8 +244,8 @@ def test_steps_are_the_option_of_the_name_and_nothing_else(home, capsys):
 
 def test_steps_lengthen_what_an_item_asks_for_condition_by_condition(home):
     asked = [parser().parse_args(["train", "--item", "tab1", *more]) for more in ([], ["--steps", "20000"])]
-    usual, longer = map(read_trainings, asked)
-    assert [t.condition for t in longer] == [with_steps(t.condition, 20_000) for t in usual] and len(longer) > 3
+    usual, longer = map(_read_trainings, asked)
+    assert [t.condition for t in longer] == [_with_steps(t.condition, 20_000) for t in usual] and len(longer) > 3
     assert {t.steps for t in longer} == {20_000} and [t.seeds for t in longer] == [t.seeds for t in usual]
     assert not {t.key for t in longer} & {t.key for t in usual}
 
@@ -440,7 +440,7 @@ def words_left(said):
 def test_when_one_of_eight_seeds_is_left_the_time_left_is_its_own(clock, in_a_log, tmp_path):
     "Whoever divides by the mean speed of all says half of the truth here, or less."
     said, group = [], Group(tmp_path, "a", [700] * 7 + [8000], expected=8000, whole=8000)
-    bars = executors.Bars([group.tell], say=said.append, at_once=1)
+    bars = executors._Bars([group.tell], say=said.append, at_once=1)
     play([group], clock, bars.show, lambda: group.step >= 1000)
     assert abs(words_left(said[-1]) / group.left() - 1) < .2 and "7/8 runs" in said[-1]
     share = bars.whole.n / bars.whole.total
@@ -450,7 +450,7 @@ def test_when_one_of_eight_seeds_is_left_the_time_left_is_its_own(clock, in_a_lo
 def test_when_seven_of_eight_groups_have_ended_two_processes_do_not_halve_the_last(clock, in_a_log, tmp_path):
     groups = [Group(tmp_path, str(i), [n], expected=n, whole=4000) for i, n in enumerate([400] * 7 + [4000])]
     said = []
-    bars = executors.Bars([g.tell for g in groups], say=said.append, at_once=2)
+    bars = executors._Bars([g.tell for g in groups], say=said.append, at_once=2)
     play(groups, clock, bars.show, lambda: groups[-1].step >= 1000, at_once=2)
     assert abs(words_left(said[-1]) / groups[-1].left() - 1) < .2 and "7/8 runs" in said[-1]
 
@@ -459,7 +459,7 @@ def test_when_seven_of_eight_groups_have_ended_two_processes_do_not_halve_the_la
 def test_groups_that_wait_take_their_turn_at_the_speed_that_was_seen(at_once, clock, in_a_log, tmp_path):
     groups = [Group(tmp_path, str(i), [1000], 1000, 1000, pace=lambda n: .5) for i in range(4)]     # five times as slow
     said = []
-    bars = executors.Bars([g.tell for g in groups], say=said.append, at_once=at_once)
+    bars = executors._Bars([g.tell for g in groups], say=said.append, at_once=at_once)
     play(groups, clock, bars.show, lambda: groups[0].step >= 500, at_once)
     truth = {1: 250 + 3 * 500, 2: 250 + 500}[at_once]
     assert abs(words_left(said[-1]) / truth - 1) < .2, said[-1]
@@ -467,7 +467,7 @@ def test_groups_that_wait_take_their_turn_at_the_speed_that_was_seen(at_once, cl
 
 def test_a_seed_past_its_expected_end_is_said_to_be_and_when_its_schedule_ends(clock, in_a_log, tmp_path):
     said, group = [], Group(tmp_path, "a", [700, 3000], expected=700, whole=10_000)
-    bars = executors.Bars([group.tell], say=said.append, at_once=1)
+    bars = executors._Bars([group.tell], say=said.append, at_once=1)
     play([group], clock, bars.show, lambda: group.step >= 1500)
     assert "longer than expected, at most" in said[-1]
     assert abs(words_left(said[-1]) / ((10_000 - 1500) * .3) - 1) < .2

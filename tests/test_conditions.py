@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings, strategies as st
 from moe_redistribution.evidence.registrations import definition_hash
 from moe_redistribution.models import condition as conditions_room
 from moe_redistribution.models.condition import (ACTIVATIONS, ALIKE, LIMITS, OPTIONS, RECIPES, ROUTED_ONLY, VARIANTS,
-                                                 Choices, Condition, by_name, condition, defaults, multipliers,
-                                                 n_params, plainest_name)
+                                                 _Choices, Condition, by_name, condition, _defaults, multipliers,
+                                                 n_params, _plainest_name)
 from moe_redistribution.models.events import (MODEL_PARTS, Exchange, Fresh, Only, Rate, Reset, Restart, in_old_names,
                                               in_new_names)
 from moe_redistribution.models.population import init, shapes
@@ -68,11 +68,11 @@ def conditions(draw):
     if "steps" in chosen: chosen["steps"] *= recipe["eval_every"]
     E = draw(st.integers(1, 16)) if routed else 1
     width = E * draw(st.integers(1, 300)) if ffn != "no_ffn" else 0
-    rest = defaults(task, ffn, chosen.get("freeze", "")) | chosen
+    rest = _defaults(task, ffn, chosen.get("freeze", "")) | chosen
     c = Condition(task=task, ffn=ffn, n_experts=E, top_k=draw(st.integers(1, E)), d_mlp=width, events=(),
                   activation="none" if ffn == "no_ffn" else draw(st.sampled_from(ACTIVATIONS)),
                   n_heads=rest["d_model"] // rest.pop("d_head"), **rest)
-    return draw(happens(plainest_name(c)[0]))
+    return draw(happens(_plainest_name(c)[0]))
 
 
 @given(conditions())
@@ -100,7 +100,7 @@ def test_two_conditions_share_name_and_key_only_if_every_choice_is_the_same(c, o
 
 
 def test_no_choice_has_a_default_that_could_be_guessed_later():
-    with pytest.raises(TypeError, match=f"missing {len(fields(Choices))} required"): Condition()
+    with pytest.raises(TypeError, match=f"missing {len(fields(_Choices))} required"): Condition()
 
 
 def test_the_papers_conditions_are_written_as_their_names_say():

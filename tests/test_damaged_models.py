@@ -23,7 +23,7 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.instruments.scores import routing_scores, tally
 from moe_redistribution.language.decomposition import answer_terms
-from moe_redistribution.language.weights import check_files, check_weights, weights_in
+from moe_redistribution.language.weights import _check_files, _check_weights, _weights_in
 from moe_redistribution.record import cli
 
 logging.disable_progress_bar()
@@ -406,15 +406,15 @@ def test_an_index_that_names_the_whole_file_is_of_one_file(tmp_path):
     tiny_model("mixtral", vocab_size=256).save_pretrained(tmp_path)
     where = dict.fromkeys(load_file(tmp_path / FILES), FILES)
     (tmp_path / INDEX).write_text(json.dumps(dict(metadata={}, weight_map=where)))
-    held, told = weights_in(tmp_path)
-    check_files("m", held, told, quantised=False)
+    held, told = _weights_in(tmp_path)
+    _check_files("m", held, told, quantised=False)
     assert len(held) == len(where)
 
 
 def test_a_nan_of_eight_bits_is_found():
     model = torch.nn.Linear(2, 2, dtype=torch.float32).requires_grad_(False)
     model.weight.data = torch.tensor([[1, NAN], [1, 1]]).to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="1 of 4 not finite in weight"): check_weights("m", model)
+    with pytest.raises(ValueError, match="1 of 4 not finite in weight"): _check_weights("m", model)
 
 
 # ----------------------------------------------------------------------------------------------------- models in memory

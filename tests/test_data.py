@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.models.condition import RECIPES
-from moe_redistribution.tasks.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, set_epoch, generators,
-                                           held_back, part_seed, histogram_sets, split, unseen_examples)
+from moe_redistribution.tasks.data import (N_TEST, N_TRAIN, PARTS, REFRESH, STREAMS, batches, _set_epoch, generators,
+                                           held_back, _part_seed, histogram_sets, split, unseen_examples)
 from moe_redistribution.tasks.task import ALPHABET, LENGTH, P, counts, get_task, nulls, partition, sample_sequences
 
 ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
@@ -88,7 +88,7 @@ def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first(
     rs = np.random.RandomState(42 + REFRESH)
     train, test = histogram_sets(42, "authors", REFRESH)
     assert torch.equal(train, sample_sequences(N_TRAIN, rs)) and torch.equal(test, sample_sequences(N_TEST, rs))
-    assert [set_epoch(s) for s in (1, 49, 50, 51, 100, 101, 1000)] == [0, 0, 0, 50, 50, 100, 950]
+    assert [_set_epoch(s) for s in (1, 49, 50, 51, 100, 101, 1000)] == [0, 0, 0, 50, 50, 100, 950]
     given = list(batches(HIST, [42], "authors", [None], [48], 3, 0))
     assert torch.equal(given[0][0], given[1][0]) and torch.equal(given[2][0][0], train)      # steps 49, 50 | 51
 
@@ -97,14 +97,14 @@ def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first(
 # streams
 
 def test_no_two_paired_seeds_or_eras_are_made_from_the_same_number():
-    made = [part_seed(s, "paired", "batches", e) for s in range(1, 129) for e in range(0, 1000, REFRESH)]
-    made += [part_seed(s, "paired", p) for s in range(1, 129) for p in ("weights", "evaluation")]
+    made = [_part_seed(s, "paired", "batches", e) for s in range(1, 129) for e in range(0, 1000, REFRESH)]
+    made += [_part_seed(s, "paired", p) for s in range(1, 129) for p in ("weights", "evaluation")]
     assert len(set(made)) == len(made) and len({m % 2**32 for m in made}) == len(made)
 
 
 @given(st.integers(0, 99), st.integers(0, 99), st.sampled_from(PARTS))
 def test_crossed_takes_weights_from_one_paired_seed_and_the_examples_from_another(i, j, part):
-    assert part_seed(100 * i + j, "crossed", part) == part_seed(i if part == "weights" else j, "paired", part)
+    assert _part_seed(100 * i + j, "crossed", part) == _part_seed(i if part == "weights" else j, "paired", part)
 
 
 def test_batches_have_one_row_a_seed_and_do_not_depend_on_the_company():

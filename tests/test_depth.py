@@ -12,15 +12,15 @@ import torch
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.instruments.attribution import attribution_rows
 from moe_redistribution.instruments.instrument import instruments, instruments_for
-from moe_redistribution.instruments.patching import after_attention
+from moe_redistribution.instruments.patching import _after_attention
 from moe_redistribution.instruments.routing import routes, saturation
-from moe_redistribution.instruments.speed import speed, speed_rows
+from moe_redistribution.instruments.speed import speed, _speed_rows
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.population import Transformer, forward, init, sites
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks.task import get_task
-from moe_redistribution.training.groups import train_group
+from moe_redistribution.training.groups import _train_group
 from moe_redistribution.training.loop import init_members, unflatten
 from moe_redistribution.training.store import Store
 from tiers import first
@@ -66,9 +66,9 @@ def assert_same(a, b, name):
 @pytest.mark.parametrize("name", first([OPTIONS[3]], ASKED + OPTIONS))
 def test_a_deep_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
     intervals = 3 if name.startswith("add7") else 2                                # on a whole set a step takes seconds
-    train_group(name, [1, 2], "paired", "full", tmp_path / "whole", steps=steps_of(name, intervals))
+    _train_group(name, [1, 2], "paired", "full", tmp_path / "whole", steps=steps_of(name, intervals))
     for n in range(intervals):
-        train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n + 1))
+        _train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n + 1))
     assert_same(tmp_path / "whole", tmp_path / "parts", name)
 
 
@@ -80,16 +80,16 @@ def test_a_deep_run_that_is_killed_ends_with_the_same_bits(name, tmp_path):
     def dies():
         def tell(members, *_):
             if int(members.step[0]) == steps_of(name, 2): os.kill(os.getpid(), signal.SIGKILL)
-        train_group(name, *work, tmp_path / "killed", steps=steps_of(name, 3), save_every=0, tell=tell)
+        _train_group(name, *work, tmp_path / "killed", steps=steps_of(name, 3), save_every=0, tell=tell)
     child = multiprocessing.get_context("fork").Process(target=dies)
     child.start(), child.join()
     assert child.exitcode == -signal.SIGKILL and list((tmp_path / "killed" / "groups").rglob("*.state"))
-    for root in ("killed", "whole"): train_group(name, *work, tmp_path / root, steps=steps_of(name, 3))
+    for root in ("killed", "whole"): _train_group(name, *work, tmp_path / root, steps=steps_of(name, 3))
     assert_same(tmp_path / "whole", tmp_path / "killed", name)
 
 
 def trained(name, root, steps):
-    train_group(name, [1], "paired", "full", root, steps=steps)
+    _train_group(name, [1], "paired", "full", root, steps=steps)
     start = unflatten(init_members(condition(name), [1], "paired").w, condition(name))
     run = Store(root).load(name, 1, "paired")
     return run, {n: v[0] for n, v in start.items()}
@@ -113,7 +113,7 @@ def test_an_event_happens_in_every_layer(tmp_path):
 
 
 def test_a_store_that_is_carried_elsewhere_gives_the_same_deep_models(tmp_path):
-    train_group(MOE, [1, 2], "paired", "full", tmp_path / "a", steps=2)
+    _train_group(MOE, [1, 2], "paired", "full", tmp_path / "a", steps=2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     a, b = (Store(tmp_path / x).population(MOE, [1, 2], "final", "paired") for x in "ab")
     with torch.no_grad(): logits = [forward(p, T.tokens[:20], condition(MOE)) for p in (a, b)]
@@ -186,7 +186,7 @@ def test_an_expert_of_a_deep_model_has_a_speed():
 
 def test_speed_is_measured_of_every_layer():
     assert instruments()["speed"].fits(MOE)
-    found = speed_rows(MOE, [1], "paired", (0,))
+    found = _speed_rows(MOE, [1], "paired", (0,))
     named = {("L0.expert_out", "L0.E0"), ("L1.expert_out", "L1.E1"), ("L1.ffn_out", "")}
     assert named <= {*zip(found["site"], found["unit"])}
     paired = instruments()["speed"].rows(None, MOE, [1], stream="paired", rule="final")
@@ -204,7 +204,7 @@ def test_routes_of_several_layers_are_asked_layer_by_layer():
 
 def test_what_follows_the_attention_of_the_first_layer_is_not_the_answer():
     with pytest.raises(ValueError, match="after_attention: expected one layer; got 2 in .*; fix: use `patch`"):
-        after_attention(members(DENSE, 1), condition(DENSE), torch.zeros(3, 64))
+        _after_attention(members(DENSE, 1), condition(DENSE), torch.zeros(3, 64))
 
 
 def test_heads_are_ranked_over_all_layers_and_the_rows_say_so():

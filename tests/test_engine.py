@@ -128,7 +128,7 @@ def test_sorted_dispatch_is_dense_dispatch(routing, variant):
         out = f(p, x, chosen, weight, c)
         return out, *torch.autograd.grad(out, [x, *p.values()] + [weight] * weighted, out_grad)
     expected = outcome(every_expert)
-    for way in (experts.sorted_experts, experts.dense_experts):                                  # on a CPU, on a GPU
+    for way in (experts._sorted_experts, experts._dense_experts):                                  # on a CPU, on a GPU
         for a, b in zip(outcome(partial(dispatch, way=way)), expected):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
@@ -150,7 +150,7 @@ def test_a_dense_layer_is_the_product_and_its_gradient_whatever_library_multipli
             torch.testing.assert_close(mine, theirs, rtol=0, atol=10 * near)
 
 
-@pytest.mark.parametrize("way", [experts.sorted_experts, experts.dense_experts])
+@pytest.mark.parametrize("way", [experts._sorted_experts, experts._dense_experts])
 @pytest.mark.parametrize("sick", [0, 1, 2])
 def test_dispatch_keeps_a_nan_in_its_seed(sick, way):
     c, g = condition("add7/moe-e4k1-h12-silu+d16"), torch.Generator().manual_seed(3)

@@ -15,7 +15,7 @@ import torch
 
 import moe_redistribution
 from moe_redistribution.training import executors
-from moe_redistribution.training.executors import JobPool, local_executor, open_executor, read_spec, try_workers, watch
+from moe_redistribution.training.executors import JobPool, local_executor, open_executor, _read_spec, _try_workers, watch
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.store import Store
 from same import assert_same_runs
@@ -39,7 +39,7 @@ def wait_until(true, seconds=60):
     (None, ("local", None)), ("local", ("local", None)), ("local:3", ("local", 3)), ("here", ("here", None)),
     ("dask://10.0.0.1:8786", ("dask", ("10.0.0.1", 8786))), ("dask://[::1]:8786", ("dask", ("::1", 8786)))])
 def test_every_word_is_read(spec, read):
-    assert read_spec(spec) == read
+    assert _read_spec(spec) == read
 
 
 @pytest.mark.parametrize("spec", ["", "locl", "Local", "local:", "local:0", "local:-1", "local:two", "here ", "dask:",
@@ -53,8 +53,8 @@ def test_a_wrong_word_is_refused_in_one_line(spec):
 
 def test_what_is_nearly_an_executor_is_told_how_to_become_one():
     client = type("Client", (), dict(get_executor=None, submit=None))()
-    with pytest.raises(ValueError, match=r"fix: its .get_executor\(pure=False\)"): read_spec(client)
-    with pytest.raises(ValueError, match=r"fix: JobPool\(it\)"): read_spec(type("Slurm", (), dict(submit=None))())
+    with pytest.raises(ValueError, match=r"fix: its .get_executor\(pure=False\)"): _read_spec(client)
+    with pytest.raises(ValueError, match=r"fix: JobPool\(it\)"): _read_spec(type("Slurm", (), dict(submit=None))())
 
 
 def test_somebody_elses_executor_passes_through_and_stays_open():
@@ -193,7 +193,7 @@ def test_workers_on_another_disk_are_refused_before_any_training(tmp_path):
     class Client:
         def run(self, f, path): return {"tcp://near": f(path), "tcp://far": f(path.replace("store", "elsewhere"))}
     with pytest.raises(OSError, match="a folder that all workers see .* got 1 without, tcp://far first; fix: "):
-        try_workers(Client(), tmp_path / "store")
+        _try_workers(Client(), tmp_path / "store")
     assert not list((tmp_path / "store").iterdir())
 
 

@@ -5,7 +5,7 @@ import pytest
 from moe_redistribution.evidence import printed as paper
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS, generators
-from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.studies.sparsity_moves.facts import _fact_rows
 from moe_redistribution.models.population import init
 
 TABLE2 = {"add7": ("ffn-h256-silu", "glu-h170-silu", "moe-e4k1-h256-silu", "moe_glu-e4k1-h168-silu"),
@@ -15,7 +15,7 @@ ALL = [f"{task}/{body}" for task, bodies in TABLE2.items() for body in bodies]
 
 
 def fact(name, metric, unit=""):
-    rows = fact_rows(name)
+    rows = _fact_rows(name)
     rows = rows[(rows["metric"] == metric) & (rows["unit"] == unit) & (rows["position"] == "all")]
     assert len(rows) == 1, metric
     return rows["value"].iloc[0]
@@ -101,7 +101,7 @@ def test_pairs_for_patching_are_those_that_a_double_loop_finds():
     """Same copied digit, different operation, either direction; o3 copies nothing.
 
     The figure's script takes five by five."""
-    ops, found = add7_by_strings(), fact_rows("add7/ffn-h256-silu").query("metric == 'n_pairs'")
+    ops, found = add7_by_strings(), _fact_rows("add7/ffn-h256-silu").query("metric == 'n_pairs'")
     digit = np.array([[int(x) for x in f"{n:04d}"[::-1]] for n in range(1000)])
     assert set(found["position"]) == {"o1", "o2", "o3"} and set(found["unit"]) == {"patch", "patch25"}
     for j in (1, 2, 3):
@@ -113,9 +113,9 @@ def test_pairs_for_patching_are_those_that_a_double_loop_finds():
 
 def test_a_fact_has_no_seed_no_stream_and_no_checkpoint():
     for name in ("add7/ffn-h256-silu", "modadd/glu-h340-gelu", "hist/moe-e4k1-h512-gelu+frozen"):
-        rows = fact_rows(name)
+        rows = _fact_rows(name)
         assert (set(zip(rows["stream"], rows["rule"], rows["seed"])) == {("none", "none", 0)}
                 and set(rows["condition"]) == {name})
         assert not rows.duplicated(["metric", "unit", "position"]).any() and np.isfinite(rows["value"]).all()
-        assert rows.equals(fact_rows(condition(name)))
+        assert rows.equals(_fact_rows(condition(name)))
     assert set(RECIPES) == {"add7", "modadd", "hist"}

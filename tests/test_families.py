@@ -235,5 +235,5 @@ def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
 def test_choices_that_differ_under_our_attention_are_told(monkeypatch):
     "The share is the larger one of two passes; that with our attention used to be left out."
     shares = iter((.125, .25))
-    monkeypatch.setattr(layers, "sent_otherwise", lambda calls, routes: next(shares))
+    monkeypatch.setattr(layers, "_sent_otherwise", lambda calls, routes: next(shares))
     assert probe_model(tiny_model("olmoe")).elsewhere == .25

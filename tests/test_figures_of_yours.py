@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from moe_redistribution.report.figures import (by_panel, colour, label, named_once, rows_by_name, trajectories,
+from moe_redistribution.report.figures import (by_panel, colour, label, _named_once, _rows_by_name, trajectories,
                                                  two_ablations)
 from moe_redistribution.report.shapes import MODELS
 from moe_redistribution.instruments.instrument import instruments
@@ -109,7 +109,7 @@ def test_numbers_that_are_none_are_not_drawn_as_an_empty_axis(name, given):
 @CASES
 def test_a_name_is_drawn_once_however_its_options_are_ordered(name, given):
     with pytest.raises(ValueError, match="each once; got .* twice"): DRAWN[name](given, [*EVERY, DENSE])
-    with pytest.raises(ValueError, match="twice"): named_once([DENSE + "+L2+ffnlr2", DENSE + "+ffnlr2+L2"])
+    with pytest.raises(ValueError, match="twice"): _named_once([DENSE + "+L2+ffnlr2", DENSE + "+ffnlr2+L2"])
 
 
 def test_a_registered_variant_and_router_have_a_colour_and_a_label_of_their_own(mine):
@@ -133,22 +133,22 @@ def test_a_figure_never_mixes_checkpoints_that_nobody_chose():
     a, b = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
     one = lambda n, rule: rows([.1 if rule == "final" else .9] * 2, [1, 2], condition=n, rule=rule, metric="digits",
                                position="o0-o3")
-    got = rows_by_name(tidy([one(a, "first256"), one(a, "final"), one(b, "final")]), [a, b])
+    got = _rows_by_name(tidy([one(a, "first256"), one(a, "final"), one(b, "final")]), [a, b])
     assert {r for f in got.values() for r in f["rule"]} == {"final"}
-    got = rows_by_name(tidy([one(n, r) for n in (a, b) for r in ("first256", "final")]), [a, b])
+    got = _rows_by_name(tidy([one(n, r) for n in (a, b) for r in ("first256", "final")]), [a, b])
     assert {r for f in got.values() for r in f["rule"]} == {"first256"}
     with pytest.raises(ValueError, match="rule of a figure: .*add7/ffn-h256-silu has first256; add7/moe.* has final"):
-        rows_by_name(tidy([one(a, "first256"), one(b, "final")]), [a, b])
+        _rows_by_name(tidy([one(a, "first256"), one(b, "final")]), [a, b])
 
 
 def test_of_several_layers_all_are_drawn_and_not_the_first(table):
-    got = rows_by_name(table, [MIXED, DEEP], metric="digits", site="ffn_out", edit="zero")
+    got = _rows_by_name(table, [MIXED, DEEP], metric="digits", site="ffn_out", edit="zero")
     assert {n: set(f["site"]) for n, f in got.items()} == {MIXED: {"ffn_out"}, DEEP: {"L*.ffn_out"}}
 
 
 def test_a_table_without_a_column_and_a_metric_that_nobody_measured_are_named(table, history):
     with pytest.raises(ValueError, match="column of the table: expected one of .*; got 'siet'"):
-        rows_by_name(table, [DENSE], siet="ffn_out")
+        _rows_by_name(table, [DENSE], siet="ffn_out")
     with pytest.raises(ValueError, match="metric in the rows of turned/ffn-h16-silu: .*nearest: 'exact'"):
         by_panel(table, [DENSE], {"": dict(metric="exct")})
     with pytest.raises(ValueError, match="column of the table: .*got 'tset'; nearest: 'test'"):

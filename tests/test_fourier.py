@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 from moe_redistribution.models.clocks import FREQS, PURITY, bilinear_clock, clock, rotated_clock, waves
-from moe_redistribution.instruments.fourier import (concentration, contribution, neurons_needed, fourier_rows,
-                                                    frequency_share, group_mean, kept_accuracy, key_frequencies,
-                                                    live_mean,
-                                                    neurons, principal_components, random_neurons, spectrum,
-                                                    wave_share, weighted_mean)
+from moe_redistribution.instruments.fourier import (concentration, contribution, neurons_needed, _fourier_rows,
+                                                    frequency_share, group_mean, _kept_accuracy, key_frequencies,
+                                                    _live_mean,
+                                                    neurons, _principal_components, random_neurons, spectrum,
+                                                    _wave_share, weighted_mean)
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.tasks.task import P, get_task
 from moe_redistribution.instruments.trace import trace
@@ -103,7 +103,7 @@ def test_group_mean_is_a_loop_over_groups_with_and_without_weights():
 def test_wave_share_is_a_two_dimensional_transform():
     h = torch.randn(1, P * P, 2, generator=torch.Generator().manual_seed(3))
     h[..., 1] += 3 * waves((8,))[task.tokens[:, 0], 0] * waves((8,))[task.tokens[:, 1], 1]
-    share, variance = wave_share(h)
+    share, variance = _wave_share(h)
     for n in range(2):
         F = np.abs(np.fft.fft2(h[0, :, n].double().numpy().reshape(P, P))) ** 2
         F[0, 0] = 0
@@ -119,16 +119,16 @@ def test_a_constant_gate_has_no_wave_and_leaves_the_others_theirs(value):
     p["W_gate"][0, 0, 0, -1, 15] = value                            # the position of the = sign, where it is read
     p["W_up"][0, 0, 0, :, 15], p["W_down"][0, 0, 0, 15, 100] = p["W_up"][0, 0, 0, :, 0], 1
     n = neurons(p, c)
-    share, variance = wave_share(n["gate"][:, :, 0])
+    share, variance = _wave_share(n["gate"][:, :, 0])
     assert share[0, 15].isnan() and variance[0, 15] == 0
     assert concentration(group_mean(n["gate"][:, :, 0], task.tokens[:, 0]))[0, 15].isnan()
-    at = fourier_rows(p, c, [0]).query("site == 'gate' and edit == 'none'").set_index(["metric", "unit"])["value"]
+    at = _fourier_rows(p, c, [0]).query("site == 'gate' and edit == 'none'").set_index(["metric", "unit"])["value"]
     assert at["wave_share", ""] == pytest.approx(1, abs=1e-4)
 
 def test_a_value_that_is_missing_is_in_neither_sum():
     values, weight = torch.tensor([[1., math.nan, 3, 9]]), torch.tensor([[1., 6, 1, 0]])
-    assert weighted_mean(values, weight).tolist() == [2] and live_mean(values, weight, .1)[0].tolist() == [2]
-    assert live_mean(values, weight, .1)[1].tolist() == [.75]
+    assert weighted_mean(values, weight).tolist() == [2] and _live_mean(values, weight, .1)[0].tolist() == [2]
+    assert _live_mean(values, weight, .1)[1].tolist() == [.75]
     assert weighted_mean(values[:, 1:2], weight[:, 1:2]).isnan().all()
 
 def test_neurons_are_the_forward_pass_with_experts_side_by_side():
@@ -165,8 +165,8 @@ def test_kept_accuracy_is_a_forward_pass_with_the_others_at_their_mean(c, make):
         x = torch.where(keep, real, real.mean(0))
         said = predict(p, c, {"ffn_out": lambda out: (x @ down + bias)[None, :, None]})
         share = (said[0, :, 0] == SUM).double().mean().item()
-        assert kept_accuracy(p, c, n, weight, [m])[0, 0].item() == pytest.approx(share, abs=3e-4)
-    assert weight.shape[1] == 45 or share < .99 <= kept_accuracy(p, c, n, weight, [180])
+        assert _kept_accuracy(p, c, n, weight, [m])[0, 0].item() == pytest.approx(share, abs=3e-4)
+    assert weight.shape[1] == 45 or share < .99 <= _kept_accuracy(p, c, n, weight, [180])
     assert math.isnan(neurons_needed(p, c, n, weight, goal=1.1))
 
 def test_enough_suffices_and_one_less_does_not_but_fewer_still_may():
@@ -174,20 +174,20 @@ def test_enough_suffices_and_one_less_does_not_but_fewer_still_may():
     n = neurons(clock(), c)
     weight = contribution(by_sum(n["hidden"]), n["reach"])
     found = int(neurons_needed(clock(), c, n, weight, .9))
-    less, enough_, few = kept_accuracy(clock(), c, n, weight, [found - 1, found, 24])[0]
+    less, enough_, few = _kept_accuracy(clock(), c, n, weight, [found - 1, found, 24])[0]
     assert less < .9 <= enough_ and 24 < found and few >= .9 and "upper bound" in neurons_needed.__doc__
 
 def test_where_accuracy_rises_enough_is_the_first_number_that_suffices():
     p, c = bilinear_clock("modadd/glu-h25-linear", freqs=(3, 14)), "modadd/glu-h25-linear"
     n = neurons(p, c)
     weight = contribution(by_sum(n["hidden"]), n["reach"])
-    curve = kept_accuracy(p, c, n, weight, range(8))[0]
+    curve = _kept_accuracy(p, c, n, weight, range(8))[0]
     assert neurons_needed(p, c, n, weight, .9) == next(m for m in range(8) if curve[m] >= .9)
 
 def test_principal_components_are_numpys():
     h = torch.randn(1, 500, 6, generator=torch.Generator().manual_seed(5)) * torch.arange(1, 7)
     groups = torch.arange(500) % 10
-    means, share = principal_components(h, groups, 3)
+    means, share = _principal_components(h, groups, 3)
     u, s, vt = np.linalg.svd((h[0] - h[0].mean(0)).double().numpy(), full_matrices=False)
     assert np.allclose(share[0], s[:3] ** 2 / (s**2).sum(), atol=1e-5)
     for k in range(3):
@@ -201,7 +201,7 @@ def measures(p, c):
     means = by_sum(n["hidden"])
     share, weight = concentration(means), contribution(means, n["reach"])
     return {"paper": concentration(means, "paper").mean().item(), "weighted": weighted_mean(share, weight).item(),
-            "live": live_mean(share, weight, 1e-6)[0].item()}
+            "live": _live_mean(share, weight, 1e-6)[0].item()}
 
 @pytest.mark.parametrize("width", [15, 25, 60])
 def test_dead_units_move_the_papers_mean_by_their_share_and_nothing_else(width):
@@ -225,7 +225,7 @@ def test_rotated_clock_is_low_in_neurons_and_whole_in_output_directions():
     assert measures(rotated_clock(), c)["weighted"] < .75
     p = rotated_clock()
     p["W_down"] = p["W_down"] * (1 + .1 * (torch.arange(128) // 2))
-    means, _ = principal_components(neurons(p, c)["ffn_out"][:, :, 0], SUM)
+    means, _ = _principal_components(neurons(p, c)["ffn_out"][:, :, 0], SUM)
     assert concentration(means)[0].min() > .99
 
 def test_untrained_neurons_and_random_neurons_are_far_below_the_clock():
@@ -263,7 +263,7 @@ def test_key_frequencies_are_the_fewest_that_hold_the_share():
 
 def test_live_counts_a_threshold_of_each_seeds_own_largest():
     values, weight = torch.tensor([[1., 2, 3], [4, 5, 6]]), torch.tensor([[1., .1, .001], [100, 1, 0]])
-    mean, share = live_mean(values, weight, .01)
+    mean, share = _live_mean(values, weight, .01)
     assert mean.tolist() == [1.5, 4] and share.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert weighted_mean(torch.tensor([[1., math.nan]]), torch.tensor([[2., 0]])).tolist() == [1]
 
@@ -272,12 +272,12 @@ def test_live_counts_a_threshold_of_each_seeds_own_largest():
 @pytest.mark.parametrize("c", ["modadd/moe_glu-e4k1-h16-gelu", "add7/moe_glu-e4k1-h16-silu", "add7/ffn-h16-silu"])
 def test_rows_are_unique_lean_and_the_same_for_a_seed_alone(c):
     p = init(c, generators(1, 2))
-    both = fourier_rows(p, c, [1, 2], rule="init", step=[100, 300])
+    both = _fourier_rows(p, c, [1, 2], rule="init", step=[100, 300])
     assert both.groupby("seed")["step"].unique().map(list).to_dict() == {1: [100], 2: [300]}
     key = ["edit", "site", "unit", "position", "metric"]
     assert not both.duplicated(["seed", *key]).any() and len(both) <= 2 * 210
     assert both[~both["metric"].isin(["neurons_for_99", "concentration_routed_paper"])]["value"].notna().all()
-    alone = fourier_rows({k: v[1:] for k, v in p.items()}, c, [2], rule="init")
+    alone = _fourier_rows({k: v[1:] for k, v in p.items()}, c, [2], rule="init")
     fixed = ~both["unit"].str.startswith("f")
     merged = both[fixed].query("seed == 2").merge(alone, on=key)
     assert len(merged) == (fixed & (both["seed"] == 2)).sum()
@@ -285,7 +285,7 @@ def test_rows_are_unique_lean_and_the_same_for_a_seed_alone(c):
 
 def test_rows_say_what_the_functions_say():
     p, c = bilinear_clock("modadd/glu-h20-linear", freqs=(3, 14), apart=True), "modadd/glu-h20-linear"
-    table = fourier_rows(p, c, [5]).query("edit == 'none' and (unit == '' or metric == 'frequency_share')")
+    table = _fourier_rows(p, c, [5]).query("edit == 'none' and (unit == '' or metric == 'frequency_share')")
     value = table.set_index(["site", "unit", "metric"])["value"]
     assert value["hidden", "", "concentration_paper"] == pytest.approx(.5 * 8 / 20, abs=1e-3)
     for site, metric, v in [("hidden", "dead_share_paper", 12 / 20), ("hidden", "concentration_weighted", 1),
@@ -297,7 +297,7 @@ def test_rows_say_what_the_functions_say():
 
 @pytest.mark.parametrize("make, c", [(clock, "modadd/ffn-h105-relu"), (bilinear_clock, "modadd/glu-h64-linear")])
 def test_every_number_of_neurons_has_that_of_random_neurons_beside_it(make, c):
-    table = fourier_rows(make(c), c, [3]).query("metric != 'frequency_share' and site != 'embed'")
+    table = _fourier_rows(make(c), c, [3]).query("metric != 'frequency_share' and site != 'embed'")
     beside = table.pivot(index=["metric", "site", "unit"], columns="edit", values="value")
     assert len(table) == 2 * len(beside)
     none, null = beside["none"], beside["random_neurons"]
@@ -310,15 +310,15 @@ def test_every_number_of_neurons_has_that_of_random_neurons_beside_it(make, c):
 
 @pytest.mark.parametrize("c", ["modadd/ffn-h4-gelu+d32", "modadd/moe-e1k1-h4-gelu+d32", "modadd/glu-h4-gelu+norm+d32"])
 def test_a_layer_of_fewer_than_six_neurons_has_as_many_components_as_neurons(c):
-    table = fourier_rows(init(c, generators(0)), c, [0]).query("metric == 'pc_concentration_paper' and edit == 'none'")
+    table = _fourier_rows(init(c, generators(0)), c, [0]).query("metric == 'pc_concentration_paper' and edit == 'none'")
     assert table.groupby("site")["unit"].nunique().to_dict() == {"hidden": 4, "ffn_out": 6}
 
 def test_what_needs_pairs_refuses_add7_with_the_reason():
     c = "add7/ffn-h16-silu"
     p = init(c, generators(0))
     n = neurons(p, c)
-    with pytest.raises(ValueError, match=r"all p² pairs \(a, b\); got 1,000 inputs"): wave_share(n["hidden"][:, :, 0])
-    for f, how in ((kept_accuracy, [1]), (neurons_needed, .9)):
+    with pytest.raises(ValueError, match=r"all p² pairs \(a, b\); got 1,000 inputs"): _wave_share(n["hidden"][:, :, 0])
+    for f, how in ((_kept_accuracy, [1]), (neurons_needed, .9)):
         with pytest.raises(ValueError, match="several answers; fix"): f(p, c, n, torch.ones(1, 16), how)
 
 def test_random_neurons_see_the_same_inputs_and_answer_with_what_they_write():
@@ -331,4 +331,4 @@ def test_random_neurons_see_the_same_inputs_and_answer_with_what_they_write():
 
 @pytest.mark.parametrize("c", ["hist/ffn-h16-gelu", "modadd/no_ffn", "modadd/ffn-h16-gelu+L2"])
 def test_models_without_a_circle_are_refused_before_any_work(c):
-    with pytest.raises(ValueError, match="fourier: expected one layer with an FFN"): fourier_rows({}, c, [0])
+    with pytest.raises(ValueError, match="fourier: expected one layer with an FFN"): _fourier_rows({}, c, [0])

@@ -13,7 +13,7 @@ from moe_redistribution.instruments.ablation import ablate_each, ablation_rows
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.studies.granularity.study import STUDY, class_of
 from moe_redistribution.training.engine import gradients
-from moe_redistribution.training.groups import left_behind, train
+from moe_redistribution.training.groups import _left_behind, train
 from moe_redistribution.models.population import predict
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
@@ -148,7 +148,7 @@ def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu,
                      "--budget", "6"]) == 0
     assert time.monotonic() - began < 20                                   # all of it would take minutes
     assert not any(Store().find(n, s, "paired") for n in names for s in seeds)             # whole runs only,
-    left = left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")         # and what was begun is kept:
+    left = _left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")         # and what was begun is kept:
     assert [m.seeds for m in left] == [list(seeds)] and (left[0].step > 0).all()           # seven seeds in one group
 
 

@@ -13,11 +13,11 @@ from moe_redistribution.evidence.table_files import ROOT, table_path
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.studies.granularity.facts import repeated_ids
-from moe_redistribution.studies.granularity.students import (init_stack, expert_weights, loss_and_gradients, mixture,
+from moe_redistribution.studies.granularity.students import (init_stack, expert_weights, _loss_and_gradients, mixture,
                                                              outputs, places)
 from moe_redistribution.tasks.text import generator_of
 from moe_redistribution.studies.granularity.study import HALVES, STUDY, nearest_copy, class_of, read_arm
-from moe_redistribution.studies.granularity.theory import found_error, lower_bound_rows, proven_error
+from moe_redistribution.studies.granularity.theory import _found_error, lower_bound_rows, _proven_error
 
 NUMBERS = paper_values().query("item.str.startswith('004.')")
 ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")
@@ -76,7 +76,7 @@ def test_one_renormalised_active_expert_teaches_its_router_nothing_and_the_other
     stack, p = made(["4e1a", "4e1a+switch", "4e1a+sum"])
     X, y = (torch.randn(2, 5, 64, generator=generator_of("k1", i), dtype=torch.double) for i in range(2))
     out = {n: torch.zeros_like(v) for n, v in p.items()}
-    loss_and_gradients(p, stack, X, y, out)
+    _loss_and_gradients(p, stack, X, y, out)
     assert [bool(out["W_router"][:, e].any()) for _, e, _ in places(stack)] == [False, True, False]
 
 
@@ -141,7 +141,7 @@ def test_the_least_error_lies_between_what_is_proven_and_what_is_found(n, cells,
         middle = (own.T @ v) / own.sum(0).clamp(min=1e-12)[:, None]
         left.append((w * (v - middle[list(labels)]).square().sum(1)).sum().item())
     least = min(left) / (w * (v - w @ v).square().sum(1)).sum().item()
-    assert proven_error(v, w, cells) <= least + 1e-9 and least <= found_error(v, w, cells) + 1e-9
+    assert _proven_error(v, w, cells) <= least + 1e-9 and least <= _found_error(v, w, cells) + 1e-9
 
 
 def test_the_claim_that_a_teacher_is_out_of_reach_reads_what_is_proven():

@@ -10,10 +10,10 @@ from scipy.stats import CensoredData, logrank
 
 from moe_redistribution.models.clocks import FREQS, bilinear_clock, clock
 from moe_redistribution.tasks.data import split
-from moe_redistribution.instruments.grokking import (embedding_gini, gini, grokking_rows, growth, keep_waves, key_waves,
-                                                     pair_losses, progress, split_losses, sum_means, sum_share,
+from moe_redistribution.instruments.grokking import (_embedding_gini, gini, _grokking_rows, growth, _keep_waves, _key_waves,
+                                                     _pair_losses, progress, _split_losses, _sum_means, _sum_share,
                                                      weight_norms)
-from moe_redistribution.evidence.survival import (grokking_epochs, kaplan_meier, mann_whitney, run_times, survival,
+from moe_redistribution.evidence.survival import (_grokking_epochs, kaplan_meier, mann_whitney, run_times, survival,
                                                   survival_table, time_to, two_arms)
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks.task import P, get_task
@@ -199,7 +199,7 @@ def test_a_failed_run_is_censored_where_it_failed_and_a_rule_not_met_is_no_time(
 
 
 def test_the_epoch_of_the_best_accuracy_is_also_given_to_runs_that_never_grok():
-    got = grokking_epochs(histories([[.1, .995, .992, 1.0, .99], [.03, .01, .02, .01, .01]], every=2_000))
+    got = _grokking_epochs(histories([[.1, .995, .992, 1.0, .99], [.03, .01, .02, .01, .01]], every=2_000))
     assert got["first99"].tolist()[0] == 4_000 and got["running"].tolist()[0] == 5_000
     assert got["best"].tolist() == [8_000, 2_000] and got[["first99", "running"]].iloc[1].isna().all()
 
@@ -225,9 +225,9 @@ def test_keeping_waves_of_the_sum_is_a_mask_in_two_dimensional_fourier_space():
     mask[:, 0, 0] = 1
     for f in keys[0].nonzero()[:, 0] + 1: mask[:, f, f] = mask[:, P - f, P - f] = 1
     want = torch.fft.ifft2(flat * mask, dim=(1, 2)).real.flatten(1, 2)
-    got = keep_waves(sum_means(x), keys)[:, T.targets[:, 0]]
+    got = _keep_waves(_sum_means(x), keys)[:, T.targets[:, 0]]
     near(got.double(), want, 1e-5)
-    parts = split_losses(x, keys)
+    parts = _split_losses(x, keys)
     nll = lambda y: -y.log_softmax(-1).gather(-1, T.targets[None].expand(1, -1, -1))[..., 0]
     near(parts["restricted"].double(), nll(want), 1e-4)
     mask[:, 0, 0] = 0
@@ -238,13 +238,13 @@ def test_keeping_waves_of_the_sum_is_a_mask_in_two_dimensional_fourier_space():
 def test_full_loss_is_the_training_loss():
     name, params = "modadd/moe-e4k1-h16-gelu+d32", init("modadd/moe-e4k1-h16-gelu+d32",
                                                         [torch.Generator().manual_seed(0)])
-    near(pair_losses(params, name)["full"].mean(1), loss(params, T.tokens, T.targets, name)[0], 1e-5)
+    near(_pair_losses(params, name)["full"].mean(1), loss(params, T.tokens, T.targets, name)[0], 1e-5)
 
 
 def test_key_waves_are_the_fewest_that_hold_the_share():
     power = torch.rand(6, 56, generator=torch.Generator().manual_seed(0), dtype=torch.double)**8
     for share in (.3, .9, .999):
-        keys = key_waves(power, share)
+        keys = _key_waves(power, share)
         for p, k in zip(power, keys):
             n = int(k.sum())
             best = p.sort(descending=True).values
@@ -255,7 +255,7 @@ def test_restricted_to_its_own_keys_a_rule_with_quiet_waves_is_still_that_rule()
     "One loud wave ties classes that quiet ones tell apart: with 90 % of the power it would be another model."
     turn = lambda f: (2 * math.pi * f * (torch.arange(P)[:, None] - torch.arange(P + 1)) / P).cos()
     logits = (20 * turn(18) + 4.5 * turn(37) + 3 * turn(36))[None][:, T.targets[:, 0]]
-    parts = split_losses(logits)
+    parts = _split_losses(logits)
     assert set((parts["keys"][0].nonzero()[:, 0] + 1).tolist()) == {18, 36, 37}
     near(parts["restricted"].mean(), parts["full"].mean(), 1e-3)
 
@@ -268,19 +268,19 @@ def test_gini_is_the_mean_difference_of_pairs():
 
 def test_share_of_the_sum_is_one_for_functions_of_the_sum_and_a_113th_for_noise():
     by_sum = torch.randn(1, P, P + 1, generator=torch.Generator().manual_seed(1))[:, T.targets[:, 0]]
-    near(sum_share(by_sum), torch.ones(1).double(), 1e-6)
+    near(_sum_share(by_sum), torch.ones(1).double(), 1e-6)
     a, b = T.tokens[:, 0], T.tokens[:, 1]
     difference = torch.randn(1, P, P + 1, generator=torch.Generator().manual_seed(1))[:, (a - b) % P]
-    assert sum_share(difference) < 1e-6 and abs(sum_share(logits_of())[0] * P - 1) < .1
+    assert _sum_share(difference) < 1e-6 and abs(_sum_share(logits_of())[0] * P - 1) < .1
 
 
 @pytest.mark.parametrize("make, name", [(clock, "modadd/ffn-h105-relu"), (bilinear_clock, "modadd/glu-h64-linear")])
 def test_clocks_have_their_frequencies_and_nothing_without_them(make, name):
     params = make(name)
-    parts, got = pair_losses(params, name), progress(params, name)
+    parts, got = _pair_losses(params, name), progress(params, name)
     assert set((parts["keys"][0].nonzero()[:, 0] + 1).tolist()) == set(FREQS)
     assert abs(got["restricted_loss"] - got["full_loss"]) < .01 and got["excluded_loss"] > math.log(P) - .05
-    others = key_waves(torch.eye(56)[:1] + 0)                                    # frequency 1 is none of theirs
+    others = _key_waves(torch.eye(56)[:1] + 0)                                    # frequency 1 is none of theirs
     assert (progress(params, name, others)["restricted_loss"] > 4.6
             and progress(params, name, others)["excluded_loss"] < .01)
 
@@ -298,22 +298,22 @@ def test_weight_norms_are_those_of_the_whole_list_of_parameters():
 def test_rows_hold_each_seeds_own_split_and_its_untrained_twin():
     name, seeds = "modadd/moe-e4k1-h16-gelu+d32", [42, 7]
     params = {n: v * 1.5 for n, v in init(name, [torch.Generator().manual_seed(s) for s in seeds]).items()}
-    got = grokking_rows(params, name, seeds, stream="paired", rule="best")
+    got = _grokking_rows(params, name, seeds, stream="paired", rule="best")
     assert list(got.columns) == list(ROW_COLUMNS) and set(got["rule"]) == {"best"} and len(got) <= 400
     value = got.set_index(["metric", "edit", "split", "seed"])["value"].sort_index()
-    full = pair_losses(params, name)["full"]
+    full = _pair_losses(params, name)["full"]
     for i, s in enumerate(seeds):
         for part, at in zip(("train", "test"), split(T, s, "paired")):
             assert math.isclose(value["full_loss", "none", part, s], full[i, at].mean(), rel_tol=1e-5)
     twin = init(name, [torch.Generator().manual_seed(42)])
-    authors = grokking_rows(params, name, seeds).set_index(["metric", "edit", "split", "seed"])["value"].sort_index()
-    assert math.isclose(authors["gini_W_E", "untrained", "all", 42], embedding_gini(twin, name)["gini_W_E"].item(),
+    authors = _grokking_rows(params, name, seeds).set_index(["metric", "edit", "split", "seed"])["value"].sort_index()
+    assert math.isclose(authors["gini_W_E", "untrained", "all", 42], _embedding_gini(twin, name)["gini_W_E"].item(),
                         rel_tol=1e-9)
 
 
 def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
     name = "modadd/ffn-h16-gelu+d32"
-    n = grokking_rows(init(name, [torch.Generator()]), name,
+    n = _grokking_rows(init(name, [torch.Generator()]), name,
                       [42]).groupby(["site", "metric", "split"])["n_examples"].unique().map(list)
     assert (n["weights"].map(tuple) == (0,)).all()
     whole = n["logits"].xs("all", level="split")
@@ -324,7 +324,7 @@ def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
 
 def test_refusals_say_why():
     params = init("add7/ffn-h32-relu", [torch.Generator()])
-    for measure in (pair_losses, progress, embedding_gini):
+    for measure in (_pair_losses, progress, _embedding_gini):
         with pytest.raises(ValueError, match="function of a sum on a circle"): measure(params, "add7/ffn-h32-relu")
     with pytest.raises(ValueError, match="one a member of the population; got 2"):
-        grokking_rows(params, "add7/ffn-h32-relu", [1, 2])
+        _grokking_rows(params, "add7/ffn-h32-relu", [1, 2])

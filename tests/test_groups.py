@@ -20,7 +20,7 @@ import torch
 import moe_redistribution
 from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import Training, group_path, split_groups, pack, train, train_group, unpack
+from moe_redistribution.training.groups import Training, _group_path, split_groups, pack, train, _train_group, unpack
 from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.loop import evaluate, init_members, train_interval
@@ -91,8 +91,8 @@ def test_killed_run_resumes_bitwise(tmp_path):
         assert child.wait() == -signal.SIGKILL
         told += [int(line.split()[1]) for line in child.stdout.read().splitlines()]
     assert told == sorted(set(told)) and 120 <= told[-1] < steps                    # nothing was trained twice
-    train_group(TINY, seeds, root=tmp_path / "killed", until="full", steps=steps)
-    train_group(TINY, seeds, root=tmp_path / "whole", until="full", steps=steps)
+    _train_group(TINY, seeds, root=tmp_path / "killed", until="full", steps=steps)
+    _train_group(TINY, seeds, root=tmp_path / "whole", until="full", steps=steps)
     assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), seeds)
     assert Store(tmp_path / "killed").load(TINY, 1).history["step"].tolist() == list(range(10, steps + 1, 10))
 
@@ -124,8 +124,8 @@ def dies_before(n, work):
 def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
     "Three seeds that end at different steps; killed at every write in turn, each resumes to the bits of the whole."
     def work(root):
-        train_group(TINY, [1], root=root, until="full", steps=10)                   # this one is ahead of the others
-        train_group(TINY, [1, 2, 3], root=root, until="full", steps=30, save_every=save_every)
+        _train_group(TINY, [1], root=root, until="full", steps=10)                   # this one is ahead of the others
+        _train_group(TINY, [1, 2, 3], root=root, until="full", steps=30, save_every=save_every)
     work(tmp_path / "whole")
     whole = Store(tmp_path / "whole")
     for n in itertools.count(1):
@@ -146,9 +146,9 @@ def until_one_has_left(members, *_):
 
 def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch):
     "Or a kill right after it would start them again in a smaller group, and bits may depend on the company."
-    go = lambda root, **kw: train_group(TINY, [1, 2, 3], root=tmp_path / root, until="full", steps=40,
+    go = lambda root, **kw: _train_group(TINY, [1, 2, 3], root=tmp_path / root, until="full", steps=40,
                                         save_every=1e9, **kw)
-    for root in ("killed", "whole"): train_group(TINY, [1], root=tmp_path / root, until="full", steps=20)
+    for root in ("killed", "whole"): _train_group(TINY, [1], root=tmp_path / root, until="full", steps=20)
     with pytest.raises(Interrupted): go("killed", tell=until_one_has_left)
     seen = count_training(monkeypatch)
     go("killed")
@@ -162,28 +162,28 @@ def test_a_run_that_goes_on_began_when_it_first_did_under_the_register_of_then(t
     monkeypatch.setattr(groups, "has_begun", lambda: dict(began=next(at), registered="then"))
     def stop(*_): raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
-        train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=stop, save_every=0)
-    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+        _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=stop, save_every=0)
+    _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
     assert [Store(tmp_path).load(TINY, s).manifest[n] for s in (1, 2) for n in ("began", "registered")] == [
         "a", "then", "b", "then"]
-    train_group(TINY, [1], root=tmp_path, until="full", steps=60)                          # a longer schedule goes on
+    _train_group(TINY, [1], root=tmp_path, until="full", steps=60)                          # a longer schedule goes on
     assert Store(tmp_path).load(TINY, 1).manifest["began"] == "a" and next(at) == "c"
 
 
 def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
     "Once a seed has ended, the group's state is without it; asking for more steps must find it again."
-    go = lambda **kw: train_group(TINY, [1, 2, 3], root=tmp_path, until="full", save_every=0, **kw)
-    train_group(TINY, [1], root=tmp_path, until="full", steps=20)
+    go = lambda **kw: _train_group(TINY, [1, 2, 3], root=tmp_path, until="full", save_every=0, **kw)
+    _train_group(TINY, [1], root=tmp_path, until="full", steps=20)
     with pytest.raises(Interrupted): go(steps=40, tell=until_one_has_left)
-    assert group_path(Store(tmp_path), condition(TINY), [1, 2, 3], "authors").exists()
+    assert _group_path(Store(tmp_path), condition(TINY), [1, 2, 3], "authors").exists()
     assert [m["step"] for m in go(steps=60).values()] == [60, 60, 60]
 
 
 def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_further(tmp_path):
     ends = lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist()) >= 20 else None
     with pytest.raises(KeyboardInterrupt):
-        train_group(TINY, [1, 2], root=tmp_path, until="full", steps=100, save_every=0, tell=ends)
-    assert group_path(Store(tmp_path), condition(TINY), [1, 2], "authors").exists()
+        _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=100, save_every=0, tell=ends)
+    assert _group_path(Store(tmp_path), condition(TINY), [1, 2], "authors").exists()
     train(TINY, [1], root=tmp_path, steps=60, **HERE)
     further = Store(tmp_path).load(TINY, 1)
     train(TINY, [1, 2], root=tmp_path, steps=40, **HERE)
@@ -198,7 +198,7 @@ def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkey
     states are none of its business."""
     ends = (lambda at: lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt)
             if max(work.step.tolist(), default=0) >= at else None)
-    go = lambda name, seeds, at, stream="authors": train_group(name, seeds, stream, "full", tmp_path, steps=100,
+    go = lambda name, seeds, at, stream="authors": _train_group(name, seeds, stream, "full", tmp_path, steps=100,
                                                                save_every=0, tell=ends(at))
     for args in ((TINY, [1, 2, 3], 40), (TINY, [3, 4], 60), (TINY, [1, 2], 30, "paired"), (DENSE, [1, 2], 50)):
         with pytest.raises(KeyboardInterrupt): go(*args)
@@ -219,14 +219,14 @@ def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkey
 def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
     members = init_members(condition(TINY), [1, 2], "authors")
     for _ in range(2): evaluate(members, train_interval(members, 10))
-    path = group_path(Store(tmp_path), members.c, [1, 2], "authors")
+    path = _group_path(Store(tmp_path), members.c, [1, 2], "authors")
     seal(path, *pack(members))
     altered = bytearray(path.read_bytes())
     altered[len(altered) // 2] ^= 1
     path.write_bytes({"bit": altered, "truncated": altered[:-1], "empty": b""}[harm])
     intervals = []
-    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=lambda *_: intervals.append(1))
-    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40, tell=lambda *_: intervals.append(1))
+    _train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert len(intervals) == 4 and "starting this group again" in capsys.readouterr().err
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
     assert path.with_name(f"{path.name}.damaged").exists() and not path.exists()
@@ -237,11 +237,11 @@ def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
 def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
     members = init_members(condition(other[0]), *other[1:])
     evaluate(members, train_interval(members, 10))
-    path = group_path(Store(tmp_path), condition(TINY), [1, 2], "authors")
+    path = _group_path(Store(tmp_path), condition(TINY), [1, 2], "authors")
     seal(path, *pack(members))
     bad = path.read_bytes()
-    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
-    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+    _train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert "another one" in (said := capsys.readouterr().err) and "starting this group again" in said
     assert path.with_name(f"{path.name}.damaged").read_bytes() == bad
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
@@ -250,9 +250,9 @@ def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
 def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_path):
     members = init_members(condition("add7/ffn-h8-gelu+d16"), [1], "authors")
     evaluate(members, train_interval(members, 10))
-    seal(group_path(Store(tmp_path), condition(TINY), [1], "authors"), *pack(members))
-    train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
-    train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
+    seal(_group_path(Store(tmp_path), condition(TINY), [1], "authors"), *pack(members))
+    _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
+    _train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
 
 
@@ -341,7 +341,7 @@ def test_a_longer_schedule_continues_a_shorter_one(tmp_path, name, monkeypatch):
         return scores | {m: torch.where(members.step >= 20, 1., scores[m]) for m in ("exact", "exact256")}
     monkeypatch.setattr(groups, "evaluate", perfect)
     for root, ends in (("continued", ("selected", "full")), ("straight", ("full",))):
-        for until in ends: manifest = train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
+        for until in ends: manifest = _train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
         assert manifest["step"] == 50 and manifest["settled"] and manifest["rules"]["first256"]["step"] == 20
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
 
@@ -350,7 +350,7 @@ def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     "A real one: everything right on all inputs, known at the next evaluation, and not a step trained after it."
     RECIPES["add7"]["eval_every"] = 200
     name = "add7/glu-h170-silu"
-    manifest = train_group(name, [42], root=tmp_path, until="selected")[42]
+    manifest = _train_group(name, [42], root=tmp_path, until="selected")[42]
     run = Store(tmp_path).load(name, 42)
     assert manifest["settled"] and manifest["step"] == run.history["step"].iloc[-1] < 2000
     assert set(run.weights) == {"first256", "first1000"} and manifest["rules"]["first1000"]["reached"]
@@ -366,7 +366,7 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
         return scores | {"test": torch.where(members.step >= 20, .991 + members.step / 1e5, scores["test"])}
     monkeypatch.setattr(groups, "evaluate", nearly)
     monkeypatch.setitem(RECIPES["modadd"], "eval_every", 10)
-    train = lambda root, until: train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
+    train = lambda root, until: _train_group(name, [1], root=tmp_path / root, until=until, steps=50)[1]
     early = train("continued", "first")
     assert early["step"] == 20 and early["rules"]["first99"] == dict(step=20, value=pytest.approx(.9912), reached=True)
     assert not early["settled"] and set(Store(tmp_path / "continued").load(name, 1).weights) == {"first99"}
@@ -424,21 +424,21 @@ def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(t
 def test_waiting_for_another_process_ends_with_the_budget(tmp_path):
     with Store(tmp_path).locked(TINY, [1]):
         began = time.time()
-        assert train_group(TINY, [1], root=tmp_path, steps=10, deadline=began + .5) == {}
+        assert _train_group(TINY, [1], root=tmp_path, steps=10, deadline=began + .5) == {}
         assert .4 < time.time() - began < 5
-    assert list(train_group(TINY, [1], root=tmp_path, steps=10, deadline=time.time() + 60)) == [1]
+    assert list(_train_group(TINY, [1], root=tmp_path, steps=10, deadline=time.time() + 60)) == [1]
 
 
 def test_a_run_that_is_there_and_not_done_is_not_returned(tmp_path):
     train(TINY, [1], root=tmp_path, steps=20, **HERE)
     more = dict(root=tmp_path, steps=10**4, **HERE)
     assert (train(TINY, [1], budget=.01, **more).empty
-            and train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {})
+            and _train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {})
     assert train(TINY, [1], root=tmp_path, steps=20, budget=60, **HERE)["step"].tolist() == [20]
 
 
 def test_seeds_and_steps_may_be_numpys(tmp_path):
-    got = train_group(TINY, np.array([2, 1]), root=tmp_path, until="full", steps=np.int64(10))
+    got = _train_group(TINY, np.array([2, 1]), root=tmp_path, until="full", steps=np.int64(10))
     assert list(got) == [2, 1] and [m["step"] for m in got.values()] == [10, 10]
 
 
@@ -472,7 +472,7 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
         patch.setattr(groups, "train_interval", interval)
         rows, store = go(budget=6), Store(tmp_path / "budget")
         assert clock.now <= 1006 and rows["condition"].tolist() == [DENSE, DENSE] and rows["step"].tolist() == [40, 40]
-        state = unpack(*groups.unseal(group_path(store, condition(TINY), [1, 2], "authors")))
+        state = unpack(*groups.unseal(_group_path(store, condition(TINY), [1, 2], "authors")))
         assert state.step.tolist() == [10, 10]
         assert go()["step"].tolist() == [40] * 4 and clock.now == 1008              # nothing was trained twice
     train([DENSE, TINY], [1, 2], root=tmp_path / "whole", steps=40, **HERE)
@@ -487,7 +487,7 @@ def test_full_batch_runs_resume_to_the_bit_across_a_new_set_and_measures_are_tak
     monkeypatch.setitem(RECIPES[task], "eval_every", 2), monkeypatch.setitem(RECIPES[task], "measure_every", 4)
     monkeypatch.setattr("moe_redistribution.tasks.data.REFRESH", 3)
     measure = lambda params, c: (taken.append(1), {"mine": torch.ones(len(params["W_E"]))})[1]
-    go = lambda root, steps: train_group(name, [1], root=tmp_path / root, steps=steps, until="full",
+    go = lambda root, steps: _train_group(name, [1], root=tmp_path / root, steps=steps, until="full",
                                          measures=(measure,))
     go("twice", 4), go("twice", 8)
     assert len(taken) == 2

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.tasks.data import histogram_sets
 from moe_redistribution.models.counters import count_by_attention, count_by_inventory
-from moe_redistribution.instruments.histogram import (RESIDUAL_SITES, by_count, count_probes, histogram_rows, lifts,
-                                                      paper_sequences, selective_shares, selectivity, token_responses)
+from moe_redistribution.instruments.histogram import (RESIDUAL_SITES, _by_count, count_probes, _histogram_rows, _lifts,
+                                                      _paper_sequences, selective_shares, selectivity, _token_responses)
 from moe_redistribution.models.population import forward, init
 from moe_redistribution.tasks.task import counts, get_task
 
@@ -51,8 +51,8 @@ def test_the_smallest_width_counts_and_one_less_is_refused(made, width):
 
 def test_probes_tell_the_counters_apart():
     by_attention, by_inventory = (count_probes(f(), NAME) for f in (count_by_attention, count_by_inventory))
-    assert lifts(by_attention)["attn_lift"] > .15 > .05 > lifts(by_inventory)["attn_lift"]
-    assert lifts(by_inventory)["ffn_lift"] > .7
+    assert _lifts(by_attention)["attn_lift"] > .15 > .05 > _lifts(by_inventory)["attn_lift"]
+    assert _lifts(by_inventory)["ffn_lift"] > .7
     assert by_inventory["resid_post"]["control_by_count"].max() < .95 < by_inventory["resid_post"]["by_count"].min()
     for found in (by_attention, by_inventory):
         assert found["resid_post"]["accuracy"] > .97 and abs(found["resid_post"]["control"] - .2) < .06
@@ -60,7 +60,7 @@ def test_probes_tell_the_counters_apart():
 
 
 def test_the_papers_probe_reads_sequences_that_seed_42_was_trained_on():
-    assert torch.equal(paper_sequences(), histogram_sets(42)[0][1000:3000])
+    assert torch.equal(_paper_sequences(), histogram_sets(42)[0][1000:3000])
     found = count_probes(count_by_inventory(), NAME, "paper", steps=5)
     assert set(found) == set(RESIDUAL_SITES) and set(found["embed"]) == {"accuracy"}
 
@@ -69,7 +69,7 @@ def test_the_papers_probe_reads_sequences_that_seed_42_was_trained_on():
                                "hist/moe_glu-e2k1-h8-silu"])
 def test_responses_and_selectivity_are_loops_over_tokens_and_units(c):
     p = start(c, 2)
-    h, E, act = token_responses(p, c), p["W_up"].shape[2], F.silu if "silu" in c else F.gelu
+    h, E, act = _token_responses(p, c), p["W_up"].shape[2], F.silu if "silu" in c else F.gelu
     for s in range(2):
         for e in range(E):
             for u in range(8 // E):
@@ -101,7 +101,7 @@ def test_a_product_is_more_selective_than_its_factors_before_any_training():
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H0": "zero", "H1": "zero", "E0": "mean"}])
 def test_accuracy_by_count_is_a_loop_over_tokens(edits):
     p, t = start("hist/moe-e2k1-h8-gelu", 2), get_task("hist")
-    got, hit = by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)
+    got, hit = _by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)
     count = np.array([[(row == v).sum() for v in row] for row in t.tokens.numpy()])
     for k in range(1, 10):
         own = count == k
@@ -110,7 +110,7 @@ def test_accuracy_by_count_is_a_loop_over_tokens(edits):
 
 def test_rows_are_few_and_what_the_functions_say():
     p = count_by_inventory()
-    table = histogram_rows(p, NAME, [5], rule="best")
+    table = _histogram_rows(p, NAME, [5], rule="best")
     assert len(table) <= 140 and set(table["rule"]) == {"best"} and not table["value"].isna().any()
     probed = table[table["metric"].isin(["probe_accuracy", "probe_control"]) & (table["stratum"] != "all")]
     assert (table["n_examples"] > 0).all() and len(probed) == 2 * 3 * 9
@@ -126,7 +126,7 @@ def test_rows_are_few_and_what_the_functions_say():
 @pytest.mark.parametrize("c, says", [("add7/ffn-h8-silu", "answers are counts"), ("hist/no_ffn", "with an FFN"),
                                      ("hist/ffn-h8-gelu+L2", "one layer")])
 def test_other_models_are_refused(c, says):
-    for f in (histogram_rows, count_probes):
+    for f in (_histogram_rows, count_probes):
         with pytest.raises(ValueError, match=says): f(start(c), c, [0])
 
 
@@ -139,7 +139,7 @@ def test_rows_of_a_seed_s_own_sequences_are_a_loop_over_them_and_the_others_stay
     name, t = "hist/moe-e2k1-h8-gelu", get_task("hist")
     p, own = start(name, 2), torch.arange(len(t)) % torch.tensor([[20], [30]]) == 0
     own[1] &= (counts(t.tokens) < 9).all(1)                                    # the second seed is asked of no nine
-    plain, both = (histogram_rows(p, name, [5, 6], (), splits=s) for s in (None, {"test": own}))
+    plain, both = (_histogram_rows(p, name, [5, 6], (), splits=s) for s in (None, {"test": own}))
     rest = both[both["split"] == "all"].reset_index(drop=True)
     assert plain.equals(rest) and len(both) - len(rest) == 2 * 5 * (9 + 5)
     for edits, where in (({}, "site == 'none'"), ({"ffn_out": "mean"}, "site == 'ffn_out' and edit == 'mean'")):

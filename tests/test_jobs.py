@@ -12,7 +12,7 @@ from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.record.recording import unrecorded_jobs
 from moe_redistribution.tasks.task import TASKS, _made, get_task
-from moe_redistribution.training.groups import Stem, Training, stem_of, stems
+from moe_redistribution.training.groups import _Stem, Training, _stem_of, _stems
 from moe_redistribution.training.jobs import begin_again, run_job, run_all, in_waves
 from moe_redistribution.training.loop import TASK_RULES, register_task
 from moe_redistribution.training.store import Store
@@ -76,7 +76,7 @@ def test_stems_of_measures_with_one_name_are_two_and_a_measure_without_a_name_is
     history = Store(tmp_path / "both").load(forks()[0].condition, 1).history
     assert (history["m"] == 2.).all()
     assert forks(measures=(measure(1.),))[0].key != forks(measures=(measure(2.),))[0].key != forks()[0].key
-    with pytest.raises(ValueError, match="a function with a name"): stems(Store(tmp_path), 400, (3,))
+    with pytest.raises(ValueError, match="a function with a name"): _stems(Store(tmp_path), 400, (3,))
 
 
 def test_what_needs_an_arm_goes_when_the_arm_is_done_again(tmp_path):
@@ -111,7 +111,7 @@ def test_many_seeds_are_trained_in_the_groups_that_they_ask_for_also_where_they_
     both = Study("s", "", {"small": Preset("", {"a": (1,)})}, print, lambda *a: 1.,
                  needs=lambda *a: forks(seeds=(1, 2, 3, 4), group_size=2))
     waves = in_waves(study_jobs(both), tmp_path / "other")
-    assert [len(w) for w in waves] == [2, 4, 1] and {type(j) for j in waves[0]} == {Stem}
+    assert [len(w) for w in waves] == [2, 4, 1] and {type(j) for j in waves[0]} == {_Stem}
 
 
 def test_what_fails_does_not_keep_others_from_being_done(tmp_path):
@@ -162,4 +162,4 @@ def test_scores_are_not_taken_for_probabilities_where_one_expert_has_all_the_wei
 
 def test_a_condition_without_an_evaluation_before_its_first_event_has_no_stem():
     from moe_redistribution.models.condition import condition
-    assert [stem_of(condition(f"{NAME}{at}")) for at in ("", "@150:reset1", "@450:reset1")] == [None, None, (NAME, 400)]
+    assert [_stem_of(condition(f"{NAME}{at}")) for at in ("", "@150:reset1", "@450:reset1")] == [None, None, (NAME, 400)]

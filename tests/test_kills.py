@@ -17,7 +17,7 @@ import pytest
 import moe_redistribution
 from moe_redistribution.training import groups, jobs
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import group_path
+from moe_redistribution.training.groups import _group_path
 from moe_redistribution.training.store import Store, unseal
 from same import assert_same_runs
 
@@ -100,7 +100,7 @@ def reached(store):
     out = {}
     for c, first in itertools.product(NAMES, SEEDS[::SIZE]):
         seeds = list(range(first, first + SIZE))
-        path, runs = group_path(store, condition(c), seeds, "authors"), [store.find(c, s) for s in seeds]
+        path, runs = _group_path(store, condition(c), seeds, "authors"), [store.find(c, s) for s in seeds]
         out[c, first] = int(unseal(path)[0]["step"].min()) if path.exists() else min(r.step if r else 0 for r in runs)
     return out
 
@@ -161,5 +161,5 @@ def test_a_kill_loses_no_more_than_the_time_between_saves(tmp_path, monkeypatch,
     def kill(members, *_):
         if clock.now == evaluations: raise Killed
     with pytest.raises(Killed):
-        groups.train_group(NAMES[0], [1, 2], root=tmp_path, steps=STEPS, measures=(second,), tell=kill, save_every=3)
+        groups._train_group(NAMES[0], [1, 2], root=tmp_path, steps=STEPS, measures=(second,), tell=kill, save_every=3)
     assert 0 <= evaluations - reached(Store(tmp_path))[NAMES[0], 1] // EVERY <= 3

@@ -12,13 +12,13 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.data import batches, generators, split
-from moe_redistribution.tasks.kinds import KIND_TABLES, own_digest, import_file, register, table_of
+from moe_redistribution.tasks.kinds import KIND_TABLES, _own_digest, import_file, register, table_of
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.executors import JobPool, local_executor
 from moe_redistribution.training.groups import Training, train
 from moe_redistribution.training.loop import learning_names
-from moe_redistribution.training.jobs import carry_with
+from moe_redistribution.training.jobs import _carry_with
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study, study_of
 from tiers import first
@@ -268,13 +268,13 @@ def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, 
 
 
 def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
-    alone = own_digest(mine)
+    alone = _own_digest(mine)
     mine.write_text(MINE + "\nfrom beside_it import X")
     (other := mine.with_name("beside_it.py")).write_text("X = 1")
-    first = own_digest(mine)
+    first = _own_digest(mine)
     other.write_text("X = 2")
     mine.with_name("pandas.py").write_text("")
-    assert len({alone, first, own_digest(mine)}) == 3
+    assert len({alone, first, _own_digest(mine)}) == 3
 
 
 def test_a_study_in_an_edited_file_is_other_work(mine, tmp_path):
@@ -365,7 +365,7 @@ def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was
     mine.write_text(MINE + "\n")
     kinds._forget(str(mine)), kinds.FILES.pop(str(mine))                               # as in a process that is new
     with pytest.raises(ValueError, match="expected the file as it was; got another"):
-        carry_with(files, None, tmp_path / "s")
+        _carry_with(files, None, tmp_path / "s")
 
 
 # -------------------------------------------------------------------------------------------------- notebook, session
@@ -428,7 +428,7 @@ def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
 
 def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
     import_file(mine)
-    assert kinds.files_in_use() == {str(mine): own_digest(mine)}          # this file tried to, and was refused
+    assert kinds.files_in_use() == {str(mine): _own_digest(mine)}          # this file tried to, and was refused
     mine.write_text("x = 1")
     import_file(mine)
     assert kinds.files_in_use() == {}

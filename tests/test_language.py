@@ -9,8 +9,8 @@ import torch
 
 from moe_redistribution.tasks.text import Planted, as_text, read_text
 from moe_redistribution.language.small import (SIZE_NAMES, heldout_losses, next_token_loss, perplexity, small_model,
-                                               token_losses)
-from moe_redistribution.language.training import (LanguageRecipe, LanguageTraining, parameters_named, router_names,
+                                               _token_losses)
+from moe_redistribution.language.training import (_LanguageRecipe, _LanguageTraining, _parameters_named, router_names,
                                                   train_language)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.jobs import run_job
@@ -87,7 +87,7 @@ def test_a_job_of_a_study_without_time_keeps_its_state_and_ends_with_the_same_ro
 
 def test_frozen_parameters_are_bit_identical_after_training_and_all_others_move():
     start, (model, _) = model_of(), trained(frozen=(r"mlp\.gate", "layers.0.self_attn"), weight_decay=.5)
-    still = set(parameters_named(start, (r"mlp\.gate", "layers.0.self_attn")))
+    still = set(_parameters_named(start, (r"mlp\.gate", "layers.0.self_attn")))
     same = {n for (n, p), q in zip(start.named_parameters(), model.parameters()) if torch.equal(p, q)}
     assert same == still and all(p.requires_grad and p.grad is None for p in model.parameters())
 
@@ -96,7 +96,7 @@ def test_frozen_parameters_are_bit_identical_after_training_and_all_others_move(
 def test_a_router_of_the_aux_only_arm_gets_no_task_gradient_and_nothing_else_changes(family):
     batch = LANGUAGE.batches(T, 4, 1)(0)
     def gradients(loss_of=next_token_loss, **choices):
-        t = LanguageTraining(model_of(family), LanguageRecipe(10, **choices), loss_of)
+        t = _LanguageTraining(model_of(family), _LanguageRecipe(10, **choices), loss_of)
         t.gradients(batch)
         return {n: None if p.grad is None else p.grad.clone() for n, p in t.moving.items()}
     def nothing(logits, tokens): return 0 * next_token_loss(logits, tokens)
@@ -147,7 +147,7 @@ def test_losses_are_nats_of_the_next_token_and_leave_the_mode_alone():
     model, tokens = model_of().train(), LANGUAGE.heldout(T, 10)
     losses, logp = heldout_losses(model, tokens, batch=3), model(input_ids=tokens[:, :-1]).logits.log_softmax(-1)
     assert torch.allclose(losses, -logp.gather(2, tokens[:, 1:, None])[..., 0], atol=1e-5) and model.training
-    assert torch.allclose(token_losses(logp, tokens).mean(), next_token_loss(logp, tokens))
+    assert torch.allclose(_token_losses(logp, tokens).mean(), next_token_loss(logp, tokens))
     assert abs(perplexity(losses) - losses.mean().exp()) < 1e-3 and not losses.requires_grad
 
 

@@ -4,13 +4,13 @@ import torch
 
 from moe_redistribution.evidence.claims import Claim, claims, seed_list, statements
 from moe_redistribution.language.small import small_model
-from moe_redistribution.language.training import LanguageRecipe, LanguageTraining
+from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining
 from moe_redistribution.evidence.design import strike
 from moe_redistribution.report.pages import Page
 from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, PARTS_KINDS,
                                                               PARTS_LANGUAGE, REFITS, SPEEDS, STUDY, KindJudge,
-                                                              language_arm, language_model, null_logits, rate_of,
-                                                              tempered_loss)
+                                                              _language_arm, _language_model, _null_logits, _rate_of,
+                                                              _tempered_loss)
 from moe_redistribution.tasks.text import Planted
 
 SIZES = dict(d=16, heads=2, T=16)
@@ -19,8 +19,8 @@ TEXT = Planted(n_keys=4, n_values=6, n_words=12, window=16)
 
 def trained(arm, steps=3):
     "(model before, model after a few steps of an arm)."
-    before, after = (language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES) for _ in range(2))
-    t = LanguageTraining(after, LanguageRecipe(steps, 1e-3, "constant", 0, 0, looks=1, **language_arm(f"{arm}/L2")[1]))
+    before, after = (_language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES) for _ in range(2))
+    t = _LanguageTraining(after, _LanguageRecipe(steps, 1e-3, "constant", 0, 0, looks=1, **_language_arm(f"{arm}/L2")[1]))
     for i in range(steps): t.one_step(TEXT.batches(16, 4, 1)(i))
     return before, after
 
@@ -38,7 +38,7 @@ def test_a_frozen_router_does_not_move_and_a_router_of_the_balance_loss_does():
 
 def test_the_text_teaches_a_router_only_with_two_experts_or_switch_weights():
     def gradient(arm):
-        t = LanguageTraining(language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES), LanguageRecipe(3, looks=1))
+        t = _LanguageTraining(_language_model(f"{arm}/L2", TEXT.d_vocab, 1, SIZES), _LanguageRecipe(3, looks=1))
         t.gradients(TEXT.batches(16, 4, 1)(0))
         return max(float(p.grad.norm()) for n, p in t.moving.items() if n.endswith(".gate.weight"))
     assert gradient("mixture") < 1e-6 < 1e-4 < min(gradient("top2"), gradient("switch"))
@@ -57,7 +57,7 @@ def test_an_arm_at_another_rate_differs_in_the_first_step_of_its_ffn_alone(arm, 
 
 
 def test_an_arm_without_ffn_says_what_the_rest_says():
-    model = language_model("none/L2", TEXT.d_vocab, 1, SIZES)
+    model = _language_model("none/L2", TEXT.d_vocab, 1, SIZES)
     tokens = TEXT.heldout(16, 4)[:, :-1]
     whole = model(input_ids=tokens).logits
     for layer in model.model.layers: layer.mlp = torch.nn.Identity()
@@ -77,8 +77,8 @@ def test_arms_at_another_rate_stand_for_points_of_the_sweep():
     "`speed` leaves out what `night` has under another name, which is right while the rates are the same."
     x = LM_PRESETS["night"].settings["lr"]
     assert x["slow"] == x["dense"] and x["fast"] != x["mixture"]
-    assert language_arm("slow/L3") == language_arm("dense_x0.25/L3")
-    assert language_arm("fast/L3") == language_arm("mixture_x4/L3") and "mixture_x4/L3" in LM_PRESETS["speed"].arms
+    assert _language_arm("slow/L3") == _language_arm("dense_x0.25/L3")
+    assert _language_arm("fast/L3") == _language_arm("mixture_x4/L3") and "mixture_x4/L3" in LM_PRESETS["speed"].arms
     both = {(a, f) for a in ("dense", "mixture") for f in SPEEDS}
     names = [a.partition("/")[0].partition("_x") for a in LM_PRESETS["speed"].arms]
     own = {(a, float(f)) for a, _, f in names}
@@ -87,16 +87,16 @@ def test_arms_at_another_rate_stand_for_points_of_the_sweep():
 
 def test_a_word_that_cannot_follow_does_not_spoil_the_best_factor():
     p, truth = torch.tensor([.8, .2, 0., 0.]), torch.tensor([0, 0, 0, 0, 1])
-    found, factor = tempered_loss(p.log().expand(5, 4), truth)
+    found, factor = _tempered_loss(p.log().expand(5, 4), truth)
     entropy = torch.distributions.Categorical(p[:2]).entropy().item()
     assert found == pytest.approx(entropy, abs=1e-3) and factor == pytest.approx(1, abs=.02)
-    with pytest.raises(ValueError, match="got NaN"): tempered_loss(torch.full((5, 4), torch.nan), truth)
+    with pytest.raises(ValueError, match="got NaN"): _tempered_loss(torch.full((5, 4), torch.nan), truth)
 
 
 def test_no_pilot_seed_is_in_another_preset():
     decide = [p for n, p in LM_PRESETS.items() if "pilot" not in n]
     assert all(set(own) <= set(range(1, 17)) for p in decide for own in p.arms.values())
-    assert all(rate_of(a, p.settings) for n, p in LM_PRESETS.items() for a in p.arms if a != "nulls")
+    assert all(_rate_of(a, p.settings) for n, p in LM_PRESETS.items() for a in p.arms if a != "nulls")
     assert {a.partition("/")[0] for a in LM_PRESETS["night"].arms} == {*LANGUAGE_ARMS, "nulls"}
 
 
@@ -130,9 +130,9 @@ def test_an_endpoint_that_no_ffn_does_as_well_on_is_struck():
 
 def test_in_the_second_language_no_table_of_pairs_says_what_a_part_is_there_for():
     text = Planted(**PARTS_LANGUAGE)
-    windows, model = text.heldout(32, 64), language_model("dense/L1", text.d_vocab, 1, SIZES)
+    windows, model = text.heldout(32, 64), _language_model("dense/L1", text.d_vocab, 1, SIZES)
     judge = KindJudge(model, text, windows, PARTS_KINDS)
-    lost = {n: judge.scores(x) for n, x in null_logits(text, windows, 32).items()}
+    lost = {n: judge.scores(x) for n, x in _null_logits(text, windows, 32).items()}
     for kind in ("fact", "sum", "value"):
         guess, at = lost["unigram"]["tempered", kind], "choice" if kind == "value" else "tempered"
         assert lost["exact"]["choice", kind] == 0 and lost["bigram"]["tempered", kind] > .8 * guess, kind
@@ -141,7 +141,7 @@ def test_in_the_second_language_no_table_of_pairs_says_what_a_part_is_there_for(
 
 
 def test_embeddings_alone_hear_nothing_but_the_current_token():
-    model, text = language_model("embed/L1", TEXT.d_vocab, 1, SIZES), TEXT.heldout(16, 4)[:, :-1]
+    model, text = _language_model("embed/L1", TEXT.d_vocab, 1, SIZES), TEXT.heldout(16, 4)[:, :-1]
     assert torch.equal(model(input_ids=text).logits[:, -1:], model(input_ids=text[:, -1:]).logits)
     before, after = trained("embed")
     still = [n for n, p in before.named_parameters() if torch.equal(p, after.get_parameter(n))]

@@ -10,11 +10,11 @@ from scipy import stats
 from moe_redistribution.evidence import contrasts as answers, printed as paper
 from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
-from moe_redistribution.record.coverage import by_id, coverage
+from moe_redistribution.record.coverage import _by_id, coverage
 from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW, ON_UNSEEN,
                                                   ON_PAPER_SEEDS as OWN, NO_RUN, TIE, TOO_FEW, UNDER, VERDICTS, Decision, Registered,
-                                                  decision, decide, first_learners, found_here, judge, readings_of, registered_test)
-from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, as_versus, seed_list,
+                                                  decision, decide, first_learners, found_here, judge, readings_of, _registered_test)
+from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, _as_versus, seed_list,
                                                 statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
@@ -214,14 +214,14 @@ def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_
 
 def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
     s = said("4.2-01").reading
-    assert as_versus(s, FROZEN).condition == FROZEN
-    c = as_versus(s, "site=attn_out&stratum=carry=2&position=o1,o2")
+    assert _as_versus(s, FROZEN).condition == FROZEN
+    c = _as_versus(s, "site=attn_out&stratum=carry=2&position=o1,o2")
     assert (c.site, c.stratum, c.position, c.condition) == ("attn_out", "carry=2", "o1 o2", s.condition)
-    assert as_versus(s, "value=.25") == .25 and as_versus(s, "null=uniform") == .1
-    assert as_versus(s, "null=most,frequent") == pytest.approx(.32325)
+    assert _as_versus(s, "value=.25") == .25 and _as_versus(s, "null=uniform") == .1
+    assert _as_versus(s, "null=most,frequent") == pytest.approx(.32325)
     for word in ("colour=red", "null=luck"):
         with pytest.raises(ValueError, match="fix: "):
-            as_versus(s, word)
+            _as_versus(s, word)
 
 
 def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
@@ -400,7 +400,7 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
         few += test == FEW
     assert few >= 3 and (table["verdict"] == TOO_FEW).sum() >= 3
     s = said("abs-01", "audited")
-    assert registered_test(rows, s).family == 6 and registered_test(rows, said("abs-01")) is None
+    assert _registered_test(rows, s).family == 6 and _registered_test(rows, said("abs-01")) is None
 
 
 def test_too_few_seeds_is_said_where_no_outcome_could_have_decided():
@@ -519,7 +519,7 @@ def test_coverage_counts_every_printed_number_once():
     assert c["printed"].sum() == (~PRINTED.index.str.startswith("repo:")).sum()
     assert ((c["number"] + c["reason"] + c["nothing"] == c["printed"]).all()
             and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all())
-    one = by_id("tab1").set_index("id")
+    one = _by_id("tab1").set_index("id")
     held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
     assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
 
@@ -535,7 +535,7 @@ def test_text_has_a_line_for_every_claim(table):
 def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_it_does(item, parts):
     got = set(paper.printed_items(item))
     assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
-    assert set(by_id(item)["item"]) <= got
+    assert set(_by_id(item)["item"]) <= got
 
 
 def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():

@@ -5,8 +5,8 @@ import torch
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
 from moe_redistribution.models.routers import Router
-from moe_redistribution.tasks.kinds import all_or_nothing, register
-from moe_redistribution.training.groups import pack, train_group, unpack
+from moe_redistribution.tasks.kinds import _all_or_nothing, register
+from moe_redistribution.training.groups import pack, _train_group, unpack
 from moe_redistribution.training.loop import activations_of, draws_of, init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
 
@@ -26,7 +26,7 @@ class NoisyTopK(Router):
 
 @pytest.fixture(autouse=True)
 def noisy():
-    with pytest.raises(InterruptedError), all_or_nothing():            # taken back after each test
+    with pytest.raises(InterruptedError), _all_or_nothing():            # taken back after each test
         register("router", "noisy", NoisyTopK)
         yield condition(NAME)
         raise InterruptedError
@@ -88,7 +88,7 @@ def test_what_looks_after_a_step_sees_the_noise_of_that_step(noisy):
 def test_the_store_has_the_same_weights_after_an_interruption(tmp_path):
     stored = {}
     for folder, ends in (("whole", [400]), ("parts", [200, 400])):
-        for steps in ends: train_group(NAME, [1], "paired", "full", tmp_path / folder, steps=steps)
+        for steps in ends: _train_group(NAME, [1], "paired", "full", tmp_path / folder, steps=steps)
         stored[folder] = Store(tmp_path / folder).load(NAME, 1, "paired").weights
     for rule, params in stored["whole"].items():
         for n, v in params.items(): assert torch.equal(v, stored["parts"][rule][n]), n

@@ -74,7 +74,7 @@ def place(two_stores, tmp_path, monkeypatch):
     only(monkeypatch, replace(STUDY, measured=lambda name: alone, presets={
         "small": replace(STUDY.presets["small"], arms={NAME: (1, 2)})}))
     for folder in ("ours", "theirs"): shutil.copytree(two_stores / folder, tmp_path / folder)
-    recording.record(Store(tmp_path / "ours"), tmp_path, say=lambda text: None)
+    recording._record(Store(tmp_path / "ours"), tmp_path, say=lambda text: None)
     return tmp_path
 
 
@@ -91,7 +91,7 @@ def spoil(place, seed, how):
 def recorded_from(place, **how):
     "What recording another's store says."
     said = []
-    recording.record(lent(place), place, say=said.append, whose="A. Other", **how)
+    recording._record(lent(place), place, say=said.append, whose="A. Other", **how)
     return said
 
 
@@ -102,13 +102,13 @@ def seeds_of(place, whose="house", kind="runs"):
 def test_others_seeds_are_added_ours_stay_and_a_list_says_whose_they_are(mine, tmp_path):
     ours, theirs = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2], lent=True)
     root = tmp_path / "clone"
-    recording.record(ours, root, say=lambda x: None)
-    recording.record(theirs, root, say=lambda x: None, whose="A. Other")
+    recording._record(ours, root, say=lambda x: None)
+    recording._record(theirs, root, say=lambda x: None, whose="A. Other")
     found = read_table("mine", "mine.small/a", root=root, whose=EVERYBODY).set_index("seed")["value"]
     assert found.round(6).to_dict() == {1: 1.1, 2: 2.5}
     listed = pd.read_csv(root / "results/others.csv")
     assert listed[["whose", "kind", "condition", "seed"]].values.tolist() == [["A. Other", "mine", "mine.small/a", 2]]
-    recording.record(trained(mine, tmp_path / "b", .9, [3], lent=True), root, say=lambda x: None, whose="B. Third")
+    recording._record(trained(mine, tmp_path / "b", .9, [3], lent=True), root, say=lambda x: None, whose="B. Third")
     assert pd.read_csv(root / "results/others.csv")["whose"].tolist() == ["A. Other", "B. Third"]         # none is lost
 
 
@@ -183,15 +183,15 @@ def test_a_run_of_another_optimiser_is_refused_by_name(place, monkeypatch):
 
 
 def test_comments_hints_and_layout_are_no_other_code(tmp_path, monkeypatch):
-    here = code_by_room([loop.clip_], ["training.loop"])
-    text = inspect.getsource(loop.clip_)
+    here = code_by_room([loop._clip_], ["training.loop"])
+    text = inspect.getsource(loop._clip_)
     monkeypatch.setattr(sources_room.inspect, "getsource", lambda x: text.replace("grad:torch.Tensor", "grad").replace(
         "max_norm:float", "max_norm").replace('    "', "    # a word\n\n    'Another. ' \"").replace(" / (", "  /  ("))
     sources_room._FORMS.clear()
-    assert code_by_room([loop.clip_], ["training.loop"]) == here
+    assert code_by_room([loop._clip_], ["training.loop"]) == here
     monkeypatch.setattr(sources_room.inspect, "getsource", lambda x: text.replace("1e-6", "1e-5"))
     sources_room._FORMS.clear()
-    assert code_by_room([loop.clip_], ["training.loop"]) != here
+    assert code_by_room([loop._clip_], ["training.loop"]) != here
     sources_room._FORMS.clear()
 
 
@@ -208,7 +208,7 @@ def test_an_older_seal_is_accepted_as_what_it_is(place):
 def test_code_that_is_known_to_give_the_same_is_accepted_when_told_so(place):
     spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(
         source=r.manifest["source"] | {"training.loop": OTHER})))
-    looked = recording.look_at_store(lent(place), place, same=[OTHER])
+    looked = recording._look_at_store(lent(place), place, same=[OTHER])
     assert not any(x.why for x in looked)
 
 
@@ -219,7 +219,7 @@ def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_befor
         ours.save(replace(run, manifest=run.manifest | dict(source=source)))
     sources_room._TOLD.clear()
     with pytest.warns(UserWarning, match="router of"):
-        looked = {x.seeds: x.why for x in recording.look_at_store(ours, place)}
+        looked = {x.seeds: x.why for x in recording._look_at_store(ours, place)}
     assert "other code in training.loop" in looked[3,] and not looked[4,] and not looked[5,]
 
 
@@ -229,7 +229,7 @@ def test_rows_of_a_study_that_are_no_numbers_are_named(mine, tmp_path):
     tensors, info = unseal(path)
     seal(path, tensors, info | dict(rows=info["rows"] | dict(value=[float("nan")])))
     said = []
-    recording.record(theirs, tmp_path / "clone", say=said.append, whose="A. Other")
+    recording._record(theirs, tmp_path / "clone", say=said.append, whose="A. Other")
     assert f"{path}: refused: 1 of 1 values are not finite" in said and path.exists()
     assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone", whose=EVERYBODY)["seed"]) == {1}
 
@@ -242,7 +242,7 @@ def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(m
         tensors, info = unseal(path)
         seal(path, tensors, info | other)
     three.rename(three.with_name("0123456789abcdef.safetensors"))
-    why = {x.path.name: x.why for x in recording.look_at_store(theirs, tmp_path / "clone")}
+    why = {x.path.name: x.why for x in recording._look_at_store(theirs, tmp_path / "clone")}
     assert why[one.name] == "" and "other code in" in why[two.name] and "no job" not in why[one.name]
     assert "expected a job of mine; got a, seeds [3]" in why["0123456789abcdef.safetensors"]
 
@@ -250,7 +250,7 @@ def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(m
 def test_a_condition_that_no_study_records_is_named(place):
     folder = lent(place).path(NAME, 9, "paired").parent
     shutil.copytree(folder, folder.with_name("ffn-h16-silu"))
-    [bad] = [x for x in recording.look_at_store(lent(place), place) if x.why]
+    [bad] = [x for x in recording._look_at_store(lent(place), place) if x.why]
     assert bad.path.name == "ffn-h16-silu" and "no study records this condition" in bad.why
 
 
@@ -258,7 +258,7 @@ def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path
     keys = [j.key for j in study_jobs(mine)]
     store = trained(mine, tmp_path / "a", .1, [3, 6, 7])
     assert [j.key for j in study_jobs(mine)] == keys
-    recording.record(store, tmp_path / "clone", say=lambda x: None)
+    recording._record(store, tmp_path / "clone", say=lambda x: None)
     assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone")["seed"]) == {3, 6, 7}
 
 
@@ -275,7 +275,7 @@ def test_a_command_ends_with_what_was_refused(place, monkeypatch, capsys):
 def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_written(place, monkeypatch, capsys):
     monkeypatch.setattr(recording, "ROOT", place)
     before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
-    monkeypatch.setattr(recording, "look_at_store", lambda *x, **how: pytest.fail("work before it was checked"))
+    monkeypatch.setattr(recording, "_look_at_store", lambda *x, **how: pytest.fail("work before it was checked"))
     assert main(["record", "--from", str(place), "--replace", "add7/ffn-h63-silu", "add7/ffn-h62-silu"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5 and all("fix: " in line for line in lines), lines
@@ -283,12 +283,12 @@ def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_writt
 
 
 def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
-    from moe_redistribution.evidence.claims import check_statements, statements
+    from moe_redistribution.evidence.claims import _check_statements, statements
     from moe_redistribution.evidence.printed import study_tables
     table = pd.read_csv(study_tables("statements")[0], dtype=str, keep_default_na=False)
     table.loc[0, ["expects", "n"]], table.loc[2, "page"] = ["++", "77"], "nowhere.ipynb"
     table.to_csv(tmp_path / "statements.csv", index=False)
-    with pytest.raises(ValueError) as e: check_statements([tmp_path / "statements.csv"])
+    with pytest.raises(ValueError) as e: _check_statements([tmp_path / "statements.csv"])
     lines = str(e.value).splitlines()
     assert all("fix: " in line and "other values at" in line for line in lines)
     for word in ("expects of", "seeds such as", "a page under"):

@@ -288,13 +288,13 @@ def test_what_a_file_reads_is_in_the_key_of_what_it_registers(mine, monkeypatch,
     elif what.endswith(".py"): (mine.parent / what).write_text("SCALE = 3.33")
     else: write_scales(mine.parent, 3.)
     assert first == again != key() and condition(NAME).key == plain
-    assert Training(OWN, (1,)).files[str(mine)].startswith(kinds.own_digest(mine) + "+")
+    assert Training(OWN, (1,)).files[str(mine)].startswith(kinds._own_digest(mine) + "+")
 
 
 def test_a_file_that_reads_nothing_has_the_key_that_it_had(mine):
     mine.write_text(ROUTER.format(top="", scale="2"))
     import_file(mine)
-    assert condition(OWN).files == {str(mine): kinds.own_digest(mine)}
+    assert condition(OWN).files == {str(mine): kinds._own_digest(mine)}
 
 
 def test_a_worker_that_would_read_something_else_refuses(mine):

@@ -8,7 +8,7 @@ from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, loss_with_balance, own_routers,
                                                   put_router)
 from moe_redistribution.language.small import next_token_loss, small_model
-from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_part
+from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, train_part
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Desk, Preset, Study
 
@@ -40,7 +40,7 @@ def test_no_router_sees_what_comes_after_a_token(word):
 @pytest.mark.parametrize("word", OWN_ROUTERS)
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
     def training():
-        return LanguageTraining(mixture(word), LanguageRecipe(6, looks=1), next_token_loss, after_step)
+        return _LanguageTraining(mixture(word), _LanguageRecipe(6, looks=1), next_token_loss, after_step)
     whole, first, second = training(), training(), training()
     for _ in range(6): whole.one_step(TOKENS)
     for _ in range(3): first.one_step(TOKENS)

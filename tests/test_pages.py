@@ -11,13 +11,13 @@ from moe_redistribution.evidence import contrasts as answers, table_files, selec
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.tasks.data import SEEDS
-from moe_redistribution.studies.sparsity_moves.facts import fact_rows
+from moe_redistribution.studies.sparsity_moves.facts import _fact_rows
 from moe_redistribution.training.orders import expected_seconds
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
-from moe_redistribution.report.pages import Page, missing_runs, page_hash, stands_on, stored_pages
+from moe_redistribution.report.pages import Page, missing_runs, page_hash, _stands_on, _stored_pages
 
 PRINTED, BRIDGE = paper.paper_values(), claims()
-PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
+PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/")}
 TEXT = [page for page in PAGES if PAGES[page].items]
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 
@@ -163,7 +163,7 @@ def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named
             assert size.get((instrument, name), 0) == lines.get((instrument, name), 0), (instrument, name)
     assert (set(zip(rows["instrument"], rows["condition"])) <= set(need)
             and set(rows["stream"]) <= set(PAGES[page].streams))
-    for name in {n for i, n in need if i == "facts"}: assert size["facts", name] == len(fact_rows(name))
+    for name in {n for i, n in need if i == "facts"}: assert size["facts", name] == len(_fact_rows(name))
     again = Page(**PAGES[page].wish)
     assert table_files.fingerprint(again.rows) == table_files.fingerprint(rows)
     assert page_hash(again) == page_hash(PAGES[page])
@@ -234,7 +234,7 @@ def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
 
 @pytest.mark.parametrize("page", ["9b_methods", "43_glu", "9c4_ablation", "30_setup"])
 def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page):
-    rows, text = PAGES[page].rows, stands_on(PAGES[page])
+    rows, text = PAGES[page].rows, _stands_on(PAGES[page])
     if len(rows):
         assert text.startswith(f"This page stands on {len(rows):,} rows with hash `{page_hash(PAGES[page])}`")
     else:
@@ -263,4 +263,4 @@ def test_the_copy_of_a_page_that_is_being_run_is_no_page(tmp_path):
     for name in ("setup.ipynb", "_setup.ipynb"):
         source = pages.ROOT / "nbs/6_studies/sparsity_moves/30_setup.ipynb"
         (tmp_path / "nbs" / name).write_bytes(source.read_bytes())
-    assert [*pages.stored_pages(tmp_path)] == ["setup.ipynb"]
+    assert [*pages._stored_pages(tmp_path)] == ["setup.ipynb"]

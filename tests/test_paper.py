@@ -14,16 +14,16 @@ import pytest
 
 from moe_redistribution.evidence import printed as paper
 from moe_redistribution.evidence.claims import AGGREGATES, claims, paper_items, seed_list, statements
-from moe_redistribution.evidence.registrations import definitions, have_pilots
+from moe_redistribution.evidence.registrations import _definitions, _have_pilots
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.models.condition import condition
 from moe_redistribution.instruments.instrument import instruments
-from moe_redistribution.report.pages import stored_pages
+from moe_redistribution.report.pages import _stored_pages
 from moe_redistribution.tasks.task import get_task, spans
 from moe_redistribution.training.loop import TASK_RULES
 
-MAIN_TEXT = [item for p, (page, _) in stored_pages().items() if p.startswith("6_studies/sparsity_moves/")
+MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/sparsity_moves/")
              for item in page.items.split()]
 
 
@@ -105,7 +105,7 @@ def newcomer(tmp_path, monkeypatch):
 def test_a_study_that_brings_its_folder_is_read_and_no_room_is_touched(newcomer):
     assert paper.paper_values().set_index("id").loc["003.Table99.001", "value"] == .5
     assert claims()["id"].str.endswith(".new").sum() == 2 == statements()["key"].str.endswith(".new").sum()
-    assert have_pilots(["003-N1"]).all() and definitions()["key"].str.endswith(".new").sum() >= 4
+    assert _have_pilots(["003-N1"]).all() and _definitions()["key"].str.endswith(".new").sum() >= 4
     assert paper.papers()["003"] == "Routing absorption" and len(paper.papers()) == 5
 
 

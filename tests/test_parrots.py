@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
 
-from moe_redistribution.studies.parrots.theory import (all_graphs, block_parameters, expert_loads, hat_neurons,
-                                                       matched_widths, memorise, memory_parameters, path_output,
-                                                       path_tokens, points_needed, hat_output, sign_router, two_steps)
+from moe_redistribution.studies.parrots.theory import (all_graphs, block_parameters, expert_loads, _hat_neurons,
+                                                       _matched_widths, memorise, _memory_parameters, path_output,
+                                                       path_tokens, _points_needed, hat_output, _sign_router, two_steps)
 from moe_redistribution.tasks.text import generator_of
 
 
@@ -63,13 +63,13 @@ def test_lemma_d6_the_router_hits_every_expert_equally_often(K):
 
 @pytest.mark.parametrize("K", [4, 16, 64])
 def test_lemma_d7_no_load_is_above_twice_the_mean_more_often_than_stated(K):
-    n, seeds, delta = points_needed(K, .05, K), 100, .05
+    n, seeds, delta = _points_needed(K, .05, K), 100, .05
     above = sum(expert_loads(gaussian(n, 8, of=(K, s)), K).max().item() > 2 * n / K for s in range(seeds))
     assert above <= delta * seeds
 
 
 def test_4096_points_are_enough_for_lemma_d7_with_16_experts_and_not_with_64():
-    assert points_needed(16, .01, 16) < 4096 < points_needed(64, .01)
+    assert _points_needed(16, .01, 16) < 4096 < _points_needed(64, .01)
 
 
 @pytest.mark.parametrize("K, width, active, total", [(16, 18, 1052, 9152), (64, 6, 2216, 12800)])
@@ -79,13 +79,13 @@ def test_theorem_3_5_memorises_every_label_with_the_stated_width_and_parameters(
         y = gaussian(4096, of=("labels", seed)).sign()
         p = memorise(X, y, K)
         assert (hat_output(p, X) * y - .5).abs().max() < 1e-6
-        assert memory_parameters(32, K, p["W"].shape[1]) == dict(width=width, active=active, total=total)
+        assert _memory_parameters(32, K, p["W"].shape[1]) == dict(width=width, active=active, total=total)
         held = (p["W"] != 0).sum() + (p["u"] != 0).sum() + (p["b"] != 0).sum() + p["router"].numel()
         assert held <= total and (p["W"][..., :int(log2(K))] == 0).all()
 
 
 def test_the_half_that_an_expert_takes_off_is_one_number_more():
-    with_it, without = memory_parameters(32, 16, 18, shift=True), memory_parameters(32, 16, 18)
+    with_it, without = _memory_parameters(32, 16, 18, shift=True), _memory_parameters(32, 16, 18)
     assert (with_it["active"], with_it["total"]) == (without["active"] + 1, without["total"] + 16)
 
 
@@ -105,12 +105,12 @@ def test_equal_points_with_different_labels_are_refused():
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (lambda: all_graphs(7), "3 to 6"), (lambda: sign_router(32, 12), "nearest valid: 8"),
-    (lambda: sign_router(4, 16), "widen"), (lambda: points_needed(16, 1.), "probability"),
+    (lambda: all_graphs(7), "3 to 6"), (lambda: _sign_router(32, 12), "nearest valid: 8"),
+    (lambda: _sign_router(4, 16), "widen"), (lambda: _points_needed(16, 1.), "probability"),
     (lambda: memorise(torch.zeros(3, 4), torch.ones(3), 1), "float64"),
     (lambda: memorise(torch.zeros(3, 4).double(), torch.zeros(3), 1), "labels"),
-    (lambda: hat_neurons(torch.zeros(5, 4).double(), torch.zeros(1, 4).double()), "at most 4"),
-    (lambda: matched_widths(0, 4), "c > 0"), (lambda: block_parameters(256, 1), "raise E")])
+    (lambda: _hat_neurons(torch.zeros(5, 4).double(), torch.zeros(1, 4).double()), "at most 4"),
+    (lambda: _matched_widths(0, 4), "c > 0"), (lambda: block_parameters(256, 1), "raise E")])
 def test_bad_input_is_refused_with_a_fix(wrong, said):
     with pytest.raises(ValueError, match=said) as e:
         wrong()
@@ -120,7 +120,7 @@ def test_bad_input_is_refused_with_a_fix(wrong, said):
 @given(V=st.integers(2, 10 ** 6), K=st.integers(1, 4096), c=st.floats(.1, 10))
 def test_corollary_3_4_is_an_edge_at_the_square_of_a_logarithm(V, K, c):
     edge = (log2(2 * V) / c) ** 2
-    sparse, least = matched_widths(V, K, c=c)
+    sparse, least = _matched_widths(V, K, c=c)
     assert abs(K / edge - 1) < 1e-9 or (sparse < least) == (K > edge)
 
 

@@ -8,8 +8,8 @@ from moe_redistribution.evidence.selection import item_rows
 from moe_redistribution.evidence.printed import paper_values
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.studies.parrots import facts
-from moe_redistribution.studies.parrots.facts import (PARROTS_PAPER, gpu_days, grid_parameters, mean_distance,
-                                                      parrots_set_up, pretraining_cost, training_flops)
+from moe_redistribution.studies.parrots.facts import (PARROTS_PAPER, _gpu_days, _grid_parameters, _mean_distance,
+                                                      parrots_set_up, pretraining_cost, _training_flops)
 
 NUMBERS = paper_values().query("item.str.startswith('002.')").set_index("id")
 LINES = claims().query("item.str.startswith('002.')").set_index("id")
@@ -84,13 +84,13 @@ def block(d, E, f):
 
 def test_the_largest_model_is_printed_only_if_an_ffn_is_half_as_wide_as_the_text_says():
     for share, largest, pair in ((1, 4.1e9, 1.7), (.5, 2.1e9, 1.1)):
-        total = grid_parameters("pretraining", share)["total"]
+        total = _grid_parameters("pretraining", share)["total"]
         assert total.max() == 20 * block(1024, 64, int(1024 * share)) == pytest.approx(largest, rel=.01)
         assert total[256, 256] / total[2048, 0] == pytest.approx(pair, abs=.05)
 
 
 def test_no_moe_of_section_4_has_42_million_active_parameters_nor_a_dense_model_ten_times_as_many():
-    sizes = grid_parameters("models")
+    sizes = _grid_parameters("models")
     moe, dense = sizes.query("E > 0")["active"], sizes.query("E == 0")["total"]
     assert len(moe) == 8 and len(dense) == 3
     assert moe.max() == 12 * (block(512, 2, 512) + 62 * 512) == parrots_set_up("models")["active"]
@@ -106,15 +106,15 @@ def test_the_cost_that_the_reasons_name_is_the_cost_that_is_computed():
 
 
 def test_a_gpu_at_full_speed_takes_as_many_days_as_arithmetic_says():
-    assert training_flops(3, 5) == 90 and gpu_days(86_400e12, peak=1e12, share=1) == 1
-    assert gpu_days(1e20) == pytest.approx(1e20 / .3 / 989e12 / 86_400)
+    assert _training_flops(3, 5) == 90 and _gpu_days(86_400e12, peak=1e12, share=1) == 1
+    assert _gpu_days(1e20) == pytest.approx(1e20 / .3 / 989e12 / 86_400)
 
 
 def test_shortest_paths_are_as_long_as_the_paper_sets_them_at_every_size():
-    far = [mean_distance(n) for n in PARROTS_PAPER["graphs"]["vertices"]]
+    far = [_mean_distance(n) for n in PARROTS_PAPER["graphs"]["vertices"]]
     assert len(far) == 7 and all(abs(x - 3.5) < .2 for x in far) and min(far) > 1
 
 
 def test_a_wrong_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="nearest: 'pretraining'"): parrots_set_up("pre-training")
-    with pytest.raises(ValueError, match="nearest: 'models'"): grid_parameters("model")
+    with pytest.raises(ValueError, match="nearest: 'models'"): _grid_parameters("model")

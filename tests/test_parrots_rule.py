@@ -11,11 +11,11 @@ from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models import authors
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task,
-                                                           excepted_inputs,
-                                                           first_rows, newly_half, rule_condition, rule_nulls,
-                                                           rows_by_draw, rule_rows, ruled_rows, scored_apart,
-                                                           scores_apart,
-                                                           with_exceptions)
+                                                           _excepted_inputs,
+                                                           _first_rows, _newly_half, _rule_condition, rule_nulls,
+                                                           _rows_by_draw, _rule_rows, _ruled_rows, _scored_apart,
+                                                           _scores_apart,
+                                                           _with_exceptions)
 from moe_redistribution.tasks.task import TASKS, digits, exact, get_task, strata
 from moe_redistribution.training.loop import TASK_RULES, init_members, register_task, train_interval, unflatten
 from moe_redistribution.training.store import Store
@@ -34,7 +34,7 @@ def no_task_stays():
 
 
 def trained(arm, n, seeds=(1, 2)):
-    members = init_members(rule_condition(arm, draw_of(seeds[0])), list(seeds), "paired")
+    members = init_members(_rule_condition(arm, draw_of(seeds[0])), list(seeds), "paired")
     train_interval(members, n)
     return members
 
@@ -43,7 +43,7 @@ def trained(arm, n, seeds=(1, 2)):
 
 @pytest.mark.parametrize("share, draw", [(.002, 0), (.05, 0), (.05, 3), (.2, 1), (1, 2)])
 def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw):
-    t, at = with_exceptions("x", share, draw), excepted_inputs(share, draw)
+    t, at = _with_exceptions("x", share, draw), _excepted_inputs(share, draw)
     odd = np.isin(np.arange(1000), at)
     assert len(at) == round(1000 * share) and (t.strata["exception"].to_numpy() == odd).all()
     assert torch.equal((t.targets != RULE.targets).any(1), torch.from_numpy(odd))           # none keeps its own answer
@@ -56,28 +56,28 @@ def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 @hypothesis_settings(max_examples=25, deadline=None)
 def test_the_exceptions_of_a_share_are_among_those_of_a_larger_one(a, b, draw):
-    few, many = sorted((excepted_inputs(a, draw), excepted_inputs(b, draw)), key=len)
+    few, many = sorted((_excepted_inputs(a, draw), _excepted_inputs(b, draw)), key=len)
     assert set(few) <= set(many) and len(set(many)) == len(many)
 
 
 def test_draws_differ_and_eight_seeds_share_one():
-    sets = [frozenset(excepted_inputs(.05, d)) for d in range(4)]
+    sets = [frozenset(_excepted_inputs(.05, d)) for d in range(4)]
     assert len(set(sets)) == 4 and max(len(a & b) for a in sets for b in sets if a != b) < 15
     assert [draw_of(s) for s in range(1, 33)] == sorted(list(range(4)) * 8)
 
 
 def test_a_share_of_nothing_is_the_papers_own_model_to_the_bit():
-    for arm, body in RULE_ARMS.items(): assert rule_condition(f"{arm}/rho0", 3) == condition(f"add7/{body}")
+    for arm, body in RULE_ARMS.items(): assert _rule_condition(f"{arm}/rho0", 3) == condition(f"add7/{body}")
 
 
 def test_arms_and_shares_start_from_the_same_weights():
-    start = lambda arm: unflatten(init_members(c := rule_condition(arm, 0), [1], "paired").w, c)
+    start = lambda arm: unflatten(init_members(c := _rule_condition(arm, 0), [1], "paired").w, c)
     a, b, c = start("dense/rho0"), start("dense/rho0.2"), start("mixture/rho0.2")
     assert all(torch.equal(a[n], b[n]) for n in a) and all(torch.equal(a[n], c[n]) for n in ("W_E", "W_Q", "W_O"))
 
 
 def test_another_share_or_draw_is_another_training():
-    names = [rule_condition(f"dense/rho{r}", d) for r in (.05, .2) for d in (0, 1)] + [rule_condition("dense/rho0", 0)]
+    names = [_rule_condition(f"dense/rho{r}", d) for r in (.05, .2) for d in (0, 1)] + [_rule_condition("dense/rho0", 0)]
     assert len({c.key for c in names}) == 5 and all(condition(str(c)) == c for c in names)
     assert exception_task(.05, 1) == exception_task(.05, 1) == "add7x50d1"                  # a second time it is there
 
@@ -90,7 +90,7 @@ def test_the_librarys_strata_know_the_exceptions():
 # ------------------------------------------------------------------------------------------------------------ register
 
 def test_a_task_is_registered_everywhere_at_once_and_only_once():
-    own = lambda: with_exceptions("add7own", .1, 0)
+    own = lambda: _with_exceptions("add7own", .1, 0)
     register_task("add7own", own, RECIPES["add7"] | {"batch": 16}, ["first1000"])
     c = condition("add7own/ffn-h8-silu")
     assert (c.batch, get_task(c.task).name, list(init_members(c, [1], "paired").best)) == (16, "add7own", ["first1000"])
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_the_authors_stays_one_of_add7(monkeypatch):
     "Another task with the same vocabulary does not take its name."
     exception_task(.05, 0)
     state = {"vocab.weight": torch.zeros(12, 64), "ffn.up_proj.weight": torch.zeros(256, 64)}
-    assert authors.read_condition(state, activation="silu") == "add7/ffn-h256-silu"
+    assert authors._read_condition(state, activation="silu") == "add7/ffn-h256-silu"
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_the_authors_stays_one_of_add7(monkeypatch):
 @pytest.mark.parametrize("share", [.05, .2])
 def test_who_applies_the_rule_scores_0_where_it_is_contested(share):
     t = get_task(exception_task(share, 1))
-    by_rule, all_known = scores_apart(RULE.targets[None], t), scores_apart(t.targets[None], t)
+    by_rule, all_known = _scores_apart(RULE.targets[None], t), _scores_apart(t.targets[None], t)
     for where in ("o0-o3", "o0", "o1", "o2"):
         assert by_rule["digits", "contested", where] == 0 and by_rule["says_rule", "contested", where] == 1
         assert by_rule["digits", "rule", where] == 1 == all_known["digits", "contested", where]
@@ -131,17 +131,17 @@ def test_who_applies_the_rule_scores_0_where_it_is_contested(share):
 
 def test_strata_cover_all_inputs_once():
     t, n = get_task(exception_task(.2, 0)), 1000
-    each = scored_apart(t)
+    each = _scored_apart(t)
     changes = RULE.strata[[f"operation_o{i}" for i in range(4)]].to_numpy() != "+0"
     assert (each["changed"][:, :4].numpy() == changes & each["rule"][:, :4].numpy()).all()
     assert torch.equal(each["rule"] ^ each["exception"], torch.ones(n, 5, dtype=torch.bool))
     assert (each["contested"] <= each["exception"]).all() and each["exception"].all(1).sum() == 200
-    assert set(scored_apart(RULE)) == {"rule", "changed"} and (each["changed"] <= each["rule"]).all()
+    assert set(_scored_apart(RULE)) == {"rule", "changed"} and (each["changed"] <= each["rule"]).all()
 
 
 def test_without_exceptions_the_scores_are_the_papers_no_ffn_accuracy():
     members = trained("mixture/rho0", 40)
-    rows, params = rule_rows(members, "m"), unflatten(members.w, members.c)
+    rows, params = _rule_rows(members, "m"), unflatten(members.w, members.c)
     for site, edit in LOOKED:
         right = ablate(params, members.c, {site: edit} if site != "none" else {})
         own = rows.query("site == @site & edit == @edit & stratum == 'rule'")
@@ -152,13 +152,13 @@ def test_without_exceptions_the_scores_are_the_papers_no_ffn_accuracy():
 
 def test_some_members_are_scored_as_they_are_among_all():
     members = trained("frozen/rho0.05", 20, (1, 2, 3))
-    whole, some = rule_rows(members, "m", fine=False), rule_rows(members, "m", [False, True, False], fine=False)
+    whole, some = _rule_rows(members, "m", fine=False), _rule_rows(members, "m", [False, True, False], fine=False)
     pd.testing.assert_frame_equal(whole.query("seed == 2").reset_index(drop=True), some)
     assert set(whole["position"]) == {"all", "o0-o3"}
 
 
 def test_attention_alone_has_no_FFN_to_be_taken_away():
-    assert set(rule_rows(trained("alone/rho0.05", 2), "m")["site"]) == {"none"}
+    assert set(_rule_rows(trained("alone/rho0.05", 2), "m")["site"]) == {"none"}
 
 
 def test_only_who_passes_the_question_on_looks_like_the_rule_without_computing():
@@ -190,10 +190,10 @@ def test_every_row_can_be_told_from_every_other_without_its_step(tiny):
 def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path):
     settings = STUDY.presets["tiny"].settings
     job = study_jobs(STUDY, "tiny")[0]
-    whole = ruled_rows(arm, [1, 9], settings, Desk(job, Store(tmp_path / "a")))
+    whole = _ruled_rows(arm, [1, 9], settings, Desk(job, Store(tmp_path / "a")))
     job.path(Store(tmp_path / "b")).parent.mkdir(parents=True)
     for n in range(20):
-        parts = ruled_rows(arm, [1, 9], settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
+        parts = _ruled_rows(arm, [1, 9], settings, Desk(job, Store(tmp_path / "b"), deadline=0.))
         if parts is not None: break
     assert n == 2                                             # of two draws, each has one look that is not the last
     pd.testing.assert_frame_equal(whole, parts)
@@ -201,20 +201,20 @@ def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path)
 
 def test_seeds_of_two_draws_get_their_own_exceptions(tiny):
     sizes = tiny.query("stratum == 'contested' & position == 'o0-o3'").groupby("seed")["n_examples"].unique()
-    want = [int(scored_apart(with_exceptions("x", .05, d))["contested"].sum()) for d in (0, 1)]
+    want = [int(_scored_apart(_with_exceptions("x", .05, d))["contested"].sum()) for d in (0, 1)]
     assert [list(x) for x in sizes] == [[w] for w in want] and len(set(want)) == 2
 
 
 def test_what_is_never_reached_is_censored_at_the_last_look():
     curve = [(0, dict(rule=[0., 0.])), (100, dict(rule=[1., .98])), (200, dict(rule=[.5, .98]))]
-    found = first_rows(curve, trained("dense/rho0", 1), "m").pivot(index="seed", columns="metric", values="value")
+    found = _first_rows(curve, trained("dense/rho0", 1), "m").pivot(index="seed", columns="metric", values="value")
     assert found["reached_99"].tolist() == [1, 0] and found["step_99"].tolist() == [100, 200]
 
 
 def test_half_is_seen_once_and_at_the_first_look():
     looks = [[.1, .6], [.5, .4], [.4, .9], [.9, .9]]
     curve = [(i, dict(contested=x)) for i, x in enumerate(looks)]
-    assert [newly_half(curve[:i + 1]) for i in range(4)] == [[False, True], [True, False], [False] * 2, [False] * 2]
+    assert [_newly_half(curve[:i + 1]) for i in range(4)] == [[False, True], [True, False], [False] * 2, [False] * 2]
 
 
 # --------------------------------------------------------------------------------------------------------------- study
@@ -223,7 +223,7 @@ def test_every_arm_has_thirty_two_seeds_of_four_draws_but_the_references():
     for name in ("small", "more"):
         for arm, seeds in STUDY.presets[name].arms.items():
             kind, _, share = arm.removeprefix("tables/").partition("/rho")
-            rule_condition(arm.removeprefix("tables/"), 0)
+            _rule_condition(arm.removeprefix("tables/"), 0)
             if not arm.startswith("tables/"): assert list(seeds) == list(range(1, 9 if kind == "alone" else 33)), arm
     assert {a for p in ("plain", "small", "more") for a in STUDY.presets[p].arms} == {
         f"{k}/rho{r}" for k in RULE_ARMS for r in ("0", "0.05", "0.2")} | {
@@ -232,7 +232,7 @@ def test_every_arm_has_thirty_two_seeds_of_four_draws_but_the_references():
 
 @pytest.mark.parametrize("arm, preset", [("mixture/rho0.05", "small"), ("dense/rho0.2", "more")])
 def test_rows_by_table_are_means_over_the_eight_seeds_of_a_draw(arm, preset):
-    found = rows_by_draw(f"tables/{arm}", (1, 2, 3, 4))
+    found = _rows_by_draw(f"tables/{arm}", (1, 2, 3, 4))
     plain = rows_of("parrots_rule", f"parrots_rule.{preset}/{arm}@half")
     asked = "metric == 'digits' and stratum == 'contested' and position == 'o0-o3' and edit == 'zero'"
     mine = found.query(f"condition == 'tables/{arm}@half' and {asked}").set_index("seed")["value"].sort_index()

@@ -9,14 +9,14 @@ from moe_redistribution.evidence.claims import claims, each_name, seed_list, sta
 from moe_redistribution.record.recording import unrecorded_jobs
 from moe_redistribution.studies.parrots import study
 from moe_redistribution.evidence.selection import rows_of
-from moe_redistribution.studies.parrots.layer import path_layer, path_logits, path_pools, train_paths
-from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, MixedStream, answer_labels, graph_answers,
-                                                      exponents, kind_of, loss_at, memorised_bits, parrot, parrot_of,
-                                                      parrot_parameters, right_aligned)
+from moe_redistribution.studies.parrots.layer import _path_layer, _path_logits, path_pools, train_paths
+from moe_redistribution.studies.parrots.study import (BOOK_MODELS, STUDY, _MixedStream, _answer_labels, _graph_answers,
+                                                      exponents, _kind_of, loss_at, _memorised_bits, _parrot, parrot_of,
+                                                      _parrot_parameters, _right_aligned)
 from moe_redistribution.studies.parrots.theory import block_parameters
 from moe_redistribution.tasks.recall import PhoneBook, length2_path, random_graphs
 from moe_redistribution.language.small import greedy_tokens, heldout_losses
-from moe_redistribution.language.training import LanguageRecipe, LanguageTraining, train_language
+from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, train_language
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.jobs import run_job
 from moe_redistribution.training.study import Desk, find_rows, run_study, study_jobs
@@ -44,7 +44,7 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
             elif model != "exponents": assert (c.metric, kind, c.split, "final") in made, (c.Index, name)
             own_seeds = set(seed_list(c.seeds))                   # others were trained by `study NAME --seeds`, from 1 on
             assert own_seeds <= set(p.arms[arm]) or own_seeds == {*range(1, len(own_seeds) + 1)} > set(p.arms[arm]), name
-            own = p.settings[kind_of(arm)]
+            own = p.settings[_kind_of(arm)]
             if kind in study.PATHS: assert c.stratum in ("all", *(f"width={m}" for m in own["widths"]))
             else: assert model.removesuffix("-unmasked") in [*own["models"], *own.get("unmasked", []), "exponents"]
             if c.edit != "none": assert [model, c.edit.removeprefix("over ")] in own["pairs"]
@@ -75,14 +75,14 @@ def with_key(state, key): return state[0], state[1] | {"key": key}
 @pytest.mark.parametrize("name", [*BOOK_MODELS, "d24-e8-frozen", "d24-e8-switch"])
 def test_sizes_are_those_of_the_formula(name):
     d, E, how = parrot_of(name).values()
-    found, k = parrot_parameters(parrot(name, 1, 39, 12)), 1 if how == "switch" else 2
+    found, k = _parrot_parameters(_parrot(name, 1, 39, 12)), 1 if how == "switch" else 2
     formula = block_parameters(d, E, k, 2)
     norms = 2 * 2 * d if how in ("olmoe", "switch") else 0                        # OLMoE norms queries and keys as well
     assert found == {n: x + norms for n, x in formula.items()}
 
 
 def test_the_loss_is_on_labels_only():
-    tokens, model = BOOK.entries(range(8)), parrot("d16", 1, BOOK.d_vocab, BOOK.T)
+    tokens, model = BOOK.entries(range(8)), _parrot("d16", 1, BOOK.d_vocab, BOOK.T)
     logits = model(input_ids=tokens[:, :-1]).logits
     digits = heldout_losses(model, tokens)[:, BOOK.labels()[1:]].mean()
     assert torch.allclose(loss_at(BOOK.labels())(logits, tokens), digits, atol=1e-5)
@@ -90,16 +90,16 @@ def test_the_loss_is_on_labels_only():
 
 
 def test_a_book_learnt_by_heart_has_all_its_bits_and_is_written_without_a_mistake():
-    model = parrot("d32", 1, BOOK.d_vocab, BOOK.T)
+    model = _parrot("d32", 1, BOOK.d_vocab, BOOK.T)
     train_language(model, BOOK.batches(60, 1), 200, 1e-2, loss_of=loss_at(BOOK.labels()))
-    found = memorised_bits(model, BOOK)
+    found = _memorised_bits(model, BOOK)
     assert found["exact"] == 1 and found["digits"] == 1 and found["share"] > .95
 
 
 def test_frozen_routers_stay_to_the_bit_and_learning_ones_move(tmp_path):
     for name, moved in (("d16-e4-frozen", False), ("d16-e4", True)):
-        learner = study.Learner(1, dict(steps=3, lr=1e-2), None)
-        model = parrot(name, 1, BOOK.d_vocab, BOOK.T)
+        learner = study._Learner(1, dict(steps=3, lr=1e-2), None)
+        model = _parrot(name, 1, BOOK.d_vocab, BOOK.T)
         before = {n: p.clone() for n, p in model.named_parameters() if n.endswith("gate.weight")}
         class Desk:
             def once(self, part, work, share): return work(None)
@@ -127,7 +127,7 @@ def test_pseudo_values_of_a_fit_are_those_of_models_left_out():
     total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
     bits = 2 * total * np.exp(np.random.default_rng(0).normal(0, .1, 6))
     of = lambda *x: np.array(exponents(*x))
-    each = np.array([study.pseudo_value(of, i, total, active, bits) for i in range(6)])
+    each = np.array([study._pseudo_value(of, i, total, active, bits) for i in range(6)])
     left = np.array([of(*(np.delete(x, i) for x in (total, active, bits))) for i in range(6)])
     assert np.allclose(each, 6 * of(total, active, bits) - 5 * left) and abs(each.mean(0)[0] - 1) < .3
 
@@ -147,7 +147,7 @@ def test_no_claim_at_equal_loss_is_averaged_over_losses_at_which_both_models_gue
     own = statements().query("key in ['002-M7b', '002-M7c']")
     assert own["metric"].str.endswith("_above").all() and len(own) == 4
     at_ten = ([3., 2., 1.], [.1, .1, .1])
-    assert study.above_a_guess(at_ten, at_ten, .1) == {} and study.above_a_guess(at_ten, at_ten, 0)["above"] == 0
+    assert study._above_a_guess(at_ten, at_ten, .1) == {} and study._above_a_guess(at_ten, at_ten, 0)["above"] == 0
 
 
 def test_recorded_differences_above_a_guess_come_out_of_recorded_looks(tmp_path):
@@ -180,7 +180,7 @@ def test_no_shortest_path_graph_is_both_trained_on_and_tested():
 
 
 def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
-    stream = MixedStream(50, 100, 6, seed=3)
+    stream = _MixedStream(50, 100, 6, seed=3)
     both = {tuple(x) for x in stream.seen.tolist()} & {tuple(x) for x in stream.unseen.tolist()}
     lines = stream.batches(30, 1)(5)
     assert not both and torch.bincount(lines[:, 0]).tolist() == [10, 10, 10]
@@ -192,7 +192,7 @@ def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
 @pytest.mark.parametrize("n", [6, 12])
 def test_prompts_end_where_the_answer_begins(n):
     g = random_graphs(n, range(20), seed=1, p=.25)
-    prompts, labels = right_aligned(g.tokens, n), answer_labels(g.tokens, n)
+    prompts, labels = _right_aligned(g.tokens, n), _answer_labels(g.tokens, n)
     assert torch.equal(labels, g.labels) and (prompts[:, -1] == n + 3).all()
     for line, prompt, here in zip(g.tokens, prompts, labels):
         kept = prompt[prompt != n + 5]
@@ -201,17 +201,17 @@ def test_prompts_end_where_the_answer_begins(n):
 
 def test_prompts_of_different_length_are_answered_as_each_alone():
     g = random_graphs(6, range(6), seed=2, p=.3)
-    model = parrot("d16-e4", 1, 12, 80)
-    together = greedy_tokens(model, right_aligned(g.tokens, 6), 5, fill=11)
+    model = _parrot("d16-e4", 1, 12, 80)
+    together = greedy_tokens(model, _right_aligned(g.tokens, 6), 5, fill=11)
     for i in range(6):
-        assert torch.equal(greedy_tokens(model, right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
+        assert torch.equal(greedy_tokens(model, _right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
 
 
 def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
-    p = path_layer(3, 1, 8, 12, (1,))
+    p = _path_layer(3, 1, 8, 12, (1,))
     tokens, _ = length2_path(7, 32, "tokens")
     shuffled = torch.cat([tokens[:, torch.randperm(10)], tokens[:, -1:]], 1)
-    assert torch.allclose(path_logits(p, tokens[None])[0], path_logits(p, shuffled[None])[0], atol=1e-4)
+    assert torch.allclose(_path_logits(p, tokens[None])[0], _path_logits(p, shuffled[None])[0], atol=1e-4)
     assert train_paths(2, 1, (1,), vertices=5, steps=2, batch=4, pool=16, test=8)[0].shape == (1,)
 
 
@@ -224,9 +224,9 @@ def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_p
     def edge(model, prompts, new, **how):
         return torch.cat([g.query, torch.full((len(g.query), 1), stop), torch.full((len(g.query), new - 3), -1)], 1)
     monkeypatch.setattr(study, "greedy_tokens", label)
-    assert all(right.all() for right in graph_answers(None, g, n).values())
+    assert all(right.all() for right in _graph_answers(None, g, n).values())
     monkeypatch.setattr(study, "greedy_tokens", edge)
-    found, near = graph_answers(None, g, n), g.distance == 1
+    found, near = _graph_answers(None, g, n), g.distance == 1
     assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
 
 
@@ -241,7 +241,7 @@ def test_training_is_as_fast_as_a_plain_loop_over_the_same_class():
     book, steps = PhoneBook(2000, 4, 5), 60
     loss = loss_at(book.labels())
     def ours(model):
-        training = LanguageTraining(model, LanguageRecipe(steps, aux_weight=.01), loss)
+        training = _LanguageTraining(model, _LanguageRecipe(steps, aux_weight=.01), loss)
         for i in range(steps): training.one_step(book.batches(256, 1)(i))
     def plain(model):
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -253,7 +253,7 @@ def test_training_is_as_fast_as_a_plain_loop_over_the_same_class():
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
             optimiser.step()
     def seconds(f):
-        model, began = parrot("d24-e8", 1, book.d_vocab, book.T), time.perf_counter()
+        model, began = _parrot("d24-e8", 1, book.d_vocab, book.T), time.perf_counter()
         f(model)
         return time.perf_counter() - began
     taken = [(seconds(ours), seconds(plain)) for _ in range(3)]

@@ -5,8 +5,8 @@ import torch
 from moe_redistribution.instruments import patching
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init
-from moe_redistribution.instruments.patching import (breaks, copies, flip_rates, flips, pair_strata, right_alone,
-                                                     label_ceiling, pairs, patch, patch_sites, patching_rows)
+from moe_redistribution.instruments.patching import (_breaks, _copies, flip_rates, flips, _pair_strata, _right_alone,
+                                                     label_ceiling, pairs, patch, _patch_sites, patching_rows)
 from moe_redistribution.models.planted import carry_by_ffn
 from moe_redistribution.tasks.task import get_task
 
@@ -58,7 +58,7 @@ def test_patch_is_a_forward_pass_with_one_thing_replaced(name):
     c = condition(name)
     t, params = get_task(c.task), loud(c, 2 if c.task == "add7" else 1)
     chosen = random_pairs(t, 60)
-    sites = patch_sites(c) + ["H0+H2"]
+    sites = _patch_sites(c) + ["H0+H2"]
     said = patch(params, c, chosen, sites)
     moved = {site: 0 for site in sites}
     for where, pq in chosen.items():
@@ -123,7 +123,7 @@ def test_audited_pairs_are_all_pairs_that_arithmetic_allows():
         control = {tuple(pair) for pair in pairs(TASK, "control")[where].tolist()}
         assert all((digit[a], carry[a]) == (digit[b], carry[b]) and a != b for a, b in control)
         assert len(control) == 5000 and len({a for a, b in control}) > 950
-        masks = pair_strata(TASK, {where: got})[where]
+        masks = _pair_strata(TASK, {where: got})[where]
         assert [carry[a] for a in got[:, 0].tolist()] == masks["into=+1"].tolist() == (~masks["into=+0"]).tolist()
 
 
@@ -141,7 +141,7 @@ def test_flips_stays_and_breaks_are_counted_pair_by_pair():
     c = condition("add7/moe-e4k2-h16-silu")
     chosen = random_pairs(TASK, 400)
     said = patch(loud(c), c, chosen)
-    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, breaks, copies, right_alone))
+    flip, lost, copied, sure = (f(said, TASK, chosen) for f in (flips, _breaks, _copies, _right_alone))
     counts = torch.zeros(4)
     for w, pq in chosen.items():
         j = TASK.positions.index(w)
@@ -228,4 +228,4 @@ def test_parameters_of_another_condition_and_answers_of_nobody_are_refused():
     with pytest.raises(ValueError, match="expected W_router .* got None; fix: give the condition"):
         patch(loud(C, 1), "add7/moe-e4k1-h16-silu", chosen)
     with pytest.raises(ValueError, match="expected the site resid_post, .* got none, embed; fix: patch it too"):
-        right_alone(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)
+        _right_alone(patch(loud(C, 1), C, chosen, ["embed"]), TASK, chosen)

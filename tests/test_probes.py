@@ -6,9 +6,9 @@ from sklearn.linear_model import LogisticRegression
 
 from moe_redistribution.models.population import init
 from moe_redistribution.models.planted import carry_by_attention, carry_by_ffn
-from moe_redistribution.instruments.probes import (SETTINGS, answer_rows, fit_converged, features, lookup_accuracy,
+from moe_redistribution.instruments.probes import (SETTINGS, _answer_rows, _fit_converged, features, _lookup_accuracy,
                                                    group_split, probe,
-                                                   probe_rows, shuffle, tokens_alone)
+                                                   _probe_rows, shuffle, _tokens_alone)
 from moe_redistribution.tasks.task import get_task
 
 
@@ -38,7 +38,7 @@ def test_converged_weights_are_scikit_learns():
     x, y = (v[0] if v.ndim == 3 else v for v in noisy(400, 5, population=1))
     x = (x - x.mean(0)) / x.std(0)
     hot = torch.nn.functional.one_hot(y)[None].double()
-    w = fit_converged(torch.cat([x, torch.ones(len(x), 1)], 1)[None].double(), hot, steps=200, tol=1e-9)[0, :, 0]
+    w = _fit_converged(torch.cat([x, torch.ones(len(x), 1)], 1)[None].double(), hot, steps=200, tol=1e-9)[0, :, 0]
     model = LogisticRegression(max_iter=5000, tol=1e-10).fit(x.numpy(), y)
     assert torch.allclose(w[:-1] - w[:-1].mean(1, keepdim=True), torch.from_numpy(model.coef_.T).double(), atol=2e-3)
 
@@ -99,7 +99,7 @@ def test_lookup_is_a_dictionary():
     for k, v in zip(keys[fit].tolist(), y[0, fit].tolist()): seen.setdefault(k, []).append(v)
     usual = np.bincount(y[0, fit]).argmax()
     said = [np.bincount(seen[k]).argmax() if k in seen else usual for k in keys[~fit].tolist()]
-    assert lookup_accuracy(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
+    assert _lookup_accuracy(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
 
 
 def test_code_reports_what_is_learnt_by_heart():
@@ -116,14 +116,14 @@ def test_a_constant_or_scaled_feature_changes_nothing():
 
 
 def test_planted_rows_say_what_the_construction_says():
-    table = probe_rows(carry_by_ffn(), "add7/ffn-h32-relu", [7])
+    table = _probe_rows(carry_by_ffn(), "add7/ffn-h32-relu", [7])
     at = table.set_index(["site", "position", "metric"])["value"]
     assert at["embed", "o1", "operation_accuracy"] == at["none", "o1", "operation_tokens_alone"] == 1
     assert abs(at["attn_out", "o1", "operation_accuracy"] - at["none", "o1", "operation_majority"]) < .03
     assert at["ffn_out", "o2", "operation_balanced"] == 1 and at["embed", "o2", "operation_accuracy"] < .99
     assert set(table["seed"]) == {7} and set(table["split"]) == {"test"} and len(table) <= 160
     assert at["ffn_out", "o2", "operation_balanced_control"] < .6                        # of two classes
-    silent = probe_rows(carry_by_attention(), "add7/ffn-h32-relu+d128", [0], at_sites=("ffn_out",))
+    silent = _probe_rows(carry_by_attention(), "add7/ffn-h32-relu+d128", [0], at_sites=("ffn_out",))
     at = silent.set_index(["site", "position", "metric"])["value"]
     assert at["ffn_out", "o1", "operation_accuracy"] == pytest.approx(at["none", "o1", "operation_majority"])
 
@@ -137,7 +137,7 @@ def test_features_of_experts_stand_side_by_side():
 def test_tokens_alone_counts_by_hand():
     t, fit = get_task("add7"), torch.ones(1000, dtype=torch.bool)
     y = torch.tensor((t.strata["operation_o2"] == "+1").tolist()).long()
-    assert tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)
+    assert _tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)
 
 
 @pytest.mark.parametrize("x, y, says", [(torch.ones(5, 2), torch.zeros(4), "one label a row"),
@@ -150,11 +150,11 @@ def test_bad_input_is_refused(x, y, says):
 def test_another_task_or_setting_is_refused():
     p = init("hist/ffn-h8-gelu", [torch.Generator()])
     with pytest.raises(ValueError, match=r"expected a task with operations \(add7\); got hist"):
-        probe_rows(p, "hist/ffn-h8-gelu", [0])
+        _probe_rows(p, "hist/ffn-h8-gelu", [0])
     with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
 
 
-@pytest.mark.parametrize("measure, name", [(probe_rows, "add7/ffn-h8-silu"), (answer_rows, "modadd/ffn-h8-gelu+d32")])
+@pytest.mark.parametrize("measure, name", [(_probe_rows, "add7/ffn-h8-silu"), (_answer_rows, "modadd/ffn-h8-gelu+d32")])
 def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):
     p = init(name, [torch.Generator()])
     for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),

@@ -12,7 +12,7 @@ import pytest
 from fastcore.docments import docments
 
 import moe_redistribution as mr
-from moe_redistribution.record.outputs import imported_rooms
+from moe_redistribution.record.outputs import _imported_rooms
 from moe_redistribution.tasks.kinds import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def test_a_wrong_name_is_refused_with_the_nearest_however_it_is_asked_for(wrong,
 
 def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
     "`check` asks whether these have changed: names of the list, and of `report`, led it to no room."
-    def rooms(source): return {p.removeprefix("moe_redistribution/") for p in imported_rooms(ROOT, source)}
+    def rooms(source): return {p.removeprefix("moe_redistribution/") for p in _imported_rooms(ROOT, source)}
     two = "from moe_redistribution import (train,\n  ablate)"
     assert rooms(two) == {"__init__.py", "training/groups.py", "instruments/ablation.py"}
     assert rooms("import moe_redistribution as mr\nmr.train()") == {"__init__.py", "training/groups.py"}
@@ -108,7 +108,7 @@ def test_what_its_own_room_alone_uses_has_an_underscore():
     alone = []
     for path in sorted((ROOT / "moe_redistribution").rglob("*.py")):
         home = re.search(r"File to edit: (?:\.\./)*(nbs/\S+\.ipynb)", (text := path.read_text(encoding="utf-8")))
-        if not home or "studies" in path.parts: continue                   # what a study runs keeps its name: its rows name it
+        if not home: continue
         elsewhere = set().union(named, by_hand, *(w for p, w in words.items() if p != ROOT / home[1]))
         alone += [f"{path.stem}.{n.name}" for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))
                   and n.name[0] != "_" and n.name not in elsewhere and "patch" not in "".join(map(ast.unparse, n.decorator_list))]

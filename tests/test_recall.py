@@ -11,9 +11,9 @@ import torch
 from scipy.stats import binom
 
 from moe_redistribution.tasks import recall
-from moe_redistribution.tasks.recall import (BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, disjoint_sets, edge_probability,
-                                             exact_match, graph_length, graph_vocab, keyed_permutation, length2_path,
-                                             path_to_sets, random_graphs, sets_to_path, valid_shortest)
+from moe_redistribution.tasks.recall import (BOOK_SIGNS, EDGE_PROBABILITY, PhoneBook, _disjoint_sets, _edge_probability,
+                                             exact_match, _graph_length, graph_vocab, _keyed_permutation, length2_path,
+                                             _path_to_sets, random_graphs, _sets_to_path, valid_shortest)
 
 BOS, SEP, EOS = 36, 37, 38
 
@@ -22,23 +22,23 @@ BOS, SEP, EOS = 36, 37, 38
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 5, 10, 97, 1000, 26**3, 70_001])
 def test_a_keyed_permutation_sends_every_number_to_another(N):
-    out = keyed_permutation(N, np.arange(N), "test", 0)
+    out = _keyed_permutation(N, np.arange(N), "test", 0)
     assert np.array_equal(np.sort(out), np.arange(N))
 
 
 def test_a_keyed_permutation_looks_shuffled():
     x, N = np.arange(20_000), 26**5
-    out = keyed_permutation(N, x, 0)
+    out = _keyed_permutation(N, x, 0)
     assert abs(np.corrcoef(x, out)[0, 1]) < .03                         # no trend; the standard error is 0.007
     assert abs(np.corrcoef(out[1:], out[:-1])[0, 1]) < .03              # nor any from one to the next
     counts = np.bincount(out * 20 // N, minlength=20)
     assert ((counts - 1000)**2 / 1000).sum() < 50                       # chi-square, 19 degrees: p = 1e-4
-    assert (out == keyed_permutation(N, x, 1)).sum() < 5                # another key is another permutation
+    assert (out == _keyed_permutation(N, x, 1)).sum() < 5                # another key is another permutation
 
 
 def test_a_slice_of_a_permutation_is_the_same_alone():
-    whole = keyed_permutation(10**8, np.arange(200_000), 3)
-    assert np.array_equal(keyed_permutation(10**8, np.arange(65_000, 66_000), 3), whole[65_000:66_000])
+    whole = _keyed_permutation(10**8, np.arange(200_000), 3)
+    assert np.array_equal(_keyed_permutation(10**8, np.arange(65_000, 66_000), 3), whole[65_000:66_000])
 
 
 def test_names_and_numbers_of_a_book_are_unique():
@@ -185,7 +185,7 @@ def test_a_vocabulary_of_n_plus_6_is_enough_at_every_size_of_the_paper():
     for n in EDGE_PROBABILITY:
         some = random_graphs(n, range(20), seed=1)
         assert some.tokens.min() >= 0 and some.tokens.max() == n + 5 and len(graph_vocab(n)) == n + 6
-        assert some.tokens.shape == (20, graph_length(n))
+        assert some.tokens.shape == (20, _graph_length(n))
 
 
 def test_an_example_depends_on_its_seed_and_index_only():
@@ -201,7 +201,7 @@ def test_the_mean_shortest_path_has_about_three_and_a_half_edges(n):
 
 
 def test_a_graph_that_does_not_fit_is_drawn_again(monkeypatch, graphs):
-    monkeypatch.setattr(recall, "graph_length", lambda n, p: 150)       # about the mean, so many are too long
+    monkeypatch.setattr(recall, "_graph_length", lambda n, p: 150)       # about the mean, so many are too long
     short = random_graphs(25, range(200), seed=0)
     same = (short.edges == graphs.edges).all((1, 2))
     fits = (graphs.tokens != 30).sum(1) <= 150
@@ -213,7 +213,7 @@ def test_a_row_has_room_for_its_edges_and_a_path_of_fifteen():
     for n, p in EDGE_PROBABILITY.items():
         pairs = n * (n - 1)
         edges = int(pairs * p + 4 * (pairs * p * (1 - p))**.5) + 1
-        assert graph_length(n) == len(["<BOS>"] + ["u", "v", "<EDGE>"] * edges + ["/", "s", "t", "<SEP>"]
+        assert _graph_length(n) == len(["<BOS>"] + ["u", "v", "<EDGE>"] * edges + ["/", "s", "t", "<SEP>"]
                                       + ["v"] * 16 + ["<EOS>"])
         assert binom.sf(edges, pairs, p) < 1e-4
 
@@ -224,8 +224,8 @@ def test_a_row_has_room_for_its_edges_and_a_path_of_fifteen():
 def test_sets_and_paths_of_two_edges_are_one_problem_on_all_subsets(r):
     sets = torch.tensor(list(itertools.product([False, True], repeat=r)))
     alice, bob = sets.repeat_interleave(len(sets), 0), sets.repeat(len(sets), 1)
-    tokens = sets_to_path(alice, bob)
-    back = path_to_sets(tokens)
+    tokens = _sets_to_path(alice, bob)
+    back = _path_to_sets(tokens)
     assert torch.equal(back[0], alice) and torch.equal(back[1], bob) and len(torch.unique(tokens, dim=0)) == 4**r
     edge = torch.zeros(len(tokens), r + 2, r + 2)                   # the graph that the tokens name; s = 0, d = r + 1
     for k in range(r):
@@ -256,7 +256,7 @@ def test_no_single_token_tells_the_class():
 
 
 def test_given_the_sizes_every_pair_of_sets_of_a_class_is_equally_likely():
-    alice, bob, meet = disjoint_sets(4, 60_000, seed=0)
+    alice, bob, meet = _disjoint_sets(4, 60_000, seed=0)
     code = (torch.cat([alice, bob], 1).long() * 2**torch.arange(8)).sum(1)
     for y, pairs in ((0, comb(4, 2)), (1, 36 - comb(4, 2))):            # a = b = 2: 6 of 36 pairs do not meet
         these = (alice.sum(1) == 2) & (bob.sum(1) == 2) & (meet == y)
@@ -274,7 +274,7 @@ def test_sets_depend_on_the_seed_only():
 def test_no_pair_of_sets_is_on_both_sides_nor_with_its_sets_exchanged(r):
     sides = {}
     for side in ("train", "test"):
-        alice, bob, meet = disjoint_sets(r, 600, "one seed", side)
+        alice, bob, meet = _disjoint_sets(r, 600, "one seed", side)
         assert torch.equal((alice & bob).any(1).long(), meet) and meet.sum() == 300
         sizes = [sorted(zip(*(x.sum(1)[meet == c].tolist() for x in (alice, bob)))) for c in (0, 1)]
         assert sizes[0] == sizes[1]
@@ -293,12 +293,12 @@ def test_without_sides_sets_are_those_that_they_always_were():
     lambda: PhoneBook(0), lambda: PhoneBook(26**5 + 1), lambda: PhoneBook(5, name_letters=0),
     lambda: PhoneBook(5, digits=19), lambda: PhoneBook(5).entries([5]), lambda: PhoneBook(5).labels("names"),
     lambda: PhoneBook(5).batches(0, 0), lambda: PhoneBook(5).batches(1, 0)(-1), lambda: PhoneBook(5).queries(6, 0),
-    lambda: exact_match(torch.zeros(2, 3), PhoneBook(5).queries(2, 0)), lambda: keyed_permutation(0, [], 0),
-    lambda: edge_probability(26), lambda: edge_probability(1, .5), lambda: random_graphs(25, []),
+    lambda: exact_match(torch.zeros(2, 3), PhoneBook(5).queries(2, 0)), lambda: _keyed_permutation(0, [], 0),
+    lambda: _edge_probability(26), lambda: _edge_probability(1, .5), lambda: random_graphs(25, []),
     lambda: random_graphs(25, [0], p=2), lambda: random_graphs(3, [0], p=1e-12),
-    lambda: valid_shortest(torch.zeros(3), random_graphs(25, [0])), lambda: disjoint_sets(1, 2, 0),
-    lambda: disjoint_sets(4, 3, 0), lambda: disjoint_sets(8, 4, 0, "tests"), lambda: disjoint_sets(2, 4, 0, "test"),
-    lambda: length2_path(3, 2, 0), lambda: path_to_sets(torch.zeros(1, 4).long()),
-    lambda: sets_to_path(torch.ones(1, 2).bool(), torch.ones(1, 3).bool())])
+    lambda: valid_shortest(torch.zeros(3), random_graphs(25, [0])), lambda: _disjoint_sets(1, 2, 0),
+    lambda: _disjoint_sets(4, 3, 0), lambda: _disjoint_sets(8, 4, 0, "tests"), lambda: _disjoint_sets(2, 4, 0, "test"),
+    lambda: length2_path(3, 2, 0), lambda: _path_to_sets(torch.zeros(1, 4).long()),
+    lambda: _sets_to_path(torch.ones(1, 2).bool(), torch.ones(1, 3).bool())])
 def test_bad_input_is_told_what_was_expected_and_a_way_out(wrong):
     with pytest.raises(ValueError, match=r"expected .*; got .*fix: "): wrong()

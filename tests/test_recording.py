@@ -16,8 +16,8 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen_examples
 from moe_redistribution.tasks.errors import Faults
 from moe_redistribution.models.population import init, predict
-from moe_redistribution.instruments.instrument import Instrument, at_all, at_first, instruments, instruments_for
-from moe_redistribution.record.recording import not_in, record_one, record_runs
+from moe_redistribution.instruments.instrument import _Instrument, at_all, at_first, instruments, instruments_for
+from moe_redistribution.record.recording import _not_in, _record_one, _record_runs
 from moe_redistribution.record.runs import stored_runs
 from moe_redistribution.evidence.table_files import read_table, write_table
 from moe_redistribution.training.store import Store, unseal
@@ -107,14 +107,14 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
         asked.append((stream, seeds, params))
         return tidy([rows_of_values(torch.ones(len(seeds)), seeds, condition=name, stream=stream, rule="training",
                                     step=10, metric="own_distance")])
-    only = {"speed": Instrument(rows, rules=at_first, streams=("authors", "paired"), live=True)}
+    only = {"speed": _Instrument(rows, rules=at_first, streams=("authors", "paired"), live=True)}
     stored = SimpleNamespace(stream="paired", seed=5, step=400, failed=None,
                              weights={"first256": {"W_E": torch.ones(2)}},
                              history=pd.DataFrame(dict(step=[400], loss=1.)), condition=condition(name),
                              manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                            cpu_seconds=1., rules={}, machine={}))
     monkeypatch.setattr(recording, "stored_runs", lambda store, name, but: [stored])
-    for _ in range(2): record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
+    for _ in range(2): _record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 
 
@@ -142,14 +142,14 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
             asked.append((i, tuple(seeds), labels["rule"]))
             return INSTRUMENTS["heldout" if i == "x" else i].rows(params, c, seeds, **labels)
         return rows
-    ablation = Instrument(counted("ablation"), rules=at_all)
-    record_runs(store, tmp_path, with_only({"ablation": ablation}), name)
+    ablation = _Instrument(counted("ablation"), rules=at_all)
+    _record_runs(store, tmp_path, with_only({"ablation": ablation}), name)
     first, asked[:] = list(asked), []
-    attribution = Instrument(counted("attribution"))
+    attribution = _Instrument(counted("attribution"))
     both = with_only({"ablation": ablation, "attribution": attribution})
-    written = record_runs(store, tmp_path, both, name)
+    written = _record_runs(store, tmp_path, both, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
-    assert not record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
+    assert not _record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
 
 
 @pytest.mark.audit
@@ -159,18 +159,18 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
     train(name, seeds=[42], root=store.root, steps=200, until="full", executor="here", quiet=True)
-    record_runs(store, tmp_path, with_only({"ablation": two["ablation"]}), name)
+    _record_runs(store, tmp_path, with_only({"ablation": two["ablation"]}), name)
     run, heard = store.load(name, 42), []
     for seed in (42, 137):
         other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
                            history=run.history.assign(loss=run.history["loss"] + 1e-3)))
     before = read_table("ablation", name, root=tmp_path).query("seed == 42")
-    record_runs(other, tmp_path, with_only(two), name, heard.append)
+    _record_runs(other, tmp_path, with_only(two), name, heard.append)
     rows = {i: read_table(i, name, root=tmp_path) for i in two}
     assert (set(rows["copying"]["seed"]) == {137}
             and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True)))
     assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
-    record_runs(store, tmp_path, with_only(two), name)
+    _record_runs(store, tmp_path, with_only(two), name)
     assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
 
 
@@ -191,9 +191,9 @@ def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)
     runs = stored_runs(store, name)
     there = pd.DataFrame(dict(stream="paired", seed=[1, 2], step=[200, 100]))
-    assert [r.seed for r in not_in(there, runs)] == [2, 3] and [r.seed for r in not_in(there, runs, ())] == [3]
+    assert [r.seed for r in _not_in(there, runs)] == [2, 3] and [r.seed for r in _not_in(there, runs, ())] == [3]
     runs[1].manifest["failed"] = 90
-    assert [r.seed for r in not_in(there, runs)] == [3] and not_in(there.iloc[:0], runs) == runs
+    assert [r.seed for r in _not_in(there, runs)] == [3] and _not_in(there.iloc[:0], runs) == runs
     assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(name)}
 
 
@@ -214,7 +214,7 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     [run] = stored_runs(store, name)
     assert (run.step == 200 and "final" in run.weights and not has_weights(run, "final")
             and any(has_weights(run, r) for r in run.weights))
-    record_runs(store, tmp_path, STUDY, name)
+    _record_runs(store, tmp_path, STUDY, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
 
@@ -245,7 +245,7 @@ def recorded_once(tmp_path_factory):
     for s in (42, 137): store.save(reached(store.load(NAME, s)))
     with pytest.MonkeyPatch.context() as patch:
         small(patch)
-        recording.record(store, at / "root", say=lambda text: None)
+        recording._record(store, at / "root", say=lambda text: None)
     return at
 
 
@@ -284,21 +284,21 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     before = {s: everything(study.root, s) for s in (42, 137)}
     study.another(42)
     heard = []
-    recording.record(study.other, study.root, heard.append)
+    recording._record(study.other, study.root, heard.append)
     assert ({s: everything(study.root, s) for s in (42, 137)} == before and "fix: keep the recorded one, "
             f"or moe-redistribution record --replace {NAME}" in heard[0])
-    written = recording.record(study.other, study.root, heard.append, replace=[NAME], reason="a test")
+    written = recording._record(study.other, study.root, heard.append, replace=[NAME], reason="a test")
     now = {s: everything(study.root, s) for s in (42, 137)}
     assert now[137] == before[137] and study.root / "results/replaced.csv" in written
     same = {n for n in now[42] if now[42][n] == before[42][n]}
     assert same <= {"results/runs/add7.parquet"}, "no row, no loss and no weight of the first run is left"
     fresh = study.root.parent / "fresh"
-    recording.record(study.other, fresh, lambda text: None)
+    recording._record(study.other, fresh, lambda text: None)
     assert everything(fresh, 42) == now[42], "what is recorded is what a bare place would have recorded"
     [line] = pd.read_csv(study.root / "results/replaced.csv").to_dict("records")
     assert line == dict(condition=NAME, stream="authors", seed=42, old_first=200, new_first=200, old_step=400,
                         new_step=400, date=line["date"], reason="a test")
-    assert not [p for p in recording.record(study.other, study.root, heard.append, replace=[NAME])
+    assert not [p for p in recording._record(study.other, study.root, heard.append, replace=[NAME])
                 if p.suffix == ".parquet"] and "no other run" in heard[-1]
 
 
@@ -308,7 +308,7 @@ def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, man
     study.another(42, **manifest)
     study.another(137)
     before, heard = everything(study.root, 42), []
-    recording.record(study.other, study.root, heard.append, replace=[NAME])
+    recording._record(study.other, study.root, heard.append, replace=[NAME])
     assert any("authors 42 not replaced: expected a run that went as far" in h and lacks in h
                and "fix: moe-redistribution train" in h for h in heard)
     assert everything(study.root, 42) == before, "and the other seed's replacement leaves it alone"
@@ -319,13 +319,13 @@ def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study)
     study.another(42)
     run = study.other.load(NAME, 42)
     study.other.save(replace(run, weights={"first256": run.weights["first256"]}))
-    assert runs.shortfall(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
-    assert runs.shortfall(study.store.load(NAME, 42), study.root) == []
+    assert runs._shortfall(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
+    assert runs._shortfall(study.store.load(NAME, 42), study.root) == []
 
 
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
     before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
-    go = lambda names: recording.record(study.other, study.root, say=lambda text: None, replace=names)
+    go = lambda names: recording._record(study.other, study.root, say=lambda text: None, replace=names)
     for names, says in ((["add7/ffn-h9-silu"], "condition to replace: expected one of add7/ffn-h8-silu; "
                          "got 'add7/ffn-h9-silu'; nearest: 'add7/ffn-h8-silu'; fix:"),
                         (["add7/fnn-h8-silu"], "nearest: 'ffn'"),
@@ -343,22 +343,22 @@ def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
         if kind == "history": raise KeyboardInterrupt
         write(frame, kind, *where)
     monkeypatch.setattr(runs, "write_table", dies)
-    with pytest.raises(KeyboardInterrupt): recording.record(study.other, study.root, lambda text: None, replace=[NAME])
+    with pytest.raises(KeyboardInterrupt): recording._record(study.other, study.root, lambda text: None, replace=[NAME])
     assert count[-2:] == ["runs", "history"]
     monkeypatch.setattr(runs, "write_table", write)
-    recording.record(study.other, study.root, lambda text: None, replace=[NAME])
+    recording._record(study.other, study.root, lambda text: None, replace=[NAME])
     fresh = study.root.parent / "fresh"
-    recording.record(study.other, fresh, lambda text: None)
+    recording._record(study.other, fresh, lambda text: None)
     assert everything(study.root, 42) == everything(fresh, 42)
 
 
 def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes_the_file(study):
     path, counts = study.root / f"checkpoints/{NAME}.first256.safetensors", study.root / "checkpoints/right.csv"
     kept = unseal(path)[0]["W_E"][1:]
-    assert runs.withdraw(NAME, "first256", [42], study.root) == [137] and torch.equal(unseal(path)[0]["W_E"], kept)
+    assert runs._withdraw(NAME, "first256", [42], study.root) == [137] and torch.equal(unseal(path)[0]["W_E"], kept)
     assert pd.read_csv(counts)["seed"].tolist() == [137] and unseal(path)[1]["seeds"] == [137]
-    with pytest.raises(ValueError, match="got 42"): runs.withdraw(NAME, "first256", [42], study.root)
-    assert runs.withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
+    with pytest.raises(ValueError, match="got 42"): runs._withdraw(NAME, "first256", [42], study.root)
+    assert runs._withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
 
 
 # ------------------------------------------------------------------------------------------------------------- unseen
@@ -400,16 +400,16 @@ def test_of_a_study_that_is_recorded_alone_every_broken_rule_is_a_sentence_and_n
     study = Study("alone", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2)}, 2)}, drawn_rows, lambda *_: 1.)
     store, root = Store(tmp_path / "store"), tmp_path / "clone"
     (root / "results").mkdir(parents=True)
-    with pytest.raises(Faults, match="got none in .*fix: moe-redistribution study alone"): record_one(study, store, root)
+    with pytest.raises(Faults, match="got none in .*fix: moe-redistribution study alone"): _record_one(study, store, root)
     run_study(study, root=store.root, executor="here", quiet=True)
     def spoilt(job, store):
         found = find_rows(job, store)
         return pd.concat([found, found]).assign(condition="c", value=np.inf, seed=9)
     with monkeypatch.context() as patch:
         patch.setattr(recording, "find_rows", spoilt)
-        with pytest.raises(Faults) as e: record_one(study, store, root)
+        with pytest.raises(Faults) as e: _record_one(study, store, root)
     said = str(e.value).splitlines()
     assert len(said) == 8 and all("; fix: " in line for line in said) and not [*(root / "results").glob("**/*.*")]
-    written = record_one(study, store, root, say=lambda text: None)
+    written = _record_one(study, store, root, say=lambda text: None)
     assert [p.name for p in written] == ["alone.small.parquet", "manifest.csv"]
-    assert not record_one(study, store, root)                                                 # nothing is new
+    assert not _record_one(study, store, root)                                                 # nothing is new

@@ -13,9 +13,9 @@ from moe_redistribution.evidence import planned
 from moe_redistribution.evidence.claims import claims
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
                                                        SEALED, SENTENCES, WHOLE_FILES, changed_late, definition_hash,
-                                                       definitions, every_registration, registrations, registered_on,
+                                                       _definitions, _every_registration, registrations, registered_on,
                                                        unregistered_lines)
-from moe_redistribution.evidence.table_files import ROOT, sums, write_sums
+from moe_redistribution.evidence.table_files import ROOT, _sums, write_sums
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import condition
 from moe_redistribution.record.versions import history_says
@@ -82,7 +82,7 @@ def test_a_definition_is_its_values_however_they_are_written(same):
 
 
 def test_the_checked_tables_have_the_hashes_of_the_files():
-    now = definitions().set_index(["table", "key", "protocol"])["hash"]
+    now = _definitions().set_index(["table", "key", "protocol"])["hash"]
     for c in claims().head(50).to_dict("records"):       # a printed number's margin follows from data/margins.csv
         own = {} if c["id"].startswith("contrast.") else {"margin": ""}
         assert now["claims", c["id"], c["protocol"]] == definition_hash(c | own)
@@ -123,7 +123,7 @@ def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration
 def test_a_key_that_two_lines_have_is_refused_before_anything_is_registered(tmp_path):
     write(tmp_path, bridge=(BRIDGE, BRIDGE | dict(metric="loss")))
     with pytest.raises(ValueError, match="one line of each id and protocol.*contrast.a.*rename one"):
-        definitions(tmp_path / "data")
+        _definitions(tmp_path / "data")
 
 
 def test_without_a_register_nothing_is_registered(tmp_path):
@@ -286,7 +286,7 @@ def test_a_definition_that_git_held_before_the_register_is_added_with_its_own_da
     assert after.startswith(before) and len(new) == 1 and new[0].startswith(
         f"statements,4.1-01,audited,{definition_hash(other)},{first}") and new[0].endswith("~,nothing run")
     assert last.drop(columns="amended").equals(registrations(tmp_path / FILE).drop(columns="amended"))
-    every = every_registration(tmp_path / FILE).query("table == 'statements'")
+    every = _every_registration(tmp_path / FILE).query("table == 'statements'")
     assert every[["date", "amended"]].values.tolist() == [[first, 0], [second, 1]]
     assert changed_late("4.1-01", tmp_path / FILE) == "control changed once after rows were read"
     assert changed_late("4.1-02", tmp_path / FILE) == ""
@@ -357,7 +357,7 @@ def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(too
     write_sums(tmp_path)
     write(tmp_path, [SAID | {"margin": "0.02"}])
     with pytest.raises(Damaged, match="data/mine/statements.csv: expected"): tool.main(["--check"])
-    assert tool.main([]) == 0 and (tmp_path / "SHA256SUMS").read_text() == sums(tmp_path)
+    assert tool.main([]) == 0 and (tmp_path / "SHA256SUMS").read_text() == _sums(tmp_path)
     for name in (FFN, FILE):                                          # rows, and the register itself
         if name == FFN: measure(tmp_path, FFN), write_sums(tmp_path)
         path = tmp_path / (FILE if name == FILE else f"results/rows/ablation/{FFN}.parquet")
@@ -381,7 +381,7 @@ def test_a_kill_while_a_line_is_registered_leaves_the_register_as_it_was(tool, t
         with pytest.raises(KeyboardInterrupt): tool.main([])
     assert (tmp_path / FILE).read_bytes() == before and not list(tmp_path.rglob("*.part"))
     assert tool.main([]) == 0 and (tmp_path / FILE).read_bytes().startswith(before)
-    assert (tmp_path / "SHA256SUMS").read_text() == sums(tmp_path)
+    assert (tmp_path / "SHA256SUMS").read_text() == _sums(tmp_path)
 
 
 def test_rows_of_other_seeds_or_another_edit_are_not_its_rows(tool, tmp_path):
@@ -454,7 +454,7 @@ def test_a_contrast_beside_a_study_gets_its_lines_once_and_what_stands_there_is_
     study = Study("fresh", "", {"small": Preset("", {a: range(1, 9) for a in ("wide", "narrow")})}, None, None)
     def plan(margin=.05, seeds=range(1, 9)):
         c = planned.Contrast("wide-narrow", "wide", "narrow", "digits", seeds, margin, .1, "More is right.", "tutorial.ipynb")
-        monkeypatch.setattr(planned, "planned_lines", lambda: {"fresh": c.lines(study)})
+        monkeypatch.setattr(planned, "_planned_lines", lambda: {"fresh": c.lines(study)})
     (tmp_path / "data").mkdir(), (tmp_path / "a").touch(), commit(tmp_path, 1), plan(seeds=range(1, 5))
     with pytest.raises(SystemExit, match="cannot reject: got n = 4"): tool.main([])
     assert not any((tmp_path / "data").iterdir())                                            # nothing is half-made

@@ -99,11 +99,11 @@ def test_no_item_names_a_variant_or_activation_that_its_experiment_lacks():
             names = [condition(n) for n in EXPERIMENTS[head].names] if head in EXPERIMENTS else []
             have = {c.ffn for c in names} | {c.activation for c in names}
             assert set(filter(None, words.split(","))) <= have, token
-            assert R.line_pairs(token), token
+            assert R._line_pairs(token), token
 
 
 def test_every_run_of_the_paper_serves_an_item():
-    used = {p for i in ITEMS for p in R.item_pairs(i)}
+    used = {p for i in ITEMS for p in R._item_pairs(i)}
     assert not [(k, n) for k, e in EXPERIMENTS.items() for n in e.names if (k, n) not in used]
 
 
@@ -135,9 +135,9 @@ def test_a_panel_or_caption_finds_its_figure(name, item): assert conditions_for(
 
 
 def test_an_item_of_another_name_that_ends_alike_is_another_item():
-    assert conditions_for("fig1") != conditions_for("fig15") and "fig15" in R.items_of("modadd/moe-e8k1-h512-gelu")
-    assert "fig1" not in R.items_of("add7/glu-h128-silu") and "fig10" in R.items_of("add7/glu-h128-silu")
-    both = set(R.items_of("add7/ffn-h256-silu"))
+    assert conditions_for("fig1") != conditions_for("fig15") and "fig15" in R._items_of("modadd/moe-e8k1-h512-gelu")
+    assert "fig1" not in R._items_of("add7/glu-h128-silu") and "fig10" in R._items_of("add7/glu-h128-silu")
+    both = set(R._items_of("add7/ffn-h256-silu"))
     assert {"fig1", "fig10", "fig3"} <= both and "fig3a" not in both                   # the figure stands for its panel
 
 

@@ -14,7 +14,7 @@ from moe_redistribution.record.cli import main
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.tasks.own_code import reads
-from moe_redistribution.training.rehearsal import rehearse, try_out
+from moe_redistribution.training.rehearsal import rehearse, _try_out
 
 HEAD = """import numpy as np, pandas as pd, torch, random, time
 from dataclasses import dataclass, replace
@@ -265,14 +265,14 @@ def test_weights_or_experts_that_are_the_same_get_a_word(mine, text, ends, name,
 @pytest.mark.parametrize("word", [w for w in ROUTERS if w != "none"])
 def test_every_router_of_the_library_passes(word):
     for name in ("add7/moe-e4k1-h16-silu+d16", "modadd/moe_glu-e4k2-h16-gelu", "add7/moe-e2k1-h8-silu+d16+L2"):
-        try_out(condition(name if word == "learned" else f"{name}+{word}"))
+        _try_out(condition(name if word == "learned" else f"{name}+{word}"))
 
 
 def test_every_variant_and_event_of_the_library_passes():
     for name in ("no_ffn", "glu-h8-silu", "ffn-h8-relu@200:reset0.5,attn,fresh@400:ffnlr2",
                  "moe-e4k2-h16-silu@200:router1@400:onlyexperts_router", "moe-e4k4-h16-silu",
                      "moe-e4k1-h16-silu+freeze_ffn"):
-        try_out(condition(f"add7/{name}"))
+        _try_out(condition(f"add7/{name}"))
 
 
 def test_a_task_that_raises_is_no_bug_of_ours_on_the_command_line(mine, capsys):
@@ -286,7 +286,7 @@ def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatc
     mine.write_text(HEAD + "register('family', 'mine', __import__('moe_redistribution.language.families')"
                            ".language.families.Family())\ndef act(args): return {}['x']")
     act = import_file(mine).act
-    monkeypatch.setattr(cli, "run", act)
+    monkeypatch.setattr(cli, "_run", act)
     assert main(["conditions"]) == 2 and "KeyError: 'x'; fix: mend mine.py, line" in capsys.readouterr().err
 
 

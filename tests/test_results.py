@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from moe_redistribution.record import cli, ledger, models, recording
-from moe_redistribution.record.coverage import by_id
+from moe_redistribution.record.coverage import _by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design,
                                          printed, registrations)
 from moe_redistribution.report import recorded_claims as findings
@@ -31,8 +31,8 @@ from moe_redistribution.studies.sparsity_moves.arms import ARMS, LABELS, TABLE1
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.evidence.contrasts import COMPARE_COLUMNS, comparison
-from moe_redistribution.report.pages import Page, page_hash, stale_pages, stored_pages
-from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
+from moe_redistribution.report.pages import Page, page_hash, _stale_pages, _stored_pages
+from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoints
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.report.figures import pick
 from moe_redistribution.training.groups import train
@@ -40,11 +40,11 @@ from moe_redistribution.training.store import of_clone
 from moe_redistribution.models.population import predict
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
-from moe_redistribution.training.store import Damaged, Store, listed_hashes, of_clone
+from moe_redistribution.training.store import Damaged, Store, _listed_hashes, of_clone
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
-PAGES = {Path(p).stem: page for p, (page, _) in stored_pages().items() if p.startswith("6_studies/")}
+PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/")}
 PAGE = "42_partitioning"
 FEW = ("30_setup", "43_glu", "9b_methods", "9c4_ablation", "9d_grokking", PAGE)
 SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # all of them by `make audit`
@@ -61,10 +61,10 @@ def no_ffn(rows, name, edit="zero"):
 
 def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
     "Every page of results stores what it read; what is stored is what would be read now."
-    assert not (stale := stale_pages()), f"make pages: {stale}"
+    assert not (stale := _stale_pages()), f"make pages: {stale}"
     there = {p.stem for p in (table_files.ROOT / "nbs/6_studies/sparsity_moves").glob("[1-9]*.ipynb")}
     assert there <= set(PAGES), f"no `Opening(page)` on {sorted(there - set(PAGES))}"
-    for path, (_, was) in stored_pages().items():
+    for path, (_, was) in _stored_pages().items():
         text = (table_files.ROOT / "nbs" / path).read_text(encoding="utf-8")
         if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 
@@ -77,7 +77,7 @@ def test_the_manifest_says_what_the_tables_hold():
 
 def test_everything_committed_under_data_results_and_checkpoints_is_covered_by_its_hash():
     said = (table_files.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
-    assert said == table_files.sums(), "make sums, if the change was meant; git checkout, if not"
+    assert said == table_files._sums(), "make sums, if the change was meant; git checkout, if not"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def copied(tmp_path_factory):
 
 
 READERS = {                        # paths under a root: what reads such a file; where nothing does, its check
-    "results/paper/*": lambda root, p: (findings.numbers(p.stem), by_id(root=root)),
+    "results/paper/*": lambda root, p: (findings.numbers(p.stem), _by_id(root=root)),
     "results/rows/*": lambda root, p: table_files.read_table(p.parent.name, f"{p.stem}/x", root=root),
     "results/history/*": lambda root, p: table_files.read_table("history", f"{p.stem}/x", root=root),
     "results/runs/*": lambda root, p: selection.recorded_runs(root),
@@ -107,14 +107,14 @@ READERS = {                        # paths under a root: what reads such a file;
     "data/deviations.csv": lambda root, p: of_clone(p),
     "data/block/before.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
-    "data/*/pilots.csv": lambda root, p: registrations.pilots(root / "data"),
+    "data/*/pilots.csv": lambda root, p: registrations._pilots(root / "data"),
     "data/*/statements.csv": lambda root, p: claims_room.statements(),
     "data/*/SHA256SUMS": lambda root, p: printed.paper_values(),
     "data/*": lambda root, p: claims_room.claims()}
 
 
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
-    luck, names = random.Random(0), [n for n in listed_hashes(copied / "SHA256SUMS")
+    luck, names = random.Random(0), [n for n in _listed_hashes(copied / "SHA256SUMS")
                                      if not n.startswith(("checkpoints/", "nbs/", "README"))]
     known, _ = claims_room.claims(), findings.claim("4.1-01")        # what is kept from before answers for nothing
     for name in names:
@@ -133,7 +133,7 @@ def test_definitions_that_changed_without_a_word_are_refused_where_they_are_coun
     for name in ("claims", "statements"):
         good = (path := copied / f"data/parrots/{name}.csv").read_bytes()
         path.write_bytes(good.replace(b"mean", b"zero", 1))
-        for read in (registrations.definitions, registrations.unregistered_lines, design.check_design):
+        for read in (registrations._definitions, registrations.unregistered_lines, design.check_design):
             with pytest.raises(Damaged, match=f"data/parrots/{name}.csv: expected"): read()
         path.write_bytes(good)
 
@@ -186,7 +186,7 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     assert not set(tab1["verdict"]) & {"not attempted"}
 
 
-@pytest.mark.parametrize("name, rule", first(SCORED, recorded_checkpoints()))
+@pytest.mark.parametrize("name, rule", first(SCORED, _recorded_checkpoints()))
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
     """Within two predictions of the count on the stored weights, half precision or not; and near the row of the run
     itself."""
@@ -211,7 +211,7 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
     there = {p.relative_to(table_files.ROOT / "checkpoints").as_posix()
              for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors")}
-    assert there == {f"{n}.{r}.safetensors" for n, r in recorded_checkpoints()} and len(there) >= 10
+    assert there == {f"{n}.{r}.safetensors" for n, r in _recorded_checkpoints()} and len(there) >= 10
     assert sum((table_files.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
 
@@ -249,7 +249,7 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     monkeypatch.setattr(recording, "canonical", lambda: [(name, "first256")])
     monkeypatch.setattr(recording, "known_studies", lambda: {paper.name: paper})
     monkeypatch.setattr(ledger, "paper_items", lambda: ["tab1"])
-    go, both = lambda *a: recording.record(*a, say=lambda text: None), []
+    go, both = lambda *a: recording._record(*a, say=lambda text: None), []
     go(night, tmp_path / "b")
     for place in (tmp_path / "a", tmp_path / "b"):
         go(store, place)
@@ -269,7 +269,7 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
-    for store in (long, short): recording.record_runs(store, tmp_path, paper, name)
+    for store in (long, short): recording._record_runs(store, tmp_path, paper, name)
     runs = table_files.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
     rows = selection.recorded_rows(name, root=tmp_path)
@@ -380,7 +380,7 @@ def test_whatever_goes_wrong_ends_in_one_message_and_a_bug_says_that_it_is_ours(
         if isinstance(raised, Exception): raise raised
         os.kill(os.getpid(), raised)
         time.sleep(1)
-    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(cli, "_run", fail)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["conditions"]) == status and signal.getsignal(signal.SIGTERM) is before
     err = capsys.readouterr().err

@@ -6,7 +6,7 @@ import torch
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.studies.routers.arms import ROUTED_ARMS, routed_arm, routed_model
 from moe_redistribution.studies.routers.rule import RuleTrial
-from moe_redistribution.studies.routers.study import STUDY, routed_rows, routed_settings
+from moe_redistribution.studies.routers.study import STUDY, _routed_rows, _routed_settings
 from moe_redistribution.studies.routers.texts import TextTrial
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from moe_redistribution.training.store import Store
@@ -56,10 +56,10 @@ def test_so_does_a_language_model_s_twin(arm, twin, tmp_path):
 @pytest.mark.parametrize("arm", first(["book/top2"], ["rule/straight", "book/top2", "planted/hashed", "rule/rehashed"]))
 def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path):
     job = study_jobs(STUDY, "tiny")[0]
-    whole = routed_rows(arm, [1], TINY, Desk(job, Store(tmp_path / "a")))
+    whole = _routed_rows(arm, [1], TINY, Desk(job, Store(tmp_path / "a")))
     job.path(Store(tmp_path / "b")).parent.mkdir(parents=True)
     for n in range(20):
-        try: parts = routed_rows(arm, [1], TINY, Desk(job, Store(tmp_path / "b"), deadline=0.))
+        try: parts = _routed_rows(arm, [1], TINY, Desk(job, Store(tmp_path / "b"), deadline=0.))
         except OutOfTime: continue
         break
     assert 0 < n < 19
@@ -82,7 +82,7 @@ def test_every_registered_line_asks_for_rows_that_the_study_makes(rows):
 
 
 def test_a_learned_router_s_twin_and_hash_stand_in_one_preset_with_one_rate():
-    S = routed_settings()
+    S = _routed_settings()
     for task, own in (("book", ("straight", "top2")), ("rule", ("straight",)), ("planted", ("straight",))):
         there = {a.partition("/")[2] for a in STUDY.presets["night"].arms if a.startswith(f"{task}/")}
         assert {*own} | {TWINS[a] for a in own} | {"hashed"} <= there and set(S[task]["lr"]) == {"*"}

@@ -14,10 +14,10 @@ from moe_redistribution.instruments.ablation import edits_for, derangement
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
-from moe_redistribution.instruments.rerouting import (rerouted_answers, as_in, cells, drops, gradient_norms,
+from moe_redistribution.instruments.rerouting import (_rerouted_answers, _as_in, _cells, drops, gradient_norms,
                                                       permuted_experts,
                                                       routes_held, swapped_gates, tabled_gates, uniform_gates)
-from moe_redistribution.instruments.routing import (crosstab, explained_share, mutual_information, nmi, redrawn_tables,
+from moe_redistribution.instruments.routing import (crosstab, explained_share, mutual_information, nmi, _redrawn_tables,
                                                     check_routed, routes,
                                                     saturation, tables)
 from moe_redistribution.tasks.task import get_task, labels
@@ -86,9 +86,9 @@ def test_the_floor_is_the_expected_information_of_shuffled_labels():
     "scikit-learn knows the mean of this null in closed form; margins stay, and the same call gives the same tables."
     a, b = torch.randint(0, 4, (2, 300), generator=torch.Generator().manual_seed(1))
     table = crosstab(a, b[None], 4, 4)
-    drawn = redrawn_tables(table, 2000)
+    drawn = _redrawn_tables(table, 2000)
     assert torch.equal(drawn.sum(-1)[7], table.sum(-1)) and torch.equal(drawn.sum(-2)[7], table.sum(-2))
-    assert torch.equal(drawn, redrawn_tables(table, 2000))
+    assert torch.equal(drawn, _redrawn_tables(table, 2000))
     values = mutual_information(drawn)[:, 0]
     want = expected_mutual_information(table[0].numpy().astype(np.int64), 300) / math.log(2)
     assert abs(values.mean() - want) < 4 * values.std() / 2000**.5
@@ -174,9 +174,9 @@ def test_routes_are_saturated_against_themselves(name):
 def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     params = population(name)
     ways = [{}, permuted_experts([2, 0, 3, 1]), swapped_gates(derangement(1000)), uniform_gates(),
-            tabled_gates(cells(ADD7), condition(name).top_k)]
+            tabled_gates(_cells(ADD7), condition(name).top_k)]
     ways += [edits_for(name, "E0", "zero"), edits_for(name, "E3", "mean")]
-    got = rerouted_answers(params, name, ways)
+    got = _rerouted_answers(params, name, ways)
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
     assert all(not torch.equal(got[0], x) for x in got[1:5])                              # and each changes something
 
@@ -196,14 +196,14 @@ def test_rerouting_by_identity_changes_nothing(name):
     plain = forward(params, ADD7.tokens, name)
     for edits in (permuted_experts([0, 1, 2, 3]), swapped_gates(torch.arange(1000))):
         assert torch.equal(forward(params, ADD7.tokens, name, edits), plain)
-    assert torch.equal(forward(as_in(params, params), ADD7.tokens, name), plain)
+    assert torch.equal(forward(_as_in(params, params), ADD7.tokens, name), plain)
     one_to_a_cell = tabled_gates(torch.arange(5000).view(1000, 5), condition(name).top_k)
     torch.testing.assert_close(forward(params, ADD7.tokens, name, one_to_a_cell, read_only=True),
                                forward(params, ADD7.tokens, name, read_only=True))
 
 def test_a_router_that_is_a_table_is_its_table():
     plain = forward(PLANTED, ADD7.tokens, BY_EXPERTS, read_only=True)
-    assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(cells(ADD7)), read_only=True), plain)
+    assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_cells(ADD7)), read_only=True), plain)
 
 
 @each_variant
@@ -236,8 +236,8 @@ def test_another_router_reads_the_models_own_stream():
     other = {n: v[2:] for n, v in other.items()}
     stream = trace(params, ADD7.tokens, name)["resid_mid"]
     want = (stream[0] @ other["W_router"][0, 0]).argmax(-1)
-    assert torch.equal(trace(as_in(params, other), ADD7.tokens, name)["gates"][0].argmax(-1), want)
-    assert params["W_router"] is not other["W_router"] and torch.equal(as_in(params, other)["W_up"], params["W_up"])
+    assert torch.equal(trace(_as_in(params, other), ADD7.tokens, name)["gates"][0].argmax(-1), want)
+    assert params["W_router"] is not other["W_router"] and torch.equal(_as_in(params, other)["W_up"], params["W_up"])
 
 
 # ---------------------------------------------------------------------------------------------------------- gradients
@@ -363,14 +363,14 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice; got 1 and 2"),
     (lambda: permuted_experts([1, 2, 3]), "each expert once"),
     (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors; got 0"),
-    (lambda: rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
-    (lambda: rerouted_answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]),
+    (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
+    (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]),
      "expected one of gates, expert_out.*`predict`"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, permuted_experts([1, 0, 2, 3])), "leave the gates alone"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
      "leave the gates alone; got one of router_probs"),
-    (lambda: as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\); got \(2, 1, 64, 2"),
-    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(cells(ADD7))),
+    (lambda: _as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\); got \(2, 1, 64, 2"),
+    (lambda: forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_cells(ADD7))),
      r"gates at \(1000, 5\).*got \(1000, 8\)")])
 def test_wrong_use_is_refused_with_the_reason(call, says):
     with pytest.raises(ValueError, match=says): call()

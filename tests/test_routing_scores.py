@@ -12,8 +12,8 @@ from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import LanguageModel
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, a_tenth, apart_by_chance,
-                                                             measured_rows, text_of)
+from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, _a_tenth, apart_by_chance,
+                                                             _measured_rows, text_of)
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study
 
@@ -59,7 +59,7 @@ def test_shuffled_routers_read_the_same_streams_with_rows_of_the_same_length():
 
 def test_rows_of_a_model_hold_its_maps_and_a_number_for_every_claim():
     model = tiny_model("olmoe", num_hidden_layers=4)
-    rows = measured_rows(LanguageModel(model), TOKENS, 3, condition="x", stream="paired", rule="final", step=1)
+    rows = _measured_rows(LanguageModel(model), TOKENS, 3, condition="x", stream="paired", rule="final", step=1)
     assert not rows.duplicated(["site", "edit", "unit", "metric"]).any() and set(rows["seed"]) == {3}
     assert rows[rows["site"] == "none"]["value"].notna().all()
 
@@ -85,7 +85,7 @@ def test_every_claim_is_read_with_one_margin_and_can_fail():
 
 
 def test_experts_that_are_strongest_by_chance_are_mostly_not_the_largest():
-    rng, n = np.random.default_rng(0), a_tenth(32)
+    rng, n = np.random.default_rng(0), _a_tenth(32)
     apart = [1 - len({*rng.permutation(32)[:n]} & {*range(n)}) / n for _ in range(4_000)]
     assert n == 3 and abs(np.mean(apart) - apart_by_chance(32)) < .01
     assert statements().set_index(["key", "protocol"]).loc[("001-R7", "paper"), "versus"] == "value=.453125"

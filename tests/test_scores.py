@@ -6,7 +6,7 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import edits_for
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
-from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, chosen_ranks, measures, routing_scores,
+from moe_redistribution.instruments.scores import (MEASURES, SENDERS, Receiver, _chosen_ranks, measures, routing_scores,
                                                    score_rows_of, tally, total_aarv)
 from moe_redistribution.language.decomposition import answer_terms, head_sources
 from moe_redistribution.instruments.subject import Population
@@ -113,7 +113,7 @@ def test_ranks_are_the_same_with_the_norm_held_and_with_the_norm_of_what_is_left
     r = made()
     part = torch.randn_like(r.logits)
     new_norm = torch.rand(1, 1, 40, 1).double() + .5
-    assert torch.equal(chosen_ranks(r.logits - part, r.routes), chosen_ranks((r.logits - part) / new_norm, r.routes))
+    assert torch.equal(_chosen_ranks(r.logits - part, r.routes), _chosen_ranks((r.logits - part) / new_norm, r.routes))
 
 
 def test_other_names_for_experts_change_no_measure():

@@ -11,7 +11,7 @@ import pytest
 
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.cli import parser
-from moe_redistribution.record.work import study_of_item
+from moe_redistribution.record.work import _study_of_item
 from moe_redistribution.tasks.commands import COMMANDS
 from moe_redistribution.training.study import known_studies
 
@@ -91,7 +91,7 @@ def complaint(words):
         except SystemExit as e: return err.getvalue().strip().splitlines()[-1] if e.code else ""
     if args.command == "study" and args.study in (known := known_studies()):
         if args.preset not in (1, "1", *known[args.study].presets): return f"no preset {args.preset}"
-    try: [study_of_item(item) for item in asked_items(args) if item != "1"]
+    try: [_study_of_item(item) for item in asked_items(args) if item != "1"]
     except ValueError as e: return str(e)
     return ""
 

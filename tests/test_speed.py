@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.training.groups import train_group
+from moe_redistribution.training.groups import _train_group
 from moe_redistribution.models.population import init
-from moe_redistribution.instruments.speed import train_to, components, speed, speed_rows, speeds
+from moe_redistribution.instruments.speed import _train_to, _components, speed, _speed_rows, speeds
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
@@ -107,7 +107,7 @@ def test_a_seed_in_a_population_is_the_seed_alone_and_nothing_moves_without_chan
     one = lambda p: {n: v[1:2] for n, v in p.items()}
     many, alone, still = (speed(*p, name, tokens=tokens)
                           for p in ((before, after), (one(before), one(after)), (before, before)))
-    assert set(many) == set(components(name))
+    assert set(many) == set(_components(name))
     for n in many:
         for f, x in many[n].items():
             torch.testing.assert_close(x[1:2], alone[n][f], rtol=1e-9, atol=1e-12, equal_nan=True)
@@ -160,10 +160,10 @@ def test_the_runs_measured_are_the_runs_stored(stream, tmp_path, monkeypatch):
     "To the same weights, beyond an evaluation, which draws random numbers in the authors' stream."
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 12)
     name, seeds = "add7/ffn-h8-silu", [42, 3]
-    train_group(name, seeds, stream, "full", tmp_path, steps=36)
+    _train_group(name, seeds, stream, "full", tmp_path, steps=36)
     members = init_members(condition(name), seeds, stream)
-    for k in (7, 12, 13): train_to(members, k)
-    got = train_to(members, 36)
+    for k in (7, 12, 13): _train_to(members, k)
+    got = _train_to(members, 36)
     for i, s in enumerate(seeds):
         stored = Store(tmp_path).load(name, s, stream).weights["final"]
         for n, v in stored.items():
@@ -216,14 +216,14 @@ def test_a_frozen_router_keeps_its_routes():
 
 def test_rows_name_step_form_and_unit():
     name = "add7/moe-e2k1-h8-silu"
-    table, v = speed_rows(name, [4, 5], "paired", (0, 2)), speeds(name, [4, 5], "paired", (0, 2))
+    table, v = _speed_rows(name, [4, 5], "paired", (0, 2)), speeds(name, [4, 5], "paired", (0, 2))
     assert not table.duplicated(["seed", "step", "site", "unit", "metric"]).any()
     at = table.set_index(["step", "site", "unit", "metric", "seed"])["value"]
     assert at[2, "ffn_out", "", "kept_centred_step", 5] == pytest.approx(v[2]["ffn_out"]["kept_centred"][1].item(),
                                                                          rel=1e-3)
     assert at[0, "expert_out", "E1", "own_step", 4] == pytest.approx(v[0]["E1"]["own"][0].item(), rel=1e-3)
     assert set(table["stream"]) == {"paired"} and set(table["rule"]) == {"training"}
-    metrics = set(speed_rows("add7/ffn-h8-silu", [4], at=[3], gap="start")["metric"])
+    metrics = set(_speed_rows("add7/ffn-h8-silu", [4], at=[3], gap="start")["metric"])
     assert metrics == {"own_distance", "own_centred_distance", "total_distance", "total_centred_distance", "size"}
 
 

@@ -23,7 +23,7 @@ from moe_redistribution.models import condition as conditions
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.record.runs import stored_runs, write_frame
 from moe_redistribution.training.bench import keep
-from moe_redistribution.training.groups import group_path, pack, train, train_group
+from moe_redistribution.training.groups import _group_path, pack, train, _train_group
 from moe_redistribution.training import store as store_room
 from moe_redistribution.training.store import Damaged, Store, as_committed, seal, unseal, write_picture
 from moe_redistribution.training.loop import init_members
@@ -36,8 +36,8 @@ TINY = "add7/ffn-h8-silu+d16"
 def trained(tmp_path_factory):
     "A store with one short run and, as after a kill, the state of a group. Copy it before doing harm."
     store = Store(tmp_path_factory.mktemp("trained"))
-    train_group(TINY, [1], root=store.root, steps=200)
-    seal(group_path(store, condition(TINY), [1, 2], "authors"), *pack(init_members(condition(TINY), [1, 2], "authors")))
+    _train_group(TINY, [1], root=store.root, steps=200)
+    seal(_group_path(store, condition(TINY), [1, 2], "authors"), *pack(init_members(condition(TINY), [1, 2], "authors")))
     return store
 
 
@@ -121,20 +121,20 @@ def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, s
     says stays where it is, and is no run of the condition."""
     monkeypatch.setitem(conditions.RECIPES["add7"], "eval_every", 100)
     name, old = TINY.replace("+d16", "+d16@150:reset1,fresh"), TINY.replace("+d16", "+reset150+part1+forget+d16")
-    train_group(name, [1, 2], root=tmp_path, until="full", steps=200)
+    _train_group(name, [1, 2], root=tmp_path, until="full", steps=200)
     store = Store(tmp_path)
     own, before = store.path(name, 1).parent, [store.load(name, s) for s in (1, 2)]
     assert ":" not in own.name and own.name != old.partition("/")[2]
     own.rename(there := store.root / "v1" / old)
-    train_group(TINY, [3], root=tmp_path, steps=100)
+    _train_group(TINY, [3], root=tmp_path, steps=100)
     shutil.copy(store.path(TINY, 3), there / "authors-3.safetensors")
     assert store.find(name, 3) is None and [r.seed for r in stored_runs(store, name)] == [1, 2]
     assert all(same(store.load(name, r.seed), r) for r in before)
     assert {p.name for p in there.iterdir() if p.suffix != ".lock"} == {"authors-3.safetensors"}
-    train_group(name, [1, 2], root=tmp_path, until="full", steps=steps)
+    _train_group(name, [1, 2], root=tmp_path, until="full", steps=steps)
     assert [store.load(name, s).step for s in (1, 2)] == [max(200, steps)] * 2
     if steps > 200:
-        train_group(name, [1, 2], root=tmp_path / "whole", until="full", steps=steps)
+        _train_group(name, [1, 2], root=tmp_path / "whole", until="full", steps=steps)
         for s in (1, 2): assert store.load(name, s).history.equals(Store(tmp_path / "whole").load(name, s).history)
 
 
@@ -189,7 +189,7 @@ def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_asid
 def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
     before = store.load(TINY, 1)
     damage(store.path(TINY, 1))
-    with pytest.warns(UserWarning, match="Moved aside"): train_group(TINY, [1], root=store.root, steps=200)
+    with pytest.warns(UserWarning, match="Moved aside"): _train_group(TINY, [1], root=store.root, steps=200)
     after = store.load(TINY, 1)
     for n in ("cpu_seconds", "began", "ended"): after.manifest[n] = before.manifest[n]
     assert same(before, after)
@@ -199,7 +199,7 @@ def test_a_damaged_resume_file_is_never_continued_from(store):
     damage(store.path(TINY, 1).with_suffix(".resume"))
     with pytest.raises(Damaged): store.resume(TINY, 1)
     bad = store.path(TINY, 1).with_suffix(".resume").read_bytes()
-    train_group(TINY, [1], root=store.root, until="full", steps=400)
+    _train_group(TINY, [1], root=store.root, until="full", steps=400)
     assert store.load(TINY, 1).history["step"].tolist() == [200, 400]               # not from what is left
     assert store.path(TINY, 1).with_suffix(".resume.damaged").read_bytes() == bad
 
@@ -208,14 +208,14 @@ def test_a_damaged_resume_file_is_never_continued_from(store):
     ("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"), (TINY, 1, "paired")]))
 def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, capsys):
     "A state copied to another run's place has the right shapes, and would be trained on under that name."
-    train_group(name, [seed], stream, root=store.root, steps=200)
+    _train_group(name, [seed], stream, root=store.root, steps=200)
     path = store.path(name, seed, stream).with_suffix(".resume")
     shutil.copy(store.path(TINY, 1).with_suffix(".resume"), path)
     bad = path.read_bytes()
     with pytest.raises(Damaged, match="expected the state of .*; got .*, another one; fix: "):
         store.resume(name, seed, stream)
-    train_group(name, [seed], stream, root=store.root, until="full", steps=400)
-    train_group(name, [seed], stream, root=store.root / "clean", until="full", steps=400)
+    _train_group(name, [seed], stream, root=store.root, until="full", steps=400)
+    _train_group(name, [seed], stream, root=store.root / "clean", until="full", steps=400)
     got, clean = (s.load(name, seed, stream) for s in (store, Store(store.root / "clean")))
     assert all(torch.equal(v, got.weights["final"][n]) for n, v in clean.weights["final"].items())
     assert (path.with_name(f"{path.name}.damaged").read_bytes() == bad
@@ -247,7 +247,7 @@ def test_a_sealed_file_of_another_kind_in_a_run_s_place_is_moved_aside_and_the_r
         with pytest.raises(Damaged, match="another one; fix: "): store.load(TINY, 2)
         with pytest.warns(UserWarning, match="Moved aside"): assert store.find(TINY, 2) is None
         assert len(list(path.parent.glob("authors-2.safetensors.damaged*"))) == i + 1
-    train_group(TINY, [2], root=store.root, steps=200)
+    _train_group(TINY, [2], root=store.root, steps=200)
     assert store.load(TINY, 2).step == 200
 
 
@@ -297,7 +297,7 @@ def test_a_rule_that_a_run_has_not_kept_is_refused_with_the_nearest_one(store):
 
 
 def test_a_population_is_the_runs_stacked(store):
-    train_group(TINY, [2], root=store.root, steps=200)
+    _train_group(TINY, [2], root=store.root, steps=200)
     stacked = store.population(TINY, [2, 1], "first1000")
     for i, seed in enumerate([2, 1]):
         assert all(torch.equal(v[i], store.load(TINY, seed).weights["first1000"][n]) for n, v in stacked.items())
@@ -430,7 +430,7 @@ def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch
         assert len(selection.recorded_runs(clone)) > 0
     calls, kill = [], 0
     table_files.write_table(frame, "runs", "hist", clone)
-    assert (clone / "SHA256SUMS").read_text() == table_files.sums(clone) and len(selection.recorded_runs(clone)) == 5
+    assert (clone / "SHA256SUMS").read_text() == table_files._sums(clone) and len(selection.recorded_runs(clone)) == 5
 
 
 CODE = [*sorted(Path(table_files.__file__).parents[1].rglob("*.py")),
@@ -512,7 +512,7 @@ def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, mo
     def go(root, **kw):
         with pytest.MonkeyPatch.context() as often:
             often.setitem(RECIPES["add7"], "eval_every", 20)
-            train_group(TINY, [1, 2], root=root, until="full", steps=40, save_every=0, **kw)
+            _train_group(TINY, [1, 2], root=root, until="full", steps=40, save_every=0, **kw)
     def seal_once(*args):
         seal(*args)
         disk.fill()

@@ -14,7 +14,7 @@ from moe_redistribution.language.audit import audit
 from moe_redistribution.language.gates_study import gates_study, split_text
 from moe_redistribution.language.loads import compare_routes, text_loads
 from moe_redistribution.language.reading import read_saved
-from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, sent_elsewhere, site_means,
+from moe_redistribution.language.streaming import (byte_tokens, in_groups, kept_so_far, _sent_elsewhere, site_means,
                                                    text_ablation, text_scores, text_loss, text_windows,
                                                    tokenizer_of, units_of)
 from moe_redistribution.record.cli import main
@@ -231,8 +231,8 @@ def test_units_that_a_dense_model_has_not_got_are_refused(text):
 def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
     half = open_model(tiny_model("mixtral", vocab_size=256, dtype=torch.bfloat16))
     many = torch.randint(256, (30, 40), generator=torch.Generator().manual_seed(2))
-    assert sent_elsewhere(s, many) == 0 and sent_elsewhere(open_model(tiny_model("llama")), many % 50) == 0
-    assert 0 <= sent_elsewhere(half, many) < .2
+    assert _sent_elsewhere(s, many) == 0 and _sent_elsewhere(open_model(tiny_model("llama")), many % 50) == 0
+    assert 0 <= _sent_elsewhere(half, many) < .2
     for rows in (text_scores(half, text, byte_tokens, 16), text_ablation(half, text, byte_tokens, 16, tokens=99)):
         got = rows[rows["metric"] == "elsewhere"]
         assert len(got) == 1 and 0 <= got["value"].item() < .2 and got["n_examples"].item() in (16 * 8, 16 * 7)

@@ -17,15 +17,15 @@ import torch
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
-from moe_redistribution.record.recording import record_study
+from moe_redistribution.record.recording import _record_study
 from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.kinds import _FOLDERS
 from moe_redistribution.tasks.task import _made, TASKS, get_task
-from moe_redistribution.training.groups import Training, train_group
+from moe_redistribution.training.groups import Training, _train_group
 from moe_redistribution.training.jobs import begin_again, run_job, missing_jobs
 from moe_redistribution.training.sources import _TOLD
-from moe_redistribution.training.store import Store, register_hash, seal, unseal
-from moe_redistribution.training.study import (Desk, Preset, Study, TrainingStudy, find_rows, fixed_arms,
+from moe_redistribution.training.store import Store, _register_hash, seal, unseal
+from moe_redistribution.training.study import (Desk, Preset, Study, TrainingStudy, find_rows, _fixed_arms,
                                                known_studies, run_study, study_jobs, study_rows)
 
 TINY = study_jobs(STUDY, "tiny")[0]
@@ -154,10 +154,10 @@ def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypa
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
-    assert not record_study(Store(tmp_path), tmp_path / "root", STUDY, print)        # tiny says that it is not recorded
+    assert not _record_study(Store(tmp_path), tmp_path / "root", STUDY, print)        # tiny says that it is not recorded
     kept = replace(STUDY, presets={"tiny": replace(STUDY.presets["tiny"], recorded=True)})
     said = []
-    first, again = (record_study(Store(tmp_path), tmp_path / "root", kept, said.append) for _ in range(2))
+    first, again = (_record_study(Store(tmp_path), tmp_path / "root", kept, said.append) for _ in range(2))
     assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1
 
 
@@ -197,7 +197,7 @@ def test_any_preset_takes_seeds_that_it_has_not_got_and_no_key_of_its_own_change
             # a training's key is of its content; to make all of them takes a while
             arms = list(p.arms)[:2] if isinstance(study, TrainingStudy) else list(p.arms)
             own, new = study_jobs(study, preset, arms), study_jobs(study, preset, arms, seeds=[7001, 7002])
-            open_to = {a for a in arms if not fixed_arms(study, [a])}
+            open_to = {a for a in arms if not _fixed_arms(study, [a])}
             assert {s for j in new for s in j.seeds} == {7001, 7002} and not {j.key for j in own} & {j.key for j in new}
             assert {getattr(j, "arm", j.condition) for j in new} == open_to and all(j.seconds >= 0 for j in new)
 
@@ -288,12 +288,12 @@ def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, mon
         def logits(self, held, x, c): return super().logits(held, x, c) / 3
     name = "add7/moe-e2k1-h8-silu+part+d16"
     monkeypatch.setitem(ROUTERS, "part", Half("part"))
-    train_group(name, [1], root=tmp_path, steps=200)
+    _train_group(name, [1], root=tmp_path, steps=200)
     assert not told(Store(tmp_path).load, name, 1)
     monkeypatch.setitem(ROUTERS, "part", Third("part"))
     assert f"router of {name}: expected what today's code gives" in told(Store(tmp_path).load, name, 1)
     begin_again([Training(name, (1,))], tmp_path)
-    train_group(name, [1], root=tmp_path, steps=200)
+    _train_group(name, [1], root=tmp_path, steps=200)
     assert not told(Store(tmp_path).load, name, 1)
     t = get_task("add7")
     monkeypatch.setitem(_made, "add7", replace(t, scored=(0, 1, 2)))                # the same examples, read elsewhere
@@ -315,5 +315,5 @@ def test_a_job_says_when_it_began_and_under_which_register_also_after_a_stop(tmp
     job.path(store).with_suffix(".began").write_text(json.dumps(began | dict(began="2020-01-01T00:00:00+00:00")))
     assert job.run(store)
     info = unseal(job.path(store))[1]
-    assert info["began"].startswith("2020-01-01") and info["registered"] == register_hash() != ""
+    assert info["began"].startswith("2020-01-01") and info["registered"] == _register_hash() != ""
     assert not job.path(store).with_suffix(".began").exists()

@@ -10,7 +10,7 @@ from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.copying import copying_rows
 from moe_redistribution.instruments.patching import patching_rows
 from moe_redistribution.instruments.patterns import pattern_rows, patterns
-from moe_redistribution.instruments.rerouting import rerouted_answers
+from moe_redistribution.instruments.rerouting import _rerouted_answers
 from moe_redistribution.instruments.rerouting import routes_held
 from moe_redistribution.instruments.routing import routes
 from moe_redistribution.instruments.subject import Population, Subject, Wrapped, subject
@@ -149,7 +149,7 @@ def test_a_function_that_makes_of_a_member_what_others_beside_it_change_is_refus
 def test_it_is_refused_beside_an_edit_of_the_same_site_too_and_where_routes_are_held(edit):
     params, how = population(MOE), WRONG[edit]()
     for ask in (lambda: ablate(params, MOE, {"expert_out": how, "E1": "mean"}),
-                lambda: rerouted_answers(params, MOE, [{}, {"expert_out": how}]),
+                lambda: _rerouted_answers(params, MOE, [{}, {"expert_out": how}]),
                 lambda: routes_held(params, MOE, {"ffn_out": how}),
                 lambda: [m.predict(e) for m, e in Population(params, MOE).each({"ffn_out": how})]):
         with pytest.raises(ValueError, match="treats all members alike"): ask()
@@ -208,9 +208,9 @@ def test_routes_and_answers_give_each_seed_its_own_too():
     params = population(MOE)
     own = trace(params, T.tokens, MOE, ["expert_out"])["expert_out"].mean(1, keepdim=True)
     wanted = predict(params, MOE, {"expert_out": own})
-    assert torch.equal(rerouted_answers(params, MOE, [{}, {"L0.expert_out": own}])[1], wanted)
+    assert torch.equal(_rerouted_answers(params, MOE, [{}, {"L0.expert_out": own}])[1], wanted)
     assert torch.equal(routes_held(params, MOE, {"expert_out": own}), wanted)
-    with pytest.raises(ValueError, match="seed axis of 3"): rerouted_answers(params, MOE, [{"expert_out": own[:1]}])
+    with pytest.raises(ValueError, match="seed axis of 3"): _rerouted_answers(params, MOE, [{"expert_out": own[:1]}])
 
 
 # ------------------------------------------------------------------------------------------------------------- names

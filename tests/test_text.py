@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moe_redistribution.tasks.text import (GET, LET, SAY, TEXTS, Planted, as_text, generator_of, hub, kjv,
-                                           load_text, python_docs, read_text, side_by_side, windows, words)
+                                           load_text, _python_docs, read_text, _side_by_side, _windows, _words)
 
 TINY = Planted(n_keys=2, n_values=2, n_words=2, successors=2, window=4, p_let=.5, p_get=.2, run=2.)
 FULL = Planted()
@@ -116,15 +116,15 @@ def test_batches_depend_on_seed_and_step_only(source):
 def test_no_window_of_the_training_part_reaches_what_is_kept_back():
     text = as_text("numbered", " ".join("abcdefghij"[i % 10] for i in range(400)), 11)
     assert len(text.training) == 360 and torch.equal(torch.cat([text.training, text.kept_back]), text.tokens)
-    starts = {tuple(w.tolist()) for w in windows(torch.arange(20), 18, 200, 0, 0)}
+    starts = {tuple(w.tolist()) for w in _windows(torch.arange(20), 18, 200, 0, 0)}
     assert starts == {tuple(range(19)), tuple(range(1, 20))}           # both places there are, and no other
-    assert torch.equal(side_by_side(torch.arange(10), 3)[:, 1:].flatten(), torch.arange(1, 10))
+    assert torch.equal(_side_by_side(torch.arange(10), 3)[:, 1:].flatten(), torch.arange(1, 10))
 
 
 def test_the_vocabulary_is_the_most_frequent_types_of_the_training_part():
     text = as_text("t", "b a b a b c " * 3 + "z z z", 3)
     assert text.vocab == ("<unk>", "b", "a") and text.tokens[-1] == 0
-    assert words("In 1611: Don't!") == ["in", ":", "don", "'", "t", "!"]
+    assert _words("In 1611: Don't!") == ["in", ":", "don", "'", "t", "!"]
 
 
 def test_bad_texts_are_refused_with_a_way_out(tmp_path):
@@ -161,7 +161,7 @@ def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
 
 @pytest.mark.audit
 def test_python_documentation_is_text_on_every_machine():
-    text = python_docs(500)
+    text = _python_docs(500)
     assert text.d_vocab == 500 and len(text.kept_back) > 20_000 and len(text.sha256) == 64
     assert torch.equal(load_text("python", vocab_size=500).tokens, text.tokens) and set(TEXTS) >= {"kjv", "file", "hub"}
 

@@ -15,12 +15,12 @@ from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.models.events import ATTENTION, EMBEDDINGS, EXPERTS
 from moe_redistribution.models.population import forward, shapes
 from moe_redistribution.tasks.data import draw, generators, training_pool
-from moe_redistribution.training.groups import merge_members, train_group
+from moe_redistribution.training.groups import _merge_members, _train_group
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import EOS, digits, exact, get_task
 from moe_redistribution.training.loop import (evaluate, init_members, settled_members, train_interval, unflatten,
                                               update_rules,
-                                              without_subnormals)
+                                              _without_subnormals)
 from plain import examples, load_member, optimiser, plain_train
 
 ADD7 = get_task("add7")
@@ -281,7 +281,7 @@ def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
     tiny = torch.full((4,), 1e-40)
     train(DENSE, [1], 1)
     assert (tiny * 1 > 0).all()
-    with pytest.raises(ZeroDivisionError), without_subnormals():
+    with pytest.raises(ZeroDivisionError), _without_subnormals():
         assert (tiny * 1 == 0).all()
         raise ZeroDivisionError
     assert (tiny * 1 > 0).all()
@@ -358,7 +358,7 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
         ratio = .25 if n in EXPERTS else 1                                          # decay is a share of the rate, too
         torch.testing.assert_close(slow[n], ratio * moved, rtol=1e-3, atol=1e-7)
     apart, together = ([train(c, [5], 2, "paired"), train(c, [6, 7], 4, "paired")] for _ in range(2))
-    train_interval(mixed := merge_members(together), 3)
+    train_interval(mixed := _merge_members(together), 3)
     for m in apart: train_interval(m, 3)
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
@@ -393,7 +393,7 @@ def test_only_what_an_event_names_moves_from_its_step_on(base, parts):
              if not torch.equal(v, w)}
     assert moved == LEARNT[parts] & set(shapes(members.c))
     apart, company = ([train(members.c, [s], n, "paired") for s, n in ((5, 1), (6, 3))] for _ in range(2))
-    mixed = merge_members(company)
+    mixed = _merge_members(company)
     for m in (mixed, *apart): train_interval(m, 2)
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
@@ -435,9 +435,9 @@ def test_a_disturbed_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_p
     would have been."""
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 20)
     seeds = [1, 2]
-    whole = (train_group(name, seeds, "paired", "full", tmp_path / "a", steps=60)
+    whole = (_train_group(name, seeds, "paired", "full", tmp_path / "a", steps=60)
              and Store(tmp_path / "a").load(name, 1, "paired"))
-    for steps in (20, 40, 60): train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
+    for steps in (20, 40, 60): _train_group(name, seeds, "paired", "full", tmp_path / "b", steps=steps)
     parts = Store(tmp_path / "b").load(name, 1, "paired")
     assert all(torch.equal(whole.weights["final"][n], w) for n, w in parts.weights["final"].items())
     pd.testing.assert_frame_equal(whole.history, parts.history)

@@ -10,9 +10,9 @@ import pytest
 
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.report.overviews import page_of
-from moe_redistribution.record.counts import claims_table, judged_here, recorded_claims
+from moe_redistribution.record.counts import claims_table, _judged_here, recorded_claims
 from moe_redistribution.evidence.claims import PROTOCOLS, statements
-from moe_redistribution.record.ways import claim_files, claim_rows, contrasts_of, ways_out, write_claim_rows
+from moe_redistribution.record.ways import _claim_files, _claim_rows, _contrasts_of, ways_out, _write_claim_rows
 from tiers import first
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -48,7 +48,7 @@ def test_the_address_stands_where_the_claim_is_told_and_the_page_offers_its_rows
         means = [getattr(c, f"{r}_mean") for r in PROTOCOLS if getattr(c, f"{r}_n") > 0]
         said = [f"{abs(s * v):,.{d}f}".lstrip("0") for v in means for s in (1, 100) for d in (0, 1, 2, 3)]
         assert k in near or c.verdict in near or any(x and x in near for x in said), (k, near)
-        assert all(f"rows/{f}" in shown(page) for f in claim_files(k))
+        assert all(f"rows/{f}" in shown(page) for f in _claim_files(k))
 
 
 def test_the_table_of_all_claims_leads_to_the_claim_on_its_page_and_to_its_rows():
@@ -72,7 +72,7 @@ def test_overviews_lead_to_the_claim_on_its_page():
 # Every fifth at each change, all of them by `make audit`
 @pytest.mark.parametrize("key", first([*CLAIMS][::5], CLAIMS))
 def test_the_rows_of_both_sides_give_what_is_recorded(key):
-    found, told = claim_rows(key), CLAIMS[key]
+    found, told = _claim_rows(key), CLAIMS[key]
     for reading in PROTOCOLS:
         s, own = READINGS.get((key, reading)), found[found["reading"] == reading]
         if s is None or s.aggregate in ("none", "quotes"):
@@ -95,7 +95,7 @@ def test_the_rows_of_both_sides_give_what_is_recorded(key):
 
 def test_contrasts_that_a_claim_names_are_recorded():
     known = set(pd.read_csv(ROOT / "results/contrasts.csv", usecols=["id"])["id"])
-    named = {k: contrasts_of(k) for k in CLAIMS}
+    named = {k: _contrasts_of(k) for k in CLAIMS}
     assert all(set(ids) <= known for ids in named.values()) and sum(map(bool, named.values())) > 20
     for k, ids in named.items():
         if "Holm" in str([getattr(CLAIMS[k], f"{r}_test") for r in PROTOCOLS]): assert ids, k
@@ -103,13 +103,13 @@ def test_contrasts_that_a_claim_names_are_recorded():
 
 @pytest.mark.audit
 def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_path):
-    n = write_claim_rows(tmp_path)
-    assert n == len(list(tmp_path.glob("*.csv"))) == sum(f"claims/{k}.csv" in claim_files(k) for k in CLAIMS) > 180
-    assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(claim_rows("4.2-05"))
-    silent = [k for k in CLAIMS if not claim_files(k)]
+    n = _write_claim_rows(tmp_path)
+    assert n == len(list(tmp_path.glob("*.csv"))) == sum(f"claims/{k}.csv" in _claim_files(k) for k in CLAIMS) > 180
+    assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(_claim_rows("4.2-05"))
+    silent = [k for k in CLAIMS if not _claim_files(k)]
     assert all(CLAIMS[k].paper_n == CLAIMS[k].audited_n == 0 for k in silent)
 
 
 def test_a_page_lists_what_it_judges_with_addresses_for_what_it_does_not_show():
-    foot = judged_here([CLAIMS["abs-01"], CLAIMS["002-M5"]], ["abs-01"], "../../")
+    foot = _judged_here([CLAIMS["abs-01"], CLAIMS["002-M5"]], ["abs-01"], "../../")
     assert 'id="002-M5"' in foot and 'id="abs-01"' not in foot and "../../rows/claims/abs-01.csv" in foot

@@ -17,7 +17,7 @@ from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.small import small_model
 from moe_redistribution.language.training import train_language
-from moe_redistribution.language.export import (lens_state, open_member, save_member, to_transformer_lens,
+from moe_redistribution.language.export import (_lens_state, open_member, save_member, to_transformer_lens,
                                                   to_transformers)
 from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.condition import condition
@@ -244,7 +244,7 @@ def test_without_transformer_lens_one_message_says_how_to_get_it(monkeypatch):
 def test_every_parameter_has_a_name_in_transformer_lens_but_a_tied_unembedding_has_two(name):
     "Each parameter's numbers are in it once; what is in it besides is zero."
     p = {n: v[0] for n, v in population(name).items()}
-    state = lens_state(p, name)
+    state = _lens_state(p, name)
     own = sum(v.numel() for n, v in p.items() if not (n == "w_ln2" and "no_ffn" in name))
     tied = state["unembed.W_U"].numel() if get_task(name.split("/")[0]).tied else 0
     theirs = sum(v.numel() for n, v in state.items() if not n.endswith(("b_Q", "b_K", "b_V", "b_U")))

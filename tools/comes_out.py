@@ -20,14 +20,14 @@ import numpy as np
 import pandas as pd
 import torch
 from moe_redistribution.models.condition import condition
-from moe_redistribution.instruments.histogram import histogram_rows
+from moe_redistribution.instruments.histogram import _histogram_rows
 from moe_redistribution.instruments.instrument import own_part
 from moe_redistribution.instruments.measuring import rules_for
 from moe_redistribution.studies.sparsity_moves.reading import measured_with
 from moe_redistribution.evidence.table_files import ROOT, table_path, write_table
 from moe_redistribution.evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds
 from moe_redistribution.evidence.selection import recorded_rows
-from moe_redistribution.studies.sparsity_moves.reading import recorded_checkpoints
+from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoints
 from moe_redistribution.record.runs import write_frame
 from moe_redistribution.training.store import as_committed, unseal
 from moe_redistribution.instruments.rows import ROW_COLUMNS
@@ -79,7 +79,7 @@ def measured(name, rule, instrument, root=None):
     params, seeds, how = (checkpoint(name, rule, root), checkpoint_seeds(name, rule, root),
                           dict(stream="authors", rule=rule))
     if instrument == "histogram":
-        return histogram_rows(params, name, seeds, splits=own_part(name, seeds, "authors"), **how)
+        return _histogram_rows(params, name, seeds, splits=own_part(name, seeds, "authors"), **how)
     return measured_with(name)[instrument].rows(params, name, seeds, **how)
 
 
@@ -141,7 +141,7 @@ def main(args):
     args = p.parse_args(args)
     torch.set_num_threads(1)
     names, lines = [condition(n).name for n in args.conditions], []
-    for name, rule in recorded_checkpoints():
+    for name, rule in _recorded_checkpoints():
         for i in [i for i in fitting(name, rule)
                   if (not names or name in names) and (not args.only or i in args.only.split(","))]:
             start = time.time()

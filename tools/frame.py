@@ -39,8 +39,8 @@ from urllib.parse import quote
 import yaml
 
 from moe_redistribution.report.overviews import page_of
-from moe_redistribution.record.counts import judged_here, recorded_claims
-from moe_redistribution.record.ways import place_claims, write_claim_rows
+from moe_redistribution.record.counts import _judged_here, recorded_claims
+from moe_redistribution.record.ways import _place_claims, _write_claim_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 # pages whose subject is what came out, not how it is computed; a study's rooms begin with 0
@@ -137,7 +137,7 @@ def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out, foot = [], []
     judged = [c for c in recorded_claims().itertuples(index=False) if page_of(c) == page]
-    cells, shown = place_claims(notebook["cells"], judged)
+    cells, shown = _place_claims(notebook["cells"], judged)
     for cell in cells:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "markdown":
@@ -166,7 +166,7 @@ def framed(notebook, page):
         out.append({**cell, "source": lines(cell["source"])})
     if judged:
         out.append({"cell_type": "markdown", "id": "judged-here", "metadata": {},
-                    "source": lines(raw(judged_here(judged, shown, "../" * page.count("/"))))})
+                    "source": lines(raw(_judged_here(judged, shown, "../" * page.count("/"))))})
     if said := "\n\n".join(filter(str.strip, foot)):
         out.append({"cell_type": "markdown", "id": "standing", "metadata": {},
                     "source": lines(f"::: {{.standing}}\n{said}\n:::\n")})
@@ -204,7 +204,7 @@ def rows(root, proc):
     (proc / "rows").mkdir(exist_ok=True)
     for path in tables(root):
         shutil.copy(path, proc / "rows" / path.name)
-    return len(tables(root)) + write_claim_rows(proc / "rows" / "claims")
+    return len(tables(root)) + _write_claim_rows(proc / "rows" / "claims")
 
 
 def main(args=(), root=ROOT):

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moe_redistribution.report.pages import stale_pages
+from moe_redistribution.report.pages import _stale_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(args):
-    stale = stale_pages(ROOT)
+    stale = _stale_pages(ROOT)
     print("\n".join(stale) or "Every page shows the rows that are recorded.")
     if not stale or "--check" in args:
         return int(bool(stale))

@@ -25,20 +25,20 @@ from pathlib import Path
 import pandas as pd
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.events import in_old_names
-from moe_redistribution.evidence.claims import (Claim, check_claims, check_statements, each_name, is_condition,
+from moe_redistribution.evidence.claims import (Claim, check_claims, _check_statements, each_name, is_condition,
                                                 seed_list)
 from moe_redistribution.evidence.registrations import (ACCESS, COLUMNS, DEFINES, FILE, LATER, NOTES, REGISTERED_TABLES,
-                                                       SENTENCES, SEALED, SPOT, TABLE_OF, WHOLE_FILES, arm_of,
-                                                       cells_read, changed_late, defined_in, defines, definition_hash,
-                                                       definitions, have_pilots, registrations, row_files,
-                                                       seeds_measured, sentence_hash, trained_as, unregistered_lines)
+                                                       SENTENCES, SEALED, SPOT, TABLE_OF, WHOLE_FILES, _arm_of,
+                                                       cells_read, changed_late, defined_in, _defines, definition_hash,
+                                                       _definitions, _have_pilots, registrations, row_files,
+                                                       seeds_measured, _sentence_hash, trained_as, unregistered_lines)
 from moe_redistribution.evidence.design import check_design
 from moe_redistribution.evidence.planned import planned_files
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.selection import run_rows
-from moe_redistribution.record.versions import NothingToLookAt, Versions, never_registered, seen_otherwise
+from moe_redistribution.record.versions import NothingToLookAt, Versions, _never_registered, _seen_otherwise
 from moe_redistribution.tasks.errors import check_all
-from moe_redistribution.training.store import (Store, as_committed, listed_hashes, relist, replace_file,
+from moe_redistribution.training.store import (Store, as_committed, _listed_hashes, _relist, replace_file,
                                                write_whole)
 from moe_redistribution.training.study import study_jobs
 
@@ -167,7 +167,7 @@ def has_run(claim):
     for r in claim.readings if claim.stream != "none" else ():
         for name in each_name(r.condition):
             if is_condition(name): paths = [store.path(condition(name), s, r.stream) for s in seed_list(r.seeds)]
-            elif own := arm_of(name):
+            elif own := _arm_of(name):
                 paths = [j.path(store) for j in study_jobs(*own) if {*j.seeds} & {*seed_list(r.seeds)}]
             else: continue
             if any(p.exists() for p in paths): return True
@@ -187,7 +187,7 @@ def access(dates, date, others=(), pilot=False, ran=False):
 
 def known_then(rows, cells, key, date, ran=False):
     "The word of `access` for a line that reads `cells`."
-    return access([rows.first(c) for c in cells], date, map(rows.other, cells), bool(have_pilots([key]).any()), ran)
+    return access([rows.first(c) for c in cells], date, map(rows.other, cells), bool(_have_pilots([key]).any()), ran)
 
 
 def take_as_meant():
@@ -195,8 +195,8 @@ def take_as_meant():
     if not (listing := ROOT / "SHA256SUMS").exists(): return
     for path in [p for t in (*REGISTERED_TABLES, "pilots") for p in (ROOT / "data").glob(f"*/{t}.csv")]:
         name = path.relative_to(ROOT).as_posix()
-        now, was = hashlib.sha256(path.read_bytes()).hexdigest(), listed_hashes(listing).get(name, set())
-        if was != {now}: relist(listing, name, add={now}, drop=was - {now})
+        now, was = hashlib.sha256(path.read_bytes()).hexdigest(), _listed_hashes(listing).get(name, set())
+        if was != {now}: _relist(listing, name, add={now}, drop=was - {now})
 
 
 def left(): return unregistered_lines(ROOT / FILE, ROOT / "data")
@@ -239,8 +239,8 @@ def new_lines(now):
     for line in Claim.of(present("statements")):                         # what is known when words are written down
         if (SENTENCES, line.key, line.protocol) not in missing: continue
         word = ("no rows" if line.aggregate in ("none", "quotes") else "results seen" if line.key in answered
-                else "pilot seen" if have_pilots([line.key]).any() else "nothing run")
-        out.append((SENTENCES, line.key, line.protocol, sentence_hash(line._asdict()), now,
+                else "pilot seen" if _have_pilots([line.key]).any() else "nothing run")
+        out.append((SENTENCES, line.key, line.protocol, _sentence_hash(line._asdict()), now,
                     history.short[history.head] + "+", word))
     have = recorded_arms()
     for table, key, protocol, own in left()[["table", "key", "protocol", "hash"]].itertuples(index=False, name=None):
@@ -256,7 +256,7 @@ def from_git(now):
     versions, history, out = Versions(ROOT), History(), []
     rows, quoted = Rows(history, now), {c.key: c for c in Claim.of(present("claims")) if c.protocol == "paper"}
     tables = {}
-    for table, key, protocol, own, path, sha in never_registered(versions):
+    for table, key, protocol, own, path, sha in _never_registered(versions):
         if (path, sha) not in tables:
             lines = pd.read_csv(io.BytesIO(git("show", f"{sha}:{path}")), dtype=str, keep_default_na=False)
             lines = lines if "instrument" in lines else lines.assign(instrument="ablation")
@@ -272,7 +272,7 @@ def from_git(now):
         out.append((table, key, protocol, own, date := history.date[sha], history.short[sha] + LATER,
                     known_then(rows, cells_read(line, quoted), key, date)))
     out += [(r.table, r.key, r.protocol, r.hash, r.date, r.commit.rstrip("+" + LATER) + LATER, "other measures seen")
-            for r in seen_otherwise(versions)]
+            for r in _seen_otherwise(versions)]
     return sorted(out, key=lambda r: (r[4], r[1], r[0], r[2]))
 
 
@@ -297,7 +297,7 @@ def former_verdicts(versions):
         for path, blob in tree.items():
             if (found := TABLE_OF.fullmatch(path)) and found[1] == "statements":
                 for line in csv.DictReader(io.StringIO(versions.read(blob).decode(), newline="")):
-                    if changed_late(line["key"], ROOT / FILE): said[line["key"]][line["protocol"]] = defines(line)
+                    if changed_late(line["key"], ROOT / FILE): said[line["key"]][line["protocol"]] = _defines(line)
         ledger = csv.DictReader(io.StringIO(versions.read(tree["results/ledger.csv"]).decode(), newline=""))
         verdict = {line["key"]: line["verdict"] for line in ledger}
         for key, own in said.items():
@@ -339,7 +339,7 @@ def write_planned(args):
 def check_tables():
     "Every rule that a definition breaks, a line each, and a register that cannot be read, before any work."
     tables = {t: sorted((ROOT / "data").glob(f"*/{t}.csv")) for t in REGISTERED_TABLES}
-    try: check_all(lambda: check_claims(tables["claims"]), lambda: check_statements(tables["statements"]),
+    try: check_all(lambda: check_claims(tables["claims"]), lambda: _check_statements(tables["statements"]),
                    lambda: registrations(ROOT / FILE))
     except ValueError as e: sys.exit(f"Nothing registered.\n{e}")
 
@@ -387,7 +387,7 @@ def main(args):
         csv.writer(former := io.StringIO(), lineterminator="\n").writerows(
             [("key", "since", "commit", "asked", "verdict"), *former_verdicts(Versions(ROOT))])
         write_whole(ROOT / "results/changed.csv", former.getvalue().encode())
-    print(f"{len(lines)} lines appended to {FILE}, which holds {len(definitions(ROOT / 'data'))} definitions as they "
+    print(f"{len(lines)} lines appended to {FILE}, which holds {len(_definitions(ROOT / 'data'))} definitions as they "
           "stand; those with an answer:\n")
     print(counts().to_string())
     if lines: print("\nThe page shows them after: make outputs NB=nbs/5_evidence/03_registrations.ipynb")

@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['ASKS', 'CLAIM_COLUMNS', 'STATEMENT_COLUMNS', 'Reading', 'REST', 'AGGREGATES', 'MORE_AGGREGATES', 'READS_NOTHING',
            'WHAT_N_COUNTS', 'POWER', 'CONFIRMED', 'PROTOCOLS', 'EXPECTS', 'REASONS', 'SAME', 'ASKED_HERE', 'FORCED',
-           'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score',
-           'as_versus', 'stand_in', 'Measured', 'by_seed', 'Claim', 'refuse_lines', 'check_claims', 'claims',
-           'paper_items', 'contrasts_asked', 'check_statements', 'statements']
+           'SAID_IN_WORDS', 'seed_list', 'each_name', 'is_condition', 'baselines', 'cells_of', 'null_score', 'stand_in',
+           'Measured', 'by_seed', 'Claim', 'check_claims', 'claims', 'paper_items', 'contrasts_asked', 'statements']
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #0d7530cd
 from collections.abc import Callable, Sequence
@@ -67,7 +66,7 @@ def null_score(reading, null:str) -> float:
     return known[choose("null", null, list(known))]
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #de8986fb
-def as_versus(reading, word:str):
+def _as_versus(reading, word:str):
     "A reading as a word of `versus` changes it; a float where the word is a constant."
     if "=" not in word: return reading._replace(condition=word)
     said = dict(part.split("=", 1) for part in word.split("&"))
@@ -236,7 +235,7 @@ class Claim(_Line):
     @property
     def others(self) -> list:
         "Its other sides, a reading or a constant for each word of `versus`."
-        return [as_versus(self.reading, word) for word in self.versus.split()]
+        return [_as_versus(self.reading, word) for word in self.versus.split()]
 
     @property
     def readings(self) -> list:
@@ -308,7 +307,7 @@ def _n_seeds(text):
     try: return len(seed_list(text))
     except ValueError: return 0
 
-def refuse_lines(table:str, names:pd.Series, rules:dict):
+def _refuse_lines(table:str, names:pd.Series, rules:dict):
     """Refuses lines of a table of definitions: `Faults` with a message for each rule that some break.
 
     `rules`: what is expected → (mask of the lines that are otherwise, the fix)."""
@@ -322,7 +321,7 @@ def check_claims(paths:Sequence) -> pd.DataFrame:
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
     scale = df["id"].map(paper_values().set_index("id")["unit"].map(SCALE))
     own = df["id"].str.startswith("contrast.")
-    refuse_lines("claims", df["id"], {
+    _refuse_lines("claims", df["id"], {
         "an id that the paper prints, or contrast.…": (~own & scale.isna(), "an id of a values.csv"),
         "unit_factor of the printed unit": (scale.notna() & (scale != df["unit_factor"]), "100 for percent, else 1"),
         "no margin but a contrast's, which is 0 or more": (
@@ -380,14 +379,14 @@ FORCED = "by construction: "                # opens the note of a claim that cou
 SAID_IN_WORDS = dict(expects=EXPECTS, aggregate=AGGREGATES | MORE_AGGREGATES, protocol=PROTOCOLS, over=WHAT_N_COUNTS,
                      stream=("authors", "paired", "none"))
 
-def check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataFrame:
+def _check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataFrame:
     "The lines of some statements.csv. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, STATEMENT_COLUMNS, ["key", "protocol"], ["n", "margin"])
     ids, pair = set(paper_values()["id"]), df.groupby("key")
     there = {p: (pages / p.partition("#")[0]).is_file() for p in df["page"].unique()}
     many = (df["quotes"].str.split().map(len) != 1) & ~df["aggregate"].isin(["none", "quotes"])
     both = df["protocol"].isin(["paper", "audited"]).groupby(df["key"]).transform("sum")
-    refuse_lines("statements", df["key"], {
+    _refuse_lines("statements", df["key"], {
         "a statement": (df["statement"] == "", "write it"),
         **{f"{c} of {list(known)}": (~df[c].isin(known), "one of these") for c, known in SAID_IN_WORDS.items()},
         "a margin of 0 or more": (~(df["margin"] >= 0), "0 where only a direction is claimed"),
@@ -408,7 +407,7 @@ def check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.DataF
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a502
 @lru_cache(maxsize=4)
-def _statements(paths, *changed): return check_statements(paths)
+def _statements(paths, *changed): return _check_statements(paths)
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #c2d02cda
 def statements(path:str|Path=None) -> pd.DataFrame:

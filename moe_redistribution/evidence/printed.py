@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'PAPER_COLUMNS', 'SCALE', 'READ_OFF', 'MARGIN_COLUMNS', 'checked_table', 'study_tables', 'papers',
-           'study_papers', 'study_lines', 'check_sum', 'paper_values', 'printed_items', 'quantity', 'margins']
+           'study_papers', 'study_lines', 'paper_values', 'printed_items', 'margins']
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #2e5b2802
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def study_lines(name:str, data:str|Path=None) -> pd.DataFrame:
                      ignore_index=True)
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #39274bea
-def check_sum(path:str|Path) -> Path:
+def _check_sum(path:str|Path) -> Path:
     "`path` as it is. ValueError if its bytes are not those that `SHA256SUMS` beside it has for its name."
     want = dict(line.split()[::-1]
                 for line in of_clone(of_clone(path).parent / "SHA256SUMS").read_text().splitlines())[path.name]
@@ -108,7 +108,7 @@ def paper_values(path:str|Path=None) -> pd.DataFrame:
     printed digit, `READ_OFF` for pictures, 0 where the text says "about". `std` is ddof 0. Raises ValueError if a file
     is not, byte for byte, the one in `SHA256SUMS`."""
     paths = [Path(path)] if path else study_tables("values")
-    return _printed(*((p, check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
+    return _printed(*((p, _check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
 
 # %% ../../nbs/5_evidence/02_printed.ipynb #b1f44b39
 def printed_items(item:str) -> list:
@@ -122,7 +122,7 @@ def printed_items(item:str) -> list:
 # %% ../../nbs/5_evidence/02_printed.ipynb #04562cd8
 MARGIN_COLUMNS = "quantity scale share digits least most why".split()
 
-def quantity(unit:str, stream:str="", aggregate:str="", metric:str=""):
+def _quantity(unit:str, stream:str="", aggregate:str="", metric:str=""):
     """Which line of `data/margins.csv` a printed number falls under: its own, that of a fact or a ratio, or its unit's.
 
     A fact is what needs no run: its `stream` is `none`."""
@@ -136,10 +136,10 @@ def margins(bridge:pd.DataFrame) -> pd.DataFrame:
 
     On a linear scale a margin is in our unit: `share` of the printed value or `digits` last digits, whichever is more;
     not below `least`, not above `most`. On a `log10` scale it is a power of ten: .3 is a factor of two, up or down."""
-    rules = checked_table([check_sum(DATA / "margins.csv")], MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[2:6])
+    rules = checked_table([_check_sum(DATA / "margins.csv")], MARGIN_COLUMNS, ["quantity"], MARGIN_COLUMNS[2:6])
     rules = rules.set_index("quantity")
     printed = paper_values().set_index("id").reindex(bridge["id"])
-    named = map(quantity, printed["unit"].fillna(""), *(bridge[c] for c in ("stream", "aggregate", "metric")))
+    named = map(_quantity, printed["unit"].fillna(""), *(bridge[c] for c in ("stream", "aggregate", "metric")))
     rule = rules.reindex(list(named)).set_index(bridge.index)
     value, digit = (printed[c].set_axis(bridge.index).abs().fillna(0) for c in ("value", "digit"))
     wide = np.maximum(np.maximum(rule["share"] * value, rule["digits"] * digit), rule["least"])

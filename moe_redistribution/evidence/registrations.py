@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['REGISTERED_TABLES', 'SENTENCES', 'SEALED', 'NOTES', 'WHOLE_FILES', 'DEFINES', 'TABLE_OF', 'ACCESS', 'BEFORE_ROWS',
-           'FILE', 'COLUMNS', 'PILOTS', 'SPOT', 'KEY', 'LATER', 'SEEN', 'defines', 'definition_hash', 'defined_in',
-           'sentence_hash', 'note_hash', 'arm_of', 'named_arms', 'sealed_settings', 'line_definitions', 'other_files',
-           'file_definition', 'definitions', 'pilots', 'seeds_seen', 'have_pilots', 'row_files', 'cells_read',
-           'trained_as', 'seeds_measured', 'in_order', 'every_registration', 'registrations', 'unregistered_lines',
+           'FILE', 'COLUMNS', 'PILOTS', 'SPOT', 'KEY', 'LATER', 'SEEN', 'definition_hash', 'defined_in', 'named_arms',
+           'sealed_settings', 'line_definitions', 'other_files', 'file_definition', 'seeds_seen', 'row_files',
+           'cells_read', 'trained_as', 'seeds_measured', 'in_order', 'registrations', 'unregistered_lines',
            'registered_on', 'changed_late']
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #e71099eb
@@ -40,7 +39,7 @@ NOTES = "notes"             # what else stands in a line: its family, its scale,
 WHOLE_FILES = "files"             # the other tables of data/, whole: trials that were seen, printed values, margins
 DEFINES = ["expects", *ASKS, "null", "seeds", "over", "margin"]
 
-def defines(row:dict) -> dict:
+def _defines(row:dict) -> dict:
     """What defines a line of `data/` (`DEFINES`), in a canonical form; `row`: a dict or Series of its columns.
 
     Empty and absent columns count the same, `margin` is a number (`0.05` is `0.050`), and a condition with events
@@ -55,8 +54,8 @@ def defines(row:dict) -> dict:
     return said
 
 def definition_hash(row:dict) -> str:
-    "First twelve digits of the SHA-256 of what `defines` a line of `data/`."
-    return hashlib.sha256(json.dumps(defines(row), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+    "First twelve digits of the SHA-256 of what `_defines` a line of `data/`."
+    return hashlib.sha256(json.dumps(_defines(row), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #970230cc
 # a study has a table in its own folder; in the first days one file held the lines of all
@@ -73,11 +72,11 @@ def defined_in(table:str, text:str) -> dict:
 @lru_cache(maxsize=None)                                 # most lines of two versions of a table are the same
 def _hash_once(head, line): return definition_hash(_UNSAID | dict(zip(head, line)))
 
-def sentence_hash(line:dict) -> str:
+def _sentence_hash(line:dict) -> str:
     "First twelve digits of the SHA-256 of the words of a statement."
     return hashlib.sha256(line["statement"].encode()).hexdigest()[:12]
 
-def note_hash(line:dict) -> str:
+def _note_hash(line:dict) -> str:
     "The same of all that stands in a line besides: empty where nothing does. The page it stands on may change."
     rest = {c: v for c, v in line.items() if v and c not in (*DEFINES, *REGISTERED_TABLES.values(),
                                                              "protocol", "statement", "page")}
@@ -86,7 +85,7 @@ def note_hash(line:dict) -> str:
 # %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0b
 _OF_STUDY = re.compile(r"\b[a-z_]+\.[a-z0-9_]+/[^\s|&,]+")
 
-def arm_of(name:str) -> tuple:
+def _arm_of(name:str) -> tuple:
     "(study, preset, arm) of a condition of a study such as `parrots.night/book/d24`; None for one of a task."
     whole, _, rest = name.partition("/")
     study, _, preset = whole.partition(".")
@@ -108,7 +107,7 @@ def _choices(name):
 def sealed_settings(names:Sequence[str]) -> dict:
     """Arm → first twelve digits of the SHA-256 of what its rows depend on, of all that are named: of an arm of a study
     its version and settings, of a condition all its choices."""
-    found = {f"{a[0].name}.{a[1]}/{a[2]}": a for a in map(arm_of, dict.fromkeys(names)) if a}
+    found = {f"{a[0].name}.{a[1]}/{a[2]}": a for a in map(_arm_of, dict.fromkeys(names)) if a}
     said = {n: [s.version, s.content(arm, s.presets[p].settings)] for n, (s, p, arm) in found.items()}
     said |= {n: _choices(n) for n in dict.fromkeys(names) if is_condition(n)}
     return {n: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12] for n, x in said.items()}
@@ -118,8 +117,8 @@ def sealed_settings(names:Sequence[str]) -> dict:
 def line_definitions(table:str, line:dict) -> list:
     "What is registered of one line of a table: (table, key, protocol, hash) of its definition, its words, its note."
     key, protocol = line[REGISTERED_TABLES[table]], line["protocol"]
-    out = [(table, key, protocol, definition_hash(line)), (NOTES, key, protocol, note_hash(line))]
-    if table == "statements" and protocol == "paper": out.append((SENTENCES, key, "paper", sentence_hash(line)))
+    out = [(table, key, protocol, definition_hash(line)), (NOTES, key, protocol, _note_hash(line))]
+    if table == "statements" and protocol == "paper": out.append((SENTENCES, key, "paper", _sentence_hash(line)))
     return [x for x in out if x[3]]
 
 def other_files(data:str|Path=None) -> list:
@@ -132,7 +131,7 @@ def file_definition(path:Path, data:str|Path=None) -> tuple:
     return WHOLE_FILES, name, "all", hashlib.sha256(as_committed(path).read_bytes()).hexdigest()[:12]
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0a
-def definitions(data:str|Path=None) -> pd.DataFrame:
+def _definitions(data:str|Path=None) -> pd.DataFrame:
     """What stands in `data` today: every line of its tables, every sentence and note, the settings of every arm that a
     line names, every other file: table, key, protocol, hash.
 
@@ -163,7 +162,7 @@ ACCESS = {"nothing run": "older than every row that it reads",
 BEFORE_ROWS = ("nothing run", "pilot seen")          # of what it reads no row of any measure was there
 FILE, COLUMNS = "results/registrations.csv", "table key protocol hash date commit access".split()
 PILOTS = "begins seeds seen where".split()        # columns of a study's pilots.csv
-def pilots(data:str|Path=None) -> pd.DataFrame:
+def _pilots(data:str|Path=None) -> pd.DataFrame:
     """Trials that somebody had seen before definitions were written: `begins` (of their keys, words), `seeds` of the
     definitions that had been seen whole, what was `seen`, and `where` its figures stand. Empty where no study has such
     a file. ValueError on other columns."""
@@ -171,13 +170,13 @@ def pilots(data:str|Path=None) -> pd.DataFrame:
     return checked_table(paths, PILOTS, ["begins"], []) if paths else pd.DataFrame(columns=PILOTS)
 
 def seeds_seen(keys:Sequence, data:str|Path=None) -> dict:
-    "Key → seeds of its definition's own whose end somebody had seen before it was written, by `pilots`."
-    known = [(tuple(p.begins.split()), seed_list(p.seeds)) for p in pilots(data).itertuples() if p.seeds]
+    "Key → seeds of its definition's own whose end somebody had seen before it was written, by `_pilots`."
+    known = [(tuple(p.begins.split()), seed_list(p.seeds)) for p in _pilots(data).itertuples() if p.seeds]
     return {k: {s for begins, seeds in known if k.startswith(begins) for s in seeds} for k in keys}
 
-def have_pilots(keys:Sequence, data:str|Path=None) -> pd.Series:
+def _have_pilots(keys:Sequence, data:str|Path=None) -> pd.Series:
     "For each of `keys`, whether a pilot of its question is on file."
-    begins = tuple(" ".join(pilots(data)["begins"]).split())
+    begins = tuple(" ".join(_pilots(data)["begins"]).split())
     return pd.Series(keys, dtype=str).str.startswith(begins) if begins else pd.Series(False, index=range(len(keys)))
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed04
@@ -207,7 +206,7 @@ def cells_read(claim:Claim, quoted:dict) -> list:
 @lru_cache(maxsize=None)
 def trained_as(name:str) -> str:
     "What was trained: the arm of a study, or that whose trainings it reads; else the condition in its first spelling."
-    if (own := arm_of(name)) is None: return in_old_names(name)
+    if (own := _arm_of(name)) is None: return in_old_names(name)
     study, preset, arm = own
     return f"{study.name}.{preset}/{study.reads.get(arm, arm)}"
 
@@ -230,10 +229,10 @@ def in_order(lines:pd.DataFrame) -> pd.DataFrame:
     lines = lines.sort_values("date", kind="stable", ignore_index=True)
     return lines.assign(amended=lines.groupby(KEY).cumcount())
 
-def every_registration(path:str|Path=None) -> pd.DataFrame:
+def _every_registration(path:str|Path=None) -> pd.DataFrame:
     """Every registration by date: COLUMNS, and `amended`, how many of its (table, key, protocol) went before it.
 
-    `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `pilots` knows of trials, *nothing run*
+    `date` is UTC; a `commit` that ends in `+` was not committed yet. Where `_pilots` knows of trials, *nothing run*
     reads *pilot seen*, also in lines older than that word. ValueError if dates do not ascend or a word is unknown."""
     path = Path(path or DATA.parent / FILE)
     lines = (pd.read_csv(as_committed(path), dtype=str, keep_default_na=False) if path.exists()
@@ -244,19 +243,19 @@ def every_registration(path:str|Path=None) -> pd.DataFrame:
         refuse(path.name, f"{COLUMNS}, dates that ascend, access of {list(ACCESS)}",
                f"{len(lines)} other lines of {list(lines)}", "the committed file",
                f"git checkout -- {FILE}, then make registrations")
-    seen = have_pilots(lines["key"]).to_numpy(bool) & (lines["access"] == "nothing run")
+    seen = _have_pilots(lines["key"]).to_numpy(bool) & (lines["access"] == "nothing run")
     return in_order(lines.assign(access=lines["access"].mask(seen, "pilot seen")))
 
 def registrations(path:str|Path=None) -> pd.DataFrame:
-    "The last registration of every (table, key, protocol), as `every_registration` gives it."
-    return every_registration(path).drop_duplicates(KEY, keep="last").reset_index(drop=True)
+    "The last registration of every (table, key, protocol), as `_every_registration` gives it."
+    return _every_registration(path).drop_duplicates(KEY, keep="last").reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #cef5f6ef
 def unregistered_lines(path:str|Path=None, data:str|Path=None) -> pd.DataFrame:
     """Present lines whose definition is not their last registered one: table, key, protocol, hash, `registered` (its
     hash, or empty)."""
     last = registrations(path).rename(columns={"hash": "registered"})[[*KEY, "registered"]]
-    now = definitions(data).merge(last, how="left", on=KEY).fillna({"registered": ""})
+    now = _definitions(data).merge(last, how="left", on=KEY).fillna({"registered": ""})
     return now[now["hash"] != now["registered"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d1a11bb6
@@ -273,7 +272,7 @@ SEEN = ("other measures seen", "in part", "results seen")
 
 @lru_cache(maxsize=2)
 def _changes(path, changed):
-    every = every_registration(path).query("table == 'statements' and amended > 0 and access in @SEEN")
+    every = _every_registration(path).query("table == 'statements' and amended > 0 and access in @SEEN")
     return {key: (own["date"].nunique(), "paper" in {*own["protocol"]}) for key, own in every.groupby("key")}
 
 def changed_late(key:str, path:str|Path=None) -> str:

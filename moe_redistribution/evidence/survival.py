@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RUN', 'time_to', 'run_times', 'kaplan_meier', 'survival', 'mann_whitney', 'two_arms', 'survival_table',
-           'draw_survival', 'grokking_epochs']
+           'draw_survival']
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #4670db7f
 from collections.abc import Callable, Sequence
@@ -134,7 +134,7 @@ def draw_survival(times:dict, hue=None, names:Callable=None, ax=None):
     return ax
 
 # %% ../../nbs/5_evidence/01b_survival.ipynb #95c97631
-def grokking_epochs(history:pd.DataFrame, metric:str="test", level:float=0.99, grid:int=5_000) -> pd.DataFrame:
+def _grokking_epochs(history:pd.DataFrame, metric:str="test", level:float=0.99, grid:int=5_000) -> pd.DataFrame:
     "Three epochs a run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
     out = time_to(history, metric, level)
     first = out["time"].where(out["reached"])

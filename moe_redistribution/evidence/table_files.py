@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'HOUSE', 'EVERYBODY', 'OTHERS', 'MANIFEST', 'STORED', 'content_hash', 'fingerprint', 'table_path',
            'kinds', 'others', 'of_whom', 'read_table', 'manifest', 'manifest_lines', 'table_paths', 'manifest_of',
-           'write_table', 'outputs_hash', 'summed_files', 'sum_of', 'sums', 'write_sums', 'witness', 'lines_of_csv']
+           'write_table', 'summed_files', 'sum_of', 'write_sums', 'witness', 'lines_of_csv']
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #36e3c0c5
 from collections.abc import Iterator, Sequence
@@ -139,7 +139,7 @@ def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> P
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca88e
 STORED = "application/vnd.moe-redistribution.page+json"              # what a page read, among its outputs
 
-def outputs_hash(notebook:bytes) -> str:
+def _outputs_hash(notebook:bytes) -> str:
     "SHA-256 over what the cells of a notebook show, pictures too; over its bytes where they are no notebook."
     try: shown = [c["outputs"] for c in json.loads(notebook)["cells"] if c.get("outputs")]
     except (ValueError, KeyError, TypeError, AttributeError): return hashlib.sha256(notebook).hexdigest()
@@ -154,19 +154,19 @@ def summed_files(root:str|Path=None) -> Iterator:
 
 def sum_of(name:str, data:bytes) -> str:
     """64 characters: the SHA-256 of a file. Of a notebook that says of no rows that it read them it is `#` and 63
-    digits of its `outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
-    if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + outputs_hash(data)[:63]
+    digits of its `_outputs_hash`: its text may be mended, and `sha256sum -c` takes the line for a remark."""
+    if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + _outputs_hash(data)[:63]
     return hashlib.sha256(data).hexdigest()
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca895
-def sums(root:str|Path=None) -> str:
+def _sums(root:str|Path=None) -> str:
     "A line for each file of `summed_files`: its sum, its path."
     root = Path(root or ROOT)
     return "".join(f"{sum_of(p.name, p.read_bytes())}  {p.relative_to(root).as_posix()}\n" for p in summed_files(root))
 
 def write_sums(root:str|Path=None) -> Path:
     "Writes these lines to SHA256SUMS, whole or not at all."
-    return write_whole(Path(root or ROOT) / "SHA256SUMS", sums(root).encode())
+    return write_whole(Path(root or ROOT) / "SHA256SUMS", _sums(root).encode())
 
 def witness(root:str|Path=None) -> str:
     "SHA-256 of SHA256SUMS: one number over all that has a sum, for a reader to keep and ask for later."

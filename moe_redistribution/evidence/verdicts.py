@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Decision', 'NOTHING', 'FEW', 'TIE', 'SIGN', 'UNDER', 'Registered', 'FLIPS', 'CONSTANT', 'ON_NEW_SEEDS',
            'ON_PAPER_SEEDS', 'ON_UNSEEN', 'AT_THIS_SIZE', 'TOO_FEW', 'NO_POWER', 'NO_RUN', 'VERDICTS', 'MANY', 'decide',
-           'registered_test', 'first_learners', 'decision', 'judge', 'found_here', 'why_no_run', 'verdict_on',
-           'seeds_to_decide', 'readings_of']
+           'first_learners', 'decision', 'judge', 'found_here', 'why_no_run', 'verdict_on', 'seeds_to_decide',
+           'readings_of']
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #8914df4e
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ Registered = namedtuple("Registered", "name p p_same family", defaults=(np.nan, 
 FLIPS = "sign flips"
 
 # %% ../../nbs/5_evidence/07c_verdicts.ipynb #27e76b1f
-def registered_test(rows, s):
+def _registered_test(rows, s):
     """The `Registered` test of statement `s` on `rows`: that of the contrast which asks the same (of several, the one
     with the largest p), else sign flips alone for runs of ours.
 
@@ -119,7 +119,7 @@ def decision(rows, s, quoted:Sequence=()):
         test = "rule of numbers" * (says != "open")
     else:
         expects = s.expects if s.protocol != POWER else "-+"[int(i.mean > 0)]               # power has either sign
-        says, test, p, same = decide(x.to_numpy(), expects, s.margin, i, known := registered_test(rows, s))
+        says, test, p, same = decide(x.to_numpy(), expects, s.margin, i, known := _registered_test(rows, s))
     if s.expects[0] in "+-" and np.abs(x).max() < TINY and not CONSTANT.match(s.versus): says, test = "refuted", TIE
     if s.rule == "learned" and len(x) < s.n:
         says, test, notes = "open", "", [f"decides nothing: {len(x)} of {int(s.n)} seeds learned it", *notes]

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['FLOOR', 'THRESHOLDS', 'KEPT', 'group_mean', 'spectrum', 'concentration', 'dead_share', 'neurons', 'contribution',
-           'weighted_mean', 'live_mean', 'all_pairs', 'wave_share', 'frequency_share', 'key_frequencies',
-           'kept_accuracy', 'neurons_needed', 'principal_components', 'random_neurons', 'fourier_rows']
+           'weighted_mean', 'all_pairs', 'frequency_share', 'key_frequencies', 'neurons_needed', 'random_neurons']
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #c15c9d26
 from collections.abc import Sequence
@@ -99,7 +98,7 @@ def weighted_mean(values:torch.Tensor, weight:torch.Tensor):
     on = (weight > 0) & ~values.isnan()
     return torch.where(on, values * weight, 0.).sum(-1) / torch.where(on, weight, 0.).sum(-1)
 
-def live_mean(values:torch.Tensor, weight:torch.Tensor, threshold:float):
+def _live_mean(values:torch.Tensor, weight:torch.Tensor, threshold:float):
     """Of the neurons whose weight (s, n) is above `threshold` times the seed's largest, the plain mean of the values
     (s, n) that are not NaN, and the share of all neurons: (s,)."""
     on = weight > threshold * weight.amax(-1, keepdim=True)
@@ -114,7 +113,7 @@ def all_pairs(n:int):
     a, b = torch.arange(p).repeat_interleave(p), torch.arange(p).repeat(p)
     return a, b, p
 
-def wave_share(h:torch.Tensor):
+def _wave_share(h:torch.Tensor):
     """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s,
     n).
 
@@ -140,7 +139,7 @@ def key_frequencies(share:torch.Tensor, keep:float=.9) -> list:
     return [sorted((order[sure < keep] + 1).tolist()) for order, sure in zip(f, before)]
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2c62638a
-def kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Sequence[int]):
+def _kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Sequence[int]):
     """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s,
     len(ms)).
 
@@ -179,7 +178,7 @@ def _keeping(params, c, n, weight):
     return lambda m: (said(m) == right).double().mean(1)
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #21a558b2
-def principal_components(h:torch.Tensor, groups:torch.Tensor, k:int=10):
+def _principal_components(h:torch.Tensor, groups:torch.Tensor, k:int=10):
     "Group means (s, groups, k) of the first k principal components of h (s, inputs, n); shares of variance (s, k)."
     h = h - h.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh((h.mT @ h).double())
@@ -215,10 +214,10 @@ def _units(n, j, groups, whole):
         yield "concentration_weighted", site, "", weighted_mean(share, weight)
         yield "dead_share_paper", site, "", dead_share(means)
         if whole:
-            wave, variance = wave_share(n[site][:, :, j])
+            wave, variance = _wave_share(n[site][:, :, j])
             yield "wave_share", site, "", weighted_mean(wave, variance * n["reach"] if site == "hidden" else weight)
         for t in THRESHOLDS:
-            for metric, v in zip(("concentration_live", "live_share"), live_mean(share, weight, t)):
+            for metric, v in zip(("concentration_live", "live_share"), _live_mean(share, weight, t)):
                 yield metric, site, f"t{t:.0e}".replace("e-0", "e-"), v
 
 def _routed(n, j, groups):
@@ -236,7 +235,7 @@ def _model(params, c, n, groups):
     means = group_mean(x[:, :, 0], groups)
     weight = contribution(means, n["reach"])
     ms = [m for m in KEPT if m < weight.shape[1]] or [1]
-    for m, v in zip(ms, kept_accuracy(params, c, n, weight, ms).T): yield "kept_accuracy", "hidden", f"m{m}", v
+    for m, v in zip(ms, _kept_accuracy(params, c, n, weight, ms).T): yield "kept_accuracy", "hidden", f"m{m}", v
     yield "neurons_for_99", "hidden", "", [neurons_needed(params, c, n, weight)]
     for site in ("hidden", "ffn_out"): yield from _directions(n[site][:, :, 0], site, groups)
     spectra = {"embed": frequency_share(params["W_E"][:, :means.shape[1]]),
@@ -250,7 +249,7 @@ def _model(params, c, n, groups):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #33d99784
 def _directions(h, site, groups):
     "The same for the principal components of one site."
-    pcs, variance = principal_components(h, groups)
+    pcs, variance = _principal_components(h, groups)
     yield "pc_variance_10", site, "", variance.sum(1)
     for end, protocol in (("_paper", "paper"), ("", "audited")):
         share = concentration(pcs, protocol)
@@ -265,7 +264,7 @@ def _directions(h, site, groups):
 @instrument("fourier", "answers on a circle", "an FFN", "one layer", "an FFN that depends on the stream alone",
             rules=at_best)
 @reads_weights
-def fourier_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
+def _fourier_rows(params:dict, c:str|Condition, seeds:Sequence[int], **labels) -> pd.DataFrame:
     """Rows of a population, up to 190 a seed for modadd, 210 for add-7 with a gate: concentration of neurons by both
     protocols, shares of whole variance, neurons needed, components and key frequencies; for add-7 the digit cycle.
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NORMS', 'check_routed', 'routes', 'entropy', 'loads', 'effective_experts', 'coactivation', 'crosstab',
            'mutual_information', 'conditional_information', 'nmi', 'explained_share', 'label_codes', 'n_codes',
-           'tables', 'redrawn_tables', 'iid_tables', 'fractions', 'overlap', 'saturation', 'pair_codes', 'routing_rows']
+           'tables', 'iid_tables', 'fractions', 'overlap', 'saturation', 'routing_rows']
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #f5a30575
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ def tables(chosen:torch.Tensor, t:Task, n_experts:int):
     return out | {"within": both.unflatten(1, (n_codes(cell), n_codes(label)))}
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #3386d753
-def redrawn_tables(table:torch.Tensor, draws:int=200, seed:int=0):
+def _redrawn_tables(table:torch.Tensor, draws:int=200, seed:int=0):
     "Random tables with the margins of `table` (..., a, b), as if labels were shuffled: (draws, ..., a, b)."
     from scipy.stats import random_table
     flat = table.reshape(-1, *table.shape[-2:]).cpu().numpy().round().astype(np.int64)
@@ -188,9 +188,9 @@ def _known_rows(chosen, t, c, put, draws):
     put("information_bits", mutual_information(found[by]))
     put("information_bits_given_position_token", conditional_information(found["within"]))
     put("information_bits_given_position_token",
-        _mean(conditional_information(redrawn_tables(found["within"], draws))), edit="shuffled")
+        _mean(conditional_information(_redrawn_tables(found["within"], draws))), edit="shuffled")
     for name in ("position", "token", "position_token", by, f"position_token_{by}"):
-        floor = redrawn_tables(found[name], draws)
+        floor = _redrawn_tables(found[name], draws)
         put(f"explained_{name}", explained_share(found[name]))
         put(f"explained_{name}", _mean(explained_share(floor)), edit="shuffled")
         if name == by:
@@ -201,7 +201,7 @@ def _known_rows(chosen, t, c, put, draws):
             put("routing_fraction", share[:, e], unit=f"E{e}", stratum=f"{by}={n}", n_examples=asked)
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #8f085edf
-def pair_codes(t:Task) -> dict:
+def _pair_codes(t:Task) -> dict:
     "Descriptions of the pairs of modular addition, name → codes (n,): a, b, their sum and difference modulo p, wraps."
     (a, b), p = t.tokens[:, :2].T, t.modulus
     return {"a": a, "b": b, "sum": (a + b) % p, "difference": (a - b) % p, "wraps": (a + b >= p).long()}
@@ -209,10 +209,10 @@ def pair_codes(t:Task) -> dict:
 def _input_rows(chosen, t, c, put, draws):
     """What each description explains of the first-chosen expert at the equals sign, and what it would if it were
     shuffled."""
-    for name, codes in pair_codes(t).items():
+    for name, codes in _pair_codes(t).items():
         table = crosstab(codes, chosen[:, :, 0, 0], n_codes(codes), c.n_experts)
         put("explained_input", explained_share(table), unit=name)
-        put("explained_input", _mean(explained_share(redrawn_tables(table, draws))), unit=name, edit="shuffled")
+        put("explained_input", _mean(explained_share(_redrawn_tables(table, draws))), unit=name, edit="shuffled")
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #60677f82
 def _load_rows(params, chosen, t, c, layer, put):

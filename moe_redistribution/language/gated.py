@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['GATE_FORMS', 'SCORES', 'GATED', 'DISTILLED', 'Gate', 'Gating', 'kept_entries', 'gated_attention',
-           'listening_to_attention', 'register_gated', 'attention_layers', 'new_gates', 'attach', 'detach', 'is_gated',
-           'gating_of', 'deployed', 'PositionGate', 'last_keys', 'usual_keys', 'with_mean_attention', 'Student',
-           'Distillation', 'distil']
+           'listening_to_attention', 'attention_layers', 'new_gates', 'attach', 'is_gated', 'gating_of', 'deployed',
+           'last_keys', 'usual_keys', 'with_mean_attention', 'Student', 'distil']
 
 # %% ../../nbs/4b_language/03_gated.ipynb #a8886183
 from collections.abc import Callable
@@ -130,7 +129,7 @@ def listening_to_attention(f:Callable):
     try: yield
     finally: _LISTENERS.remove(f)
 
-def register_gated():
+def _register_gated():
     "The transformers package, with `gated_attention` and its mask registered."
     transformers = with_transformers()
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -145,7 +144,7 @@ def attention_layers(model:torch.nn.Module) -> dict:
 
     ValueError (expected, got, fix) for a model whose attention does not take the interface, or adds to it."""
     if known := {m: m.gate_heads for m in model.modules() if hasattr(m, "gate_heads")}: return known
-    register_gated()
+    _register_gated()
     found, name = {}, model.config.model_type
     tokens = torch.arange(9, device=next(model.parameters()).device)[None] % model.config.vocab_size
     def passed(implementation):
@@ -181,7 +180,7 @@ def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     for what in (gates, scales):
         if what is not None and len(what) != len(layers):
             refuse("gates or scales", f"{len(layers)}, one a layer", len(what))
-    detach(model)
+    _detach(model)
     for l, (m, heads) in enumerate(layers.items()):
         m.gating, m.gate_heads, m.gate_layer = how, heads, l
         m.gate_hook = m.register_forward_pre_hook(_keep_input, with_kwargs=True)
@@ -193,7 +192,7 @@ def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
 # %% ../../nbs/4b_language/03_gated.ipynb #823c959a
 _OWN = ("gating", "gate_heads", "gate_layer", "gate_input", "attn_gate", "attn_scale")
 
-def detach(model:torch.nn.Module) -> nn.Module:
+def _detach(model:torch.nn.Module) -> nn.Module:
     "Takes gates and gating off, in place: the model as it was before `attach`."
     for m in model.modules():
         if not is_gated(m): continue
@@ -223,10 +222,10 @@ def deployed(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     before = gating_of(model)
     attach(model, gates, how, scales)
     try: yield model
-    finally: attach(model, *before) if before else detach(model)
+    finally: attach(model, *before) if before else _detach(model)
 
 # %% ../../nbs/4b_language/03_gated.ipynb #5da84be9
-class PositionGate(nn.Module):
+class _PositionGate(nn.Module):
     "Scores (1, h, i, j) by position alone, from a `table` (h, T, T): a gate that reads no content."
     def __init__(self, table:torch.Tensor):
         super().__init__()
@@ -236,7 +235,7 @@ class PositionGate(nn.Module):
 def last_keys(model:torch.nn.Module, T:int) -> nn.ModuleList:
     "Gates, one a layer, whose k largest scores are the last k keys of a query, its own among them; texts up to T."
     place = torch.arange(T, dtype=torch.float32, device=next(model.parameters()).device)
-    return nn.ModuleList(PositionGate(place.expand(h, T, T)) for h in attention_layers(model).values())
+    return nn.ModuleList(_PositionGate(place.expand(h, T, T)) for h in attention_layers(model).values())
 
 @torch.no_grad()
 def usual_keys(model:torch.nn.Module, tokens:torch.Tensor) -> nn.ModuleList:
@@ -244,7 +243,7 @@ def usual_keys(model:torch.nn.Module, tokens:torch.Tensor) -> nn.ModuleList:
     found, here = [], gating_of(model) or (None, None, None)
     with deployed(model, *here), listening_to_attention(lambda m, seen: found.append(seen.A.softmax(-1).mean(0))):
         model.eval()(input_ids=tokens, use_cache=False)
-    return nn.ModuleList(map(PositionGate, found))
+    return nn.ModuleList(map(_PositionGate, found))
 
 # %% ../../nbs/4b_language/03_gated.ipynb #4e25cd28
 @contextmanager
@@ -284,7 +283,7 @@ class Student:
             refuse("k of a bce student", "the number of entries to find", self.k, 64, "Student(gates, 'bce', k=64)")
 
 # %% ../../nbs/4b_language/03_gated.ipynb #7a858c7e
-class Distillation(nn.Module):
+class _Distillation(nn.Module):
     "A model that stands still and its students, as a model whose only output is the sum of their losses."
     def __init__(self, model:torch.nn.Module, students):
         super().__init__()
@@ -307,5 +306,5 @@ def distil(model:torch.nn.Module, students, batches:Callable, steps:int, lr:floa
     here = gating_of(model) or (None, None, None)
     how = dict(weight_decay=0., clip=0., frozen=("^model",)) | choices
     with deployed(model, *here):
-        return train_language(Distillation(model, list(students)), batches, steps, lr, desk=desk,
+        return train_language(_Distillation(model, list(students)), batches, steps, lr, desk=desk,
                               loss_of=lambda loss, tokens: loss, **how)

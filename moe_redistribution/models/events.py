@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'EXPERTS', 'EMBEDDINGS', 'NORM_GAINS', 'MODEL_PARTS', 'NUMBER', 'EVENTS', 'FIELDS', 'Event',
-           'short_number', 'Reset', 'Restart', 'Rate', 'takes_router', 'Exchange', 'learned_parameters', 'Only',
-           'Fresh', 'say_of_event', 'write_events', 'read_events', 'in_new_names', 'in_old_names', 'fields_of']
+           'short_number', 'Reset', 'Restart', 'Rate', 'Exchange', 'Only', 'Fresh', 'say_of_event', 'write_events',
+           'read_events', 'in_new_names', 'in_old_names', 'fields_of']
 
 # %% ../../nbs/2_models/02_events.ipynb #44619834
 from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ class Rate(Event):
                 f"{', '.join(f'{x:g}' for x in before) or 'no FFN'} and {self.rate:g}", f"drop {self.word}")
 
 # %% ../../nbs/2_models/02_events.ipynb #973b98d4
-def takes_router(c) -> bool:
+def _takes_router(c) -> bool:
     "Does a condition choose experts by a map of the stream, so that another map could take its place?"
     return c.routed and c.n_experts > 1 and c.routing.reads_stream
 
@@ -150,12 +150,12 @@ class Exchange(Event):
         for x in moments: x["W_router"].zero_()
 
     def refusal(self, c, own:dict):
-        if not takes_router(c):
+        if not _takes_router(c):
             return "a map that chooses among experts", f"router {c.router!r} of {c.n_experts}", f"drop {self.word}"
         if not 1 <= self.draw <= 999: return "another draw, from 1 to 999", f"{self.draw}", "write router1"
 
 # %% ../../nbs/2_models/02_events.ipynb #eaf79381
-def learned_parameters(c, own:dict) -> set:
+def _learned_parameters(c, own:dict) -> set:
     "Which of a condition's parameters learn where multipliers are `own`."
     more = ("W_router",) * c.routed + NORM_GAINS * c.norm
     return {n for n in (*own, *more) if own.get(n, 1.0) and (c.routed or n != "W_router")}
@@ -182,9 +182,9 @@ class Only(Event):
         drop, others = f"drop {self.word}", [p for p in self.parts if p != "router"]
         still = [p for p in others if not any(own.get(n) for n in MODEL_PARTS[p])]
         if still: return "parts that learn so far", f"{still[0]}, which does not", drop
-        moved = takes_router(c) and (c.top_k > 1 or c.gate != "renorm" or c.balance)
+        moved = _takes_router(c) and (c.top_k > 1 or c.gate != "renorm" or c.balance)
         if "router" in self.parts and not moved: return "a router that a loss moves", f"router {c.router!r}", drop
-        if learned_parameters(c, own) == learned_parameters(c, self.scales(own)):
+        if _learned_parameters(c, own) == _learned_parameters(c, self.scales(own)):
             return "a part that is held from here on", "none", drop
 
 # %% ../../nbs/2_models/02_events.ipynb #824a3ba3

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ACTIVATION', 'ONEDNN', 'ffn_shapes', 'count', 'draw_capacity', 'init_ffn', 'gates', 'ffn', 'balance_loss',
-           'own_rules', 'route', 'layout', 'Grouped', 'Take', 'affine', 'Dense', 'expert_layer', 'dense_experts',
-           'sorted_experts', 'dispatch']
+           'own_rules', 'route', 'Take', 'Dense', 'expert_layer', 'dispatch']
 
 # %% ../../nbs/2_models/04_ffn.ipynb #985c345a
 from collections.abc import Callable, Sequence
@@ -109,14 +108,14 @@ def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda sit
     return probs, g, r.balance(probs, g, c) if r.balance else balance_loss(probs, g)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #7024c20c
-def layout(group:torch.Tensor, n_groups:int):
+def _layout(group:torch.Tensor, n_groups:int):
     "Tokens packed by `group` (m,): slot of each token (m,), token of each slot (m,), loads of the groups (n_groups,)."
     order = group.argsort(stable=True)
     slots = torch.arange(len(group), device=group.device)
     return torch.empty_like(order).scatter_(0, order, slots), order, group.bincount(minlength=n_groups)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #49d0c799
-class Grouped(torch.autograd.Function):
+class _Grouped(torch.autograd.Function):
     "Tokens x (m, d), packed in groups of `loads` rows, each times its own w (g, d, n), plus b (g, n) or None: (m, n)."
     @staticmethod
     def forward(ctx:object, x:torch.Tensor, w:torch.Tensor, b:torch.Tensor, loads:Sequence):
@@ -154,23 +153,23 @@ class Take(torch.autograd.Function):
 # %% ../../nbs/2_models/04_ffn.ipynb #6246347f
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
-def affine(x:torch.Tensor, w:torch.Tensor, b:torch.Tensor=None):
+def _affine(x:torch.Tensor, w:torch.Tensor, b:torch.Tensor=None):
     "x (m, d) @ w (d, n) + b (n,), by the faster library."
     if ONEDNN and x.dtype == torch.float32 and not x.is_cuda: return ONEDNN(x, w.T, b, "none", [], "")
     return torch.mm(x, w) if b is None else torch.addmm(b, x, w)
 
 class Dense(torch.autograd.Function):
-    "`affine` and its gradient, but for dw, where MKL is as fast."
+    "`_affine` and its gradient, but for dw, where MKL is as fast."
     @staticmethod
     def forward(ctx:object, x:torch.Tensor, w:torch.Tensor, b:torch.Tensor):
         ctx.save_for_backward(x, w)
         ctx.bias = b is not None
-        return affine(x, w, b)
+        return _affine(x, w, b)
 
     @staticmethod
     def backward(ctx:object, grad:torch.Tensor):
         x, w = ctx.saved_tensors
-        return affine(grad, w.T), x.T @ grad, grad.sum(0) if ctx.bias else None
+        return _affine(grad, w.T), x.T @ grad, grad.sum(0) if ctx.bias else None
 
 # %% ../../nbs/2_models/04_ffn.ipynb #b2b225e5
 def expert_layer(p:dict, x:torch.Tensor, c:Condition, loads:Sequence=None):
@@ -178,31 +177,31 @@ def expert_layer(p:dict, x:torch.Tensor, c:Condition, loads:Sequence=None):
     w = {n: p[n].flatten(0, 1) for n in ("W_gate", "W_up", "b_up", "W_down", "b_down") if n in p}
     def product(x, name):
         b = w.get("b" + name[1:])
-        if loads is not None: return Grouped.apply(x, w[name], b, loads)
+        if loads is not None: return _Grouped.apply(x, w[name], b, loads)
         if len(x) == 1 and not x.is_cuda:                      # squeeze: the gradient of an index is a copy among zeros
             return Dense.apply(x.squeeze(0), w[name].squeeze(0), None if b is None else b.squeeze(0))[None]
         return torch.bmm(x, w[name]) if b is None else torch.baddbmm(b[:, None], x, w[name])
     hidden = c.variant.hidden(lambda name: product(x, name), ACTIVATION[c.activation], lambda site, value: value)
     return product(hidden, "W_down")
 
-def dense_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
+def _dense_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     """Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d), without waiting for a
     GPU."""
     (S, N, d), E = x.shape, c.n_experts
     out = expert_layer(p, x[:, None].expand(-1, E, -1, -1).reshape(S * E, N, d), c).view(S, E, N, d)
     return out.gather(1, chosen.mT[..., None].expand(-1, -1, -1, d)).transpose(1, 2)
 
-def sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
+def _sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     "The same by sorting: each expert only on the tokens that chose it."
     (S, N, d), k, E = x.shape, c.top_k, c.n_experts
     group = (chosen + E * torch.arange(S, device=x.device)[:, None, None]).flatten()
-    slot_of, choice_of, loads = layout(group, S * E)
+    slot_of, choice_of, loads = _layout(group, S * E)
     inside = Take.apply(x.reshape(S * N, d), choice_of // k, slot_of.view(-1, k))
     return Take.apply(expert_layer(p, inside, c, loads.tolist()), slot_of, choice_of[:, None]).view(S, N, k, d)
 
 # %% ../../nbs/2_models/04_ffn.ipynb #ca3f2d6d
 def dispatch(p:dict, x:torch.Tensor, chosen:torch.Tensor, weight:torch.Tensor, c:Condition, way=None):
     "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d); `way` to do it."
-    out = (way or (dense_experts if x.is_cuda else sorted_experts))(p, x, chosen, c)
+    out = (way or (_dense_experts if x.is_cuda else _sorted_experts))(p, x, chosen, c)
     if weight is not None: out = out * weight[..., None]
     return out.sum(2) if c.top_k > 1 else out.squeeze(2)

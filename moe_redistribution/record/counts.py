@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OUR_OWN', 'recorded_claims', 'recorded_numbers', 'count_claims', 'counted_by_verdict', 'reading_text', 'control_text',
-           'cut', 'claim_link', 'claim_html', 'claims_table', 'judged_here']
+           'cut', 'claim_link', 'claims_table']
 
 # %% ../../nbs/7_record/06_counts.ipynb #4c9a335b
 from html import escape
@@ -151,7 +151,7 @@ def _folded(c, s, up):
     return "".join(f"<p>{x}</p>" for x in [*lines, ways_out(c.key, up)])
 
 # %% ../../nbs/7_record/06_counts.ipynb #7f55c0be
-def claim_html(c, s, up:str="") -> str:
+def _claim_html(c, s, up:str="") -> str:
     "One claim as a row of HTML, addressed by its key; `up` leads from the page that shows it to nbs/."
     best = next((k for k in ("uncopied", "audited", "paper") if getattr(c, f"{k}_n") > 0), "paper")
     short = c.statement.removeprefix(ASKED_HERE)
@@ -173,7 +173,7 @@ def claims_table(book:pd.DataFrame=None, up:str="") -> str:
     "All claims as one table of HTML, the verdict second; nbs/claims.js makes it sort and filter."
     book = recorded_claims() if book is None else book
     all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}
-    rows = "\n".join(claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
+    rows = "\n".join(_claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
     heads = "".join(f'<th scope="col">{h}</th>' for h in ("Claim", "Verdict", "Paper, section", "Ours, with its 95% "
                                                           "interval and seeds", "Control", "Judged on"))
     caption = f"{len(book)} claims: those of all five papers, and questions of our own."
@@ -181,7 +181,7 @@ def claims_table(book:pd.DataFrame=None, up:str="") -> str:
             "</tbody></table>")
 
 # %% ../../nbs/7_record/06_counts.ipynb #f8821bfe
-def judged_here(claims:pd.DataFrame, found=(), up:str="") -> str:
+def _judged_here(claims:pd.DataFrame, found=(), up:str="") -> str:
     """The claims that a page judges as a folded table of HTML, with the ways to their rows; those that are not in
     `found` have their address here."""
     all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}

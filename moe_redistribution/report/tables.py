@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VARIANT', 'TASK', 'METRIC', 'MARKS', 'LEGEND', 'typeset', 'Passage', 'as_minus', 'to_read', 'table', 'md_table',
-           'as_printed', 'with_interval', 'said_of', 'item_title', 'compared_table', 'laid_out', 'differences']
+           'with_interval', 'said_of', 'item_title', 'compared_table', 'laid_out', 'differences']
 
 # %% ../../nbs/5b_report/02_tables.ipynb #64b2db02
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def md_table(rows:pd.DataFrame|Sequence, caption:str) -> Passage:
                                       f"*{caption}*", ""])))
 
 # %% ../../nbs/5b_report/02_tables.ipynb #0d31886e
-def as_printed(value, unit:str="fraction", digits:int=None) -> str:
+def _as_printed(value, unit:str="fraction", digits:int=None) -> str:
     """A value of ours as text in the unit of the printed number (`percent`, `pp`, `fraction`, `epochs`, `count`,
     `p_value`)."""
     if value != value: return "–"
@@ -155,7 +155,7 @@ def compared_table(compared:pd.DataFrame, caption:str="", names:Sequence[str]=No
     protocols = compared.get("protocol", [""] * len(parts))
     for more in (parts, [[x] for x in protocols], [[x] for x in compared["id"]]): what = _told_apart(what, more)
     unit = [known[i].unit for i in compared["id"]]
-    theirs = [as_printed(r.paper_mean, u) + (f" ± {as_printed(r.paper_std, u)}" if r.paper_std == r.paper_std else "")
+    theirs = [_as_printed(r.paper_mean, u) + (f" ± {_as_printed(r.paper_std, u)}" if r.paper_std == r.paper_std else "")
               for r, u in zip(compared.itertuples(), unit)]
     ours = [with_interval(r.ours_mean, r.ours_lo, r.ours_hi, u) for r, u in zip(compared.itertuples(), unit)]
     items = dict.fromkeys(item_title(known[i].item) for i in compared["id"])
@@ -181,7 +181,7 @@ def laid_out(compared:pd.DataFrame, row, column, caption:str="", lists:str="mode
         line = grid.setdefault(row(p), {lists: row(p)})
         if column(p) in line:
             refuse("layout", "one number a cell", f"two at {row(p)}, {column(p)}", "finer rows", "split the row")
-        theirs = as_printed(r.paper_mean, p.unit) + (f" ± {as_printed(r.paper_std, p.unit)}"
+        theirs = _as_printed(r.paper_mean, p.unit) + (f" ± {_as_printed(r.paper_std, p.unit)}"
                                                      if r.paper_std == r.paper_std else "")
         line[column(p)] = f"{theirs} → {with_interval(r.ours_mean, r.ours_lo, r.ours_hi, p.unit)} {MARKS[r.verdict]}"
     items = dict.fromkeys(item_title(i) for i in compared["item"])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HERE', 'is_users', 'of_users', 'file_hash', 'reads', 'variables', 'say_if_idle', 'usual_defaults',
            'untouched_library', 'other_value', 'same_rows', 'another_process', 'streams_asked', 'say_if_streams',
-           'numbers_in', 'handed_over', 'kept_tables', 'put_back', 'forget', 'kept_by', 'long_call', 'say_if_alike',
+           'numbers_in', 'handed_over', 'kept_tables', 'put_back', 'forget', 'long_call', 'say_if_alike',
            'say_if_again', 'users_code', 'Asked', 'check_asked', 'read_twice', 'check_rows']
 
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #b1c75c41
@@ -360,7 +360,7 @@ def forget(f:Callable):
     for x in _within_reach(f).values():
         if callable(getattr(x, "cache_clear", None)) and of_users(x): x.cache_clear()
 
-def kept_by(f:Callable) -> dict:
+def _kept_by(f:Callable) -> dict:
     """What a function could remember, by place: numbers in its defaults, closure, file and itself, lengths of lists,
     how often tensors were written into, and where random numbers stand, the process's too."""
     own = {n: v for n, v in _within_reach(f).items() if n[0] != "_"}
@@ -373,9 +373,9 @@ def kept_by(f:Callable) -> dict:
 @contextmanager
 def long_call(what:str, f:Callable, seconds:float=1.):
     "Warns if a call of a function within it takes longer, and leaves something behind that the next one may read."
-    before, began = kept_by(f), time.monotonic()
+    before, began = _kept_by(f), time.monotonic()
     yield
-    for n in [n for n, x in kept_by(f).items() if before.get(n, x) != x] if time.monotonic() - began > seconds else ():
+    for n in [n for n, x in _kept_by(f).items() if before.get(n, x) != x] if time.monotonic() - began > seconds else ():
         warnings.warn(f"{what}: expected a call that leaves nothing for the next; got another {n} after it; fix: make "
                       "it anew in each, by its seeds, for a kill forgets it, or none if no value depends on it")
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LET', 'GET', 'SAY', 'PLANTED_KINDS', 'TABLE_KINDS', 'TEXT_KINDS', 'KJV', 'TEXTS', 'KJV_SHA256', 'generator_of',
-           'Planted', 'Reader', 'Judged', 'windows', 'side_by_side', 'Text', 'words', 'as_text', 'no_binary',
-           'read_text', 'kjv', 'python_docs', 'hub', 'load_text', 'text_of']
+           'Planted', 'Reader', 'Judged', 'Text', 'as_text', 'no_binary', 'read_text', 'kjv', 'hub', 'load_text',
+           'text_of']
 
 # %% ../../nbs/1_tasks/04_text.ipynb #274aef1b
 from collections import Counter
@@ -261,13 +261,13 @@ def _long_enough(tokens, T):
         refuse("windows", f"T from 1 to {max(1, len(tokens) - 1)}, one less than the tokens", T,
                max(1, len(tokens) - 1), "use a shorter T or a longer text")
 
-def windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch.Tensor:
+def _windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch.Tensor:
     "(batch, T + 1) windows of `tokens` (n,) at random places, which depend on seed and step only. ValueError if T ≥ n."
     _long_enough(tokens, T)
     starts = torch.randint(0, len(tokens) - T, (batch, 1), generator=generator_of("windows", seed, step))
     return tokens[starts + torch.arange(T + 1)]
 
-def side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
+def _side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
     """(n, T + 1) consecutive windows that predict every token once but the first; a rest is left out.
 
     ValueError if T is no less than the tokens."""
@@ -289,7 +289,7 @@ class Text:
     @property
     def kept_back(self): return self.tokens[len(self.tokens) * 9 // 10:]
 
-def words(text:str) -> list:
+def _words(text:str) -> list:
     "Runs of letters a–z and single other signs, in lower case; digits and spaces are dropped."
     return re.findall(r"[a-z]+|[^\sa-z\d]", text.lower())
 
@@ -299,7 +299,7 @@ def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
     types of the rest.
 
     ValueError for a text without words, and for more types than the text has."""
-    said = words(characters)
+    said = _words(characters)
     if not said: refuse(f"text {name}", "some words", f"{len(characters)} characters", fix="use another file")
     types = Counter(said[:len(said) * 9 // 10])
     if not 2 <= vocab_size <= len(types) + 1:
@@ -316,12 +316,12 @@ def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
 def batches(self:Text, T:int, batch:int, seed:int):
     "A function of the step: (batch, T + 1) windows of the training part."
     _long_enough(self.training, T)
-    return lambda step: windows(self.training, T, batch, seed, step)
+    return lambda step: _windows(self.training, T, batch, seed, step)
 
 @patch
 def heldout(self:Text, T:int, n:int=None) -> torch.Tensor:
     "(n, T + 1) windows of the last tenth, evenly spread; all of them without `n`, or if there are fewer."
-    found = side_by_side(self.kept_back, T)
+    found = _side_by_side(self.kept_back, T)
     return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
 
 @patch
@@ -401,7 +401,7 @@ def _documentation() -> str:
         said += [d for node in ast.walk(tree) if isinstance(node, _HAVE_DOCS) and (d := ast.get_docstring(node))]
     return "\n".join(said)
 
-def python_docs(vocab_size:int=1000) -> Text:
+def _python_docs(vocab_size:int=1000) -> Text:
     "The running Python's help topics and the docstrings of its standard library (2 s the first time)."
     return as_text("python", _documentation(), vocab_size)
 
@@ -419,7 +419,7 @@ def hub(name:str=None, vocab_size:int=1000, split:str="train", rows:int=None) ->
                                   **dict(trust_remote_code=False) if old else {})
     return as_text(name, "\n".join(r["text"] for r in (found if rows is None else found.take(rows))), vocab_size)
 
-TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: python_docs(vocab_size), "file": read_text, "hub": hub}
+TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: _python_docs(vocab_size), "file": read_text, "hub": hub}
 
 def load_text(name:str, file:str|Path=None, vocab_size:int=1000) -> Text:
     """The text that goes by this name in `TEXTS`; `file` is what it is read from, or the data set's name on the hub.

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['FULL', 'COMMITTED', 'AS_IT_LIES', 'TRAINS', 'RUN_NAME', 'Damaged', 'seal_hash', 'replace_file', 'write_picture',
-           'listing_of', 'listed_hashes', 'as_it_lies', 'as_committed', 'of_clone', 'relist', 'write_whole', 'seal',
-           'no_sealed_file', 'unseal', 'kept_in_half', 'compact', 'sources', 'say_if_other', 'Run', 'home', 'Store',
-           'unseal_state', 'set_aside', 'machine', 'register_hash', 'has_begun']
+           'as_it_lies', 'as_committed', 'of_clone', 'write_whole', 'seal', 'unseal', 'compact', 'sources',
+           'say_if_other', 'Run', 'home', 'Store', 'unseal_state', 'set_aside', 'machine', 'has_begun']
 
 # %% ../../nbs/3_training/02_store.ipynb #8263c645
 from collections.abc import Iterable, Sequence
@@ -78,12 +77,12 @@ def write_picture(figure, path:str|Path, **how) -> Path:
 # %% ../../nbs/3_training/02_store.ipynb #1ceb260e
 COMMITTED = ("checkpoints", "data", "results")
 
-def listing_of(path:str|Path):
+def _listing_of(path:str|Path):
     "The SHA256SUMS beside the results/, data/ or checkpoints/ in which a path lies, or None: a user's folder has none."
     for p in Path(path).absolute().parents:
         if p.name in COMMITTED and (found := p.parent / "SHA256SUMS").is_file(): return found
 
-def listed_hashes(listing:Path) -> dict:
+def _listed_hashes(listing:Path) -> dict:
     "Path → the hashes that a file of sums has for it: one, or two while it is being replaced."
     out = {}
     for line in listing.read_text(encoding="utf-8").splitlines(): out.setdefault(line[66:], set()).add(line[:64])
@@ -106,7 +105,7 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
     """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
 
     `Damaged` (expected, got, fix) for any other, but within `as_it_lies`."""
-    path, listing = Path(path), listing or listing_of(path)
+    path, listing = Path(path), listing or _listing_of(path)
     if path.exists() and not path.is_file() and not path.is_dir():           # it would wait for ever
         refuse(path, "a file", "no regular one", fix=f"git checkout -- {path.name}", error=Damaged)
     if listing is None or not path.is_file() or AS_IT_LIES.get(): return path
@@ -114,7 +113,7 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
     name, key = (at := path.absolute()).relative_to(listing.parent).as_posix(), (at, listing)
     for _ in range(3):                                                # another process may be replacing it just now
         if _HASHED.get(key) == (now := (state(path), state(listing))): return path
-        want, got = listed_hashes(listing).get(name, set()), hashlib.sha256(path.read_bytes()).hexdigest()
+        want, got = _listed_hashes(listing).get(name, set()), hashlib.sha256(path.read_bytes()).hexdigest()
         if got in want and now == (state(path), state(listing)): _HASHED[key] = now
         elif now == (state(path), state(listing)): break
     wanted = " or ".join(h[:12] for h in sorted(want)) or "a file that SHA256SUMS lists"
@@ -131,10 +130,10 @@ def of_clone(path:str|Path) -> Path:
            "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
 
 # %% ../../nbs/3_training/02_store.ipynb #0862217d
-def relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=()):
+def _relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=()):
     "Adds and drops hashes of one file in a file of sums, under a lock."
     with filelock.FileLock(listing.with_name(".SHA256SUMS.lock")):
-        lines = listed_hashes(listing)
+        lines = _listed_hashes(listing)
         lines[name] = lines.get(name, set()) - {*drop} | {*add}
         text = "".join(f"{h}  {n}\n" for n in sorted(lines, key=Path) for h in sorted(lines[n]))
         replace_file(listing, text.encode())
@@ -144,13 +143,13 @@ def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
 
     An OSError leaves the old file alone; that of a full disk says what to do."""
     path = Path(os.path.realpath(path))                                     # a link stays one, but for one to itself
-    if (listing := listing_of(path)) is None: return replace_file(path, data, flush)
+    if (listing := _listing_of(path)) is None: return replace_file(path, data, flush)
     name, new = path.relative_to(listing.parent).as_posix(), hashlib.sha256(data).hexdigest()
-    old = listed_hashes(listing).get(name, set())
-    relist(listing, name, add={new})
+    old = _listed_hashes(listing).get(name, set())
+    _relist(listing, name, add={new})
     try: replace_file(path, data, flush)
-    except BaseException: relist(listing, name, drop={new} - old); raise
-    relist(listing, name, drop=old - {new})
+    except BaseException: _relist(listing, name, drop={new} - old); raise
+    _relist(listing, name, drop=old - {new})
     return path
 
 # %% ../../nbs/3_training/02_store.ipynb #05514e13
@@ -164,7 +163,7 @@ def seal(path:str|Path, tensors:dict, info:dict) -> str:
     return digest
 
 # %% ../../nbs/3_training/02_store.ipynb #5478865a
-def no_sealed_file(path:str|Path) -> str:
+def _no_sealed_file(path:str|Path) -> str:
     "What a path is instead of a file as long as its safetensors header says, in words; empty if it is one."
     if not stat.S_ISREG(os.stat(path).st_mode): return "no regular file"
     size = os.path.getsize(path)
@@ -183,7 +182,7 @@ def unseal(path:str|Path):
     `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."""
     path = Path(path)
     damaged = functools.partial(refuse, path, error=Damaged, fix=f"delete {path.name} and train the run again")
-    if (got := no_sealed_file(path)): damaged("a sealed file", got)
+    if (got := _no_sealed_file(path)): damaged("a sealed file", got)
     data = path.read_bytes()                    # a file that cannot be read now is not a damaged one
     try:
         got = safetensors.torch.load(data)
@@ -198,7 +197,7 @@ def unseal(path:str|Path):
     return got, info
 
 # %% ../../nbs/3_training/02_store.ipynb #b9b26057
-def kept_in_half(t:torch.Tensor) -> torch.Tensor:
+def _kept_in_half(t:torch.Tensor) -> torch.Tensor:
     """For each seed of `t` (s, …): does rounding to half change no row or column, along either of the last two axes, by
     more than 2⁻¹¹ of its length?"""
     wide = t.double()
@@ -211,7 +210,7 @@ def kept_in_half(t:torch.Tensor) -> torch.Tensor:
 def compact(t:torch.Tensor) -> torch.Tensor:
     """`t` (s, …) in half precision if that keeps every seed, else in single precision, where the seeds that half keeps
     are rounded to it."""
-    half, kept = t.half(), kept_in_half(t)
+    half, kept = t.half(), _kept_in_half(t)
     return half if kept.all() else torch.where(kept.view(-1, *[1] * (t.ndim - 1)), half.float(), t.float())
 
 # %% ../../nbs/3_training/02_store.ipynb #a7c01e11
@@ -419,14 +418,14 @@ def machine(device:str|torch.device="cpu") -> dict:
                 kernels=os.environ.get("MKL_CBWR", ""), torch=torch.__version__.split("+")[0],
                 python=platform.python_version())
 
-def register_hash(root:str|Path=None) -> str:
+def _register_hash(root:str|Path=None) -> str:
     "Twelve digits of the SHA-256 of the register of claims beside the package; empty without a clone."
     path = Path(root or Path(__file__).resolve().parents[2]) / "results/registrations.csv"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else ""
 
 def has_begun() -> dict:
     "What a run or a job keeps of its beginning: `began`, the time in UTC, and `registered`, the register's hash then."
-    return dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=register_hash())
+    return dict(began=datetime.now(timezone.utc).isoformat(timespec="seconds"), registered=_register_hash())
 
 # %% ../../nbs/3_training/02_store.ipynb #4172d869
 @patch

@@ -4,10 +4,7 @@
 
 # %% auto #0
 __all__ = ['ABSORBING', 'SWAPPED', 'DEPLOYED', 'NOISED', 'UNSWAPPED', 'REPAIRS', 'GROWING', 'UNFROZEN', 'AFTER_NOISE',
-           'ABSORBING_COST', 'STUDY', 'fork_name', 'fork_of', 'loss_of', 'with_noise', 'score_frame', 'model_scores',
-           'scaled_scores', 'opened_at_fork', 'router_gradients', 'damages', 'looks', 'trained_after', 'deployed_rows',
-           'in_names', 'by_edit', 'measures_of', 'absorbed_rows', 'repaired_share', 'absorbing_seconds',
-           'absorbing_preset']
+           'ABSORBING_COST', 'STUDY', 'loss_of', 'looks', 'by_edit', 'repaired_share']
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #4fc826b9
 import pandas as pd
@@ -38,7 +35,7 @@ DEPLOYED = ("learned", "frozen", "redrawn", "soft", "dense")                # ar
 NOISED = ("learned", "frozen")                                              # arms whose experts get noise, too
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #9275790b
-def fork_name(arm, step, edit) -> str:
+def _fork_name(arm, step, edit) -> str:
     "The condition that an arm becomes with an edit after `step` steps."
     base, words = ABSORBING[choose("arm", arm, list(ABSORBING))], [w for w in edit.split("+") if w != "noise"]
     for w in words: choose("word of an edit", w, ["swap", "all", "fresh", *MODEL_PARTS])
@@ -50,13 +47,13 @@ def fork_name(arm, step, edit) -> str:
     return f"{base}@{step}:{','.join(said)}" if said else base
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #845e9046
-def fork_of(base, edit, arm):
+def _fork_of(base, edit, arm):
     "A copy of members at the fork, to which the edit has happened. They end as if trained from scratch under its name."
     tensors, info = pack(base)
     out = unpack({n: x.clone() for n, x in tensors.items()}, info, base.w.device)
-    out.c = condition(fork_name(arm, int(base.step[0]), edit))
+    out.c = condition(_fork_name(arm, int(base.step[0]), edit))
     happen_(out)
-    if "noise" in edit.split("+"): out.w.copy_(with_noise(base, arm))
+    if "noise" in edit.split("+"): out.w.copy_(_with_noise(base, arm))
     return out
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #08089297
@@ -65,9 +62,9 @@ def loss_of(flat, c):
     cached = CachedExperts(unflatten(flat, c), c)
     return answer_scores(cached.logits(cached.added(cached.gates)), cached.t)["loss"]
 
-def with_noise(base, arm, most=16., halvings=12):
+def _with_noise(base, arm, most=16., halvings=12):
     "Rows (s, p) of `base` with noise on its experts, drawn by seed, that costs as much loss as a swap of its router."
-    target, direction = loss_of((s := fork_of(base, "swap", arm)).w, s.c), torch.zeros_like(base.w)
+    target, direction = loss_of((s := _fork_of(base, "swap", arm)).w, s.c), torch.zeros_like(base.w)
     parts = unflatten(direction, base.c)
     for i, seed in enumerate(base.seeds):
         g = generators(seed, base.stream, 1)["weights"]
@@ -82,39 +79,39 @@ def with_noise(base, arm, most=16., halvings=12):
     return base.w + a * direction
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #3370cb93
-def score_frame(scores, arm, seeds, edit, step) -> pd.DataFrame:
+def _score_frame(scores, arm, seeds, edit, step) -> pd.DataFrame:
     "Rows of metric → values (s,)."
     labels = dict(condition=arm, stream="paired", edit=edit, step=step, n_examples=len(get_task("add7")))
     return tidy([rows(v.cpu(), seeds, metric=n, **labels) for n, v in scores.items()])
 
-def model_scores(cached, ffn) -> dict:
+def _model_scores(cached, ffn) -> dict:
     "Scores of a model with an FFN output (s b t d), and those where it is taken away."
     right = cached.logits().argmax(-1) == cached.targets
     without = dict(no_ffn=digits(right, cached.t), no_ffn_exact=exact(right))
     return answer_scores(cached.logits(ffn), cached.t) | without
 
-def scaled_scores(cached, ffn) -> dict:
+def _scaled_scores(cached, ffn) -> dict:
     "Scores with the best factor of the FFN's output, and the factor."
     a = best_factor(cached, ffn)
     return answer_scores(cached.logits(a[:, None, None, None] * ffn), cached.t) | {"factor": a}
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #28608540
-def opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
+def _opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
     """Rows right after an edit, without training: `edit` itself, and what repairs it without another router.
 
     `+factor`: the best factor of the FFN's output. `+affine`: the best affine map of it. Of a model that is not swapped
     also without FFN: `zero+constant` and `zero+stream`, the best constant and affine map of the stream before it."""
     cached = CachedExperts(unflatten(members.w, members.c), members.c)
     ffn, steps, t = cached.added(cached.gates), settings["fit"], cached.t
-    said = {edit: model_scores(cached, ffn) | router_gradients(cached), f"{edit}+factor": scaled_scores(cached, ffn),
+    said = {edit: _model_scores(cached, ffn) | _router_gradients(cached), f"{edit}+factor": _scaled_scores(cached, ffn),
             f"{edit}+affine": answer_scores(affine_logits(cached, ffn, ffn, steps), t)}
     if edit == "none":
         said |= {"zero": answer_scores(cached.logits(), t),
                  "zero+constant": answer_scores(affine_logits(cached, steps=steps), t),
                  "zero+stream": answer_scores(affine_logits(cached, features=cached.mid, steps=steps), t)}
-    return tidy([score_frame(x, arm, members.seeds, e, 0) for e, x in said.items()])
+    return tidy([_score_frame(x, arm, members.seeds, e, 0) for e, x in said.items()])
 
-def router_gradients(cached) -> dict:
+def _router_gradients(cached) -> dict:
     "Norms of the gradients that move the router or could, and of the experts', where there is a map."
     if not (cached.c.routed and cached.c.routing.reads_stream): return {}
     norms, names = gradient_norms(cached.params, cached.c), ("task_router", "balance_router", "task_experts")
@@ -127,7 +124,7 @@ GROWING = ("swap+experts", "swap+experts+attn", "swap+all")                 # be
 UNFROZEN = ("swap+router", *(f"{e}+router" for e in GROWING))
 
 AFTER_NOISE = ("noise+attn", "noise+all")
-def damages(arm): return ("swap",) * (arm in SWAPPED) + ("noise",) * (arm in NOISED)
+def _damages(arm): return ("swap",) * (arm in SWAPPED) + ("noise",) * (arm in NOISED)
 
 def looks(arm, settings) -> dict:
     "Edit → steps after the fork at which an arm is measured."
@@ -136,21 +133,21 @@ def looks(arm, settings) -> dict:
     if arm in NOISED: more = dict.fromkeys(AFTER_NOISE, settings["after"])
     return dict.fromkeys((*UNSWAPPED, *REPAIRS), settings["after"]) | more
 
-def trained_after(base, arm, settings, edit) -> pd.DataFrame:
+def _trained_after(base, arm, settings, edit) -> pd.DataFrame:
     "Rows of a fork that is trained under an edit."
-    members, out = fork_of(base, edit, arm), []
+    members, out = _fork_of(base, edit, arm), []
     began = unflatten(members.w, members.c)["W_router"].clone()
     for step in looks(arm, settings)[edit]:
         train_interval(members, step + int(base.step[0]) - int(members.step[0]))
         params = unflatten(members.w, members.c)
         cached = CachedExperts(params, members.c)
         moved = (params["W_router"] - began).flatten(1).norm(dim=1) / began.flatten(1).norm(dim=1)
-        scores = model_scores(cached, cached.added(cached.gates)) | {"router_moved": moved}
-        out.append(score_frame(scores, arm, members.seeds, edit, step))
+        scores = _model_scores(cached, cached.added(cached.gates)) | {"router_moved": moved}
+        out.append(_score_frame(scores, arm, members.seeds, edit, step))
     return tidy(out)
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #a056839e
-def deployed_rows(base, arm, settings) -> pd.DataFrame:
+def _deployed_rows(base, arm, settings) -> pd.DataFrame:
     "Rows of an arm's experts under every way to choose among them, alone and with the best factor."
     params = unflatten(base.w, base.c)
     made = {arm: (params, base.c)} if base.c.routed else {"copies": as_copies(params, base.c),
@@ -162,11 +159,11 @@ def _deployed(cached, name, base, settings):
     B, best = router_of(plain, base.seeds, base.stream, 1, cached.mid), alone_gates(oracle(cached), cached.out.shape[3])
     for way, gates in ways(cached, base.seeds, B, base.stream, settings["fit"]).items():
         ffn, agree = cached.added(gates), {} if way == "uniform" else {"agreement": (gates * best).sum(-1).mean((1, 2))}
-        yield score_frame(answer_scores(cached.logits(ffn), cached.t) | agree, name, base.seeds, way, 0)
-        yield score_frame(scaled_scores(cached, ffn), name, base.seeds, f"{way}+factor", 0)
+        yield _score_frame(answer_scores(cached.logits(ffn), cached.t) | agree, name, base.seeds, way, 0)
+        yield _score_frame(_scaled_scores(cached, ffn), name, base.seeds, f"{way}+factor", 0)
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #1nna0002
-def in_names(frame) -> pd.DataFrame:
+def _in_names(frame) -> pd.DataFrame:
     "Rows whose condition is ARM/EDIT@STEP, and whose edit is `none`."
     name = frame["condition"] + "/" + frame["edit"] + "@" + frame["step"].astype(int).astype(str)
     return frame.assign(condition=name, edit="none")
@@ -177,16 +174,16 @@ def by_edit(frame) -> pd.DataFrame:
     return frame.assign(**said.assign(step=said["step"].astype(int)))
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #84031031
-def measures_of(arm, settings) -> dict:
+def _measures_of(arm, settings) -> dict:
     "Name → function from the base members to rows, in order."
-    out = {"none": lambda base: opened_at_fork(base, arm, settings, "none")}
-    if arm in DEPLOYED: out["deployed"] = lambda base: deployed_rows(base, arm, settings)
-    out |= {e: (lambda base, e=e: opened_at_fork(fork_of(base, e, arm), arm, settings, e)) for e in damages(arm)}
-    return out | {e: (lambda base, e=e: trained_after(base, arm, settings, e)) for e in looks(arm, settings)}
+    out = {"none": lambda base: _opened_at_fork(base, arm, settings, "none")}
+    if arm in DEPLOYED: out["deployed"] = lambda base: _deployed_rows(base, arm, settings)
+    out |= {e: (lambda base, e=e: _opened_at_fork(_fork_of(base, e, arm), arm, settings, e)) for e in _damages(arm)}
+    return out | {e: (lambda base, e=e: _trained_after(base, arm, settings, e)) for e in looks(arm, settings)}
 
-def absorbed_rows(arm, seeds, settings, desk):
+def _absorbed_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
-    left, measures = desk.left(), measures_of(arm, settings)
+    left, measures = desk.left(), _measures_of(arm, settings)
     base = (unpack(left[0], left[1]["members"], desk.device) if left
             else init_members(condition(ABSORBING[arm]), seeds, "paired", desk.device))
     done = left[1]["done"] if left else {}
@@ -202,7 +199,7 @@ def absorbed_rows(arm, seeds, settings, desk):
         done[name] = measures[name](base).to_dict("list")
         desk.tell((base_steps + 200 * len(done)) / total)
         if not desk.next(state) and len(done) < len(measures): return None
-    return tidy([in_names(pd.DataFrame(x)) for x in done.values()])
+    return tidy([_in_names(pd.DataFrame(x)) for x in done.values()])
 
 # %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #c54e3812
 def repaired_share(frame, metric="loss", least=.01) -> pd.DataFrame:
@@ -222,19 +219,19 @@ def repaired_share(frame, metric="loss", least=.01) -> pd.DataFrame:
 ABSORBING_COST = {"learned": .0026, "frozen": .0026, "redrawn": .0026, "top2": .0037, "top2_frozen": .0037,
                   "soft": .0054, "dense": .0033}          # of one of two busy cores, for a step of one seed
 
-def absorbing_seconds(arm, seeds, settings) -> float:
+def _absorbing_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     steps = settings["fork"] + sum(x[-1] for x in looks(arm, settings).values())
     return len(seeds) * (steps * ABSORBING_COST[arm] + settings["fit"] * .02)         # fits and measures
 
-def absorbing_preset(about, seeds, stack, fork, after, long, fit, **more):
+def _absorbing_preset(about, seeds, stack, fork, after, long, fit, **more):
     settings = dict(fork=fork, after=after, long=long, fit=fit)
     return Preset(about, dict.fromkeys(ABSORBING, seeds), stack, settings, **more)
 
 STUDY = Study("absorption_ffn", "What adapts to a router? (companion 003, in the FFN of add-7)", {
-    "tiny": absorbing_preset("a few steps: does it run?", (1, 2), 2, 10, [2], [2, 4], 10, recorded=False),
-    "small": absorbing_preset("add-7 at the paper's width, forks at step 1,500", range(1, 17), 8, 1500, [10, 30, 100],
+    "tiny": _absorbing_preset("a few steps: does it run?", (1, 2), 2, 10, [2], [2, 4], 10, recorded=False),
+    "small": _absorbing_preset("add-7 at the paper's width, forks at step 1,500", range(1, 17), 8, 1500, [10, 30, 100],
                               [10, 30, 100, 300], 100),
     "paper": Preset("attention gates of language models with 31 million to 1.7 billion parameters", {"learned": (1,)},
-                    note="another architecture, and weights and texts that are out of reach here")}, absorbed_rows,
-    absorbing_seconds, content=lambda arm, settings: [arm, settings] + ["noise"] * (arm in NOISED))
+                    note="another architecture, and weights and texts that are out of reach here")}, _absorbed_rows,
+    _absorbing_seconds, content=lambda arm, settings: [arm, settings] + ["noise"] * (arm in NOISED))

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ARM_KINDS', 'NOISE', 'TELLABLE', 'GRANULARITIES', 'HALVES', 'DOUBLED', 'TRAP', 'STARTED', 'STUDY', 'nearest_copy',
-           'read_arm', 'content', 'class_of', 'error_rows', 'taught_rows', 'seconds', 'preset_size', 'sweep', 'arms_of',
-           'presets']
+           'read_arm', 'content', 'class_of', 'seconds', 'presets']
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #d96c1d8d
 from dataclasses import asdict, replace
@@ -88,7 +87,7 @@ def class_of(arm, seeds, settings, device="cpu") -> Class:
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #0c5849b7
 TELLABLE = 1e-7                    # of an error, before its logarithm: single precision cannot tell less from 0
 
-def error_rows(arm, taught, errors, at) -> list:
+def _error_rows(arm, taught, errors, at) -> list:
     "Rows of one look at every student: errors (layer, seed) under the labels `at`."
     out = []
     for x, each in zip(taught.students, errors):
@@ -98,7 +97,7 @@ def error_rows(arm, taught, errors, at) -> list:
     return out
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #5b1de031
-def taught_rows(arm, seeds, settings, desk):
+def _taught_rows(arm, seeds, settings, desk):
     "The job of this study: trains the students of an arm and gives the rows of all looks."
     taught = class_of(arm, seeds, settings, desk.device)
     if left := desk.left(): taught.take_up(*left)
@@ -109,11 +108,11 @@ def taught_rows(arm, seeds, settings, desk):
         if not desk.next(taught.state) and taught.step < taught.x.steps: return None
     first, *looks = taught.errors
     best = torch.stack(looks).min(0).values
-    out = error_rows(arm, taught, first, dict(rule="start", step=0))
+    out = _error_rows(arm, taught, first, dict(rule="start", step=0))
     for i, e in enumerate(looks):
-        out += error_rows(arm, taught, e, dict(rule="training", step=(i + 1) * taught.x.every))
-    return tidy(out + error_rows(arm, taught, looks[-1], dict(rule="final", step=taught.step))
-                + error_rows(arm, taught, best, dict(rule="best", step=taught.step)))
+        out += _error_rows(arm, taught, e, dict(rule="training", step=(i + 1) * taught.x.every))
+    return tidy(out + _error_rows(arm, taught, looks[-1], dict(rule="final", step=taught.step))
+                + _error_rows(arm, taught, best, dict(rule="best", step=taught.step)))
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #ac0bba73
 def seconds(arm, seeds, settings) -> float:
@@ -128,38 +127,38 @@ HALVES = tuple(f"{2 * k}e{k}a" for k in GRANULARITIES)                      # sp
 DOUBLED = ("4e2a", "8e4a", "16e8a", "32e16a")                   # the grid with 12.5 % more neurons has only these
 TRAP = ("2e1a", "2e1a+switch")                                              # k = 1, by either rule for its gate
 
-def preset_size(d, steps, batch, lr=.01, students=HALVES, looks=20):
+def _preset_size(d, steps, batch, lr=.01, students=HALVES, looks=20):
     return dict(d=d, teacher_active=d, student_active=5 * d // 4, thin_active=9 * d // 8, steps=steps, batch=batch,
                 lr=lr, looks=looks, students=list(students), thin_students=list(DOUBLED), times=[1, 2, 4, 8, 16])
 
-def sweep(teacher, ks): return [f"size/{teacher}/k{k}{bias}" for k in ks for bias in ("+bias", "")]
+def _sweep(teacher, ks): return [f"size/{teacher}/k{k}{bias}" for k in ks for bias in ("+bias", "")]
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #27752b5b
 STARTED = ("8e4a", "12e6a", "16e8a")             # teachers of whose larger students some are multiples and some are not
-def arms_of(*of, teachers): return [f"{kind}/{t}" for kind in of for t in teachers]
+def _arms_of(*of, teachers): return [f"{kind}/{t}" for kind in of for t in teachers]
 
 def presets():
     "The sizes at which companion 004 is tried."
     six, three, pilot = range(1, 7), range(1, 4), (1000,)
-    small = [*arms_of("grid", teachers=HALVES[:3]), *arms_of("built", "near", teachers=("8e4a",))]
-    night = {**dict.fromkeys([*arms_of("grid", teachers=HALVES), *arms_of("built", "near", teachers=STARTED)], six),
-             **dict.fromkeys([*arms_of("thin", teachers=DOUBLED), *sweep("16e8a", (2, 4, 6, 8))], three)}
-    rates = [f"{arm}+lr{lr:g}" for arm in (*arms_of("grid", teachers=("8e4a", "16e8a")), "size/16e8a/k8+bias")
+    small = [*_arms_of("grid", teachers=HALVES[:3]), *_arms_of("built", "near", teachers=("8e4a",))]
+    night = {**dict.fromkeys([*_arms_of("grid", teachers=HALVES), *_arms_of("built", "near", teachers=STARTED)], six),
+             **dict.fromkeys([*_arms_of("thin", teachers=DOUBLED), *_sweep("16e8a", (2, 4, 6, 8))], three)}
+    rates = [f"{arm}+lr{lr:g}" for arm in (*_arms_of("grid", teachers=("8e4a", "16e8a")), "size/16e8a/k8+bias")
              for lr in (.01, .003, .001)]
     own = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in (
-        *arms_of("grid", teachers=HALVES), *arms_of("thin", teachers=DOUBLED), *sweep("16e8a", (2, 4, 6, 8)))], (1,))
-    batched = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in arms_of("grid", teachers=HALVES)], three)
+        *_arms_of("grid", teachers=HALVES), *_arms_of("thin", teachers=DOUBLED), *_sweep("16e8a", (2, 4, 6, 8)))], (1,))
+    batched = dict.fromkeys([a + lr for lr in ("", "+lr0.001") for a in _arms_of("grid", teachers=HALVES)], three)
     return {"tiny": Preset("one teacher, two students: does it run?", {"grid/4e2a": (1, 2)}, 2,
-                           preset_size(12, 100, 128, students=("4e2a", "8e4a"), looks=2), recorded=False),
+                           _preset_size(12, 100, 128, students=("4e2a", "8e4a"), looks=2), recorded=False),
             "small": Preset("d = 24, three teachers, k from 1 to 12", dict.fromkeys(small, six), 3,
-                            preset_size(24, 2_000, 512, students=TRAP + HALVES[:6], looks=10)),
+                            _preset_size(24, 2_000, 512, students=TRAP + HALVES[:6], looks=10)),
             "pilot": Preset("three learning rates on a seed of their own", dict.fromkeys(rates, pilot), 1,
-                            preset_size(64, 6_000, 512), recorded=False),
-            "night": Preset("d = 64: both grids, the size sweep, three starts", night, 1, preset_size(64, 6_000, 512)),
+                            _preset_size(64, 6_000, 512), recorded=False),
+            "night": Preset("d = 64: both grids, the size sweep, three starts", night, 1, _preset_size(64, 6_000, 512)),
             "gpu": Preset("the half grid at the authors' sizes, for --device cuda", batched, 3,
-                          preset_size(256, 12_800, 2_048, looks=100)),
-            "paper": Preset("the authors' sizes, d = 256", own, 1, preset_size(256, 12_800, 2_048, looks=100))}
+                          _preset_size(256, 12_800, 2_048, looks=100)),
+            "paper": Preset("the authors' sizes, d = 256", own, 1, _preset_size(256, 12_800, 2_048, looks=100))}
 
 # %% ../../../nbs/6_studies/granularity/02_study.ipynb #d8bc7445
 STUDY = Study("granularity", "Does a student need its teacher's number of active experts? (companion 004)", presets(),
-              taught_rows, seconds, content=content)
+              _taught_rows, seconds, content=content)

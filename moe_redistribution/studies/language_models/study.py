@@ -6,9 +6,7 @@
 __all__ = ['RATED', 'LANGUAGE_ARMS', 'NULL_ARMS', 'EVERY', 'SCORED', 'BRIEF', 'ALONG', 'REFITTED', 'REFITS', 'LM_RATES',
            'LM_SECONDS', 'PILOT_RATES', 'SPEEDS', 'SIXTEEN', 'EIGHT', 'TEXT_ARMS', 'COMMON_RATE', 'LM_SWEEP',
            'LM_PRESETS', 'PARTS_LANGUAGE', 'PARTS_RATE', 'PARTS_RATES', 'PARTS_KINDS', 'PARTS_ARMS', 'STUDY',
-           'language_arm', 'language_model', 'tempered_loss', 'KindJudge', 'LanguageTrial', 'first_below',
-           'null_logits', 'two_tokens', 'standing_values', 'null_language_rows', 'name_of', 'rate_of', 'language_rows',
-           'language_settings', 'language_seconds', 'language_content', 'of_depths', 'parts_settings']
+           'KindJudge']
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #598b8464
 from copy import deepcopy
@@ -44,7 +42,7 @@ LANGUAGE_ARMS = {"dense": (_DENSE, {}), "narrow": (_DENSE | dict(h=64), {}),
                  "none": (_DENSE | dict(h=8), dict(frozen=(r"\.mlp\.",)))}
 NULL_ARMS = {"embed": (_DENSE | dict(h=8), dict(frozen=(r"\.mlp\.", r"\.self_attn\.")))}    # nothing but embeddings
 
-def language_arm(arm:str):
+def _language_arm(arm:str):
     "(family and sizes, choices of a recipe, layers) of an arm such as `mixture/L3`, `dense_x2/L3` or `top2/L3@0.004`."
     name, _, depth = arm.partition("@")[0].partition("/L")
     base, _, factor = name.partition("_x")
@@ -56,22 +54,22 @@ def language_arm(arm:str):
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #c61a4ff3
 _OUT = {r"\.mlp\.": "down_proj.weight", r"\.self_attn\.": "o_proj.weight"}          # zero where all of it stands still
 
-def language_model(arm:str, d_vocab:int, seed:int, sizes:dict):
+def _language_model(arm:str, d_vocab:int, seed:int, sizes:dict):
     "The untrained model of an arm: what is no FFN is drawn by the seed alone."
-    model, _, layers = language_arm(arm)
+    model, _, layers = _language_arm(arm)
     def made(family, **own): return small_model(family, d_vocab, seed, layers=layers, **sizes, **own)[0]
     out, same = made(**model), made(**_DENSE)
     own, common = dict(out.named_parameters()), dict(same.named_parameters())
     with torch.no_grad():
         for n, p in own.items():
             if ".mlp." not in n: p.copy_(common[n])
-            silent = [_OUT[e] for e in language_arm(arm)[1].get("frozen", ()) if e in _OUT]
+            silent = [_OUT[e] for e in _language_arm(arm)[1].get("frozen", ()) if e in _OUT]
             if n.endswith(tuple(silent)): p.zero_()
     return out
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #3f63a34c
 @torch.no_grad()
-def tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tensor=None, most:float=8., halvings:int=14):
+def _tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tensor=None, most:float=8., halvings:int=14):
     """(least mean loss in nats of `targets` (n,) under logits (n, v) times one factor from 0 to `most`, that factor);
     `weights` (n,) of a weighted mean. ValueError for logits that are no numbers."""
     w = torch.ones(len(targets)) if weights is None else weights
@@ -110,7 +108,7 @@ class KindJudge:
             a, b = x[on.flatten()][:, own], y[on.flatten()] - own.start
             out["loss" if n == "all" else "choice", n] = torch.nn.functional.cross_entropy(a, b).item()
             out["accuracy", n] = (a.argmax(1) == b).double().mean().item()
-            if n in self.tempered: out["tempered", n] = tempered_loss(a, b)[0]
+            if n in self.tempered: out["tempered", n] = _tempered_loss(a, b)[0]
         return out
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f17bb7a
@@ -138,7 +136,7 @@ SCORED = ("all", "word", "first", "key", "value", "fact", "sum", "top10", "top10
 BRIEF = ("all", "word", "value", "fact", "sum", "rarer")                       # kinds of which everything is kept
 
 @dataclass
-class LanguageTrial:
+class _LanguageTrial:
     "One seed of an arm while it is trained and opened, and the rows found so far."
     arm: str
     seed: int
@@ -148,12 +146,12 @@ class LanguageTrial:
         x, self.found = self.settings, []
         self.text, self.T = text_of(x, self.desk.root), x["sizes"]["T"]
         self.windows = self.text.heldout(self.T, x["heldout"])
-        self.model = language_model(self.arm, self.text.d_vocab, self.seed, x["sizes"])
+        self.model = _language_model(self.arm, self.text.d_vocab, self.seed, x["sizes"])
         asked = tuple(x.get("asked", ()))                            # kinds of tokens; the first is that of `level`
         self.judge = KindJudge(self.model, self.text, self.windows, asked)
         self.early = KindJudge(self.model, self.text, self.windows[:x["heldout"] // 2], asked)
         self.asked = asked or ("word" if "word" in self.judge.kinds else "all",)
-        self.layers, self.kind = language_arm(self.arm)[2], self.asked[0]
+        self.layers, self.kind = _language_arm(self.arm)[2], self.asked[0]
     def batches(self, what): return self.text.batches(self.T, self.settings["batch"], f"{what} {self.seed}")
     def put(self, metric, value, **labels):
         labels = dict(condition=self.arm, stream="paired") | labels
@@ -161,7 +159,7 @@ class LanguageTrial:
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #ce220a2d
 @patch
-def put_means(self:LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels):
+def put_means(self:_LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels):
     "Rows of the means that a `KindJudge` gives, of some kinds."
     for (metric, kind), x in means.items():
         if kind not in kinds: continue
@@ -171,7 +169,7 @@ def put_means(self:LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels
 ALONG = [("none", "none"), ("L*.ffn_out", "zero"), ("L*.ffn_out", "intact_mean"), ("L*.attn_out", "intact_mean")]
 
 @patch
-def looker(self:LanguageTrial):
+def looker(self:_LanguageTrial):
     "A function of the model that gives what is kept of a look, by name, for `train_language`."
     tokens, start = self.windows[:8, :-1], LanguageModel(deepcopy(self.model))
     outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
@@ -188,7 +186,7 @@ def looker(self:LanguageTrial):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #82bd4131
 @patch
-def put_looks(self:LanguageTrial, seen):
+def put_looks(self:_LanguageTrial, seen):
     "Rows (rule `look`, and their step) of what looks have seen, a frame with a line a look."
     for line in seen.to_dict("records"):
         at = dict(rule="look", step=int(line["step"]))
@@ -202,14 +200,14 @@ def put_looks(self:LanguageTrial, seen):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #0137bfeb
 @patch
-def put_times(self:LanguageTrial, seen, found_at=.75):
+def put_times(self:_LanguageTrial, seen, found_at=.75):
     "A row of `unfound`, where the text has values."
     name = "none|none|accuracy|value"
     if name not in seen: return
     at = seen["step"][seen[name] >= found_at]
     self.put("unfound", (at.iloc[0] if len(at) else seen["step"].iloc[-1]) / seen["step"].iloc[-1], stratum="value")
 
-def first_below(seen, name:str, level:float):
+def _first_below(seen, name:str, level:float):
     "A line between the last look above a level and the first below, where that is crossed; None where it never is."
     below = (seen[name] <= level).to_numpy().nonzero()[0]
     if not len(below) or not below[0]: return
@@ -217,14 +215,14 @@ def first_below(seen, name:str, level:float):
     return a + (b - a) * (a[name] - level) / (a[name] - b[name])
 
 @patch
-def put_equal(self:LanguageTrial, seen):
+def put_equal(self:_LanguageTrial, seen):
     """Rows `ARM/equal`: what is left without FFNs where the own loss first was at the `level` of the settings; there a
     level for some kinds of tokens, each read where that kind was."""
     levels, where = self.settings["level"], dict(condition=f"{self.arm}/equal")
     of = dict(stratum=None) if isinstance(levels, dict) else {}
     for kind, level in (levels if of else {self.kind: levels}).items():
         own = "none|none|" + ("loss|all" if kind == "all" else f"choice|{kind}")
-        if (at := first_below(seen, own, level)) is None: continue
+        if (at := _first_below(seen, own, level)) is None: continue
         self.put("at_step", at["step"], **where, **dict.fromkeys(of, kind))
         for site, how in ALONG:
             x = at[f"{site}|{how}|tempered|{kind}"]
@@ -234,7 +232,7 @@ def put_equal(self:LanguageTrial, seen):
 _OUTPUTS = "L*.ffn_out", "L*.attn_out"
 
 @patch
-def put_ablations(self:LanguageTrial):
+def put_ablations(self:_LanguageTrial):
     """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of one
     layer, and without an expert."""
     full = self.settings["full"]
@@ -255,7 +253,7 @@ REFITTED = ("dense", "narrow", "slow", "mixture", "fast")                       
 REFITS = {"bias": r"\.mlp\.bias", "affine": r"\.mlp\.", "affine_alone": r"\.mlp\."}
 
 @patch
-def put_refits(self:LanguageTrial):
+def put_refits(self:_LanguageTrial):
     "Rows of the model whose FFNs became a bias, or an affine map, that learned; edit `bias`, `affine`, `affine_alone`."
     outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
     said, d = trace(self.judge.s, self.batches("refit")(0)[:, :-1], keep=outputs), self.settings["sizes"]["d"]
@@ -272,7 +270,7 @@ def put_refits(self:LanguageTrial):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #86884432
 @patch
-def put_attribution(self:LanguageTrial, windows=32):
+def put_attribution(self:_LanguageTrial, windows=32):
     "Rows `logit_difference` of every part, by kind: the right token less another token of the same kind."
     tokens, targets = self.windows[:windows, :-1], self.windows[:windows, 1:]
     for kind in self.judge.tempered if "word" in self.judge.kinds else ("all",):
@@ -288,7 +286,7 @@ def put_attribution(self:LanguageTrial, windows=32):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #fdc59407
 @patch
-def put_patterns(self:LanguageTrial, windows=32):
+def put_patterns(self:_LanguageTrial, windows=32):
     "Rows `to_self` and `to_source` of every head: its attention on the current token, and on the value asked for."
     tokens = self.windows[:windows, :-1]
     tr = trace(self.judge.s, tokens, keep=[f"L{l}.pattern" for l in range(self.layers)])
@@ -307,7 +305,7 @@ def put_patterns(self:LanguageTrial, windows=32):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #bbff17bd
 @patch
-def put_bigrams(self:LanguageTrial):
+def put_bigrams(self:_LanguageTrial):
     """Rows `bigram_loss`: the table of next words that the model gives after `SAY` and a word, against the true chain,
     in nats a word, at its best temperature; with all its parts, and without FFNs, attention, or both."""
     x = self.text
@@ -317,12 +315,12 @@ def put_bigrams(self:LanguageTrial):
                         "L*": {"L*.ffn_out": "zero", "L*.attn_out": "zero"}}.items():
         said = self.judge.s.run(torch.stack([torch.full_like(words, SAY), words], 1), edits)[0, :, -1, words]
         word, follower = chain.nonzero(as_tuple=True)
-        lost = tempered_loss(said[word], follower, (often[word] * chain[word, follower]).float())[0]
+        lost = _tempered_loss(said[word], follower, (often[word] * chain[word, follower]).float())[0]
         edit = "zero" if edits else "none"
         self.put("bigram_loss", lost, site=site, edit=edit, stratum="word", n_examples=len(words))
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #5e3f5248
-def null_logits(text, windows:torch.Tensor, T:int, steps:int=200, batch:int=16) -> dict:
+def _null_logits(text, windows:torch.Tensor, T:int, steps:int=200, batch:int=16) -> dict:
     "Null → log-probabilities (n, T, v) of the next token in held-out windows (n, T + 1)."
     V, at = text.d_vocab, text.batches(T, batch, "nulls")
     seen = torch.cat([at(i) for i in range(steps)])
@@ -333,11 +331,11 @@ def null_logits(text, windows:torch.Tensor, T:int, steps:int=200, batch:int=16) 
     tables = dict(unigram=single.expand(V, V), bigram=(pairs + single) / (pairs.sum(1, keepdim=True) + 1))
     found = {n: p.log()[windows[:, :-1]] for n, p in tables.items()}
     if isinstance(text, Planted):
-        found |= dict(exact=text.log_probabilities(windows)[:, 1:], standing=standing_values(text, windows))
-        if text.tables: found["trigram"] = two_tokens(seen, windows, tables["bigram"])
+        found |= dict(exact=text.log_probabilities(windows)[:, 1:], standing=_standing_values(text, windows))
+        if text.tables: found["trigram"] = _two_tokens(seen, windows, tables["bigram"])
     return {n: x.float() for n, x in found.items()}
 
-def two_tokens(seen:torch.Tensor, windows:torch.Tensor, backed:torch.Tensor) -> torch.Tensor:
+def _two_tokens(seen:torch.Tensor, windows:torch.Tensor, backed:torch.Tensor) -> torch.Tensor:
     """Log-probabilities (n, T, v) after the last two tokens, counted in texts `seen`; an unseen pair has those of the
     last one, `backed` (v, v)."""
     V, out = len(backed), backed[windows[:, :-1]].clone()
@@ -348,39 +346,39 @@ def two_tokens(seen:torch.Tensor, windows:torch.Tensor, backed:torch.Tensor) -> 
     out[:, 1:] = (found + out[:, 1:]) / (found.sum(2, keepdim=True) + 1)
     return out.log()
 
-def standing_values(text, windows:torch.Tensor) -> torch.Tensor:
+def _standing_values(text, windows:torch.Tensor) -> torch.Tensor:
     "Log-probabilities (n, T, v) of some value that stands in the text before, each as often as it does; else a guess."
     p, kind = torch.full((*windows.shape, text.d_vocab), 1e-6), text.kinds(windows)
     now = torch.nn.functional.one_hot(windows, text.d_vocab) * (kind == text.kind_names.index("let_value"))[..., None]
     p[:, 1:] += now.cumsum(1)[:, :-1]
     return p[:, 1:].log().log_softmax(-1)
 
-def null_language_rows(arm, seed, settings, desk):
-    "Rows of `null_logits`, as conditions `nulls/unigram` …"
-    t = LanguageTrial("dense/L1", seed, settings, desk)
-    for name, logits in null_logits(t.text, t.windows, t.T).items():
+def _null_language_rows(arm, seed, settings, desk):
+    "Rows of `_null_logits`, as conditions `nulls/unigram` …"
+    t = _LanguageTrial("dense/L1", seed, settings, desk)
+    for name, logits in _null_logits(t.text, t.windows, t.T).items():
         t.put_means(t.judge.scores(logits), ("value",) if name == "standing" else SCORED, condition=f"{arm}/{name}")
     return tidy(t.found)
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #d742021b
-def name_of(arm:str): return arm.partition("/")[0].partition("_x")[0]
+def _name_of(arm:str): return arm.partition("/")[0].partition("_x")[0]
 
-def rate_of(arm:str, settings:dict) -> float:
+def _rate_of(arm:str, settings:dict) -> float:
     "The learning rate of an arm: behind its @, or that of the settings."
-    return float(arm.partition("@")[2] or settings["lr"][name_of(arm)])
+    return float(arm.partition("@")[2] or settings["lr"][_name_of(arm)])
 
 @patch
-def train(self:LanguageTrial, looks, **measures) -> pd.DataFrame:
+def train(self:_LanguageTrial, looks, **measures) -> pd.DataFrame:
     "Trains the model in place; what looks have seen."
     return train_part(self.desk, "main", self.model, self.batches("main"), self.settings["steps"], .8,
-                      lr=rate_of(self.arm, self.settings), schedule="constant", looks=looks, measures=measures,
-                      seed=self.seed, **language_arm(self.arm)[1])
+                      lr=_rate_of(self.arm, self.settings), schedule="constant", looks=looks, measures=measures,
+                      seed=self.seed, **_language_arm(self.arm)[1])
 
-def language_rows(arm, seeds, settings, desk):
+def _language_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed of an arm and gives the rows of all that is done to it."
-    if arm == "nulls": return null_language_rows(arm, *seeds, settings, desk)
-    t = LanguageTrial(arm, *seeds, settings, desk)
-    if name_of(arm) in NULL_ARMS:                                                   # of which nothing can be taken away
+    if arm == "nulls": return _null_language_rows(arm, *seeds, settings, desk)
+    t = _LanguageTrial(arm, *seeds, settings, desk)
+    if _name_of(arm) in NULL_ARMS:                                                   # of which nothing can be taken away
         t.train(1)
         t.put_means(t.judge.means())
         return tidy(t.found)
@@ -395,11 +393,11 @@ def language_rows(arm, seeds, settings, desk):
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f8ab6ac
 @patch
-def put_whereabouts(self:LanguageTrial):
+def put_whereabouts(self:_LanguageTrial):
     "Rows of where things are in a model at its end."
     self.put_attribution(), self.put_patterns()
     if isinstance(self.text, Planted): self.put_bigrams()
-    if self.settings["refit"] and name_of(self.arm) in REFITTED and self.layers == 3: self.put_refits()
+    if self.settings["refit"] and _name_of(self.arm) in REFITTED and self.layers == 3: self.put_refits()
     if any(x.experts is not None for x in self.judge.s.layers):
         tokens, sites = self.windows[:32, :-1], [f"L{l}.gates" for l in range(self.layers)]
         gates = trace(self.judge.s, tokens, keep=sites)
@@ -413,7 +411,7 @@ def put_whereabouts(self:LanguageTrial):
 LM_RATES = dict.fromkeys(LANGUAGE_ARMS, 1e-3) | {"fast": .0005}
 LM_SECONDS = {1: .016, 2: .027, 3: .037, 4: .047}          # a step on a busy core; 1 and 3 layers measured, 2 and 4 not
 
-def language_settings(steps=1500, heldout=128, text="planted", lr=None, full=True, refit=0, level=2.2, language=None,
+def _language_settings(steps=1500, heldout=128, text="planted", lr=None, full=True, refit=0, level=2.2, language=None,
                       asked=(), **sizes):
     looks = sorted({n for n in (10, 30, 100) if n < steps} | {steps * i // 15 for i in range(1, 16) if steps * i // 15})
     own = dict(asked=list(asked)) if asked else {}
@@ -421,16 +419,16 @@ def language_settings(steps=1500, heldout=128, text="planted", lr=None, full=Tru
                 sha256=KJV_SHA256 if text == "kjv" else "", looks=looks, heldout=heldout, full=full,
                 refit=refit, level=level, lr=lr or LM_RATES, sizes=dict(d=64, heads=4, T=64) | sizes)
 
-def language_seconds(arm, seeds, settings) -> float:
+def _language_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     if arm == "nulls": return 5. * len(seeds)
     steps = settings["steps"] + 2.2 * settings["refit"] + 30 * len(settings["looks"]) * settings["heldout"] / 128
-    return len(seeds) * LM_SECONDS[language_arm(arm)[2]] * (steps + 250 * settings["full"])
+    return len(seeds) * LM_SECONDS[_language_arm(arm)[2]] * (steps + 250 * settings["full"])
 
-def language_content(arm, settings):
-    return [arm, settings | dict(lr=None if arm == "nulls" else rate_of(arm, settings))]
+def _language_content(arm, settings):
+    return [arm, settings | dict(lr=None if arm == "nulls" else _rate_of(arm, settings))]
 
-def of_depths(depths, arms=LANGUAGE_ARMS): return [f"{a}/L{l}" for l in depths for a in arms]
+def _of_depths(depths, arms=LANGUAGE_ARMS): return [f"{a}/L{l}" for l in depths for a in arms]
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #05dfb075
 PILOT_RATES, SPEEDS = (.0005, .001, .002, .004), (.125, .25, .5, 1., 2., 4., 8.)
@@ -443,49 +441,49 @@ LM_SWEEP = [f"{a}_x{x:g}/L3" for a in RATED for x in SPEEDS if (a, x) not in _ST
 LM_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?",
                    dict.fromkeys(["mixture/L3", "dense/L3", "nulls"], (1,)), 1,
-                   language_settings(4, 16, refit=2, d=16, T=16), recorded=False),
+                   _language_settings(4, 16, refit=2, d=16, T=16), recorded=False),
     "small": Preset("planted language, three layers, 500 steps",
-                    dict.fromkeys([*of_depths([3], REFITTED), "nulls"], (1, 2)), 1, language_settings(500, 64)),
+                    dict.fromkeys([*_of_depths([3], REFITTED), "nulls"], (1, 2)), 1, _language_settings(500, 64)),
     "pilot": Preset("learning rates, three layers", {f"{a}/L3@{r}": (101,) for a in LANGUAGE_ARMS for r in PILOT_RATES},
-                    1, language_settings(full=False)),
-    "night": Preset("planted language, one to four layers", dict.fromkeys(of_depths([3, 1, 2, 4]), EIGHT) |
-                    dict.fromkeys(of_depths([3], REFITTED), SIXTEEN) | {"nulls": (1,)}, 1,
-                    language_settings(refit=200)),
-    "equal": Preset("three layers at four times the learning rate", dict.fromkeys(of_depths([3], REFITTED), EIGHT), 1,
-                    language_settings(lr=dict.fromkeys(LANGUAGE_ARMS, COMMON_RATE), full=False)),
+                    1, _language_settings(full=False)),
+    "night": Preset("planted language, one to four layers", dict.fromkeys(_of_depths([3, 1, 2, 4]), EIGHT) |
+                    dict.fromkeys(_of_depths([3], REFITTED), SIXTEEN) | {"nulls": (1,)}, 1,
+                    _language_settings(refit=200)),
+    "equal": Preset("three layers at four times the learning rate", dict.fromkeys(_of_depths([3], REFITTED), EIGHT), 1,
+                    _language_settings(lr=dict.fromkeys(LANGUAGE_ARMS, COMMON_RATE), full=False)),
     "speed": Preset("FFNs at an eighth to eight times the learning rate", dict.fromkeys(LM_SWEEP, EIGHT), 1,
-                    language_settings(full=False)),
-    "kjv": Preset("King James text, three layers", dict.fromkeys(of_depths([3], TEXT_ARMS), EIGHT) | {"nulls": (1,)}, 1,
-                  language_settings(text="kjv", full=False, level=4.5))}
+                    _language_settings(full=False)),
+    "kjv": Preset("King James text, three layers", dict.fromkeys(_of_depths([3], TEXT_ARMS), EIGHT) | {"nulls": (1,)}, 1,
+                  _language_settings(text="kjv", full=False, level=4.5))}
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #pt2a0002
 PARTS_LANGUAGE = dict(n_keys=1, n_values=16, n_words=64, p_let=.1, p_get=.2, run=3., n_names=24, p_fact=.3, modulus=8,
                       p_sum=.2)
 PARTS_RATE, PARTS_RATES, PARTS_KINDS = .002, (.001, .002, .004), ("fact", "sum", "value", "word")
 
-def parts_settings(steps=1600, heldout=256):
-    return language_settings(steps, heldout, lr=dict.fromkeys([*LANGUAGE_ARMS, *NULL_ARMS], PARTS_RATE), full=False,
+def _parts_settings(steps=1600, heldout=256):
+    return _language_settings(steps, heldout, lr=dict.fromkeys([*LANGUAGE_ARMS, *NULL_ARMS], PARTS_RATE), full=False,
                              level=dict(fact=1.5, sum=1., value=1.), language=PARTS_LANGUAGE, asked=PARTS_KINDS, T=48,
                              heads=2, d_head=8)
 
 PARTS_ARMS = ("dense", "mixture", "slow", "narrow", "frozen", "none")
-_PARTS = [*of_depths([2], PARTS_ARMS), "none/L1", "embed/L1"]
+_PARTS = [*_of_depths([2], PARTS_ARMS), "none/L1", "embed/L1"]
 _RATED = [f"{a}/L2@{r}" for a in ("dense", "mixture") for r in PARTS_RATES if r != PARTS_RATE]
-_DEEP = of_depths([1], ("dense", "mixture", "slow", "narrow"))
+_DEEP = _of_depths([1], ("dense", "mixture", "slow", "narrow"))
 LM_PRESETS |= {
     "alone": Preset("the first language: embeddings alone", {"embed/L1": EIGHT}, 1,
-                    language_settings(full=False, lr=LM_RATES | {"embed": 1e-3})),
+                    _language_settings(full=False, lr=LM_RATES | {"embed": 1e-3})),
     "parts_pilot": Preset("each part has work: does it learn, at which rate, and where do the nulls lie?",
                           dict.fromkeys([*_PARTS, *_RATED, "fast/L2"], (101,)) |
-                          dict.fromkeys(["dense/L2", "mixture/L2"], (101, 102)), 1, parts_settings()),
+                          dict.fromkeys(["dense/L2", "mixture/L2"], (101, 102)), 1, _parts_settings()),
     "parts": Preset("each part has work: FFNs of several kinds",
                     dict.fromkeys(_PARTS, SIXTEEN) | dict.fromkeys(_RATED + _DEEP, EIGHT) | {"nulls": (1,)}, 1,
-                    parts_settings()),
+                    _parts_settings()),
     "parts_small": Preset("the same, a seed of four arms",
                           dict.fromkeys(["dense/L2", "mixture/L2", "none/L2", "embed/L1", "nulls"], (1,)), 1,
-                          parts_settings())}
+                          _parts_settings())}
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #7a156332
-STUDY = Study("language_models", "What does a language model keep without its FFN?", LM_PRESETS, language_rows,
-              language_seconds, content=language_content, threads=1,
+STUDY = Study("language_models", "What does a language model keep without its FFN?", LM_PRESETS, _language_rows,
+              _language_seconds, content=_language_content, threads=1,
               fixed={"nulls": "it counts the text, which has no seed"})

@@ -5,11 +5,7 @@
 # %% auto #0
 __all__ = ['ABOVE', 'PATHS', 'OF_OTHERS', 'BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_SETTINGS', 'SIZES_TRIED', 'MIXED_SETTINGS',
            'EQUAL_SETTINGS', 'FIT_SETTINGS', 'SEVEN', 'GRAPH_SETTINGS', 'PARROT_PRESETS', 'STUDY', 'parrot_of',
-           'parrot', 'parrot_parameters', 'Learner', 'loss_at', 'memorised_bits', 'models_of', 'exponents',
-           'size_explains', 'over_models', 'pseudo_value', 'trained_before', 'largest_passing', 'path_rows',
-           'MixedStream', 'on_common_losses', 'at_equal_loss', 'above_a_guess', 'guesses', 'answer_labels',
-           'right_aligned', 'graphs_at', 'graph_answers', 'kind_of', 'parrot_rows', 'parrot_content', 'parrot_seconds',
-           'parrot_settings']
+           'loss_at', 'exponents', 'size_explains', 'over_models', 'guesses']
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #75df1b20
 from itertools import permutations, product
@@ -37,7 +33,7 @@ def parrot_of(name) -> dict:
     if not found: refuse("model", "d24, d24-e8, or this with -frozen, -olmoe or -switch", name, "d24-e8")
     return dict(d=int(found[1]), E=int(found[2] or 0), how=found[3] or "")
 
-def parrot(name, seed, d_vocab, T, layers=2, heads=2):
+def _parrot(name, seed, d_vocab, T, layers=2, heads=2):
     "The model that a name says, with initial weights of this seed."
     d, E, how = parrot_of(name).values()
     family = "mistral" if not E else "mixtral" if how in ("", "frozen") else "olmoe"
@@ -45,7 +41,7 @@ def parrot(name, seed, d_vocab, T, layers=2, heads=2):
     return small_model(family, d_vocab, seed, d=d, h=d, layers=layers, heads=heads, T=T, **sizes)[0]
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #a9ca5bc1
-def parrot_parameters(model) -> dict:
+def _parrot_parameters(model) -> dict:
     "Total and active parameters of a model's layers, counted; embeddings, head and last norm are left out."
     c, own = model.config, {n: p.numel() for n, p in model.named_parameters() if ".layers." in n}
     experts, total = sum(x for n, x in own.items() if ".experts." in n), sum(own.values())
@@ -53,7 +49,7 @@ def parrot_parameters(model) -> dict:
     return dict(total=total, active=total - experts + experts * getattr(c, "num_experts_per_tok", 1) // E)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #cfdb91a3
-class Learner:
+class _Learner:
     "One seed of a job: its desk, the settings of its arm, and the rows found so far."
     def __init__(self, seed, settings, desk, arm=""):
         self.seed, self.settings, self.desk, self.arm, self.found = seed, settings, desk, arm, []
@@ -63,7 +59,7 @@ class Learner:
                                n_examples=n, **labels))
 
 @patch
-def train(self:Learner, part, name, model, batches, loss_of, share, measures=None, looks=10):
+def train(self:_Learner, part, name, model, batches, loss_of, share, measures=None, looks=10):
     "Trains a model that has this name as a part of the job, once; returns its history."
     S, (_, E, how) = self.settings, parrot_of(name).values()
     return train_part(self.desk, part, model, batches, S["steps"], share, lr=S["lr"], schedule="linear",
@@ -81,7 +77,7 @@ def loss_at(labels):
     return of
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #c89d81a6
-def memorised_bits(model, book, queries=1000) -> dict:
+def _memorised_bits(model, book, queries=1000) -> dict:
     """`bits` that a model saves on all numbers of a book, `share` of all bits there are, `digits` right when the digits
     before are given, and `exact`: numbers generated without a mistake, of `queries` names of the book."""
     tokens, labels = book.entries(np.arange(book.n)), book.labels()[1:]
@@ -94,20 +90,20 @@ def memorised_bits(model, book, queries=1000) -> dict:
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #31ac6c7e
 @patch
-def on_book(self:Learner, name, n, labels="digits", share=0., suffix=""):
+def on_book(self:_Learner, name, n, labels="digits", share=0., suffix=""):
     "Trains a model on a book of n entries; returns what it memorised and its sizes."
     S = self.settings
     book = PhoneBook(n, S["letters"], S["digits"], self.seed)
-    model = parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
+    model = _parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
     self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed), loss_at(book.labels(labels)),
                share, looks=5)
-    return memorised_bits(model, book) | parrot_parameters(model)
+    return _memorised_bits(model, book) | _parrot_parameters(model)
 
-def models_of(arm, settings): return [arm.partition("/")[2]] if "/" in arm else settings["models"]
+def _models_of(arm, settings): return [arm.partition("/")[2]] if "/" in arm else settings["models"]
 @patch
-def of_book(self:Learner):
+def of_book(self:_Learner):
     "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits in them, their difference."
-    S, sizes, models = self.settings, [], models_of(self.arm, self.settings)
+    S, sizes, models = self.settings, [], _models_of(self.arm, self.settings)
     for name in models:
         found = self.on_book(name, S["n"], share=1 / len(models))
         for metric, x in found.items(): self.put(f"book/{name}", metric, x, S["n"] * (metric in ("bits", "digits")))
@@ -144,15 +140,15 @@ def over_models(total, active, bits, shuffles=5000) -> dict:
     return out
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #688a0ae1
-def pseudo_value(of, i, *arrays):
+def _pseudo_value(of, i, *arrays):
     "The i-th pseudo-value of `of(*arrays)`: n times it, less n - 1 times what it is without the i-th of n entries."
     n = len(arrays[0])
     return n * of(*arrays) - (n - 1) * of(*(np.delete(x, i) for x in arrays))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #e46ab6be
-def trained_before(names, preset, desk, seed=None):
+def _trained_before(names, preset, desk, seed=None):
     "Rows of other arms of a preset, conditions without it: what the store has goes over what is recorded."
-    arms = [a for a in STUDY.presets[preset].arms if kind_of(a) in OF_OTHERS.values()]
+    arms = [a for a in STUDY.presets[preset].arms if _kind_of(a) in OF_OTHERS.values()]
     recorded = rows_of("parrots", [f"parrots.{preset}/{n}" for n in names])
     found = pd.concat([x for x in (recorded, study_rows(STUDY, preset, arms, root=desk.root)) if len(x)] or [recorded])
     found = found.assign(condition=found["condition"].str.partition("/")[2])
@@ -163,19 +159,19 @@ def trained_before(names, preset, desk, seed=None):
            fix=f"moe-redistribution study parrots --preset {preset}")
 
 @patch
-def of_fit(self:Learner):
+def of_fit(self:_Learner):
     "Rows of a model, in the order of `models`: pseudo-values of exponents, and of variance explained by either size."
     models = self.settings["models"]
-    found = trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
+    found = _trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
     found = found.pivot_table(index="condition", columns="metric", values="value").loc[[f"book/{n}" for n in models]]
     each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
     def of(t, a, b):
         return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
-    for metric, x in zip(("total", "active", "difference", "explained_ahead"), pseudo_value(of, self.seed - 1, *each)):
+    for metric, x in zip(("total", "active", "difference", "explained_ahead"), _pseudo_value(of, self.seed - 1, *each)):
         self.put("fit/exponents", metric, x, len(models))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #baac0fab
-def largest_passing(sizes, passes):
+def _largest_passing(sizes, passes):
     "The largest of ascending `sizes` that passes, 0 if none does, where every size below one that passes does, too."
     low, high = -1, len(sizes)
     while high - low > 1:
@@ -184,7 +180,7 @@ def largest_passing(sizes, passes):
     return sizes[low] if low >= 0 else 0
 
 @patch
-def of_capacity(self:Learner):
+def of_capacity(self:_Learner):
     "Rows of the largest book that each model recalls to 90 %, and of each book that was tried."
     S, tried = self.settings, math.ceil(math.log2(len(self.settings["sizes"]) + 1))
     for name in S["models"]:
@@ -194,12 +190,12 @@ def of_capacity(self:Learner):
             sizes.update(total=found["total"], active=found["active"])
             return found["exact"] >= .9
         sizes = {}
-        most = largest_passing(S["sizes"], passes)
+        most = _largest_passing(S["sizes"], passes)
         for metric, x in dict(capacity=most, **sizes).items(): self.put(f"capacity/{name}", metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #6a4a55fc
 @patch
-def of_routers(self:Learner):
+def of_routers(self:_Learner):
     S, models = self.settings, [(n, "digits", "") for n in self.settings["models"]]
     models += [(n, "all", "-unmasked") for n in S["unmasked"]]
     for name, labels, suffix in models:
@@ -207,7 +203,7 @@ def of_routers(self:Learner):
         for metric, x in found.items(): self.put(f"routers/{name}{suffix}", metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #5a34ca94
-def path_rows(K, seeds, settings, desk):
+def _path_rows(K, seeds, settings, desk):
     "Rows of an arm of length-2 paths: accuracy by width, its mean over widths, its slope, and sizes."
     S, found, by_width = settings, [], []
     own = {k: S[k] for k in ("vertices", "f", "steps", "batch", "lr", "pool", "test", "apart") if k in S}
@@ -227,7 +223,7 @@ def path_rows(K, seeds, settings, desk):
     return tidy(found)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #c1ea43b7
-class MixedStream:
+class _MixedStream:
     """Lines (n, T) of three kinds and which of their tokens are labels: `book` entries (the digits), `path` graphs
     (the answer) and `text` (all but the first two). A graph of the test set is in no training line."""
     def __init__(self, n, graphs, elements, seed):
@@ -251,7 +247,7 @@ class MixedStream:
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #7f603a3c
 @patch
-def batches(self:MixedStream, batch, seed):
+def batches(self:_MixedStream, batch, seed):
     "A function of the step: (batch, T) lines, a third of each kind."
     each = batch // 3
     books, texts = self.book.batches(each, seed), self.text.batches(self.T - 2, each, seed)
@@ -262,7 +258,7 @@ def batches(self:MixedStream, batch, seed):
     return at
 
 @patch
-def loss(self:MixedStream, logits, tokens):
+def loss(self:_MixedStream, logits, tokens):
     "Mean over lines of each line's mean loss over its labels; nats."
     here = self.labels[tokens[:, 0]][:, 1:].float()
     losses = F.cross_entropy(logits.float().transpose(1, 2), tokens[:, 1:], reduction="none")
@@ -270,7 +266,7 @@ def loss(self:MixedStream, logits, tokens):
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #16ad1fa5
 @patch
-def measures(self:MixedStream) -> dict:
+def measures(self:_MixedStream) -> dict:
     "Name → function of a model: its loss on each part, right digits, and right answers on both sets of graphs."
     lines = dict(book=self.entries, path=self.unseen, text=self.heldout)
     @torch.no_grad()
@@ -286,7 +282,7 @@ def measures(self:MixedStream) -> dict:
                       unseen=lambda m: right(m, self.unseen))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #93d1fc07
-def on_common_losses(a, b, points=50) -> np.ndarray:
+def _on_common_losses(a, b, points=50) -> np.ndarray:
     """Values (2, points) of a and b at the losses that both reach, the lowest first; (2, 0) if there is none. `a`
     and `b`: (losses, values) along training, of which a loss that goes up again is passed over."""
     curves = []
@@ -299,29 +295,29 @@ def on_common_losses(a, b, points=50) -> np.ndarray:
     at = np.linspace(low, high, points)
     return np.stack([np.interp(at, *c) for c in curves])
 
-def at_equal_loss(a, b, points=50) -> float:
-    "Mean of a's value less b's over the losses that both reach, as `on_common_losses`; nan if there is none."
-    x, y = on_common_losses(a, b, points)
+def _at_equal_loss(a, b, points=50) -> float:
+    "Mean of a's value less b's over the losses that both reach, as `_on_common_losses`; nan if there is none."
+    x, y = _on_common_losses(a, b, points)
     return float((x - y).mean()) if len(x) else math.nan
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #7b7f7177
 ABOVE = .05                                            # a model is above a guess by so much, or its loss is not counted
 
-def above_a_guess(a, b, guess, by=ABOVE) -> dict:
+def _above_a_guess(a, b, guess, by=ABOVE) -> dict:
     """Of a's value less b's at equal losses: `above`, the mean where one of the two exceeds `guess` by `by`;
     `lowest`, at the lowest common loss; `counted`, the share of common losses that are. Empty without such a loss."""
-    x, y = on_common_losses(a, b)
+    x, y = _on_common_losses(a, b)
     if not (counts := np.maximum(x, y) >= guess + by).any(): return {}
     return dict(above=(x - y)[counts].mean(), lowest=(x - y)[0], counted=counts.mean())
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #fb0dbdfd
 @patch
-def of_mixed(self:Learner):
+def of_mixed(self:_Learner):
     "Rows of models on the mixed stream: at each look, at the end, the train-test gap, and pairs at equal loss."
     S, curves = self.settings, {}
-    stream = MixedStream(S["n"], S["graphs"], S["elements"], self.seed)
+    stream = _MixedStream(S["n"], S["graphs"], S["elements"], self.seed)
     for name in S["models"]:
-        model, at = parrot(name, self.seed, stream.d_vocab, stream.T, S["layers"]), f"mixed/{name}"
+        model, at = _parrot(name, self.seed, stream.d_vocab, stream.T, S["layers"]), f"mixed/{name}"
         h = self.train(name, name, model, stream.batches(S["batch"], self.seed), stream.loss, 1 / len(S["models"]),
                        stream.measures(), S["looks"])
         h = h.assign(all_loss=(h["book_loss"] + h["path_loss"] + h["text_loss"]) / 3)
@@ -329,12 +325,12 @@ def of_mixed(self:Learner):
             for step, x in zip(h["step"], h[metric]): self.put(at, metric, x, rule="look", step=int(step))
             self.put(at, metric, h[metric].iloc[-1])
         self.put(at, "gap", h["seen"].iloc[-1] - h["unseen"].iloc[-1], S["graphs"])
-        for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
+        for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
         curves[name] = h
     for a, b in S["pairs"]:
         for by in ("text", "all"):
             for metric in ("knowledge", "unseen"):
-                x = at_equal_loss(*((curves[n][f"{by}_loss"], curves[n][metric]) for n in (a, b)))
+                x = _at_equal_loss(*((curves[n][f"{by}_loss"], curves[n][metric]) for n in (a, b)))
                 if x == x: self.put(f"mixed/{a}", f"{metric}_ahead", x, edit=f"over {b}", stratum=by)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #b1a4dce3
@@ -345,26 +341,26 @@ def guesses(stream) -> dict:
     return dict(knowledge=float(np.mean([most(x) for x in digits.T])), unseen=most(answers))
 
 @patch
-def of_equal(self:Learner):
+def of_equal(self:_Learner):
     "Rows of pairs at equal loss, where one of the two is above a guess; of the lowest common loss; and of the guess."
     S, (metrics, names) = self.settings, (("knowledge", "unseen"), self.settings["models"])
-    guess = guesses(MixedStream(S["n"], S["graphs"], S["elements"], self.seed))
-    looks = trained_before([f"mixed/{n}" for n in names], S["of"], self.desk, self.seed).query("rule == 'look'")
+    guess = guesses(_MixedStream(S["n"], S["graphs"], S["elements"], self.seed))
+    looks = _trained_before([f"mixed/{n}" for n in names], S["of"], self.desk, self.seed).query("rule == 'look'")
     looks = looks.pivot_table(index=["condition", "step"], columns="metric", values="value")
     for metric in metrics: self.put("equal/guess", metric, guess[metric])
     for (a, b), by, metric in product(S["pairs"], ("text", "all"), metrics):
         curves = [looks.loc[f"mixed/{n}"][[f"{by}_loss", metric]].to_numpy().T for n in (a, b)]
-        for how, x in above_a_guess(*curves, guess[metric]).items():
+        for how, x in _above_a_guess(*curves, guess[metric]).items():
             self.put(f"equal/{a}", f"{metric}_{how}", x, edit=f"over {b}", stratum=by)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #cadc60c3
-def answer_labels(tokens, n):
+def _answer_labels(tokens, n):
     "Which tokens (m, T) answer: those after `<SEP>` up to `<EOS>`, of graphs on n vertices."
     sep, pad = n + 3, n + 5
     after = (tokens == sep).int().cumsum(1) - (tokens == sep).int()
     return (after > 0) & (tokens != pad)
 
-def right_aligned(tokens, n):
+def _right_aligned(tokens, n):
     "Prompts of graph lines (m, T): all up to `<SEP>`, filled up with `<PAD>` at the left; (m, longest)."
     ends = 1 + (tokens == n + 3).int().argmax(1)
     out = torch.full((len(tokens), int(ends.max())), n + 5)
@@ -372,66 +368,66 @@ def right_aligned(tokens, n):
     return out
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #a115e7ed
-def graphs_at(graphs, index):
+def _graphs_at(graphs, index):
     "The examples of these places among graph queries."
     return type(graphs)(**{name: x[index] for name, x in vars(graphs).items()})
 
-def graph_answers(model, graphs, n) -> dict:
+def _graph_answers(model, graphs, n) -> dict:
     """Whether a model that writes an answer to each graph on n vertices writes the label (`exact`), and whether it
     writes any shortest path (`valid`): bool (m,) each."""
     longest = int(graphs.labels.sum(1).max())
-    said = greedy_tokens(model, right_aligned(graphs.tokens, n), longest, stop=n + 4, fill=n + 5)
+    said = greedy_tokens(model, _right_aligned(graphs.tokens, n), longest, stop=n + 4, fill=n + 5)
     start = 1 + (graphs.tokens == n + 3).int().argmax(1)
     truth = F.pad(graphs.tokens, (0, longest), value=n + 5).gather(1, start[:, None] + torch.arange(longest))
     return dict(exact=((said == truth) | (truth == n + 5)).all(1), valid=valid_shortest(said, graphs))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #09c7a627
 @patch
-def of_graphs(self:Learner):
+def of_graphs(self:_Learner):
     "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
     S, n = self.settings, self.settings["n"]
     data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
-    trained, unseen = graphs_at(data, slice(S["graphs"])), graphs_at(data, slice(S["graphs"], None))
+    trained, unseen = _graphs_at(data, slice(S["graphs"])), _graphs_at(data, slice(S["graphs"], None))
     def batches(step):
         g = generator_of("graphs", self.seed, step)
         x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
         return x[:, :int((x != n + 5).sum(1).max())]
-    def loss(logits, tokens): return loss_at(answer_labels(tokens, n))(logits, tokens)
-    def valid(model): return graph_answers(model, unseen, n)["valid"].double().mean()
+    def loss(logits, tokens): return loss_at(_answer_labels(tokens, n))(logits, tokens)
+    def valid(model): return _graph_answers(model, unseen, n)["valid"].double().mean()
     for name in S["models"]:
-        model, at = parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
+        model, at = _parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
         h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
         for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
-        for split, own in dict(unseen=unseen, seen=graphs_at(data, slice(S["test"]))).items():
-            for metric, right in graph_answers(model, own, n).items():
+        for split, own in dict(unseen=unseen, seen=_graphs_at(data, slice(S["test"]))).items():
+            for metric, right in _graph_answers(model, own, n).items():
                 self.put(at, metric, right.double().mean(), S["test"], split=split)
                 for far in own.distance.unique().tolist():
                     here = own.distance == far
                     self.put(at, metric, right[here].double().mean(), int(here.sum()), split=split,
                              stratum=f"distance={far}")
-        for metric, x in parrot_parameters(model).items(): self.put(at, metric, x)
+        for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
 PATHS, OF_OTHERS = ("path", "apart"), dict(fit="book", equal="mixed")        # kinds that train nothing: what they read
-def kind_of(arm): return arm.partition("/")[0]
+def _kind_of(arm): return arm.partition("/")[0]
 
-def parrot_rows(arm, seeds, settings, desk):
+def _parrot_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm."
-    S, kind = settings[kind_of(arm)], kind_of(arm)
-    if kind in PATHS: return path_rows(int(arm.partition("/k")[2]), seeds, S, desk)
-    learners = [Learner(s, S, desk, arm) for s in seeds]
+    S, kind = settings[_kind_of(arm)], _kind_of(arm)
+    if kind in PATHS: return _path_rows(int(arm.partition("/k")[2]), seeds, S, desk)
+    learners = [_Learner(s, S, desk, arm) for s in seeds]
     for l in learners: getattr(l, f"of_{kind}")()
     return tidy([x for l in learners for x in l.found])
 
-def parrot_content(arm, settings): return [arm, settings[kind_of(arm)]]
+def _parrot_content(arm, settings): return [arm, settings[_kind_of(arm)]]
 
-def parrot_seconds(arm, seeds, settings) -> float:
+def _parrot_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
-    S, kind = settings[kind_of(arm)], kind_of(arm)
+    S, kind = settings[_kind_of(arm)], _kind_of(arm)
     many = dict(capacity=4, routers=1 + len(S.get("unmasked", ())) / len(S.get("models", "1")))
     each = S["steps"] * S["step_seconds"] * many.get(kind, 1)
     if kind in PATHS: return len(seeds) * each * len(S["widths"]) * {1: 1, 4: 1.3, 16: 3}[int(arm.partition("/k")[2])]
-    return len(seeds) * each * len(models_of(arm, S))
+    return len(seeds) * each * len(_models_of(arm, S))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #d22a0563
 BOOK_MODELS = ("d16", "d24", "d32", "d48", "d16-e8", "d16-e16", "d24-e4", "d24-e8", "d32-e4")
@@ -450,7 +446,7 @@ GRAPH_SETTINGS = dict(n=12, p=.14, graphs=20000, test=1000, layers=3, heads=4, s
                       step_seconds=.2, models=["d32", "d64", "d32-e8"])
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #bcae722d
-def parrot_settings(few=None, **more):
+def _parrot_settings(few=None, **more):
     "The settings of all kinds; `few` goes over each of them."
     ROUTERS = dict(models=["d24-e8", "d24-e8-frozen", "d24-e8-olmoe", "d24-e8-switch"], unmasked=["d24-e8", "d48"])
     CAPACITY = dict(models=["d24", "d32", "d48", "d24-e8", "d24-e16"], sizes=SIZES_TRIED)
@@ -468,20 +464,20 @@ _TINY = dict(steps=3, models=["d16", "d16-e4"], unmasked=[], sizes=[40, 80], wid
 PARROT_PRESETS = {
     "tiny": Preset("a few steps of everything: does it run?", dict.fromkeys(
         ("book", "book/d24", "routers", "capacity", "path/k1", "apart/k4", "mixed", "graphs", "fit", "equal"), (1,)),
-        _STACK, parrot_settings(_TINY, graphs=dict(n=6, p=.3, layers=1, heads=2),
+        _STACK, _parrot_settings(_TINY, graphs=dict(n=6, p=.3, layers=1, heads=2),
                                 fit=dict(of="tiny", steps=0, models=["d16", "d16-e4", "d24"])), recorded=False),
     "small": Preset("a book of 2,000, nine models; length-2 paths, five widths, 1 to 16 experts",
-                    dict(book=range(1, 4)) | _PATH_ARMS | _APART_ARMS, _STACK, parrot_settings()),
+                    dict(book=range(1, 4)) | _PATH_ARMS | _APART_ARMS, _STACK, _parrot_settings()),
     "night": Preset("books up to 10,000, routers, a mixed stream, shortest paths on 12 vertices",
                     dict(book=range(1, 6), routers=range(1, 6), capacity=range(1, 4), mixed=range(1, 11),
                          graphs=range(1, 4), equal=range(1, 11), fit=range(1, 10)) | _PATH_ARMS, _STACK,
-                    parrot_settings()),
+                    _parrot_settings()),
     "long": Preset("a book of 5,000, more than any of seven models can hold, with four times the steps",
                    {"book": range(1, 4), "book/d16-e16": range(1, 4), "fit": range(1, 8)}, 1,
-                   parrot_settings(book=dict(n=5000, steps=4000, models=[n for n in SEVEN if n != "d16-e16"]),
+                   _parrot_settings(book=dict(n=5000, steps=4000, models=[n for n in SEVEN if n != "d16-e16"]),
                                    fit=dict(of="long", models=SEVEN))),
     "large": Preset("the same book and models, with as few steps as the book of 2,000",
-                    dict(book=range(1, 4)), 1, parrot_settings(book=dict(n=5000, models=SEVEN)))}
+                    dict(book=range(1, 4)), 1, _parrot_settings(book=dict(n=5000, models=SEVEN)))}
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #becf1ab5
 _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch=4096, lr=2e-3, step_seconds=.02,
@@ -490,13 +486,13 @@ _GPU = dict(book=dict(n=30_000, letters=5, digits=8, layers=4, steps=6000, batch
                        models=["d64", "d128", "d256", "d64-e8", "d128-e8"]))
 PARROT_PRESETS |= {
     "gpu": Preset("a book of 30,000 and shortest paths on 16 vertices, on one GPU",
-                  dict(book=range(1, 3), graphs=range(1, 3)), 1, parrot_settings(**_GPU)),
+                  dict(book=range(1, 3), graphs=range(1, 3)), 1, _parrot_settings(**_GPU)),
     "paper": Preset("12 layers, books to 3,000,000, shortest paths on 25 to 55 vertices, and pre-training",
-                    dict(book=(1,), graphs=(1,)), 1, parrot_settings(),
+                    dict(book=(1,), graphs=(1,)), 1, _parrot_settings(),
                     note="books and paths: over 100 GPU-hours with the sweeps; pre-training all 36 models of Section "
                          "5: 3.2e21 FLOP, 125 days of an H100 at 30 % of its peak")}
 
-STUDY = Study("parrots", "What can experts hold? (companion 002)", PARROT_PRESETS, parrot_rows, parrot_seconds,
-              content=parrot_content, reads=OF_OTHERS,
+STUDY = Study("parrots", "What can experts hold? (companion 002)", PARROT_PRESETS, _parrot_rows, _parrot_seconds,
+              content=_parrot_content, reads=OF_OTHERS,
               fixed={"fit": "its seed is the number of the model that is left out"})
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['POPULATIONS', 'TASK_STEPS', 'ROUTED_RATES', 'ROUTED_LEVELS', 'PILOT_GRID', 'ROUTED_PRESETS', 'NIGHT_ARMS', 'SURFACE',
-           'MATCHED', 'STUDY', 'routed_rows', 'routed_content', 'routed_seconds', 'routed_settings']
+           'MATCHED', 'STUDY']
 
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200075
 from dataclasses import asdict
@@ -20,19 +20,19 @@ from .trials import EXCHANGE_STEPS, log_looks, rate_in
 # %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200038
 POPULATIONS = ("rule", "surface")
 
-def routed_rows(arm, seeds, settings, desk) -> pd.DataFrame:
+def _routed_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     "The job of this study: trains seeds of an arm of a task and gives the rows of all that is done to them."
     task = arm.partition("/")[0]
     return (RuleTrial if task in POPULATIONS else TextTrial)(arm, list(seeds), settings[task], desk).carry_out()
 
-def routed_content(arm, settings):
+def _routed_content(arm, settings):
     "What an arm's rows depend on: its FFN and router in full, its task's settings, and its rate."
     S = settings[arm.partition("/")[0]]
     own = asdict(routed_arm(arm.partition("@")[0].partition("/")[2]))
     if own["sharp"] == 1: del own["sharp"]                                   # as it was before maps had a size
     return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
-def routed_seconds(arm, seeds, settings) -> float:
+def _routed_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
     S = settings[arm.partition("/")[0]]
     own = routed_arm(arm.partition("@")[0].partition("/")[2])
@@ -46,7 +46,7 @@ ROUTED_RATES = {t: {"*": r} for t, r in dict(rule=.002, surface=.002, book=.0025
 ROUTED_LEVELS = {"rule": {"loss|rule": .14}, "surface": {"loss|rule": .14}, "book": {"loss|later": 1.25},
                  "planted": {"loss|all": 3.9}, "kjv": {}}
 
-def routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
+def _routed_settings(steps:dict=None, rates:dict=None, levels:dict=None, **more) -> dict:
     "The settings of all tasks; `more`: goes over those of each."
     POP = dict(total=256, hold="", share=0., step_seconds=.006)
     TEXT = dict(text="planted", language=dict(n_words=600, p_let=.15, p_get=.15, run=6.), batch=16, heldout=128,
@@ -71,14 +71,14 @@ _BOUNDS = {"book": ("dense", "narrow", "none"), "kjv": ("dense", "narrow", "none
            "planted": ("none",)}
 _QUICK = ("rule", "book", "planted")
 _TINY = {t: 4 for t in TASK_STEPS}
-_UNDECIDED = routed_settings(levels={t: {} for t in TASK_STEPS})                # no levels: the pilot is to set them
+_UNDECIDED = _routed_settings(levels={t: {} for t in TASK_STEPS})                # no levels: the pilot is to set them
 ROUTED_PRESETS = {
     "tiny": Preset("a few steps: does it run?",
                    dict.fromkeys([f"{t}/{a}" for t in _QUICK for a in ("straight", "dense")], (1,)), 1,
-                   routed_settings(_TINY, heldout=32), recorded=False),
+                   _routed_settings(_TINY, heldout=32), recorded=False),
     "small": Preset("rule and exception, a phone book, the planted language: five arms",
                     dict.fromkeys([f"{t}/{a}" for t in _QUICK for a in _FEW], (1, 2)), 1,
-                    routed_settings()),
+                    _routed_settings()),
     "pilot": Preset("learning rates of every arm, on a seed of its own",
                     {f"{t}/{a}@{r:g}": (101,) for t, grid in PILOT_GRID.items() for a in _PILOTED[t] for r in grid},
                     1, _UNDECIDED),
@@ -101,22 +101,22 @@ _BALANCE = ("balance", "frozen_balanced", "straight_free")
 def _of(task, arms): return dict.fromkeys([f"{task}/{a}" for a in arms], _SEEDS)
 ROUTED_PRESETS |= {
     "night": Preset("every question but two, with eight seeds",
-                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _of(t, own).items()}, 1, routed_settings()),
+                    {n: s for t, own in NIGHT_ARMS.items() for n, s in _of(t, own).items()}, 1, _routed_settings()),
     "number": Preset("eight and sixteen experts",
                      _of("book", [f"{a}_e{E}" for E in (8, 16) for a in ("straight", "straight_frozen")]), 1,
-                     routed_settings()),
+                     _routed_settings()),
     "chosen": Preset("arms whose own best rate is another",
                      _of("rule", [f"{a}@{r}" for a, r in (("straight", .001), ("top2", .004))]), 1,
-                     routed_settings()),
+                     _routed_settings()),
     "surface": Preset("experts in all and for a token, at equal rates and at rates by width",
                       _of("surface", [f"m{m}k{k}" for m, k in SURFACE] + _SCALED
-                          + ["dense", "dense_scaled", "narrow"]), 1, routed_settings()),
+                          + ["dense", "dense_scaled", "narrow"]), 1, _routed_settings()),
     "twins": Preset("twins with as much gate, the balance loss alone, and a slow mixture: new seeds",
                     {f"book/{a}": range(9, 25) for a in _AGAIN}
                     | {f"{n}": range(9, 17) for n in [*(f"book/{a}" for a in (*_BALANCE, "placed")),
                                                       "surface/switch_slow", "surface/dense_scaled"]}
-                    | _of("rule", _BALANCE), 1, routed_settings()),
+                    | _of("rule", _BALANCE), 1, _routed_settings()),
     "more": Preset("the other routers",
-                   {n: s for t in ("book", "rule") for n, s in _of(t, _MORE).items()}, 1, routed_settings())}
-STUDY = Study("routers", "What is a learned router good for?", ROUTED_PRESETS, routed_rows, routed_seconds,
-              content=routed_content, threads=1)
+                   {n: s for t in ("book", "rule") for n, s in _of(t, _MORE).items()}, 1, _routed_settings())}
+STUDY = Study("routers", "What is a learned router good for?", ROUTED_PRESETS, _routed_rows, _routed_seconds,
+              content=_routed_content, threads=1)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAIN7', 'ROUTED7', 'ADD7', 'MAIN512', 'ROUTED512', 'MATCHED512', 'MODADD', 'HIST', 'EXPERIMENTS', 'RATES_OF_FFN',
            'AUDIT', 'REPLICATES', 'TWINS', 'ENDS', 'AFTER', 'OWN', 'SWEPT', 'TABLES', 'FIGURES', 'SECTIONS', 'ITEMS',
-           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'grid', 'line_pairs', 'item_pairs', 'conditions_for',
-           'Order', 'orders', 'items_of', 'registry', 'by_experiment']
+           'DECISIVE', 'SECOND', 'THIRD', 'FOURTH', 'Experiment', 'grid', 'conditions_for', 'Order', 'orders',
+           'registry', 'by_experiment']
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #8c5c1958
 from dataclasses import dataclass
@@ -169,12 +169,12 @@ SECTIONS = {"sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
 ITEMS = TABLES | FIGURES | SECTIONS
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #f7ef6ffb
-def line_pairs(text:str) -> list:
+def _line_pairs(text:str) -> list:
     "(experiment key, condition name) pairs that a line of `ITEMS` stands for, in its order, each once."
     found = []
     for token in text.split():
         head, _, words = token.partition(":")
-        if head in ITEMS: found += line_pairs(ITEMS[head])
+        if head in ITEMS: found += _line_pairs(ITEMS[head])
         else: found += [(head, n) for n in EXPERIMENTS[head].names if _has(condition(n), words.split(","))]
     return list(dict.fromkeys(found))
 
@@ -186,7 +186,7 @@ def _has(c, words):
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #f3c89446
 @lru_cache(maxsize=None)
-def item_pairs(item:str) -> tuple:
+def _item_pairs(item:str) -> tuple:
     """(experiment key, condition name) pairs behind an item, an experiment, `arms`, `gelu`, `audit` or `all`.
 
     Raises ValueError with the nearest valid item."""
@@ -201,12 +201,12 @@ def item_pairs(item:str) -> tuple:
     if item == "all": return tuple(everything)
     if item in words: return tuple(p for p in audits if p[1] in words[item])
     if item in OWN: return tuple(p for p in everything if p[0] == item)
-    found = line_pairs(ITEMS[item])
+    found = _line_pairs(ITEMS[item])
     return tuple(found + [p for p in audits if p[1] in {n for _, n in found}])
 
 def conditions_for(item:str) -> list:
     "Names of the conditions behind an item, in the item's own order. Raises ValueError with the nearest valid item."
-    return list(dict.fromkeys(n for _, n in item_pairs(item)))
+    return list(dict.fromkeys(n for _, n in _item_pairs(item)))
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #ef934c24
 DECISIVE = (_moe := TABLE1["MoE"], *ARMS.values(), TABLE1["FFN"], _moe + "+frozen", _moe + "+switch",
@@ -257,10 +257,10 @@ def _all_orders() -> tuple:
 
 def orders(item="all") -> list:
     "What to train for an item, most decisive first. Raises ValueError for an unknown item."
-    return [o for o in _all_orders() if (o.experiment, o.condition) in item_pairs(item)]
+    return [o for o in _all_orders() if (o.experiment, o.condition) in _item_pairs(item)]
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #40335295
-def items_of(name:str) -> list:
+def _items_of(name:str) -> list:
     "The items of the paper that a condition serves, panels left out where the whole figure is named."
     found = [i for i in ITEMS if name in conditions_for(i)]
     return [i for i in found if not (i[-1].isalpha() and i[:-1] in found)]
@@ -274,7 +274,7 @@ def registry(item="all") -> pd.DataFrame:
     def runs_in(os): return {k: sum(len(o.seeds) for o in os if o.stream == k) for k in STREAMS}
     return pd.DataFrame([dict(
         condition=n, task=condition(n).task, experiments=" ".join(dict.fromkeys(o.experiment for o in os)),
-        items=" ".join(items_of(n)), **runs_in(os), seed_steps=sum(o.seed_steps for o in os),
+        items=" ".join(_items_of(n)), **runs_in(os), seed_steps=sum(o.seed_steps for o in os),
         cpu_hours=sum(o.seconds for o in os) / 3600) for n in conditions_for(item) if (os := todo[n])])
 
 # %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #3e281817
