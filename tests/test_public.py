@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fastcore.docments import docments
 
@@ -43,6 +44,10 @@ def test_what_nothing_is_said_of_is_seen():
 def test_every_public_function_explains_each_of_its_arguments_and_what_comes_back():
     lost = {n: some for n in mr.PUBLIC if (some := unexplained(getattr(mr, n)))}
     assert not lost, f"{len(lost)} of {len(mr.PUBLIC)}: {lost}"
+
+
+def test_a_column_that_rows_have_not_got_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="got 'sede'; nearest: 'seed'"): mr.select(pd.DataFrame(dict(seed=[42])), sede=42)
 
 
 def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():
