@@ -26,7 +26,7 @@ from moe_redistribution.language import gates_study, streaming
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.record import check as check_room
+from moe_redistribution.record import check as check_room, new as new_room
 from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
@@ -139,12 +139,13 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
 
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
 WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "measure": (work, "measure"),
-        "record": (recording, "record_runs"), "study": (jobs, "run_job"), "scores": (streaming, "tally"),
-        "ablate": (streaming, "text_loss"), "gates": (jobs, "run_job"), "conditions": (experiments, "items_of"),
-        "ledger": (selection, "rows_behind"), "bench": (bench, "worker_processes"),
-        "kinds": (commands_room, "registered_things"), "rows": (coverage, "by_id"), "loads": (models, "text_loads"),
+        "record": (recording, "_record_runs"), "study": (jobs, "run_job"), "scores": (streaming, "tally"),
+        "ablate": (streaming, "text_loss"), "gates": (jobs, "run_job"), "conditions": (experiments, "_items_of"),
+        "ledger": (selection, "rows_behind"), "bench": (bench, "_worker_processes"),
+        "kinds": (commands_room, "registered_things"), "rows": (coverage, "_by_id"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
-        "completion": (cli, "completion"), "check": (check_room, "check_clone")}
+        "completion": (cli, "_completion"), "check": (check_room, "_check_clone"),
+        "new": (new_room, "replace_file")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -164,6 +165,7 @@ PROMISE = [
     ("study", "granularity", "--import", "nothing.py"), ("loads", *TEXT, "--out", "rows.txt"),
     ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
     ("audit", *TEXT, "--unit", "L9.E1"), ("check", "--layer", "byte"), ("completion", "bash", "--import", "{file}"),
+    ("new", "study", "1x"), ("new", "study", "routers"),
     ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]
 
 
@@ -232,7 +234,7 @@ def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
     assert (p.returncode, out, err) == (130, "", f"{INTERRUPTED}\n")
 
 
-POOLS = {"executors": "LocalExecutor", "bench": "worker_processes"}
+POOLS = {"executors": "_LocalExecutor", "bench": "_worker_processes"}
 POOL = """
 import os, sys, time
 if __name__ == "__main__":
@@ -282,7 +284,7 @@ def test_a_real_model_gets_all_threads_that_torch_may_and_training_has_one_a_pro
                                                                                      monkeypatch):
     class Seen(BaseException): pass
     def look(*args, **kwargs): raise Seen(torch.get_num_threads())
-    for room, name in (WORK["scores"], WORK["ablate"], (gates_study, "distilled_job"), WORK["train"]):
+    for room, name in (WORK["scores"], WORK["ablate"], (gates_study, "_distilled_job"), WORK["train"]):
         monkeypatch.setattr(room, name, look)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -81,9 +81,9 @@ def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lac
 
 # Where a task enters by its name, with its recipe; and what was measured on the paper's tasks, with a rule for others
 TABLES = {"tasks/task.py": ("TASKS",), "models/condition.py": ("RECIPES",), "training/loop.py": ("TASK_RULES",),
-          "training/orders.py": ("STEP_SECONDS", "TYPICAL_STEPS"), "evidence/tables.py": ("TASK",),
+          "training/orders.py": ("STEP_SECONDS", "TYPICAL_STEPS"), "report/tables.py": ("TASK",),
           "training/bench.py": ("HEADLINE", "TARGETS", "FLOORS", "BENCH_SEEDS", "PACE", "_members"),
-          "record/costs.py": ("CPU_LIMITS",), "evidence/figures.py": ("PLAIN",)}
+          "record/costs.py": ("CPU_LIMITS",), "report/figures.py": ("PLAIN",)}
 
 
 def names_asked_for(path):

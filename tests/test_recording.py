@@ -124,7 +124,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
 def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited_ones_at_all(instrument, name, wanted,
     monkeypatch):
     asked = {}
-    rows = {"probes": "probe_rows", "histogram": "histogram_rows"}[instrument]
+    rows = {"probes": "_probe_rows", "histogram": "_histogram_rows"}[instrument]
     room = sys.modules[INSTRUMENTS[instrument].rows.__module__]
     monkeypatch.setattr(room, rows, lambda params, c, seeds, how, rule, **labels: asked.update({rule: how}))
     for rule in rules_for(name, "authors", instrument):

@@ -441,15 +441,17 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
           "frame.py main": "into _proc/, which every build makes anew, and settings.ini of a build that is thrown away",
           "after.py llms": "into the rendered site, which every build makes anew", "after.py finds": "the same",
           "after.py main": "the same",
+          "new.py _lay_down": "into a folder beside the place, which is renamed when it is whole",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
-READS = {"table_files.py _manifest": "`manifest` has looked", "findings.py _former": "`of_clone` has looked",
+READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.py _former": "`of_clone` has looked",
          "registrations.py from_git": "what git holds",
          "selection.py _runs": "`recorded_runs` has looked",
-         "findings.py _ledger": "`claim` has looked",
+         "recorded_claims.py _ledger": "`claim` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",
-         "coverage.py by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
+         "coverage.py _by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "versions.py _rows_then": "a version in git", "versions.py _held": "the same",
+         "some_answers.py _contrasts": "a text that was made from `as_committed`",
          "registrations.py _cells": "versions in git, or `as_committed`"}
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WHOLE_ONLY', 'ORDERED', 'COMPARE_COLUMNS', 'OTHER', 'POWERS', 'NO_LINE', 'CONTRAST_COLUMNS', 'BOTH', 'finest_prints',
-           'compare', 'number_row', 'contrasts', 'contrast', 'contrast_table', 'survivors', 'comparison']
+           'compare', 'number_row', 'answered', 'contrasts', 'contrast', 'contrast_table', 'survivors', 'comparison']
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #753e670d
 from pathlib import Path
@@ -158,7 +158,7 @@ def _judged(ours, p, c, margin, protocol):
 CONTRAST_COLUMNS = """id a b asks edit rule n n_fixed mean_a mean_b difference lo hi p p_holm effect p_equivalence
                       p_equivalence_holm p_t margin outcome reason""".split()
 BOTH = "equivalent and different"          # smaller than the margin, and not zero
-def _answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
+def answered(rows:pd.DataFrame|Measured, asked:Sequence[Claim]) -> pd.DataFrame:
     """Contrasts a - b, each a `Claim`, as one family, paired by seed: CONTRAST_COLUMNS. `n` seeds so far of `n_fixed`;
     lo and hi bound the difference."""
     rows = Measured.of(rows)
@@ -184,7 +184,7 @@ def contrasts(
     families = [i for i in bridge["item"].unique() if i.startswith("contrast")]
     registered = bridge[bridge["item"] == choose("family", item, families)]
     registered = registered[registered["edit"] == choose("edit", edit, sorted(registered["edit"].unique()))]
-    return _answered(rows, [c.at(rule, seeds) for c in Claim.of(registered)])
+    return answered(rows, [c.at(rule, seeds) for c in Claim.of(registered)])
 
 # %% ../../nbs/5_evidence/07_contrasts.ipynb #0c5fb3d8
 def _contrast(rows, c):
