@@ -19,6 +19,7 @@ from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.sound import OLDER, THIS_CODE
 from moe_redistribution.studies.sparsity_moves.study import STUDY
+from moe_redistribution.training import company
 from moe_redistribution.training import loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.sources import code_by_room
@@ -50,6 +51,7 @@ def offset_rows(arm, seeds, settings, desk):
 
 def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
+    company._FIRST.clear()                                                         # as in another process
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
     return Store(root, lent)
 

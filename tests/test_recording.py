@@ -232,7 +232,7 @@ def small(monkeypatch):
     alone = replace(with_only(two), presets={"small": replace(STUDY.presets["small"], arms={NAME: (42, 137)})})
     tables = [("ledger", pd.DataFrame(dict(key=[]))), ("contrasts", pd.DataFrame(dict(family=[])))]
     few = dict(known_studies=lambda: {alone.name: alone}, answer_tables=lambda root: tables,
-               look_at_store=lambda *where, **how: [])                     # these runs only pretend to have learned
+               _look_at_store=lambda *where, **how: [])                     # these runs only pretend to have learned
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
 

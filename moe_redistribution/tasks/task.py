@@ -75,7 +75,7 @@ class Task(_Doors):
     targets: torch.Tensor = field(repr=False)               # (n, read), int64
     strata: pd.DataFrame = field(repr=False)                # n rows; `operation_o1` is about one position
     rules: dict = field(repr=False, default_factory=dict)   # held-out rules: name -> mask of held-out examples
-    source: str = "drawn"             # how a seed gets its training examples: doors.SOURCES
+    source: str = "drawn"             # how a seed gets its training examples: capabilities.SOURCES
     n_pos: int = 0                    # rows of the position table that the authors draw, if more than `n_ctx`
     places: tuple = ()                # a name for every input position; p0, p1, … if none are given
 
