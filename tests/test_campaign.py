@@ -248,7 +248,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("room", POOLS)
 def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_traceback(room, tmp_path):
     "A terminal sends it to all processes at once, and each worker printed the traceback of some import."
-    (script := tmp_path / "pool.py").write_text(f"from moe_redistribution.training.{room} import *\n{POOL}")
+    (script := tmp_path / "pool.py").write_text(f"from moe_redistribution.training.{room} import {POOLS[room]}\n{POOL}")
     env = os.environ | {"PYTHONPATH": str(table_files.ROOT)}
     p = subprocess.Popen([sys.executable, script, POOLS[room]], env=env, start_new_session=True,
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -92,7 +92,7 @@ def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
 def test_a_study_is_added_by_the_commands_as_they_stand(tmp_path):
     "In a clone of its own: nothing is edited, and every line ends well; then its answer stands in the ledger, its page is run."
     section = re.search(r"^## Add a study$(.*?)(?=^## )", TEXT, flags=re.M | re.S)[1]
-    lines = re.search(r"^```\n(.*?)^```", section, flags=re.M | re.S)[1].splitlines()
+    lines = re.search(r"^```\n(.*?)^```", section, flags=re.M | re.S)[1].splitlines()[1:]         # activated
     subprocess.run(["git", "clone", "-q", ROOT, clone := tmp_path / "clone"], check=True)
     bin = Path(sys.executable).parent
     env = {k: v for k, v in os.environ.items() if k != "IN_TEST"} | dict(
