@@ -69,7 +69,7 @@ def level_lines(ax, levels:Mapping, text:bool=True, size:float=7.5, upright:bool
 
 # %% ../../nbs/5b_report/04_shapes.ipynb #87278718
 def draw_dots(ax, x:float, values, style:Mapping, width:float=.22) -> Interval:
-    "Seeds as dots around `x` in a `style` of `look`, their mean as a bar, its 95 % interval, which is returned, as a line."
+    "Seeds as dots around `x` in a `style` of `look`, their mean as a bar, its 95 % interval (returned) as a line."
     values = np.sort(np.asarray(values, float))
     spread = np.linspace(-width, width, len(values)) if len(values) > 1 else np.zeros(1)
     ax.plot(x + spread, values, "o", ms=5 if len(values) < 20 else 2.5, alpha=.9, zorder=3, clip_on=False, **style)
