@@ -62,7 +62,7 @@ __getattr__, __dir__ = imported_late("moe_redistribution", import_module("moe_re
 FURTHER = {  # room → names that nothing but a person calls
     "models.condition": "n_params", "models.edits": "Edit", "models.events": "Exchange", "models.ffn": "balance_loss route",
     "models.more_routers": "Biased ExpertChoice Hashed Placed Rehashed", "models.authors": "from_authors",
-    "tasks.text": "hub kjv read_text load_text", "training.executors": "JobPool local_executor dask_client",
+    "tasks.task": "Doors", "tasks.text": "hub kjv read_text load_text", "training.executors": "JobPool local_executor dask_client",
     "training.store": "home", "instruments.ablation": "ablate_each", "instruments.attribution": "rank1_share",
     "instruments.patching": "flip_rates", "instruments.patterns": "patterns spread relation heads",
     "instruments.routing": "loads effective_experts coactivation overlap saturation",
