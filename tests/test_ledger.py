@@ -143,11 +143,6 @@ def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_wo
     table = table.set_index("key", drop=False) if "key" in table else table
     tied = table[(table["expects"] == "0") & table["verdict"].str.match("reproduced|found")]
     tied = tied.drop(index=[k for k in tied.index if said(k).versus.startswith("value=")], errors="ignore")
-    # its power is read from the rows until it is registered: random masks cost more than a gate, and by more than counts
-    rows = read_table("absorption", "absorption.kjv/dense").query("metric == 'damage' and stratum == 'k=8'")
-    at = {e: rows.query("edit == @e and unit == @u").set_index("seed")["value"] for e, u in (("random", ""), ("kl", "d_gate=8"))}
-    assert interval((at["random"] - at["kl"]).dropna()).lo > said("003-A7").margin and len(at["kl"]) == 16
-    tied = tied.drop(index="003-A7")
     assert len(tied) > 6 and (tied["power_says"] == "holds").all(), tied.loc[tied["power_says"] != "holds"].index
 
 
