@@ -20,7 +20,6 @@ from moe_redistribution.tasks.task import counts, get_task
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": nn.Identity()}
 CHUNK = 200                                       # batches drawn at a time
 
-
 class Attention(nn.Module):
     def __init__(self, d, n_heads, causal):
         super().__init__()
@@ -32,7 +31,6 @@ class Attention(nn.Module):
         q, k, v = (f(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         z = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.o(z.transpose(1, 2).flatten(2))
-
 
 class FFN(nn.Module):
     "Two layers with biases, or a gated unit without."
@@ -46,7 +44,6 @@ class FFN(nn.Module):
     def forward(self, x):
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         return self.down(hidden)
-
 
 class MoE(nn.Module):
     "Top-k of E experts, dispatched with boolean masks; returns the output and the load-balancing loss."
@@ -69,7 +66,6 @@ class MoE(nn.Module):
             if mine.any(): out[mine] += (kept * hit).sum(-1)[mine][:, None] * expert(tokens[mine])
         return out.view_as(x), len(self.experts) * (torch.stack(loads) * probs.mean(0)).sum()
 
-
 class Block(nn.Module):
     def __init__(self, c, causal):
         super().__init__()
@@ -85,7 +81,6 @@ class Block(nn.Module):
         out = self.ffn(self.norm2(x))
         out, aux = out if isinstance(out, tuple) else (out, x.new_zeros(()))
         return x + out, aux
-
 
 class PlainTransformer(nn.Module):
     """One model of a condition. `forward(tokens (b, t))` gives logits (b, t, vocab) and the balance loss ().
@@ -165,11 +160,9 @@ class PlainTransformer(nn.Module):
         stack = lambda v: torch.stack([stack(x) for x in v]) if isinstance(v, list) else v
         return {name: stack(v)[None].contiguous() for name, v in self.views(of).items()}
 
-
 def load_member(params, member, c):
     "A `PlainTransformer` of condition `c` with the weights (and dtype) of one member of a population."
     return PlainTransformer(c).to(params["W_E"].dtype).load_member(params, member)
-
 
 def optimiser(model, fused=None):
     "AdamW as the recipe has it, with a group for parts that learn at another speed."
@@ -179,7 +172,6 @@ def optimiser(model, fused=None):
         if p.requires_grad: groups.setdefault(c.lr * own, []).append(p)
     return torch.optim.AdamW([dict(params=p, lr=lr) for lr, p in groups.items()], weight_decay=c.weight_decay,
                              fused=fused)
-
 
 def examples(c, seed, n):
     "The next `n` batches, tokens (b, t) and targets (b, read), drawn from torch's own generator where they are drawn."
@@ -192,7 +184,6 @@ def examples(c, seed, n):
         return [(t.tokens[train], t.targets[train])] * n
     tokens, _ = histogram_sets(seed)
     return [(tokens, counts(tokens) - 1)] * n
-
 
 def plain_train(name, seed, steps=None, seconds=None, fused=None):
     """Trains one model for `steps` optimiser steps, or until `seconds` of wall time have passed: (model, losses).
@@ -216,7 +207,6 @@ def plain_train(name, seed, steps=None, seconds=None, fused=None):
             if seconds and time.perf_counter() - began > seconds: return model, torch.stack(losses)
     return model, torch.stack(losses)
 
-
 def waited():
     "Seconds that this process's threads were ready to run and had no core, where the kernel says so (Linux), else 0."
     total = 0
@@ -224,7 +214,6 @@ def waited():
         try: total += int(path.read_text().split()[1])
         except (OSError, IndexError): pass                      # a thread that has just ended
     return total / 1e9
-
 
 def main():
     p = argparse.ArgumentParser(description="Seed-steps per second of one plain model in one process, as JSON.")
@@ -247,6 +236,5 @@ def main():
     print(json.dumps(dict(condition=condition(a.name).name, steps=len(losses), per_second=len(losses) / wall,
                           cpu_seconds=cpu, wall_seconds=wall, waited_seconds=wait, threads=torch.get_num_threads(),
                           last_loss=float(losses[-1]))))
-
 
 if __name__ == "__main__": main()

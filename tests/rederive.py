@@ -28,7 +28,6 @@ ONES, TENS, HUNDREDS, OVERFLOW = range(4)                        # answer digits
 EVERY = (ONES, TENS, HUNDREDS, OVERFLOW)
 EOS, READ = 11, 3                                                # answer digit i is predicted at position READ + i
 
-
 # ------------------------------------------------------------------------------------------------------- task
 
 def digits(n, k): return [n // 10**i % 10 for i in range(k)]                                    # the ones come first
@@ -41,7 +40,6 @@ def task():
     tokens = np.concatenate([question, np.full((1000, 1), EOS), answer], axis=1)
     added = (answer - np.concatenate([question, np.zeros((1000, 1), int)], axis=1)) % 10
     return tokens, answer, added, (added == 1).sum(1)
-
 
 # ------------------------------------------------------------------------------------------------------ model
 
@@ -81,7 +79,6 @@ class Model:
     def logits(self, x): return x @ self.w["W_E"].T
     def says(self, x): return self.logits(x).argmax(-1)
 
-
 @lru_cache(None)
 def models(name, folder=ROOT / "checkpoints" / "add7"):
     "The five seeds' models of a condition."
@@ -90,7 +87,6 @@ def models(name, folder=ROOT / "checkpoints" / "add7"):
         stacked = {n: f.get_tensor(n).double() for n in f.keys()}
     return [Model({n: t[i] for n, t in stacked.items()}, 2 if "e4k2" in name else 1) for i in range(len(SEEDS))]
 
-
 @lru_cache(None)
 def run(name, i):
     "A dictionary of what one seed's model computes on all inputs: embed, attn, ffn (1000, 8, 64)."
@@ -98,7 +94,6 @@ def run(name, i):
     x = m.embed()
     a = m.attention(x)
     return dict(embed=x, attn=a, ffn=m.ffn(x + a))
-
 
 # ----------------------------------------------------------------------------------------- what can be derived
 
@@ -217,7 +212,6 @@ def welch(a, b): return ttest_ind(a, b, equal_var=False).pvalue
 
 def lowest(name, **kw): return min((right(name, "ffn", at=(d,), **kw) for d in EVERY), key=np.mean)
 
-
 # ------------------------------------------------------------------------------------------------ what is claimed
 
 @lru_cache(None)
@@ -275,7 +269,6 @@ class Claim:
         return dict(id=self.id, what=self.what, recorded=show(a), derived=show(b), off=off, tolerance=self.tolerance(),
                     ok=off <= self.tolerance())
 
-
 def said_in_the_ledger():
     """Key, statement and derivation of every claim of the ledger that compares digits of two committed models, as the
     authors did."""
@@ -293,7 +286,6 @@ def said_in_the_ledger():
                    carries=None if r.stratum == "all" else int(r.stratum[-1]))
         one = lambda n, at=places[r.position], how=how: np.mean([right(n, at=p, **how) for p in at], axis=0)
         yield r.key, r.statement, lambda a=a, b=b, one=one: one(a) - one(b)
-
 
 def claims():
     "All claims that can be checked here, by id."
@@ -377,11 +369,9 @@ def claims():
         **where | dict(site="router_probs"))
     return {c.id: c for c in out}
 
-
 def report(chosen):
     "A frame with one line a claim."
     return pd.DataFrame([c.check() for c in chosen])
-
 
 def main():
     p = argparse.ArgumentParser(description="Ten claims at random, derived again from the committed weights.")
@@ -403,6 +393,5 @@ def main():
                           formatters={c: "{:.6g}".format for c in ("recorded", "derived", "off", "tolerance")}))
     print(f"{int(found['ok'].sum())} of {len(found)} agree")
     return 0 if found["ok"].all() else 1
-
 
 if __name__ == "__main__": sys.exit(main())

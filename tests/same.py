@@ -1,7 +1,6 @@
 """Two stores hold the same runs, to the bit."""
 import torch
 
-
 def assert_same_runs(a, b, names, seeds, manifests=False):
     "Weights and history of every run; with `manifests` those too, but for the clock."
     for c in names:

@@ -21,7 +21,6 @@ VIEWS = ("view", "_unsafe_view", "expand", "select.int", "slice.Tensor", "transp
          "permute", "unsqueeze", "squeeze", "split", "unbind", "detach", "alias", "as_strided", "diagonal",
          "_reshape_alias", "lift")  # no kernel is launched
 
-
 class Away(torch.Tensor):
     "A tensor on the stand-in. To autograd it is on `meta`, which every build of torch knows."
     @staticmethod
@@ -40,11 +39,9 @@ class Away(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, *_): raise RuntimeError(f"{func}: a tensor of the stand-in left its `with`")
 
-
 def is_cuda(device): return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
 def inside(x): return tree_map_only(Away, lambda t: t.inner, x)
 def outside(x): return tree_map_only(torch.Tensor, Away, x)
-
 
 class Running(TorchDispatchMode):
     "Runs every operation on the CPU and tells `log` about those on the stand-in."
@@ -68,7 +65,6 @@ class Running(TorchDispatchMode):
                        for t in tensors if not isinstance(t, Away)), f"{name}: values lost on their way to the stand-in"
         if made: kwargs["device"] = "cpu"
         return outside(func(*inside(args), **inside(kwargs)))
-
 
 class Placing(TorchFunctionMode):
     "Moves tensors between the CPU and the stand-in, where torch itself would ask for a driver."
@@ -100,18 +96,15 @@ class Placing(TorchFunctionMode):
         if name in ("cpu", "cuda"): return x
         return func(x, *(a for a in args if a not in places), **{k: v for k, v in kwargs.items() if k != "device"})
 
-
 def positions(index):
     "An index whose lists are tensors on the CPU, as torch makes them."
     each = index if isinstance(index, tuple) else (index,)
     return tuple(torch.tensor(i) if isinstance(i, list) else i for i in each)
 
-
 def pinned(x):
     x = x.clone()
     x.is_pinned_here = True
     return x
-
 
 class Standin:
     """Within it `device='cuda'` is the stand-in; `kernels` counts launches by name, `waits` where in the package the

@@ -12,7 +12,6 @@ from moe_redistribution.training.store import Store
 
 NAME = "add7/moe-e4k1-h16-silu+noisy"
 
-
 class NoisyTopK(Router):
     heard = None                                                       # what the last step added
     def shape(self, c, t): return c.d_model, 2 * c.n_experts
@@ -23,7 +22,6 @@ class NoisyTopK(Router):
         type(self).heard = draw(torch.randn, *logits.shape[1:])
         return logits + self.heard * torch.nn.functional.softplus(loud)
 
-
 @pytest.fixture(autouse=True)
 def noisy():
     with pytest.raises(InterruptedError), _all_or_nothing():            # taken back after each test
@@ -31,14 +29,12 @@ def noisy():
         yield condition(NAME)
         raise InterruptedError
 
-
 def trained(seeds, steps):
     members = init_members(condition(NAME), seeds, "paired")
     for n in steps:
         torch.randn(n)                                                 # whatever else draws in this process
         train_interval(members, n)
     return members
-
 
 def test_the_same_seed_twice_is_the_same_weights_and_noise_changes_them():
     a, b = trained([1], [4]), trained([1], [4])
@@ -48,13 +44,11 @@ def test_the_same_seed_twice_is_the_same_weights_and_noise_changes_them():
     one, other = unflatten(a.w, a.c)["W_O"], unflatten(plain.w, plain.c)["W_O"]
     assert not torch.equal(one, other)
 
-
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits():
     whole, first = trained([1, 2], [3, 3]), trained([1, 2], [3])
     rest = unpack(*pack(first))
     train_interval(rest, 3)
     assert torch.equal(whole.w, rest.w)
-
 
 def test_a_member_has_its_noise_alone_and_in_company(noisy):
     def drawn(*at):
@@ -66,7 +60,6 @@ def test_a_member_has_its_noise_alone_and_in_company(noisy):
     company, alone = trained([1, 2], [3]), trained([2], [3])
     torch.testing.assert_close(company.w[1], alone.w[0], rtol=1e-4, atol=1e-6)
 
-
 def test_arms_with_and_without_noise_see_the_same_batches_and_whoever_looks_sees_no_noise(noisy):
     noise, plain = trained([1], [3]), init_members(condition("add7/moe-e4k1-h16-silu"), [1], "paired")
     train_interval(plain, 3)
@@ -75,7 +68,6 @@ def test_arms_with_and_without_noise_see_the_same_batches_and_whoever_looks_sees
     NoisyTopK.heard = None
     assert torch.equal(forward(params, tokens, noisy), forward(params, tokens, noisy)) and NoisyTopK.heard is None
 
-
 def test_what_looks_after_a_step_sees_the_noise_of_that_step(noisy):
     members = init_members(noisy, [1, 2], "paired")
     train_interval(members, 1)
@@ -83,7 +75,6 @@ def test_what_looks_after_a_step_sees_the_noise_of_that_step(noisy):
     tokens = noisy.get_task().tokens[:heard.shape[1]]
     seen = activations_of(params, tokens, noisy, draws_of(members, [0, 0]))
     assert torch.equal(NoisyTopK.heard, heard) and seen["gates"].shape == (2, *heard.shape[1:])
-
 
 def test_the_store_has_the_same_weights_after_an_interruption(tmp_path):
     stored = {}

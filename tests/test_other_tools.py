@@ -19,12 +19,10 @@ from moe_redistribution.language.routing_edits import replay
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
 
-
 def opened(family="olmoe"):
     model = tiny_model(family)
     model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
     return open_model(model)
-
 
 def test_every_site_has_a_hook_and_back_or_a_reason():
     named = {}
@@ -38,16 +36,13 @@ def test_every_site_has_a_hook_and_back_or_a_reason():
     assert from_lens(to_lens("L1.router_logits", "router"), "router") == "L1.router_logits"
     assert from_lens("blocks.0.hook_resid_pre") == "embed" and from_lens("blocks.4.hook_in") == "L3.resid_post"
 
-
 @pytest.mark.parametrize("bad", ["L1.E3", "L1.shared_out", "L1.v", "L1.router_probs", "L1.nothing", "gates"])
 def test_a_site_without_a_hook_is_refused(bad):
     with pytest.raises(ValueError, match=re.escape(bad)): to_lens(bad)
 
-
 @pytest.mark.parametrize("bad", ["blocks.0.ln1.hook_scale", "blocks.x.hook_mlp_out", "hook_pos_embed"])
 def test_a_hook_that_holds_no_site_is_refused(bad):
     with pytest.raises(ValueError, match=re.escape(bad)): from_lens(bad)
-
 
 @pytest.mark.parametrize("form", [np.asarray, torch.from_numpy, lambda x: x.astype(np.uint8), lambda x: as_sent(x)])
 @pytest.mark.parametrize("family, every", [("olmoe", False), ("deepseek_v3", False), ("deepseek_v3", True)])
@@ -64,12 +59,10 @@ def test_an_engine_s_routes_are_replayed(family, every, form):
     alone = routes_from_engine(form(arrays[1]), s)
     torch.testing.assert_close(s.run(TOKENS[1:], combine_edits(s, replay(alone))), tr["logits"][:, 1:])
 
-
 def as_sent(x):
     "As an engine sends it over HTTP."
     np.save(to := io.BytesIO(), x)
     return base64.b64encode(to.getvalue()).decode()
-
 
 def test_routes_of_another_model_are_refused():
     s = opened()
@@ -87,13 +80,11 @@ def test_routes_of_another_model_are_refused():
     with pytest.raises(ValueError, match="windows, tokens, k"):               # the last token, which nothing read
         s.run(TOKENS[:1], combine_edits(s, replay(routes_from_engine(good[:-1], s))))
 
-
 # -------------------------------- tools that are no dependency: `pip install transformer-lens nnsight`, `make audit`
 
 # family → its router's name in TransformerLens, and the sites whose hooks its adapter has not got
 ADAPTERS = {"olmoe": ("gate", {}), "mixtral": ("gate", {}), "qwen2_moe": ("gate", {}), "gpt_oss": ("router", {}),
             "deepseek_v3": ("gate", {"L1.gates", "L1.routes"})}
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("family", ADAPTERS)
@@ -115,7 +106,6 @@ def test_transformer_lens_has_the_same_numbers_under_its_names(family, tmp_path)
         if (hook := to_lens(site, router)) not in cache: missing.add(site)
         else: assert torch.equal(tr[site].flatten(), cache[hook].flatten()), (site, hook)
     assert missing == {*lacks}
-
 
 @pytest.mark.audit
 def test_nnsight_has_the_same_numbers_and_the_same_edit():

@@ -28,7 +28,6 @@ from moe_redistribution.training.study import Preset, Study, run_study, study_jo
 
 NAME, OTHER, DIGITS = "add7/ffn-h8-silu", "abcdefabcdef", dict(metric="digits", positions=("o0-o3",))
 
-
 def only(monkeypatch, *studies):
     "Recording knows these studies and no paper, so that it takes a second."
     few = dict(known_studies=lambda: {s.name: s for s in studies}, canonical=lambda: [],
@@ -36,25 +35,21 @@ def only(monkeypatch, *studies):
                                            ("contrasts", pd.DataFrame(dict(family=[])))])
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
 
-
 @pytest.fixture
 def mine(monkeypatch):
     study = Study("mine", "a study", {"small": Preset("", {"a": (1, 2, 3)})}, offset_rows, lambda *x: 1.)
     only(monkeypatch, study)
     return study
 
-
 OFFSET = [0.]
 def offset_rows(arm, seeds, settings, desk):
     return rows([OFFSET[0] + s for s in seeds], seeds, condition=arm, metric="digits", stream="paired")
-
 
 def trained(study, root, offset, seeds, lent=False):
     OFFSET[0] = offset
     company._FIRST.clear()                                                         # as in another process
     run_study(study, "small", seeds=seeds, root=root, executor="here", quiet=True)
     return Store(root, lent)
-
 
 @pytest.fixture(scope="module")
 def two_stores(tmp_path_factory):
@@ -68,7 +63,6 @@ def two_stores(tmp_path_factory):
     Store(at / "theirs").path(NAME, 1, "paired").unlink()
     return at
 
-
 @pytest.fixture
 def place(two_stores, tmp_path, monkeypatch):
     "A place in which ours are recorded, by ablation alone, and a copy of theirs."
@@ -79,9 +73,7 @@ def place(two_stores, tmp_path, monkeypatch):
     recording._record(Store(tmp_path / "ours"), tmp_path, say=lambda text: None)
     return tmp_path
 
-
 def lent(place): return Store(place / "theirs", lent=True)
-
 
 def spoil(place, seed, how):
     "Another's run, changed and sealed again."
@@ -89,17 +81,14 @@ def spoil(place, seed, how):
     Store(place / "theirs").save(how(run))
     return lent(place).path(NAME, seed, "paired")
 
-
 def recorded_from(place, **how):
     "What recording another's store says."
     said = []
     recording._record(lent(place), place, say=said.append, whose="A. Other", **how)
     return said
 
-
 def seeds_of(place, whose="house", kind="runs"):
     return sorted(set(read_table(kind, NAME, root=place, whose=whose)["seed"]))
-
 
 def test_others_seeds_are_added_ours_stay_and_a_list_says_whose_they_are(mine, tmp_path):
     ours, theirs = trained(mine, tmp_path / "a", .1, [1]), trained(mine, tmp_path / "b", .5, [1, 2], lent=True)
@@ -113,12 +102,10 @@ def test_others_seeds_are_added_ours_stay_and_a_list_says_whose_they_are(mine, t
     recording._record(trained(mine, tmp_path / "b", .9, [3], lent=True), root, say=lambda x: None, whose="B. Third")
     assert pd.read_csv(root / "results/others.csv")["whose"].tolist() == ["A. Other", "B. Third"]         # none is lost
 
-
 def test_a_store_from_elsewhere_needs_a_name_and_must_be_one(tmp_path, capsys):
     assert main(["record", "--from", str(tmp_path)]) == 2 and "--whose NAME" in capsys.readouterr().err
     assert main(["record", "--from", str(tmp_path), "--whose", "me"]) == 2
     assert "MOE_REDISTRIBUTION_HOME" in capsys.readouterr().err
-
 
 def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
     before = {k: read_table(k, NAME, root=place).to_csv() for k in ("runs", "history", "ablation")}
@@ -138,17 +125,14 @@ def test_counts_of_the_house_do_not_change_and_others_can_be_asked_for(place):
     with pytest.raises(ValueError, match="nearest: 'A. Other'"): seeds_of(place, "A. Othr")
     assert pd.read_csv(place / "results/others.csv")["seal"].eq(THIS_CODE).all()
 
-
 def reading(**own):
     from moe_redistribution.evidence.claims import Claim
     return Claim(key="x", instrument="ablation", stream="paired", condition=NAME, metric="digits", site="ffn_out",
                  edit="mean", rule="first1000", position="o0-o3", stratum="all", split="all", **own).reading
 
-
 def weights(change): return lambda r: replace(r, weights={k: {n: change(v) for n, v in w.items()}
                                                           for k, w in r.weights.items()})
 def manifest(**own): return lambda r: replace(r, manifest=r.manifest | {k: f(r.manifest[k]) for k, f in own.items()})
-
 
 SPOILT = {3: (weights(lambda v: .2 * v), "measured again"),
           4: (weights(lambda v: v * float("nan")), "are not finite"),
@@ -156,7 +140,6 @@ SPOILT = {3: (weights(lambda v: .2 * v), "measured again"),
           6: (manifest(source=lambda x: x | {"training.loop": OTHER}),
               f"other code in training.loop \\({OTHER}, here \\w+\\); fix: .*--same {OTHER}"),
           7: (manifest(source=lambda x: dict(router=OTHER)), "other code in router")}
-
 
 def test_what_is_refused_is_named_with_its_reason_and_stays_and_the_others_are_recorded(place):
     paths = {seed: spoil(place, seed, how) for seed, (how, _) in SPOILT.items()}
@@ -168,7 +151,6 @@ def test_what_is_refused_is_named_with_its_reason_and_stays_and_the_others_are_r
         assert re.search(says, line), line
     assert sum("refused" in text for text in said) == 6 and seeds_of(place, "A. Other") == [9]
     assert {p: p.read_bytes() for p in paths.values()} == bytes_, "left where they are"
-
 
 def test_a_run_of_another_optimiser_is_refused_by_name(place, monkeypatch):
     "Adam with a beta2 of .99 is another recipe, whatever the condition is called."
@@ -183,7 +165,6 @@ def test_a_run_of_another_optimiser_is_refused_by_name(place, monkeypatch):
     [bad] = [x for x in sound.look_at_runs(lent(place), place, NAME) if x.why]
     assert bad.seeds == (4,) and f"other code in training.loop ({there['training.loop']}" in bad.why
 
-
 def test_comments_hints_and_layout_are_no_other_code(tmp_path, monkeypatch):
     here = code_by_room([loop._clip_], ["training.loop"])
     text = inspect.getsource(loop._clip_)
@@ -196,7 +177,6 @@ def test_comments_hints_and_layout_are_no_other_code(tmp_path, monkeypatch):
     assert code_by_room([loop._clip_], ["training.loop"]) != here
     sources_room._FORMS.clear()
 
-
 def test_an_older_seal_is_accepted_as_what_it_is(place):
     narrow = lambda r: replace(r, manifest=r.manifest | dict(source={k: v for k, v in r.manifest["source"].items()
                                                                     if "." not in k}))
@@ -206,13 +186,11 @@ def test_an_older_seal_is_accepted_as_what_it_is(place):
     told = pd.read_csv(place / "results/others.csv").set_index("seed")["seal"].to_dict()
     assert told == dict.fromkeys(range(3, 10), THIS_CODE) | {4: OLDER, 5: OLDER}
 
-
 def test_code_that_is_known_to_give_the_same_is_accepted_when_told_so(place):
     spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(
         source=r.manifest["source"] | {"training.loop": OTHER})))
     looked = recording._look_at_store(lent(place), place, same=[OTHER])
     assert not any(x.why for x in looked)
-
 
 def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_before_is_not(place):
     ours = Store(place / "theirs")                                             # as if it were our own
@@ -224,7 +202,6 @@ def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_befor
         looked = {x.seeds: x.why for x in recording._look_at_store(ours, place)}
     assert "other code in training.loop" in looked[3,] and not looked[4,] and not looked[5,]
 
-
 def test_rows_of_a_study_that_are_no_numbers_are_named(mine, tmp_path):
     theirs = trained(mine, tmp_path / "b", .5, [1, 2], lent=True)
     path = study_jobs(mine, seeds=[2])[0].path(theirs)
@@ -234,7 +211,6 @@ def test_rows_of_a_study_that_are_no_numbers_are_named(mine, tmp_path):
     recording._record(theirs, tmp_path / "clone", say=said.append, whose="A. Other")
     assert f"{path}: refused: 1 of 1 values are not finite" in said and path.exists()
     assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone", whose=EVERYBODY)["seed"]) == {1}
-
 
 def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(mine, tmp_path):
     theirs = trained(mine, tmp_path / "b", .5, [1, 2, 3], lent=True)
@@ -248,13 +224,11 @@ def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(m
     assert why[one.name] == "" and "other code in" in why[two.name] and "no job" not in why[one.name]
     assert "expected a job of mine; got a, seeds [3]" in why["0123456789abcdef.safetensors"]
 
-
 def test_a_condition_that_no_study_records_is_named(place):
     folder = lent(place).path(NAME, 9, "paired").parent
     shutil.copytree(folder, folder.with_name("ffn-h16-silu"))
     [bad] = [x for x in recording._look_at_store(lent(place), place) if x.why]
     assert bad.path.name == "ffn-h16-silu" and "no study records this condition" in bad.why
-
 
 def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path):
     keys = [j.key for j in study_jobs(mine)]
@@ -262,7 +236,6 @@ def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path
     assert [j.key for j in study_jobs(mine)] == keys
     recording._record(store, tmp_path / "clone", say=lambda x: None)
     assert set(read_table("mine", "mine.small/a", root=tmp_path / "clone")["seed"]) == {3, 6, 7}
-
 
 def test_a_command_ends_with_what_was_refused(place, monkeypatch, capsys):
     path = spoil(place, 4, lambda r: replace(r, weights={}))
@@ -273,7 +246,6 @@ def test_a_command_ends_with_what_was_refused(place, monkeypatch, capsys):
     assert "1 of 7 new ones refused" in err and err.count("\n") == 1 and "paired-5" in out and "paired-4" not in out
     assert path.exists() and seeds_of(place, "A. Other") == [3, 4, 6, 7, 8, 9]
 
-
 def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_written(place, monkeypatch, capsys):
     monkeypatch.setattr(recording, "ROOT", place)
     before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
@@ -282,7 +254,6 @@ def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_writt
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5 and all("fix: " in line for line in lines), lines
     assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
-
 
 def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
     from moe_redistribution.evidence.claims import _check_statements, statements
@@ -296,7 +267,6 @@ def test_every_rule_that_a_definition_breaks_has_its_line(tmp_path):
     for word in ("expects of", "seeds such as", "a page under"):
         assert [x for x in lines if f"expected {word}" in x], lines
     assert len(statements()) > 100
-
 
 @pytest.mark.audit
 def test_an_outsider_s_seeds_come_into_the_record_as_contributing_says(tmp_path):

@@ -30,35 +30,28 @@ SMALL = "add7/ffn-h8-silu+d16"
 
 # --------------------------------------------------------------------------------------------------------- instruments
 
-
 def norms(p): return p["W_E"].flatten(1).norm(dim=1)
 def table(values, seeds, c, **how): return rows(values, seeds, **dict(condition=str(c), metric="mine") | how)
-
 
 def changes(p, c, seeds, **how):
     p["W_E"].mul_(2)
     return table(norms(p), seeds, c, **how)
 
-
 def changes_in_numpy(p, c, seeds, **how):
     p["W_E"].numpy()[0] = 0
     return table(norms(p), seeds, c, **how)
-
 
 def renames(p, c, seeds, **how):
     p["W_U"] = p["W_E"]
     return table(norms(p), seeds, c, **how)
 
-
 def patches(p, c, seeds, **how):
     Router.logits = lambda self, held, x, c: 0
     return table(norms(p), seeds, c, **how)
 
-
 def wider(p, c, seeds, **how):
     torch.set_default_dtype(torch.float64)
     return table(norms(p), seeds, c, **how)
-
 
 WRONG = {                                                   # an instrument → what its refusal says
     "other seeds": (lambda p, c, s, **how: table(norms(p), [x + 1 for x in s], c, **how), "rows of seed 1, 2, 3"),
@@ -87,14 +80,12 @@ WRONG = {                                                   # an instrument → 
     "names of weights": (renames, "weights and examples as they were"),
     "the library": (patches, "routers.Router.logits replaced; it is put back"), "default": (wider, "default dtype")}
 
-
 @pytest.mark.parametrize("f, says", WRONG.values(), ids=WRONG)
 def test_an_instrument_that_is_wrong_is_refused_by_name_at_its_first_use(f, says):
     params = {n: v.clone() for n, v in PARAMS.items()}
     with pytest.raises(ValueError, match=says) as e:
         checked_rows(f, "mine")(params, NAME, SEEDS, stream="paired", rule="final")
     assert str(e.value).count("; fix: ") == 1 and torch.get_default_dtype() == torch.float32
-
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("word", ["averaged", "by chance"])
@@ -103,13 +94,11 @@ def test_one_seed_or_two_are_enough_to_see_it(word, n):
     with pytest.raises(ValueError, match="made twice"):
         checked_rows(WRONG[word][0])({k: v[:n] for k, v in PARAMS.items()}, NAME, SEEDS[:n], stream="paired")
 
-
 def test_a_right_instrument_is_carried_out_and_those_of_the_library_are_as_they_are():
     right = checked_rows(lambda p, c, s, **how: table(norms(p), s, c, **how))
     for seeds in (SEEDS, SEEDS[:1], SEEDS[::-1]):
         assert len(right({k: v[:len(seeds)] for k, v in PARAMS.items()}, NAME, seeds, stream="paired")) == len(seeds)
     assert checked_rows(init) is init
-
 
 def sure(at=lambda t, j: t.read[j], step=1, batch=1000):
     "An instrument of how sure a model is: by position, by stratum, and on the whole."
@@ -123,22 +112,18 @@ def sure(at=lambda t, j: t.read[j], step=1, batch=1000):
         return pd.concat([*out, table(whole, seeds, c, **how)], ignore_index=True)
     return f
 
-
 ELSEWHERE = {"read at j": (sure(at=lambda t, j: j), "rows of position o0 that go with what stands there"),
              "names in another order": (sure(step=-1), "rows of stratum carry=0 that go with what stands there"),
              "means of unequal batches": (sure(batch=300), "the same of 1000 examples in another order")}
-
 
 @pytest.mark.parametrize("f, says", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_rows_that_are_not_about_what_their_labels_say_get_a_word(f, says):
     with pytest.warns(UserWarning, match=says):
         checked_rows(f, "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
 
-
 def test_rows_that_are_about_what_their_labels_say_get_none(recwarn):
     checked_rows(sure(), "mine")(some(SMALL), SMALL, SEEDS, stream="paired", rule="final")
     assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
-
 
 @pytest.mark.parametrize("how, says", [(dict(rules="at_all"), "rules of instrument"), (dict(streams="pared"), "paired"),
                                        (dict(f="norms"), "a function that gives rows"),
@@ -147,13 +132,11 @@ def test_a_word_for_a_function_is_refused_when_it_is_declared(how, says):
     f = how.pop("f", lambda p, c, seeds, **labels: None)
     with pytest.raises(ValueError, match=says): instrument("mine_for_a_test", **how)(f)
 
-
 # ----------------------------------------------------------------------------------------------------------- questions
 
 ASKED = Question({"width": ("wide", "plain")}, seeds=range(1, 9), margin=.05, guess=.1)
 VALUES = pd.concat([rows(np.full(8, v) + .001 * np.arange(8), range(1, 9), condition=c, metric="digits")
                     for c, v in (("wide", .9), ("plain", .5))], ignore_index=True)
-
 
 @pytest.mark.parametrize("column", ["stream", "rule", "split", "site", "edit", "unit", "position", "stratum", "metric"])
 @pytest.mark.parametrize("which", ["an arm", "a seed"])
@@ -163,10 +146,8 @@ def test_a_question_is_not_answered_by_rows_that_differ_in_more_than_their_arms(
     with pytest.raises(ValueError, match=f"one {column} on both sides; got .*other of .*wide"):
         ASKED.answers(VALUES.assign(**{column: VALUES[column].mask(at, "other")}))
 
-
 def test_a_question_wants_finite_numbers():
     with pytest.raises(ValueError, match="none of seeds"): ASKED.answers(VALUES.assign(value=np.inf))
-
 
 # ------------------------------------------------------------------------------------------------------------- studies
 
@@ -177,7 +158,6 @@ def study(values, stack=2, content=None):
     small = Preset("", {"a": (1, 2), "b": (1, 2)}, stack, dict(n=1))
     return Study("mine", "", {"small": small}, run, lambda *_: 1., **more)
 
-
 REFUSED = {"averaged": (lambda *x: [np.mean(drawn(*x))] * len(x[1]), 2, "made twice"),
            "by chance": (lambda arm, seeds, _: torch.rand(len(seeds)), 2, "made twice"),
            "by chance, one seed": (lambda arm, seeds, _: np.random.rand(len(seeds)), 1, "made twice"),
@@ -185,22 +165,18 @@ REFUSED = {"averaged": (lambda *x: [np.mean(drawn(*x))] * len(x[1]), 2, "made tw
            "an error": (lambda arm, seeds, s: s["N"], 2, "KeyError: 'N'; fix: see line .* of test_own_code.py"),
            "a default": (lambda arm, seeds, _: torch.set_default_dtype(torch.float64) or [1.], 1, "default dtype")}
 
-
 @pytest.mark.parametrize("values, stack, says", REFUSED.values(), ids=REFUSED)
 def test_a_study_s_rows_are_made_twice_before_they_are_stored(tmp_path, values, stack, says):
     mine = study(values, stack)
     with pytest.raises(ValueError, match=says): run_study(mine, root=tmp_path, executor="here", quiet=True)
     assert not any(j.is_done(Store(tmp_path)) for j in study_jobs(mine, arms="a"))
 
-
 ALIKE = {"arms": (drawn, "same values of a and b"),
          "seeds": (lambda arm, seeds, _: [1 + (arm == "b")] * len(seeds), "expected seeds of a that differ")}
-
 
 @pytest.mark.parametrize("values, says", ALIKE.values(), ids=ALIKE)
 def test_arms_or_seeds_with_the_same_values_get_a_word(tmp_path, values, says):
     with pytest.warns(UserWarning, match=says): run_study(study(values), root=tmp_path, executor="here", quiet=True)
-
 
 def walk(whole):
     "A study of a walk that keeps where it is, and where its generator is if it is whole."
@@ -214,24 +190,20 @@ def walk(whole):
         return rows(x, seeds, condition=arm, metric="m")
     return Study("mine", "", {"small": Preset("", {"a": (1, 2)})}, run, lambda *_: 1.)
 
-
 def test_a_state_that_lacks_what_it_goes_on_from_is_refused_and_a_whole_one_is_not(tmp_path):
     assert len(run_study(walk(True), root=tmp_path, executor="here", quiet=True)) == 2
     with pytest.raises(ValueError, match="stopped and taken up again as in one go; got another"):
         run_study(walk(False), root=tmp_path / "b", executor="here", quiet=True)
-
 
 def test_arms_of_one_content_do_not_take_each_others_rows(tmp_path):
     mine = study(drawn, content=lambda arm, settings: settings)
     with pytest.raises(ValueError, match="another for its arm b"):
         run_study(mine, root=tmp_path, executor="here", quiet=True)
 
-
 def test_settings_that_a_function_changes_stay_those_of_the_key(tmp_path):
     mine = study(lambda arm, seeds, s: [s.update(n=s["n"] + 1) or s["n"] + x for x in drawn(arm, seeds)])
     with pytest.raises(ValueError, match="made twice"): run_study(mine, root=tmp_path, executor="here", quiet=True)
     assert mine.presets["small"].settings == {"n": 1}
-
 
 # ---------------------------------------------------------------------------------------------------------------- keys
 
@@ -248,13 +220,11 @@ class Scaled(Router):
 OWN = "add7/moe-e2k1-h8-silu+scaled"
 HOW = dict(stream="paired", until="full", quiet=True, executor="here", steps=200)
 
-
 def write_scales(folder, value):
     "The same number in three kinds of file."
     torch.save(torch.tensor(value), folder / "scale.pt")
     np.save(folder / "scale.npy", value)
     save_file({"x": torch.tensor(value)}, folder / "scale.safetensors")
-
 
 @pytest.fixture
 def mine(tmp_path):
@@ -265,7 +235,6 @@ def mine(tmp_path):
     yield path
     kinds._forget(str(path))
 
-
 READS = {                                                   # what stands at the top → how it is changed
     "a tensor": ("SCALE = torch.load(Path(__file__).with_name('scale.pt'))", "scale.pt"),
     "an array": ("import numpy as np\nSCALE = float(np.load(Path(__file__).with_name('scale.npy')))", "scale.npy"),
@@ -274,7 +243,6 @@ READS = {                                                   # what stands at the
                     "SCALE = load_file(Path(__file__).with_name('scale.safetensors'))['x']", "scale.safetensors"),
     "a module elsewhere": ("sys.path.append(str(Path(__file__).parents[1] / 'elsewhere'))\n"
                            "from far_helper import SCALE", "../elsewhere/far_helper.py")}
-
 
 @pytest.mark.parametrize("top, what", READS.values(), ids=READS)
 def test_what_a_file_reads_is_in_the_key_of_what_it_registers(mine, monkeypatch, top, what):
@@ -290,12 +258,10 @@ def test_what_a_file_reads_is_in_the_key_of_what_it_registers(mine, monkeypatch,
     assert first == again != key() and condition(NAME).key == plain
     assert Training(OWN, (1,)).files[str(mine)].startswith(kinds._own_digest(mine) + "+")
 
-
 def test_a_file_that_reads_nothing_has_the_key_that_it_had(mine):
     mine.write_text(ROUTER.format(top="", scale="2"))
     import_file(mine)
     assert condition(OWN).files == {str(mine): kinds._own_digest(mine)}
-
 
 def test_a_worker_that_would_read_something_else_refuses(mine):
     mine.write_text(ROUTER.format(top=READS["a tensor"][0], scale="SCALE"))
@@ -305,14 +271,12 @@ def test_a_worker_that_would_read_something_else_refuses(mine):
     with pytest.raises(ValueError, match="what mine.py reads: expected files and variables"):
         kinds.need_files({str(mine): files[str(mine)][:-1] + "x"})
 
-
 def test_what_is_read_in_mid_training_is_refused_before_any_work(mine, tmp_path):
     mine.write_text(ROUTER.format(top="", scale="torch.load(Path(__file__).with_name('scale.pt'))"))
     import_file(mine)
     with pytest.raises(ValueError, match="scale.pt, opened in mid-work; fix: read it at the top"):
         train(OWN, [1], root=tmp_path / "s", **HOW)
     assert not (tmp_path / "s").exists()
-
 
 def test_a_package_in_a_folder_of_its_own_is_no_user_s_file(mine, tmp_path):
     at = tmp_path / "elsewhere"
@@ -326,7 +290,6 @@ def test_a_package_in_a_folder_of_its_own_is_no_user_s_file(mine, tmp_path):
     train(OWN, [1], root=tmp_path / "s", **HOW)
     assert not is_users(str(at / "own_pack_9f" / "deep.py")) and is_users(str(at / "far_helper.py"))
 
-
 TOUCHES = {
     "a function": ("from moe_redistribution.tasks import data\ndata.split = print", "tasks.data.split replaced"),
     "a method": ("Router.logits = print", "routers.Router.logits replaced"),
@@ -336,7 +299,6 @@ TOUCHES = {
     "a device": ("torch.set_default_device('meta')", "default device"),
     "a precision": ("torch.set_float32_matmul_precision('medium')", "default matmul precision"),
     "a nameless variable": ("x = [os.getenv(n) for n in 'ab']", "a variable of the environment by name")}
-
 
 @pytest.mark.parametrize("top, says", TOUCHES.values(), ids=TOUCHES)
 def test_a_file_that_changes_the_library_is_refused_and_the_library_put_back(mine, top, says):
@@ -348,13 +310,11 @@ def test_a_file_that_changes_the_library_is_refused_and_the_library_put_back(min
     assert before == (data.split, data.TRAIN_SHARE, Router.logits, torch.softmax, torch.get_default_dtype())
     assert "scaled" not in kinds.table_of("router")
 
-
 def test_a_default_that_was_set_before_a_training_is_refused(tmp_path):
     torch.set_default_dtype(torch.float64)
     with pytest.raises(ValueError, match="torch's default dtype: expected torch.float32"):
         train(NAME, [1], root=tmp_path, **HOW)
     assert torch.get_default_dtype() == torch.float32
-
 
 STUDY = '''
 from pathlib import Path
@@ -366,7 +326,6 @@ def run(arm, seeds, settings, desk):
 STUDY = Study("reader", "", {"small": Preset("", {"a": (1, 2)}, 2)}, run, lambda *a: 1.)
 '''
 
-
 def test_rows_of_a_study_whose_data_have_changed_since_are_refused(mine, tmp_path):
     mine.write_text(STUDY)
     (data := mine.with_name("data.txt")).write_text("1234")
@@ -377,13 +336,11 @@ def test_rows_of_a_study_whose_data_have_changed_since_are_refused(mine, tmp_pat
     data.write_text("1234")
     assert found() == [5, 6]
 
-
 def test_an_error_in_mid_training_names_the_line_of_the_users_file(mine, tmp_path):
     mine.write_text(ROUTER.format(top="", scale="torch.ones(8 if x.shape[1] > 99 else 1, x.shape[1], 1, 1)"))
     import_file(mine)
     with pytest.raises(ValueError, match="expected what can be trained; .*fix: mend mine.py, line 9"):
         train(OWN, [1, 2], root=tmp_path / "s", **HOW)
-
 
 def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_for_ever(mine, tmp_path, monkeypatch):
     mine.write_text("from dataclasses import replace\nfrom moe_redistribution.models.condition import RECIPES\n"
@@ -397,10 +354,8 @@ def test_examples_that_differ_though_their_file_is_the_same_are_not_made_anew_fo
     with pytest.warns(UserWarning, match="fix: sort what comes from a set and draw by a seed"):
         Store(tmp_path / "s").load("mine/ffn-h8-silu+d16", 1, "paired")
 
-
 # what the library's own instruments say of sites, positions and strata, where a user's are asked about theirs
 LABELLED = ("ablation", "attribution", "copying", "patterns", "rerouting", "routing", "scores", "heldout")
-
 
 @pytest.mark.parametrize("name", ["add7/moe-e2k1-h8-silu+d16", "add7/moe_glu-e4k2-h16-silu+d16+hold_tens9+L2"])
 def test_labels_of_the_librarys_instruments_pass(name):
@@ -410,15 +365,12 @@ def test_labels_of_the_librarys_instruments_pass(name):
         for n in LABELLED:
             if n in fitting: _say_if_unknown(n, fitting[n].rows(params, name, [1], stream="paired"), condition(name))
 
-
 def test_what_torch_itself_replaces_at_first_use_is_no_users_doing():
     said = ("import torch; from moe_redistribution.tasks.own_code import untouched_library as it\nwith it('x'):\n"
             "    torch.optim.Adam([torch.zeros(2, requires_grad=True)]).step()\n    import torch._dynamo\n")
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stderr == ""
 
-
 def test_the_library_is_where_it_says(): assert HERE.endswith("moe_redistribution/")
-
 
 def test_a_page_that_defines_an_instrument_of_the_library_again_is_no_user_s_file():
     from moe_redistribution.instruments.instrument import checked_rows

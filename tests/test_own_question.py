@@ -13,9 +13,7 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import gradients
 
 NBS = Path(__file__).parent.parent / "nbs"
-ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+cosine",
-        "moe-e4k2-h64-silu+relu"]
-
+ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+cosine", "moe-e4k2-h64-silu+relu"]
 
 @pytest.fixture(autouse=True)
 def own():
@@ -23,12 +21,10 @@ def own():
     yield import_file(NBS / "own.py")
     kinds._forget(str(NBS / "own.py")), kinds.FILES.pop(str(NBS / "own.py"))
 
-
 def some(task, n=32):
     t, g = get_task(task), torch.Generator().manual_seed(0)
     at = torch.randint(0, len(t), (2, n), generator=g)
     return t.tokens[at], t.targets[at]
-
 
 def test_the_tasks_of_the_page_are_sums_and_sorted_letters():
     add, sort = get_task("add4"), get_task("sort")
@@ -39,7 +35,6 @@ def test_the_tasks_of_the_page_are_sums_and_sorted_letters():
         assert torch.equal(t.tokens[:, t.read[0] + 1:], t.targets[:, :-1])
         assert (t.tokens[:, t.read[0]] == t.d_vocab - 1).all()
 
-
 @pytest.mark.parametrize("task", ["sort", "add4"])
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_of_the_page_learns_from_every_weight(task, arm):
@@ -47,7 +42,6 @@ def test_every_arm_of_the_page_learns_from_every_weight(task, arm):
     params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
     loss, grads = gradients(params, *some(task), condition(name))
     assert loss.isfinite().all() and {n for n, g in grads.items() if g is None or not g.any()} <= {"b_up"}
-
 
 def test_a_cosine_hears_no_length_and_a_relu_gives_tokens_as_many_experts_as_they_need():
     for arm in ARMS[3:]:
@@ -59,7 +53,6 @@ def test_a_cosine_hears_no_length_and_a_relu_gives_tokens_as_many_experts_as_the
         torch.testing.assert_close(two, one if "cosine" in arm else 2 * one)
         taken = (sink["gates"] > 0).sum(-1)
         assert (taken == 2).all() if "cosine" in arm else len(taken.unique()) > 2 and sink["gates"].min() == 0
-
 
 def test_the_page_asks_trains_opens_draws_and_judges_in_forty_lines():
     cells = json.loads((NBS / "own_question.ipynb").read_text())["cells"]

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from moe_redistribution.language.opened import LanguageModel
-from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, loss_with_balance, own_routers,
-                                                  put_router)
+from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, loss_with_balance, own_routers, put_router)
 from moe_redistribution.language.small import next_token_loss, small_model
 from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, train_part
 from moe_redistribution.training.store import Store
@@ -14,19 +13,15 @@ from moe_redistribution.training.study import Desk, Preset, Study
 
 TOKENS = torch.randint(0, 50, (8, 13), generator=torch.Generator().manual_seed(1))
 
-
 def mixture(word="", k=1):
     model = small_model("qwen3_moe", 50, 1, d=16, h=8, heads=2, E=4, k=k, T=16, norm_topk_prob=True)[0]
     return put_router(model, word, 1) if word else model
 
-
 def gate(model, l=0): return model.model.layers[l].mlp.gate
-
 
 def same(a, b):
     other = b.state_dict()
     for n, x in a.state_dict().items(): assert torch.equal(x, other[n]), n
-
 
 @pytest.mark.parametrize("word", OWN_ROUTERS)
 def test_no_router_sees_what_comes_after_a_token(word):
@@ -35,7 +30,6 @@ def test_no_router_sees_what_comes_after_a_token(word):
     with torch.no_grad(): a, b = (model(input_ids=x).logits for x in (TOKENS, other))
     torch.testing.assert_close(a[:, :-1], b[:, :-1])
     assert not torch.allclose(a[:, -1], b[:, -1])
-
 
 @pytest.mark.parametrize("word", OWN_ROUTERS)
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
@@ -49,7 +43,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(word):
     for _ in range(3): second.one_step(TOKENS)
     same(whole.model, second.model)
 
-
 @pytest.mark.parametrize("word", ["biased", "rehashed"])
 def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path):
     study = Study("again", "", {"small": Preset("", {"a": (1,)})}, lambda *a: None, lambda *a: 1.)
@@ -58,7 +51,6 @@ def test_a_part_that_is_read_again_has_what_its_routers_remember(word, tmp_path)
     same(*models)
     assert not torch.equal(*(next(gate(m).buffers()) for m in (models[1], mixture(word))))     # and they had moved
 
-
 @pytest.mark.parametrize("word", [w for w in OWN_ROUTERS if w != "inputs"])
 def test_a_token_after_a_cache_has_the_router_of_its_place_in_the_whole_text(word):
     model = mixture(word).eval()
@@ -66,7 +58,6 @@ def test_a_token_after_a_cache_has_the_router_of_its_place_in_the_whole_text(wor
         whole, begun = model(input_ids=TOKENS).logits, model(input_ids=TOKENS[:, :-2], use_cache=True)
         rest = model(input_ids=TOKENS[:, -2:], past_key_values=begun.past_key_values, use_cache=True).logits
     torch.testing.assert_close(rest, whole[:, -2:])
-
 
 def test_sigmoids_weigh_experts_as_transformers_deepseek_v3_does():
     from transformers import DeepseekV3Config
@@ -83,7 +74,6 @@ def test_sigmoids_weigh_experts_as_transformers_deepseek_v3_does():
     one, two = (torch.zeros(9, 4).scatter(1, index, weights) for weights, index in seen)
     torch.testing.assert_close(one, two)
 
-
 def test_each_expert_takes_the_texts_that_suit_it_best_at_each_position():
     model = mixture("expert_choice")
     seen = []
@@ -95,13 +85,11 @@ def test_each_expert_takes_the_texts_that_suit_it_best_at_each_position():
         assert weights[:, t, e].nonzero().flatten().tolist() == sorted(best)
         torch.testing.assert_close(weights[best, t, e], scores[best, t, e])
 
-
 def test_a_hash_hears_the_tokens_of_its_own_pass_and_refuses_one_without():
     model, opened = mixture("hashed"), LanguageModel(mixture("hashed"))
     with torch.no_grad(): one = model(input_ids=TOKENS[:3]).logits
     torch.testing.assert_close(opened.run(TOKENS)[0][:3], one)                        # opened, it says the same
     with pytest.raises(RuntimeError, match="give input_ids"): model(inputs_embeds=torch.zeros(3, 13, 16))
-
 
 def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as_the_familys():
     plain = mixture()
@@ -110,12 +98,10 @@ def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as
         assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice"))
         if own: assert torch.equal(own["weight"], gate(plain).weight)
 
-
 def weights_of(word, k, scores):
     own = gate(mixture(word, k))
     kept, index = own.choose(scores)
     return torch.zeros_like(scores).scatter(1, index, kept)
-
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_what_comes_straight_through_is_the_probabilitys_gradient_at_weights_that_sum_to_one(k):
@@ -129,7 +115,6 @@ def test_what_comes_straight_through_is_the_probabilitys_gradient_at_weights_tha
     torch.testing.assert_close(*grads)
     assert grads[0].abs().sum() > .1
     if k == 1: assert not learned.requires_grad                      # the main paper's router hears nothing of the task
-
 
 def test_every_layer_has_a_balance_loss_of_its_own_and_even_loads_cost_one_with_any_k():
     for k in (1, 2):
@@ -149,7 +134,6 @@ def test_every_layer_has_a_balance_loss_of_its_own_and_even_loads_cost_one_with_
         for m in own_routers(model): m.weight.data.zero_()
         torch.testing.assert_close(loss(model(input_ids=TOKENS).logits, TOKENS), torch.tensor(.5))
 
-
 @pytest.mark.parametrize("word", ["straight", "hashed", "biased"])
 def test_a_swap_sends_what_an_expert_got_to_the_next_one_and_changes_no_weight(word):
     model, seen = mixture(word).eval(), []
@@ -161,7 +145,6 @@ def test_a_swap_sends_what_an_expert_got_to_the_next_one_and_changes_no_weight(w
         model(input_ids=TOKENS)
     torch.testing.assert_close(seen[1][2], (seen[0][2] + 1) % 4)
     torch.testing.assert_close(seen[1][1], seen[0][1])
-
 
 def test_a_hash_of_the_whole_text_parts_texts_where_they_differ_and_refuses_a_cache():
     model, other, seen = mixture("inputs").eval(), TOKENS.clone(), []

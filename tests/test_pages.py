@@ -21,13 +21,11 @@ PAGES = {Path(p).stem: page for p, (page, _) in _stored_pages().items() if p.sta
 TEXT = [page for page in PAGES if PAGES[page].items]
 FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 
-
 @pytest.fixture(autouse=True)
 def files_read_once(monkeypatch):
     monkeypatch.setattr(answers, "paper_values", lambda: PRINTED)
     monkeypatch.setattr(answers, "claims", lambda: BRIDGE)
     monkeypatch.setattr(selection, "claims", lambda: BRIDGE)
-
 
 def trained(name, stream="authors"):
     """Seeds of a condition that a file of runs has, trained to the task's first rule or to the end; counted without
@@ -38,9 +36,7 @@ def trained(name, stream="authors"):
     done = first | runs["settled"] | runs["failed"].notna() | (runs["step"] >= RECIPES[name.split("/")[0]]["steps"])
     return set(runs.loc[done & (runs["stream"] == stream), "seed"])
 
-
 PRICED = re.compile(r"missing run: (\S+), seeds ([\d, ]+)(?: and \d+ more)?, about (\S+) core-hours")
-
 
 def without(line):
     """Why a line has no number, if it says so in a way that a reader can act on: a run with its price, or that none can
@@ -51,7 +47,6 @@ def without(line):
         return all(float(hours) > 0 and condition(name).name == name for name, _, hours in found)
     arm = r"missing run: \w+\.\w+/\S+, seeds [\d, ]+, made by moe-redistribution study \w+ --preset \w+"
     return bool(re.search(arm, line.reason))
-
 
 def answered(page):
     """Every line of a page under the paper's protocol: as recorded, or computed where the record is older than the
@@ -66,17 +61,14 @@ def answered(page):
         out.append(got)
     return pd.concat(out, ignore_index=True)
 
-
 def silent(compared):
     return [line.id for line in compared.itertuples() if not (np.isfinite(line.ours_mean) or without(line))]
-
 
 def quick(rows):
     "The same rows, faster to select from: text as categories."
     rows = rows.astype({"value": float})                 # an object where rows of runs are among them
     texts = [c for c in rows if not pd.api.types.is_numeric_dtype(rows[c])]
     return rows.assign(**{c: rows[c].astype("category") for c in texts})
-
 
 # --- every printed number ---------------------------------------------------------------------------
 
@@ -86,7 +78,6 @@ def lines():
         patch.setattr(answers, "paper_values", lambda: PRINTED)
         patch.setattr(answers, "claims", lambda: BRIDGE)
         return {page: answered(page) for page in TEXT}
-
 
 @pytest.mark.parametrize("page", TEXT)
 def test_every_printed_number_has_a_line_and_a_line_a_number_or_a_reason(lines, page):
@@ -102,7 +93,6 @@ def test_every_printed_number_has_a_line_and_a_line_a_number_or_a_reason(lines, 
     empty = mine["ours_mean"].isna() & (mine["verdict"] != "not attempted")
     assert not empty.any(), mine.loc[empty, "id"].tolist()
 
-
 @pytest.mark.parametrize("page", TEXT)
 def test_a_run_called_missing_is_not_there(lines, page):
     for line in lines[page].itertuples():
@@ -111,7 +101,6 @@ def test_a_run_called_missing_is_not_there(lines, page):
             steps = {"add7": 700, "modadd": 20_000, "hist": 1_000}[name.split("/")[0]]
             full = expected_seconds(name, steps * len(seeds.split(","))) / 3600
             assert .3 * full < float(hours) < 3.1 * full, line.id                # a slow learning rate takes longer
-
 
 def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(lines):
     """The sentence that `compare` makes of a gap, not the note of a line that says why there is no such measurement;
@@ -126,7 +115,6 @@ def test_no_trained_run_of_the_paper_s_lacks_a_measurement_that_the_text_needs(l
                 and (own["step"] < RECIPES[name.split("/")[0]]["steps"]).all())
     gaps = [f for f in found if not stopped_early(*f[1:])]
     assert not gaps, gaps
-
 
 # --- what a page needs ------------------------------------------------------------------------------
 
@@ -144,13 +132,11 @@ def test_a_page_needs_what_its_claims_name_and_then_its_own_list(monkeypatch):
     assert made.own == own and made.needs == [*own, ("ablation", "add7/ffn-h64-silu")]
     with pytest.raises(ValueError, match="nearest: 'one'"): Page("onee")
 
-
 def test_the_set_up_needs_no_run_and_the_methods_page_two_conditions():
     setup = PAGES["30_setup"].own
     assert {i for i, _ in setup} == {"facts"} and len(setup) == 12
     gated = ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
     assert set(PAGES["9b_methods"].own) == {(i, n) for i in ("bilinear", "fourier") for n in gated}
-
 
 @pytest.mark.parametrize("page", ["9c1_norm", "9c4_ablation", "51_replicates", "30_setup", "43_glu"])
 def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named(page):
@@ -168,19 +154,16 @@ def test_the_rows_of_a_page_are_those_of_its_files_and_their_instrument_is_named
     assert table_files.fingerprint(again.rows) == table_files.fingerprint(rows)
     assert page_hash(again) == page_hash(PAGES[page])
 
-
 def test_a_page_without_any_recorded_run_has_no_rows_and_all_the_columns(tmp_path):
     none, some = Page(**PAGES["9c4_ablation"].wish, root=tmp_path).rows, PAGES["9c4_ablation"].rows
     assert none.empty and list(none.columns) == list(some.columns)
     assert (answers.compare(none, "fig12")["verdict"] == "not attempted").all()
-
 
 def test_a_hash_moves_with_one_value_and_with_the_instrument_that_measured_it():
     rows = PAGES["30_setup"].rows
     moved, renamed = rows.copy(), rows.assign(instrument="ablation")
     moved.loc[5, "value"] += 1e-9
     assert len({table_files.fingerprint(r) for r in (rows, moved, renamed)}) == 3
-
 
 # --- runs -------------------------------------------------------------------------------------------
 
@@ -193,10 +176,8 @@ def runs(**columns):
                 best_step=[9000, 8000, 30_000, 3000], best_value=.9)
     return pd.DataFrame(base | columns)
 
-
 def said(rows, metric, rule="first99"):
     return rows[(rows["metric"] == metric) & (rows["rule"] == rule)].set_index("seed")["value"]
-
 
 def test_a_run_says_whether_and_when_it_reached_a_rule_and_not_when_it_did_not():
     rows = selection.run_rows(runs())
@@ -209,14 +190,12 @@ def test_a_run_says_whether_and_when_it_reached_a_rule_and_not_when_it_did_not()
     failed = selection.run_rows(runs(failed=pd.array([100, None, None, None], dtype="Int64")))
     assert 42 not in said(failed, "reached").index and 137 in said(failed, "reached").index
 
-
 def test_a_run_that_ended_without_reaching_a_rule_counts_as_one_that_did_not():
     "`3 of 5 grok` is a count over five finished runs, two of which never settle."
     rows = selection.run_rows(runs())
     assert said(rows, "reached").to_dict() == {42: 1, 137: 1, 256: 0} and np.isnan(said(rows, "epoch").loc[256])
     assert said(rows, "epoch_restricted").to_dict() == {42: 7600, 137: 5000,
                                                         256: 40_000}, "restricted to the end of the schedule"
-
 
 def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
     have = {("modadd/glu-h512-gelu", "authors"): {42, 1024}, ("modadd/moe_glu-e4k1-h512-gelu", "paired"): set(SEEDS)}
@@ -228,9 +207,7 @@ def test_missing_runs_are_the_paper_s_seeds_that_no_file_has(monkeypatch):
     assert missing_runs(PAGES["30_setup"]).empty, "facts need no run"
     drawn = set(missing_runs(PAGES["9c1_norm"])["condition"])
     asked = {n for _, n in PAGES["9c1_norm"].own}
-    assert (drawn == asked
-            | set(conditions_for("fig6"))), "a figure that prints no number needs its runs all the same"
-
+    assert (drawn == asked | set(conditions_for("fig6"))), "a figure that prints no number needs its runs all the same"
 
 @pytest.mark.parametrize("page", ["9b_methods", "43_glu", "9c4_ablation", "30_setup"])
 def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page):
@@ -249,14 +226,12 @@ def test_the_sentence_that_opens_a_page_says_what_is_there_and_what_is_not(page)
     n = len(rows[rows["stream"] != "none"].drop_duplicates(["condition", "stream", "seed"]))
     assert (f"made by `make record` from {n:,} runs." in text) if n else ("made by" not in text)
 
-
 def test_a_comparison_holds_the_paper_s_lines_and_then_the_audit_s():
     rows = quick(PAGES["9c4_ablation"].rows)
     both = answers.comparison(rows, "fig12")
     assert list(both["protocol"]) == ["paper"] * 12 + ["audited"] * 12 and list(both) == answers.COMPARE_COLUMNS
     only = answers.comparison(PAGES["30_setup"].rows, "tab2")
     assert set(only["protocol"]) == {"paper"} and len(only) == 24
-
 
 def test_the_copy_of_a_page_that_is_being_run_is_no_page(tmp_path):
     (tmp_path / "nbs").mkdir()

@@ -26,23 +26,19 @@ from moe_redistribution.training.loop import TASK_RULES
 MAIN_TEXT = [item for p, (page, _) in _stored_pages().items() if p.startswith("6_studies/sparsity_moves/")
              for item in page.items.split()]
 
-
 def main_paper(frame):
     "Without the companions' items: 004 …, and the contrasts of their studies."
     others = r"^0|^contrast_(?:block|granularity|routing|absorption|parrots|language|routers)"
     return frame[~frame["item"].str.contains(others)]
 def own(bridge): return bridge["item"].str.startswith("contrast")          # questions that the paper does not ask
 
-
 @pytest.fixture(scope="module")
 def printed():
     return main_paper(paper.paper_values()).set_index("id")
 
-
 @pytest.fixture(scope="module")
 def bridge():
     return main_paper(claims())
-
 
 # --- what the paper prints ------------------------------------------------------------------------
 
@@ -54,7 +50,6 @@ def test_every_printed_number_loads_and_is_a_fraction():
     assert df.loc[percent, "value"].abs().max() <= 1
     assert df.loc[~percent, "value"].equals(df.loc[~percent, "mean"])
 
-
 @pytest.mark.parametrize("spoil", [lambda b: b.replace(b"44.3", b"45.3", 1), lambda b: b[:-40], lambda b: b + b"\n",
                                    lambda b: b""], ids=["changed", "truncated", "appended", "empty"])
 def test_changed_paper_values_are_refused(tmp_path, spoil):
@@ -63,7 +58,6 @@ def test_changed_paper_values_are_refused(tmp_path, spoil):
     copy.write_bytes(spoil(copy.read_bytes()))
     with pytest.raises(ValueError, match="expected sha256 .* got .* nearest valid: .* fix: git checkout"):
         paper.paper_values(copy)
-
 
 def test_the_digit_of_every_print_is_its_last_place_and_an_approximate_number_has_none(printed):
     """Read from the text of the files, where 12.0 and 12 differ, and 4e-06 is no whole number; a bar read off a picture
@@ -81,7 +75,6 @@ def test_the_digit_of_every_print_is_its_last_place_and_an_approximate_number_ha
                      & printed["mean"].notna()]
     shares = shares[~shares["metric"].str.contains("ratio")]                    # 4 times the parameters is no share
     assert shares["digit"].max() < .05, "rounding must not swallow a whole verdict"
-
 
 # --- a folder for each study ----------------------------------------------------------------------
 
@@ -101,13 +94,11 @@ def newcomer(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "DATA", tmp_path / "data")
     return folder
 
-
 def test_a_study_that_brings_its_folder_is_read_and_no_room_is_touched(newcomer):
     assert paper.paper_values().set_index("id").loc["003.Table99.001", "value"] == .5
     assert claims()["id"].str.endswith(".new").sum() == 2 == statements()["key"].str.endswith(".new").sum()
     assert _have_pilots(["003-N1"]).all() and _definitions()["key"].str.endswith(".new").sum() >= 4
     assert paper.papers()["003"] == "Routing absorption" and len(paper.papers()) == 5
-
 
 def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(newcomer):
     names = [p.parent.name for p in paper.study_tables("claims")]
@@ -115,7 +106,6 @@ def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(
                      "absorption", "newcomer", "absorption_ffn", "granularity"]
     (newcomer / "paper.csv").unlink()
     assert [p.parent.name for p in paper.study_tables("claims")][-1] == "newcomer"
-
 
 @pytest.mark.parametrize("table, read", [("claims", claims), ("statements", statements),
                                          ("values", paper.paper_values)])
@@ -125,7 +115,6 @@ def test_an_id_that_two_studies_have_is_refused(newcomer, table, read):
     digest = hashlib.sha256((newcomer / "values.csv").read_bytes()).hexdigest()
     (newcomer / "SHA256SUMS").write_text(f"{digest}  values.csv\n")
     with pytest.raises(ValueError, match=f"over all studies; got .*{lines.iloc[0, 0]}.*fix: rename one"): read()
-
 
 # --- the bridge -----------------------------------------------------------------------------------
 
@@ -142,7 +131,6 @@ def test_claims_answer_every_id_of_table_1_and_figure_1(bridge):
     assert fixed["id"].str.startswith("contrast.").all() and fixed.groupby("edit").size().nunique() == 1
     assert seed_list(bridge["seeds"][0]) == sorted(printed.loc[printed["metric"] == "seed", "mean"].astype(int))
 
-
 def test_every_printed_id_has_one_claim_under_the_paper_s_protocol(bridge, printed):
     for item in (i for i in paper_items() if i in set(bridge["item"])):
         mine = bridge[(bridge["item"] == item) & (bridge["protocol"] == "paper")]
@@ -150,13 +138,11 @@ def test_every_printed_id_has_one_claim_under_the_paper_s_protocol(bridge, print
         audited = bridge[(bridge["item"] == item) & (bridge["protocol"] == "audited")]
         assert set(audited["id"]) <= set(mine["id"]), item
 
-
 def test_every_item_of_the_paper_is_bridged_and_stands_on_one_page(bridge, printed):
     mine = bridge[~own(bridge)]
     assert len(MAIN_TEXT) == len(set(MAIN_TEXT)) and set(MAIN_TEXT) == set(mine["item"])
     assert set(mine["item"]) == {i for i in printed["item"] if not i.startswith("repo:")}
     assert (mine["item"] == mine["id"].map(printed["item"])).all()
-
 
 def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand(bridge):
     """Every family: five points, the audit's stream (histogram's: the paper's five seeds), and one kind of question for
@@ -175,7 +161,6 @@ def test_contrasts_of_our_own_have_a_margin_seeds_and_new_seeds_fixed_beforehand
             and not mine.duplicated(["item", "condition", "versus", "edit"]).any())
     assert set(mine["seeds"]) <= {"1-32", "1-64", "1-128", "33-128", "65-128", "129-160", "129-192"}
     assert (mine["n"] == mine["seeds"].map(lambda s: len(seed_list(s)))).all()
-
 
 def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     measured = bridge[(bridge["protocol"] == "paper") & ~bridge["instrument"].isin(["none", "facts"])]
@@ -196,7 +181,6 @@ def test_the_paper_s_protocol_reads_its_own_seeds_at_its_own_checkpoint(bridge):
     facts = bridge[bridge["instrument"] == "facts"]
     assert set(zip(facts["stream"], facts["rule"], facts["seeds"], facts["n"])) == {("none", "none", "0", 1.0)}
 
-
 def test_a_margin_follows_from_the_quantity_and_from_what_is_printed(bridge, printed):
     """A fifth of a printed share, five points at most; a fifth of printed epochs; nothing for counts and facts, or half
     a digit where they are rounded."""
@@ -211,7 +195,6 @@ def test_a_margin_follows_from_the_quantity_and_from_what_is_printed(bridge, pri
             assert c.margin <= .05 and c.margin <= max(.5 * abs(share), p["digit"],
                                                        .01 * (p["unit"] == "pp")) + 1e-12, c.id
 
-
 def test_no_margin_swallows_a_small_quantity(bridge, printed):
     """Within five points of 2.6 % lies nothing at all; so where less than a tenth is printed the margin is less than a
     half of it."""
@@ -221,11 +204,9 @@ def test_no_margin_swallows_a_small_quantity(bridge, printed):
     tiny = (value > 0) & (value < .1)
     assert tiny.sum() > 30 and (small["margin"][tiny] <= np.maximum(.5 * value, digit)[tiny] + 1e-12).all()
 
-
 def test_a_printed_number_has_no_margin_of_its_own_in_the_bridge():
     raw = paper.study_lines("claims")
     assert (raw.loc[~raw["id"].str.startswith("contrast."), "margin"] == "").all()
-
 
 def test_every_claim_asks_for_something_that_can_exist(bridge):
     for c in bridge.itertuples():
@@ -249,7 +230,6 @@ def test_every_claim_asks_for_something_that_can_exist(bridge):
                 else (cells == 1 or c.aggregate == "mean" or c.item.startswith("contrast"))), c.id
         assert c.metric and c.metric == c.metric.strip() and c.site and c.edit, c.id
 
-
 @pytest.mark.parametrize("column, value",
                          [("id", "tab1.999"), ("unit_factor", "1"), ("n", "6"), ("aggregate", "mode"),
                           ("protocol", "papers"), ("margin", ".05"), ("stream", "author"), ("seeds", "1-4")])
@@ -260,13 +240,11 @@ def test_claims_that_contradict_the_paper_are_refused(tmp_path, column, value):
     with pytest.raises(ValueError, match="tab1.005" if column != "id" else "tab1.999"):
         claims(tmp_path / "claims.csv")
 
-
 def test_a_claim_twice_is_refused(tmp_path):
     raw = paper.study_lines("claims")
     pd.concat([raw, raw[3:4]]).to_csv(tmp_path / "claims.csv", index=False)
     with pytest.raises(ValueError, match="tab1.004"):
         claims(tmp_path / "claims.csv")
-
 
 def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
     raw = paper.study_lines("claims")
@@ -275,24 +253,18 @@ def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
         with pytest.raises(ValueError, match="claims.csv: expected rows of .*; got .* fix: git checkout"):
             claims(tmp_path / "claims.csv")
 
-
 def test_seeds_are_read_as_lists_and_as_ranges():
-    assert (seed_list("1-4") == [1, 2, 3, 4] and seed_list("512 42") == [42, 512]
-            and seed_list("0") == [0])
+    assert (seed_list("1-4") == [1, 2, 3, 4] and seed_list("512 42") == [42, 512] and seed_list("0") == [0])
     assert len(seed_list("1-128")) == 128
 
-
 def test_the_aggregates_are_explained_and_all_in_use(bridge):
-    assert (set(bridge["aggregate"]) == set(AGGREGATES)
-            and all(len(text) > 10 for text in AGGREGATES.values()))
-
+    assert (set(bridge["aggregate"]) == set(AGGREGATES) and all(len(text) > 10 for text in AGGREGATES.values()))
 
 def test_the_headline_s_claims_read_as_anyone_would_read_table_1(bridge):
     row = bridge[(bridge["id"] == "tab1.009") & (bridge["protocol"] == "paper")].iloc[0]
     assert (row["condition"], row["site"], row["edit"], row["metric"],
             row["position"]) == (TABLE1["MoE"], "ffn_out", "zero", "digits", "o0-o3")
     assert row["unit_factor"] * .443 == pytest.approx(44.3) and np.isclose(row["margin"], .05)
-
 
 def test_a_package_without_its_repository_says_so_and_how_to_get_it(tmp_path):
     "Copied elsewhere, as a wheel would be: what needs recorded data names the file and the fix, what does not works."

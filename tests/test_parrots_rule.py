@@ -23,7 +23,6 @@ from moe_redistribution.training.study import Desk, run_study, study_jobs
 
 RULE = get_task("add7")
 
-
 @pytest.fixture(autouse=True)
 def no_task_stays():
     "What a test registers is gone after it."
@@ -32,12 +31,10 @@ def no_task_stays():
     for now, then in zip((TASKS, RECIPES, TASK_RULES), before):
         for name in set(now) - set(then): del now[name]
 
-
 def trained(arm, n, seeds=(1, 2)):
     members = init_members(_rule_condition(arm, draw_of(seeds[0])), list(seeds), "paired")
     train_interval(members, n)
     return members
-
 
 # ---------------------------------------------------------------------------------------------------------------- task
 
@@ -52,40 +49,33 @@ def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw)
     assert torch.equal(t.tokens[:, :4], RULE.tokens[:, :4]) and torch.equal(t.tokens[:, 4:], t.targets[:, :4])
     assert torch.equal(t.tokens[~odd], RULE.tokens[~odd]) and (t.targets[:, 4] == RULE.targets[:, 4]).all()
 
-
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 @hypothesis_settings(max_examples=25, deadline=None)
 def test_the_exceptions_of_a_share_are_among_those_of_a_larger_one(a, b, draw):
     few, many = sorted((_excepted_inputs(a, draw), _excepted_inputs(b, draw)), key=len)
     assert set(few) <= set(many) and len(set(many)) == len(many)
 
-
 def test_draws_differ_and_eight_seeds_share_one():
     sets = [frozenset(_excepted_inputs(.05, d)) for d in range(4)]
     assert len(set(sets)) == 4 and max(len(a & b) for a in sets for b in sets if a != b) < 15
     assert [draw_of(s) for s in range(1, 33)] == sorted(list(range(4)) * 8)
 
-
 def test_a_share_of_nothing_is_the_papers_own_model_to_the_bit():
     for arm, body in RULE_ARMS.items(): assert _rule_condition(f"{arm}/rho0", 3) == condition(f"add7/{body}")
-
 
 def test_arms_and_shares_start_from_the_same_weights():
     start = lambda arm: unflatten(init_members(c := _rule_condition(arm, 0), [1], "paired").w, c)
     a, b, c = start("dense/rho0"), start("dense/rho0.2"), start("mixture/rho0.2")
     assert all(torch.equal(a[n], b[n]) for n in a) and all(torch.equal(a[n], c[n]) for n in ("W_E", "W_Q", "W_O"))
 
-
 def test_another_share_or_draw_is_another_training():
     names = [_rule_condition(f"dense/rho{r}", d) for r in (.05, .2) for d in (0, 1)] + [_rule_condition("dense/rho0", 0)]
     assert len({c.key for c in names}) == 5 and all(condition(str(c)) == c for c in names)
     assert exception_task(.05, 1) == exception_task(.05, 1) == "add7x50d1"                  # a second time it is there
 
-
 def test_the_librarys_strata_know_the_exceptions():
     t = get_task(exception_task(.05, 0))
     assert strata(t)["exception=True"].any(1).sum() == 50 and "exception=True" not in strata(RULE)
-
 
 # ------------------------------------------------------------------------------------------------------------ register
 
@@ -101,19 +91,16 @@ def test_a_task_is_registered_everywhere_at_once_and_only_once():
         with pytest.raises(ValueError, match="a word in small letters"): register_task(name, own, RECIPES["add7"])
         assert name not in TASKS
 
-
 def test_a_refused_task_leaves_nothing_behind():
     for recipe, rules in (({"lr": 1}, ()), (RECIPES["add7"], ["first98"])):
         with pytest.raises(ValueError): register_task("halfway", lambda: RULE, recipe, rules)
         assert not any("halfway" in x for x in (TASKS, RECIPES, TASK_RULES))
-
 
 def test_a_checkpoint_of_the_authors_stays_one_of_add7(monkeypatch):
     "Another task with the same vocabulary does not take its name."
     exception_task(.05, 0)
     state = {"vocab.weight": torch.zeros(12, 64), "ffn.up_proj.weight": torch.zeros(256, 64)}
     assert authors._read_condition(state, activation="silu") == "add7/ffn-h256-silu"
-
 
 # -------------------------------------------------------------------------------------------------------------- scores
 
@@ -128,7 +115,6 @@ def test_who_applies_the_rule_scores_0_where_it_is_contested(share):
     assert by_rule["exact", "rule", "all"] == 1 and by_rule["exact", "exception", "all"] == 0
     assert all_known["exact", "exception", "all"] == 1
 
-
 def test_strata_cover_all_inputs_once():
     t, n = get_task(exception_task(.2, 0)), 1000
     each = _scored_apart(t)
@@ -137,7 +123,6 @@ def test_strata_cover_all_inputs_once():
     assert torch.equal(each["rule"] ^ each["exception"], torch.ones(n, 5, dtype=torch.bool))
     assert (each["contested"] <= each["exception"]).all() and each["exception"].all(1).sum() == 200
     assert set(_scored_apart(RULE)) == {"rule", "changed"} and (each["changed"] <= each["rule"]).all()
-
 
 def test_without_exceptions_the_scores_are_the_papers_no_ffn_accuracy():
     members = trained("mixture/rho0", 40)
@@ -149,17 +134,14 @@ def test_without_exceptions_the_scores_are_the_papers_no_ffn_accuracy():
             got = own.query("metric == @metric & position == @where").sort_values("seed")["value"]
             np.testing.assert_allclose(got, want, atol=1e-6)
 
-
 def test_some_members_are_scored_as_they_are_among_all():
     members = trained("frozen/rho0.05", 20, (1, 2, 3))
     whole, some = _rule_rows(members, "m", fine=False), _rule_rows(members, "m", [False, True, False], fine=False)
     pd.testing.assert_frame_equal(whole.query("seed == 2").reset_index(drop=True), some)
     assert set(whole["position"]) == {"all", "o0-o3"}
 
-
 def test_attention_alone_has_no_FFN_to_be_taken_away():
     assert set(_rule_rows(trained("alone/rho0.05", 2), "m")["site"]) == {"none"}
-
 
 def test_only_who_passes_the_question_on_looks_like_the_rule_without_computing():
     for share in (.05, .2):
@@ -169,13 +151,11 @@ def test_only_who_passes_the_question_on_looks_like_the_rule_without_computing()
         assert found["digits", "contested", "o0-o3"].max() < .2
         assert passing["digits", "rule", "o0"].max() == 0 and passing["digits", "rule", "o2"].min() > .8
 
-
 # ----------------------------------------------------------------------------------------------------------------- job
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return run_study(STUDY, "tiny", ["mixture/rho0.05"], root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
-
 
 def test_every_row_can_be_told_from_every_other_without_its_step(tiny):
     labels = ["condition", "seed", "site", "edit", "position", "stratum", "metric"]
@@ -184,7 +164,6 @@ def test_every_row_can_be_told_from_every_other_without_its_step(tiny):
     names = {n.removeprefix("parrots_rule.tiny/mixture/rho0.05") for n in tiny["condition"]}
     assert names == {"", "@0", "@4"} and set(tiny["seed"]) == {1, 9}
     assert not any(mark in n for n in tiny["condition"] for mark in " |=&")                 # which claims cannot hold
-
 
 @pytest.mark.parametrize("arm", ["frozen/rho0.05", "dense/rho0"])
 def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path):
@@ -198,24 +177,20 @@ def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path)
     assert n == 2                                             # of two draws, each has one look that is not the last
     pd.testing.assert_frame_equal(whole, parts)
 
-
 def test_seeds_of_two_draws_get_their_own_exceptions(tiny):
     sizes = tiny.query("stratum == 'contested' & position == 'o0-o3'").groupby("seed")["n_examples"].unique()
     want = [int(_scored_apart(_with_exceptions("x", .05, d))["contested"].sum()) for d in (0, 1)]
     assert [list(x) for x in sizes] == [[w] for w in want] and len(set(want)) == 2
-
 
 def test_what_is_never_reached_is_censored_at_the_last_look():
     curve = [(0, dict(rule=[0., 0.])), (100, dict(rule=[1., .98])), (200, dict(rule=[.5, .98]))]
     found = _first_rows(curve, trained("dense/rho0", 1), "m").pivot(index="seed", columns="metric", values="value")
     assert found["reached_99"].tolist() == [1, 0] and found["step_99"].tolist() == [100, 200]
 
-
 def test_half_is_seen_once_and_at_the_first_look():
     looks = [[.1, .6], [.5, .4], [.4, .9], [.9, .9]]
     curve = [(i, dict(contested=x)) for i, x in enumerate(looks)]
     assert [_newly_half(curve[:i + 1]) for i in range(4)] == [[False, True], [True, False], [False] * 2, [False] * 2]
-
 
 # --------------------------------------------------------------------------------------------------------------- study
 
@@ -229,7 +204,6 @@ def test_every_arm_has_thirty_two_seeds_of_four_draws_but_the_references():
         f"{k}/rho{r}" for k in RULE_ARMS for r in ("0", "0.05", "0.2")} | {
         f"tables/{k}/rho{r}" for k in RULE_ARMS if k != "alone" for r in ("0.05", "0.2")}
 
-
 @pytest.mark.parametrize("arm, preset", [("mixture/rho0.05", "small"), ("dense/rho0.2", "more")])
 def test_rows_by_table_are_means_over_the_eight_seeds_of_a_draw(arm, preset):
     found = _rows_by_draw(f"tables/{arm}", (1, 2, 3, 4))
@@ -240,7 +214,6 @@ def test_rows_by_table_are_means_over_the_eight_seeds_of_a_draw(arm, preset):
     assert list(mine.index) == [1, 2, 3, 4]
     assert np.allclose(mine, [by_seed[range(8 * d + 1, 8 * d + 9)].mean() for d in range(4)])
     assert (found.query("metric == 'seeds'")["value"] == 8).all()
-
 
 def test_a_claim_about_exceptions_counts_tables_and_none_is_read_where_all_guess():
     own = statements().query("instrument == 'parrots_rule' and aggregate != 'none'")
@@ -253,10 +226,8 @@ def test_a_claim_about_exceptions_counts_tables_and_none_is_read_where_all_guess
     alone = rows_of("parrots_rule", "parrots_rule.more/alone/rho0.2@3000").query(at)["value"].mean()
     assert alone < .1 + .05                                       # attention alone: within the margin of a guess
 
-
 def test_no_pilot_seed_is_in_a_preset():
     assert all(set(own) <= set(range(1, 33)) for p in STUDY.presets.values() for own in p.arms.values())
-
 
 def test_every_line_asks_for_a_row_that_the_study_measures():
     known = {f"{p}/{a}@{at}": set(own) for p in ("small", "more", "plain")

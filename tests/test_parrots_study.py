@@ -23,11 +23,9 @@ from moe_redistribution.training.study import Desk, find_rows, run_study, study_
 
 BOOK = PhoneBook(60, 3, 3)
 
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("parrots"), executor="here", quiet=True)
-
 
 @pytest.mark.parametrize("source", ["claims", "statements"])
 def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
@@ -49,13 +47,11 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
             else: assert model.removesuffix("-unmasked") in [*own["models"], *own.get("unmasked", []), "exponents"]
             if c.edit != "none": assert [model, c.edit.removeprefix("over ")] in own["pairs"]
 
-
 def test_every_arm_makes_rows_and_none_twice(rows):
     labels = [c for c in rows if c not in ("value", "n_examples")]
     assert not rows.duplicated(labels).any() and rows["value"].notna().all()
     assert set(rows["condition"].str.split("/").str[1]) == {"book", "routers", "capacity", "path", "apart", "mixed",
                                                                   "equal", "fit", "graphs"}
-
 
 @pytest.mark.parametrize("arm", ["mixed", "capacity", "graphs"])
 def test_a_job_that_is_stopped_in_the_middle_gives_the_same_rows(arm, tmp_path, rows, monkeypatch):
@@ -68,9 +64,7 @@ def test_a_job_that_is_stopped_in_the_middle_gives_the_same_rows(arm, tmp_path, 
     own = rows[rows["condition"].isin("parrots.tiny/" + again["condition"])].reset_index(drop=True)
     assert own["value"].tolist() == again["value"].tolist()                      # to the bit
 
-
 def with_key(state, key): return state[0], state[1] | {"key": key}
-
 
 @pytest.mark.parametrize("name", [*BOOK_MODELS, "d24-e8-frozen", "d24-e8-switch"])
 def test_sizes_are_those_of_the_formula(name):
@@ -80,7 +74,6 @@ def test_sizes_are_those_of_the_formula(name):
     norms = 2 * 2 * d if how in ("olmoe", "switch") else 0                        # OLMoE norms queries and keys as well
     assert found == {n: x + norms for n, x in formula.items()}
 
-
 def test_the_loss_is_on_labels_only():
     tokens, model = BOOK.entries(range(8)), _parrot("d16", 1, BOOK.d_vocab, BOOK.T)
     logits = model(input_ids=tokens[:, :-1]).logits
@@ -88,13 +81,11 @@ def test_the_loss_is_on_labels_only():
     assert torch.allclose(loss_at(BOOK.labels())(logits, tokens), digits, atol=1e-5)
     assert BOOK.labels("all").sum() == BOOK.T - 1 and BOOK.labels().sum() == 3
 
-
 def test_a_book_learnt_by_heart_has_all_its_bits_and_is_written_without_a_mistake():
     model = _parrot("d32", 1, BOOK.d_vocab, BOOK.T)
     train_language(model, BOOK.batches(60, 1), 200, 1e-2, loss_of=loss_at(BOOK.labels()))
     found = _memorised_bits(model, BOOK)
     assert found["exact"] == 1 and found["digits"] == 1 and found["share"] > .95
-
 
 def test_frozen_routers_stay_to_the_bit_and_learning_ones_move(tmp_path):
     for name, moved in (("d16-e4-frozen", False), ("d16-e4", True)):
@@ -108,12 +99,10 @@ def test_frozen_routers_stay_to_the_bit_and_learning_ones_move(tmp_path):
         after = dict(model.named_parameters())
         assert before and all(torch.equal(after[n], p) != moved for n, p in before.items())
 
-
 def test_two_parameters_a_bit_are_told_from_two_active_ones():
     total, active = np.array([4., 8, 16, 16, 32]) * 1e3, np.array([4., 8, 16, 6, 9]) * 1e3
     assert np.allclose(exponents(total, active, 2 * total), (1, 0))
     assert np.allclose(exponents(total, active, active ** .5), (0, .5))
-
 
 def test_a_law_of_memory_is_about_models_and_its_claims_count_models():
     own = statements().query("instrument == 'parrots' and key in ['002-M1', '002-M1d']")
@@ -122,7 +111,6 @@ def test_a_law_of_memory_is_about_models_and_its_claims_count_models():
         assert s.over == "models" and s.n == len(S["models"]) and s.condition.endswith("/fit/exponents")
         assert set(BOOK_MODELS) >= set(S["models"]) >= {"d16-e16"}                       # the worst one is not left out
 
-
 def test_pseudo_values_of_a_fit_are_those_of_models_left_out():
     total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
     bits = 2 * total * np.exp(np.random.default_rng(0).normal(0, .1, 6))
@@ -130,7 +118,6 @@ def test_pseudo_values_of_a_fit_are_those_of_models_left_out():
     each = np.array([study._pseudo_value(of, i, total, active, bits) for i in range(6)])
     left = np.array([of(*(np.delete(x, i) for x in (total, active, bits))) for i in range(6)])
     assert np.allclose(each, 6 * of(total, active, bits) - 5 * left) and abs(each.mean(0)[0] - 1) < .3
-
 
 def test_an_exponent_over_models_is_that_of_plain_least_squares():
     total, active = np.array([4., 8, 16, 16, 32, 33]) * 1e3, np.array([4., 8, 16, 6, 9, 21]) * 1e3
@@ -142,13 +129,11 @@ def test_an_exponent_over_models_is_that_of_plain_least_squares():
     sd = (rest[0] / 3 * np.linalg.inv(merged.T @ merged)[0, 0]) ** .5
     assert np.allclose((x, half), (a - b, 3.182446 * sd), rtol=1e-5) and np.isclose(fit[0], a - b) and 0 < p < 1
 
-
 def test_no_claim_at_equal_loss_is_averaged_over_losses_at_which_both_models_guess():
     own = statements().query("key in ['002-M7b', '002-M7c']")
     assert own["metric"].str.endswith("_above").all() and len(own) == 4
     at_ten = ([3., 2., 1.], [.1, .1, .1])
     assert study._above_a_guess(at_ten, at_ten, .1) == {} and study._above_a_guess(at_ten, at_ten, 0)["above"] == 0
-
 
 def test_recorded_differences_above_a_guess_come_out_of_recorded_looks(tmp_path):
     job = study_jobs(STUDY, "night", "equal", [3])[0]
@@ -160,7 +145,6 @@ def test_recorded_differences_above_a_guess_come_out_of_recorded_looks(tmp_path)
     again = again.set_index(at)["value"]
     assert len(there) == len(again) > 30 and np.allclose(there.sort_index(), again.sort_index())
 
-
 def test_no_length2_graph_of_the_arms_apart_is_both_trained_on_and_tested():
     S = STUDY.presets["small"].settings["apart"]
     lines = {}
@@ -171,13 +155,11 @@ def test_no_length2_graph_of_the_arms_apart_is_both_trained_on_and_tested():
         assert answers.sum() * 2 == len(answers)
     assert len(lines["a"]) > 20_000 and not lines["a"] & lines["b"]
 
-
 def test_no_shortest_path_graph_is_both_trained_on_and_tested():
     S = STUDY.presets["night"].settings["graphs"]
     near = np.r_[0:2000, S["graphs"]:S["graphs"] + S["test"]]
     edges = random_graphs(S["n"], near, 1, S["p"]).edges.flatten(1).numpy()
     assert len(np.unique(np.packbits(edges, axis=1), axis=0)) == len(near)
-
 
 def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
     stream = _MixedStream(50, 100, 6, seed=3)
@@ -188,7 +170,6 @@ def test_no_graph_is_in_both_halves_and_a_batch_has_each_kind_in_equal_parts():
     seen = {tuple(x) for x in stream.seen.tolist()}
     assert all(tuple(x) in seen for x in lines[lines[:, 0] == 1].tolist())
 
-
 @pytest.mark.parametrize("n", [6, 12])
 def test_prompts_end_where_the_answer_begins(n):
     g = random_graphs(n, range(20), seed=1, p=.25)
@@ -198,7 +179,6 @@ def test_prompts_end_where_the_answer_begins(n):
         kept = prompt[prompt != n + 5]
         assert torch.equal(torch.cat([kept, line[here]]), line[line != n + 5])
 
-
 def test_prompts_of_different_length_are_answered_as_each_alone():
     g = random_graphs(6, range(6), seed=2, p=.3)
     model = _parrot("d16-e4", 1, 12, 80)
@@ -206,14 +186,12 @@ def test_prompts_of_different_length_are_answered_as_each_alone():
     for i in range(6):
         assert torch.equal(greedy_tokens(model, _right_aligned(g.tokens[i:i + 1], 6), 5, fill=11)[0], together[i])
 
-
 def test_the_order_of_tokens_before_the_last_is_nothing_to_the_layer():
     p = _path_layer(3, 1, 8, 12, (1,))
     tokens, _ = length2_path(7, 32, "tokens")
     shuffled = torch.cat([tokens[:, torch.randperm(10)], tokens[:, -1:]], 1)
     assert torch.allclose(_path_logits(p, tokens[None])[0], _path_logits(p, shuffled[None])[0], atol=1e-4)
     assert train_paths(2, 1, (1,), vertices=5, steps=2, batch=4, pool=16, test=8)[0].shape == (1,)
-
 
 def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_path(monkeypatch):
     n, stop = 6, 10
@@ -229,12 +207,10 @@ def test_an_answer_is_exact_if_it_is_the_label_and_valid_if_it_is_any_shortest_p
     found, near = _graph_answers(None, g, n), g.distance == 1
     assert torch.equal(found["valid"], near) and torch.equal(found["exact"], near) and 0 < near.sum() < 300
 
-
 @pytest.mark.parametrize("preset", ["small", "night", "long", "large"])
 def test_a_recorded_job_is_known_as_recorded(preset):
     jobs = study_jobs(STUDY, preset)
     assert not unrecorded_jobs(jobs) and len(jobs) > 2
-
 
 @pytest.mark.audit
 def test_training_is_as_fast_as_a_plain_loop_over_the_same_class():

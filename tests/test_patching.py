@@ -15,18 +15,15 @@ NAMES = ["add7/ffn-h16-silu", "add7/glu-h12-gelu", "add7/moe-e4k1-h16-relu", "ad
          "add7/moe-e4k2-h16-silu+switch", "add7/moe_glu-e4k1-h16-silu", "add7/moe_glu-e4k2-h16-silu+norm",
          "add7/ffn-h16-silu+norm", "add7/no_ffn", "modadd/ffn-h8-gelu"]
 
-
 def loud(c, seeds=2):
     "Untrained weights in float64, attention and FFN so large that every part has a say in the prediction."
     params = init(c, [torch.Generator().manual_seed(s) for s in range(seeds)])
     scale = dict(W_E=.5, W_Q=3, W_K=3, W_O=8, W_up=3, W_down=25, W_router=5)
     return {n: v.double() * scale.get(n, 1) for n, v in params.items()}
 
-
 def random_pairs(t, n, seed=0):
     g = torch.Generator().manual_seed(seed)
     return {where: torch.randint(len(t), (n, 2), generator=g) for where in t.positions[1:4] or t.positions}
-
 
 def by_forward(params, c, site, at, target, source):
     "Predictions (s, m) from a whole forward pass of the targets in which one thing is replaced at position `at`."
@@ -52,7 +49,6 @@ def by_forward(params, c, site, at, target, source):
     else: edits = {site: put(site)} if site != "none" else {}
     return forward(params, t.tokens[target], c, edits)[:, :, at].argmax(-1)
 
-
 @pytest.mark.parametrize("name", NAMES)
 def test_patch_is_a_forward_pass_with_one_thing_replaced(name):
     c = condition(name)
@@ -70,7 +66,6 @@ def test_patch_is_a_forward_pass_with_one_thing_replaced(name):
     silent = {"embed"} if c.task == "modadd" else set()              # the current token is always =
     assert all(n > 0 for site, n in moved.items() if site not in silent), moved      # every part had a say
 
-
 def test_attention_one_way_is_the_embedding_the_other_way():
     c = condition("add7/moe-e4k1-h16-relu")
     chosen = random_pairs(TASK, 300)
@@ -81,13 +76,11 @@ def test_attention_one_way_is_the_embedding_the_other_way():
         assert torch.equal(one[w]["resid_post"], other[w]["none"])
         assert not torch.equal(one[w]["attn_out"], one[w]["embed"])
 
-
 def test_pairs_in_another_order_give_the_same_in_that_order():
     c = condition("add7/moe_glu-e4k1-h16-silu")
     chosen, order = random_pairs(TASK, 200), torch.randperm(200, generator=torch.Generator().manual_seed(1))
     one, other = patch(loud(c), c, chosen), patch(loud(c), c, {w: p[order] for w, p in chosen.items()})
     assert all(torch.equal(x[:, order], other[w][site]) for w, got in one.items() for site, x in got.items())
-
 
 def test_the_table_of_many_pairs_says_what_each_pair_says():
     c = condition("add7/moe-e4k1-h16-relu")
@@ -97,12 +90,10 @@ def test_the_table_of_many_pairs_says_what_each_pair_says():
     each = patch(params, c, {w: many[w][i] for w, i in some.items()}, ["attn_out", "embed"])
     assert all(torch.equal(table[w][site][:, some[w]], x) for w, got in each.items() for site, x in got.items())
 
-
 def test_a_pair_with_itself_changes_nothing():
     c = condition("add7/moe-e4k2-h16-silu")
     said = patch(loud(c), c, {"o2": torch.arange(1000)[:, None].repeat(1, 2)})["o2"]
     assert all(torch.equal(x, said["none"]) for x in said.values())
-
 
 def test_a_seed_in_a_population_is_that_seed_alone_and_slices_do_not_show(monkeypatch):
     c = condition("add7/moe-e4k1-h16-relu")
@@ -111,7 +102,6 @@ def test_a_seed_in_a_population_is_that_seed_alone_and_slices_do_not_show(monkey
     monkeypatch.setattr(patching, "SLICE", 7)
     alone = patch({n: v[1:2] for n, v in params.items()}, c, chosen)
     assert all(torch.equal(x[1:2], alone[w][site]) for w, got in whole.items() for site, x in got.items())
-
 
 def test_audited_pairs_are_all_pairs_that_arithmetic_allows():
     for i, (where, got) in enumerate(pairs(TASK).items(), 1):
@@ -126,7 +116,6 @@ def test_audited_pairs_are_all_pairs_that_arithmetic_allows():
         masks = _pair_strata(TASK, {where: got})[where]
         assert [carry[a] for a in got[:, 0].tolist()] == masks["into=+1"].tolist() == (~masks["into=+0"]).tolist()
 
-
 def test_the_authors_pairs_are_the_first_five_of_each_operation():
     got, first = pairs(TASK, "paper"), {"o1": [3, 4, 5, 6, 7], "o2": range(93, 98), "o3": range(993, 998)}
     plain = {"o1": [0, 1, 2, 10, 11], "o2": range(5), "o3": range(5)}
@@ -135,7 +124,6 @@ def test_the_authors_pairs_are_the_first_five_of_each_operation():
     digit = lambda n, i: (n + 7) // 10**i % 10
     for i, w in enumerate(got, 1):
         assert label_ceiling(TASK, got)[w] == sum(digit(a, i) != digit(b, i) for a, b in got[w].tolist()) / 25
-
 
 def test_flips_stays_and_breaks_are_counted_pair_by_pair():
     c = condition("add7/moe-e4k2-h16-silu")
@@ -159,7 +147,6 @@ def test_flips_stays_and_breaks_are_counted_pair_by_pair():
                     counts += torch.tensor([flipped, moved, both, copy])
     assert (counts > 0).all()
 
-
 def test_rows_say_what_flip_rates_say():
     c = condition("add7/moe-e4k2-h16-silu")
     params = {n: v.float() for n, v in loud(c).items()}
@@ -180,7 +167,6 @@ def test_rows_say_what_flip_rates_say():
             n += 1
         assert n == (5 * 9 + 2 * 3 if edit == "patch" else 5 * 3)
 
-
 def test_known_flips_are_shares_of_what_is_right_when_left_alone():
     c = condition("add7/ffn-h32-relu")
     params = carry_by_ffn()
@@ -190,13 +176,11 @@ def test_known_flips_are_shares_of_what_is_right_when_left_alone():
     assert table.loc["o1"].tolist() == [1, 42_000] and table.loc["o3"].tolist() == [1, 13_902]
     assert table.loc["o2", "n_examples"] == 0 and table.loc["o2", "value"] != table.loc["o2", "value"]       # nan
 
-
 def test_no_ffn_and_no_router_have_fewer_rows():
     table = patching_rows(loud("add7/no_ffn", 1), "add7/no_ffn", [0])
     assert set(table["site"]) == {"none", "embed", "attn_out", "resid_post", "head"}
     table = patching_rows(loud("add7/ffn-h16-silu", 1), "add7/ffn-h16-silu", [0], ["H1"])
     assert set(table["site"]) == {"none", "head", "resid_post"} and set(table["unit"]) == {"", "H1"}
-
 
 C = "add7/ffn-h16-silu"
 REFUSED = [(dict(sites=["attn"]), "nearest: 'attn_out'"), (dict(sites=["E0"]), "expected one of embed"),
@@ -210,18 +194,15 @@ REFUSED = [(dict(sites=["attn"]), "nearest: 'attn_out'"), (dict(sites=["E0"]), "
            (dict(chosen={"o1": torch.tensor([[1, -1]])}), "from 0 to 999"),
            (dict(c="add7/ffn-h16-silu+L2"), "patch site: expected one of embed, L0.attn_out|expected W_")]
 
-
 @pytest.mark.parametrize("wrong, message", REFUSED)
 def test_wrong_use_is_refused_before_any_work(wrong, message):
     with pytest.raises(ValueError, match=message):        # no weights are given: none are needed to refuse
         patch(**(dict(params={}, c=C, chosen=pairs(TASK, "paper")) | wrong))
 
-
 @pytest.mark.parametrize("task", ["modadd", "hist"])
 def test_a_task_without_operations_has_no_pairs(task):
     with pytest.raises(ValueError, match=f"got {task}"): pairs(get_task(task))
     with pytest.raises(ValueError, match="protocol: expected"): pairs(TASK, "papers")
-
 
 def test_parameters_of_another_condition_and_answers_of_nobody_are_refused():
     chosen = random_pairs(TASK, 20)

@@ -15,12 +15,10 @@ from moe_redistribution.instruments.trace import trace
 CONDITIONS = ["add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+norm", "modadd/glu-h8-gelu", "hist/moe_glu-e2k1-h8-gelu"]
 each_condition = pytest.mark.parametrize("name", CONDITIONS)
 
-
 def population(name, n_seeds=2, scale=3.0):
     "Weights in double precision, with queries and keys large enough for rows that are far from even."
     p = {n: v.double() for n, v in init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     return p | {n: p[n] * scale for n in ("W_Q", "W_K")}
-
 
 def plain_row(p, c, s, tokens, h, q):
     "One query's shares and what each key would bring back, for one input, number by number."
@@ -33,7 +31,6 @@ def plain_row(p, c, s, tokens, h, q):
     e = {j: math.exp(v - top) for j, v in score.items()}
     share = [e[j] / sum(e.values()) if j in e else 0.0 for j in range(len(x))]
     return share, [(v @ p["W_V"][s, 0, h] @ p["W_O"][s, 0, h]).norm().item() for v in x]
-
 
 @each_condition
 def test_patterns_are_what_a_loop_over_queries_and_keys_finds(name):
@@ -48,7 +45,6 @@ def test_patterns_are_what_a_loop_over_queries_and_keys_finds(name):
                     assert got[s, i, h, q].tolist() == pytest.approx(share, abs=1e-9)
                     assert weighted[s, i, h, q].tolist() == pytest.approx([a * b for a, b in zip(share, brought)],
                                                                           abs=1e-9)
-
 
 @pytest.mark.parametrize("name, stratum", [("add7/ffn-h8-silu", "operation=+1"), ("add7/ffn-h8-silu", "carry=2"),
                                            ("modadd/glu-h8-gelu", "wraps=True"), ("hist/ffn-h8-gelu", "count=3")])
@@ -76,13 +72,11 @@ def test_mean_and_spread_of_a_stratum_are_loops_over_its_predictions(name, strat
             differ = sum((a - m)**2 for r in mine for a, m in zip(r[:keys], average))
             if keys > 1: assert spreads["input_share"][0, h, q].item() == pytest.approx(differ / whole, abs=1e-6)
 
-
 def test_strata_of_inputs_hold_everywhere_and_those_of_predictions_only_where_something_is_written():
     assert _query_mask("add7/ffn-h8-silu", stratum="carry=3").sum(0).tolist() == [7] * 8
     assert _query_mask("add7/ffn-h8-silu", stratum="operation=+7").sum(0).tolist() == [0, 0, 0, 1000, 0, 0, 0, 0]
     count = _query_mask("hist/ffn-h8-gelu", stratum="count=2").sum(0)
     assert count.tolist() == [(get_task("hist").strata[f"count_p{i}"] == 2).sum() for i in range(10)]
-
 
 def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_length():
     p, c = carry_by_ffn(), "add7/ffn-h32-relu"
@@ -93,7 +87,6 @@ def test_the_papers_inputs_are_eight_numbers_or_the_first_fifty_of_a_carry_lengt
     few = _query_mask(c, stratum="carry=3", protocol="paper").any(1).sum()
     assert few == 7                                                       # all there are
 
-
 @each_condition
 def test_a_seed_in_a_population_is_the_seed_alone(name):
     p = population(name, 3)
@@ -101,7 +94,6 @@ def test_a_seed_in_a_population_is_the_seed_alone(name):
     few = range(0, 1000, 7)
     for f in (mean_pattern, lambda *a: spread(*a)["input_share"], lambda *a: mean_pattern(*a, weighted=True)):
         torch.testing.assert_close(f(p, name, few)[1:2], f(alone, name, few), rtol=0, atol=1e-12, equal_nan=True)
-
 
 def test_renumbering_heads_changes_no_rank():
     name = "add7/ffn-h8-silu"
@@ -115,7 +107,6 @@ def test_renumbering_heads_changes_no_rank():
     assert torch.equal(ranked[0][1], 3 - ranked[1][1])
     assert (attention_between(ranked[0][0], name, "o1", "d2").diff(dim=1) <= 0).all()
 
-
 def test_heads_of_all_layers_stand_in_one_axis():
     name = "add7/moe-e2k1-h8-silu+L2"
     p = population(name)
@@ -125,7 +116,6 @@ def test_heads_of_all_layers_stand_in_one_axis():
     brought = torch.einsum("snjhk,shkd->snhjd", tr["L1.v"], p["W_O"][:, 1]).norm(dim=-1)
     torch.testing.assert_close(patterns(p, name, [5, 6], weighted=True)[:, :, 4:],
                                tr["L1.pattern"] * brought[:, :, :, None])
-
 
 def test_planted_heads_look_where_their_weights_say():
     c, task = "add7/ffn-h32-relu", get_task("add7")
@@ -143,11 +133,9 @@ def test_planted_heads_look_where_their_weights_say():
     x = patterns(carry_by_attention(), c)[0, :, :, 4, 1].round()
     assert (x[:, 0] + x[:, 1] == 1).all()
 
-
 def test_a_look_at_nothing_brings_nothing():
     p, c = carry_by_ffn(), "add7/ffn-h32-relu"
     assert mean_pattern(p, c)[0, 2, 4, 3] > .999 and mean_pattern(p, c, weighted=True)[0, 2, 4].sum() < 1e-3
-
 
 def test_what_is_even_has_no_share_and_all_entropy():
     p, c = population("hist/ffn-h8-gelu", 1, scale=0), "hist/ffn-h8-gelu"
@@ -155,7 +143,6 @@ def test_what_is_even_has_no_share_and_all_entropy():
     assert s["input_share"].isnan().all() and s["effective_keys"].flatten().tolist() == pytest.approx([10] * 40)
     p = population("add7/ffn-h8-silu", 1, scale=0)
     assert spread(p, "add7/ffn-h8-silu")["effective_keys"][0, 2].tolist() == pytest.approx(list(range(1, 9)))
-
 
 def test_relation_sorts_keys_by_what_they_hold():
     p, c, t = population("hist/ffn-h8-gelu", 1), "hist/ffn-h8-gelu", get_task("hist")
@@ -166,7 +153,6 @@ def test_relation_sorts_keys_by_what_they_hold():
                 for n in range(len(t))]
         assert got["to_same"][0, 1, q].item() == pytest.approx(sum(same) / len(t))
         assert got["to_self"][0, 1, q].item() == pytest.approx(x[:, 1, q, q].mean().item())
-
 
 @each_condition
 def test_rows_are_the_means_with_their_labels_and_few(name):
@@ -186,7 +172,6 @@ def test_rows_are_the_means_with_their_labels_and_few(name):
         assert at[7, "H0", "o2", "entropy"] == pytest.approx(spread(p, name)["entropy"][0, 0, 5].item())
     if t.name == "hist":
         assert at[7, "H3", "all", "to_self"] == pytest.approx(relation(p, name)["to_self"][0, 3].mean().item())
-
 
 @pytest.mark.parametrize("call, says", [
     (lambda p, c: patterns(p, c, [1000]), "expected examples from 0 to 999"),

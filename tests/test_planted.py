@@ -7,14 +7,12 @@ from moe_redistribution.tasks.task import exact, get_task
 
 T = get_task("add7")
 
-
 @pytest.mark.parametrize("make, rest", [
     (carry_by_ffn, "ffn-h21-relu"), (carry_by_ffn, "ffn-h32-silu+d48"), (carry_by_experts, "moe-e4k1-h40-relu"),
     (carry_by_experts, "moe-e8k2-h128-gelu+switch"), (carry_by_attention, "no_ffn+d96"),
     (carry_by_attention, "moe_glu-e4k2-h64-gelu+d128")])
 def test_a_model_that_is_made_adds_seven(make, rest):
     assert exact(predict(make(f"add7/{rest}"), f"add7/{rest}") == T.targets).item() == 1
-
 
 @pytest.mark.parametrize("make, name", [
     (carry_by_ffn, "add7/ffn-h32-relu+norm"), (carry_by_ffn, "add7/ffn-h16-relu"), (carry_by_ffn, "add7/glu-h32-relu"),

@@ -11,7 +11,6 @@ from moe_redistribution.instruments.probes import (SETTINGS, _answer_rows, _fit_
                                                    _probe_rows, shuffle, _tokens_alone)
 from moe_redistribution.tasks.task import get_task
 
-
 def noisy(n=900, d=12, classes=3, population=2, seed=0):
     "Features (population, n, d) that tell of three classes with many mistakes, and the classes."
     g = torch.Generator().manual_seed(seed)
@@ -19,20 +18,17 @@ def noisy(n=900, d=12, classes=3, population=2, seed=0):
     means = torch.randn(population, classes, d, generator=g) * .6
     return means[:, y] + torch.randn(population, n, d, generator=g) * torch.linspace(.5, 30, d), y
 
-
 def by_sklearn(x, y, fit):
     mean, std = x[fit].mean(0), x[fit].std(0, correction=0)
     x = ((x - mean) / std).double().numpy()
     model = LogisticRegression(max_iter=5000, tol=1e-8).fit(x[fit], y[fit])
     return model.score(x[~fit], y[~fit]), model
 
-
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_accuracies_are_those_of_scikit_learn_on_the_same_split(classes):
     x, y = noisy(classes=classes)
     found, fit = probe(x, y), group_split(torch.arange(len(y)))
     for i in range(len(x)): assert abs(found["accuracy"][i] - by_sklearn(x[i], y, fit)[0]) <= .01
-
 
 def test_converged_weights_are_scikit_learns():
     x, y = (v[0] if v.ndim == 3 else v for v in noisy(400, 5, population=1))
@@ -42,13 +38,11 @@ def test_converged_weights_are_scikit_learns():
     model = LogisticRegression(max_iter=5000, tol=1e-10).fit(x.numpy(), y)
     assert torch.allclose(w[:-1] - w[:-1].mean(1, keepdim=True), torch.from_numpy(model.coef_.T).double(), atol=2e-3)
 
-
 def test_no_group_lies_in_both_parts_and_another_seed_is_another_split():
     groups = torch.arange(50).repeat_interleave(4)
     a, b = group_split(groups), group_split(groups, 1)
     assert a.view(50, 4).all(1).logical_or(~a.view(50, 4).any(1)).all() and a.sum() == 140 and (a != b).any()
     assert (group_split(groups) == a).all()
-
 
 def test_test_accuracy_does_not_see_the_labels_of_the_test_part():
     x, y = noisy()
@@ -56,7 +50,6 @@ def test_test_accuracy_does_not_see_the_labels_of_the_test_part():
     spoilt = torch.where(fit, y, (y + 1) % 3)
     agree = probe(x, y)["accuracy"] + probe(x, spoilt)["accuracy"]
     assert (agree <= 1).all() and torch.equal(probe(x, y)["fitted"], probe(x, spoilt)["fitted"])
-
 
 def test_a_seed_in_a_population_is_that_seed_alone():
     x, y = noisy(population=3)
@@ -66,7 +59,6 @@ def test_a_seed_in_a_population_is_that_seed_alone():
     both = probe(x, torch.stack([y, y.flip(0)]))["accuracy"]
     assert both.shape == (3, 2) and torch.allclose(both[:, 0], probe(x, y)["accuracy"], atol=.01)
 
-
 def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
     y, places = torch.randint(0, 4, (2, 600), generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3
     out = shuffle(y, places)
@@ -75,7 +67,6 @@ def test_shuffled_labels_stay_at_their_place_and_keep_their_counts():
         for p in range(3):
             a, b = (v[i, places == p].bincount(minlength=4) for v in (out, y))
             assert torch.equal(a, b)
-
 
 def test_balanced_and_each_class_have_their_controls():
     x, y = noisy(classes=3, population=1)
@@ -90,7 +81,6 @@ def test_balanced_and_each_class_have_their_controls():
         assert found[f"by_class{name}"][0].tolist() == pytest.approx(each, abs=.03)
         assert found[f"balanced{name}"].item() == pytest.approx(np.mean(each), abs=.02)
 
-
 def test_lookup_is_a_dictionary():
     g = torch.Generator().manual_seed(2)
     keys, y = torch.randint(0, 30, (300,), generator=g), torch.randint(0, 3, (1, 300), generator=g)
@@ -101,19 +91,16 @@ def test_lookup_is_a_dictionary():
     said = [np.bincount(seen[k]).argmax() if k in seen else usual for k in keys[~fit].tolist()]
     assert _lookup_accuracy(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
 
-
 def test_code_reports_what_is_learnt_by_heart():
     noise, coin = torch.randn(120, 150, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 2
     found = probe(noise, coin, setting="code")
     assert found["accuracy"] == found["control"] == 1 and probe(noise, coin)["accuracy"] < .75
     assert not SETTINGS["code"].split and SETTINGS["spec"].lr == 1e-3 and SETTINGS["spec"].batch == 128
 
-
 def test_a_constant_or_scaled_feature_changes_nothing():
     x, y = noisy(population=1)
     scaled = torch.cat([x * 1000 + 7, torch.full_like(x[..., :3], 2.)], -1)
     assert probe(scaled, y)["accuracy"].item() == pytest.approx(probe(x, y)["accuracy"].item(), abs=.01)
-
 
 def test_planted_rows_say_what_the_construction_says():
     table = _probe_rows(carry_by_ffn(), "add7/ffn-h32-relu", [7])
@@ -127,18 +114,15 @@ def test_planted_rows_say_what_the_construction_says():
     at = silent.set_index(["site", "position", "metric"])["value"]
     assert at["ffn_out", "o1", "operation_accuracy"] == pytest.approx(at["none", "o1", "operation_majority"])
 
-
 def test_features_of_experts_stand_side_by_side():
     c = "add7/moe_glu-e2k1-h8-silu"
     x = features(init(c, [torch.Generator().manual_seed(0)]), c, ["gate", "up", "hidden"])
     assert x["hidden"].shape == (1, 1000, 4, 8) and torch.allclose(x["gate"] * x["up"], x["hidden"], atol=1e-6)
 
-
 def test_tokens_alone_counts_by_hand():
     t, fit = get_task("add7"), torch.ones(1000, dtype=torch.bool)
     y = torch.tensor((t.strata["operation_o2"] == "+1").tolist()).long()
     assert _tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)
-
 
 @pytest.mark.parametrize("x, y, says", [(torch.ones(5, 2), torch.zeros(4), "one label a row"),
                                         (torch.ones(4, 2), torch.zeros(4), "labels of two kinds"),
@@ -146,13 +130,11 @@ def test_tokens_alone_counts_by_hand():
 def test_bad_input_is_refused(x, y, says):
     with pytest.raises(ValueError, match=says): probe(x, y)
 
-
 def test_another_task_or_setting_is_refused():
     p = init("hist/ffn-h8-gelu", [torch.Generator()])
     with pytest.raises(ValueError, match=r"expected a task with operations \(add7\); got hist"):
         _probe_rows(p, "hist/ffn-h8-gelu", [0])
     with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
-
 
 @pytest.mark.parametrize("measure, name", [(_probe_rows, "add7/ffn-h8-silu"), (_answer_rows, "modadd/ffn-h8-gelu+d32")])
 def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):

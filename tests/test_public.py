@@ -19,13 +19,11 @@ from moe_redistribution.tasks.kinds import import_file
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = json.loads((ROOT / "nbs" / "all_you_can_call.ipynb").read_text(encoding="utf-8"))["cells"]
 
-
 @pytest.mark.parametrize("name", mr.PUBLIC)
 def test_a_public_name_is_the_object_of_its_room_and_says_what_it_is(name):
     room = importlib.import_module(f"moe_redistribution.{mr.PUBLIC[name]}")
     assert getattr(mr, name) is getattr(room, name) and name in room.__all__ and name in dir(mr)
     assert len(getattr(mr, name).__doc__.split()) > 4                            # of a class, too: none is inherited
-
 
 def unexplained(thing):
     "Parameters of which nothing is said where they stand, and `return`, of a function or of what makes an object of a class."
@@ -33,22 +31,18 @@ def unexplained(thing):
     said = {n: text for x in own[::-1] for n, text in docments(x, args_kwargs=True).items() if text}
     return [n for n in [*inspect.signature(thing).parameters, *["return"] * inspect.isfunction(thing)] if n not in said]
 
-
 def test_what_nothing_is_said_of_is_seen():
     def half(
         x,  # what it is
         y=1, *rest, **more): pass
     assert unexplained(half) == ["y", "rest", "more", "return"]
 
-
 def test_every_public_function_explains_each_of_its_arguments_and_what_comes_back():
     lost = {n: some for n in mr.PUBLIC if (some := unexplained(getattr(mr, n)))}
     assert not lost, f"{len(lost)} of {len(mr.PUBLIC)}: {lost}"
 
-
 def test_a_column_that_rows_have_not_got_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="got 'sede'; nearest: 'seed'"): mr.select(pd.DataFrame(dict(seed=[42])), sede=42)
-
 
 def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():
     named = [n for rooms in mr.LISTED.values() for names in rooms.values() for n in names.split()]
@@ -56,14 +50,11 @@ def test_about_forty_names_each_once_and_none_is_a_part_of_the_package():
     assert sorted(named) == sorted({*named}) == sorted(mr.__all__) and 35 <= len(named) <= 50
     assert not {*named} & parts
 
-
 def test_the_page_has_a_line_for_each_name_in_the_order_of_the_list():
     text = "".join("".join(o.get("data", {}).get("text/markdown", [])) for c in PAGE for o in c.get("outputs", []))
     assert re.findall(r"^\| \[`(\w+)`\]\(", text, flags=re.M) == list(mr.PUBLIC)
 
-
 def fresh(script): return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
 
 def test_the_package_imports_no_room_and_no_torch_and_a_star_gives_the_list():
     done = fresh("import sys, moe_redistribution; print(*sys.modules)")
@@ -72,7 +63,6 @@ def test_the_package_imports_no_room_and_no_torch_and_a_star_gives_the_list():
     assert not [m for m in loaded if m.startswith("moe_redistribution.")]
     done = fresh("from moe_redistribution import *; print(*sorted(n for n in dir() if n[0] != '_'))")
     assert done.stdout.split() == sorted(mr.PUBLIC), done.stderr
-
 
 @pytest.mark.parametrize("wrong, near", [("trian", "train"), ("ablte", "ablate"), ("reprot", "report"),
                                          ("store", "Store")])
@@ -83,7 +73,6 @@ def test_a_wrong_name_is_refused_with_the_nearest_however_it_is_asked_for(wrong,
     with pytest.raises(ImportError, match="nearest: 'errors'"): exec("from moe_redistribution.tasks import erors")
     assert not hasattr(mr, wrong) and not hasattr(mr, "__wrapped__")
 
-
 def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
     "`check` asks whether these have changed: names of the list, and of `report`, led it to no room."
     def rooms(source): return {p.removeprefix("moe_redistribution/") for p in _imported_rooms(ROOT, source)}
@@ -93,14 +82,12 @@ def test_a_page_that_imports_from_the_list_is_made_of_the_rooms_behind_it():
     assert rooms("from moe_redistribution import *\ntrain()") == {"__init__.py", "training/groups.py"}
     assert rooms("from moe_redistribution.report import *") == {"report/__init__.py"}
 
-
 def test_a_file_of_a_users_own_may_register_with_names_of_the_list(tmp_path):
     (path := tmp_path / "own_of_the_list.py").write_text(
         "from moe_redistribution import Event, register\n\n"
         "@register('event', 'stay9')\nclass Stay(Event):\n    'Nothing happens.'\n    pattern, example = 'stay9', 'stay9'\n"
         "    def apply(self, c, now, began, moments): pass\n")
     assert import_file(path).Event is mr.Event and "stay9" in [x["name"] for x in mr.registered_things("event")]
-
 
 def test_what_its_own_room_alone_uses_has_an_underscore():
     "Public is what stands in the list, or is for who looks further, or another room or page calls, or a class that is shown."

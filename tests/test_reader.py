@@ -20,7 +20,6 @@ NBS, PROC = ROOT / "nbs", ROOT / "_proc"
 RESULTS = sorted(p.relative_to(NBS).as_posix() for p in NBS.glob("6_studies/*/[1-9]*.ipynb"))
 FIRST = ["index.ipynb", "figures_tables.ipynb", "status.ipynb"]
 
-
 @pytest.fixture(scope="module")
 def processed(tmp_path_factory):
     """Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made
@@ -36,7 +35,6 @@ def processed(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     return folder / "_proc"
 
-
 def shown(folder, page):
     "The cells of a processed page that show something, in order: (what is read first of each, the cell)."
     out = []
@@ -49,13 +47,11 @@ def shown(folder, page):
         if re.sub(r"<!--.*?-->", "", text, flags=re.S).strip(): out.append((text, cell))
     return out
 
-
 def sentences(text):
     "The sentences of a Markdown text, links and marks taken off."
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)|[*_`]", lambda m: m[1] or "", text)
     parts = re.split(r"(?<=[.!?])\s+(?=[A-Z0-9–+−-])|\n\s*\n|\n[-|#]", text)
     return [p for p in (re.sub(r"\s+", " ", x).strip(" -|") for x in parts) if len(p.split()) > 2]
-
 
 def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with_a_number(processed):
     def wrong(page):
@@ -67,7 +63,6 @@ def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with
         return "" if good else text[:80]
     bad = offenders([*RESULTS, "figures_tables.ipynb", "status.ipynb"], wrong)
     assert not bad, f"page, and how it opens: {bad}"
-
 
 class Table(HTMLParser):
     "Caption and first column of a table of results."
@@ -85,7 +80,6 @@ class Table(HTMLParser):
         if self.at in ("caption", "summary"): self.caption += data
         elif self.at == "td": self.rows[-1][-1] += data
 
-
 def tables(folder, page):
     found = []
     for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
@@ -95,21 +89,17 @@ def tables(folder, page):
             if 'class="shown' in text or "dataframe shown" in text: found.append(Table(text))
     return found
 
-
 def test_every_table_has_a_caption(processed):
     bad = offenders(RESULTS, lambda page: [t.rows[:2] for t in tables(processed, page) if not t.caption.strip()])
     assert not bad, bad
-
 
 def test_every_row_of_a_comparison_can_be_told_from_every_other(processed):
     def alike(table): return not 0 < len(named := [row[0] for row in table.rows if row]) == len(set(named))
     bad = offenders(RESULTS, lambda page: [t.caption for t in tables(processed, page) if alike(t)])
     assert not bad, f"page, and the captions of its tables with two rows of one name: {bad}"
 
-
 def test_comparisons_are_shown_in_this_form_all_over_the_site(processed):
     assert sum(len(tables(processed, page)) for page in RESULTS) > 40
-
 
 def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(processed):
     text = "\n".join(t for t, _ in shown(processed, "figures_tables.ipynb"))
@@ -124,7 +114,6 @@ def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(proce
     waiting = [r for r in rows if "▲" in r[4]]
     assert 0 < len(waiting) < len(rows), "runs that are missing are marked"
 
-
 def test_what_a_page_stands_on_is_said_at_its_foot():
     "Its notebook says so where the rows are read; a reader of the site has a question first."
     stands = {"data": {frame.STORED: {"hash": "a"}, "text/markdown": "This page stands on 9 rows.", "text/plain": ""}}
@@ -134,12 +123,10 @@ def test_what_a_page_stands_on_is_said_at_its_foot():
     assert first["outputs"] == [] and question["source"] == ["## The question"]
     assert "This page stands on 9 rows." in "".join(foot["source"]) and frame.STORED == pages.STORED
 
-
 def cells_of(page, start):
     "The rows of a page's Markdown tables whose first cell begins so, as lists of cells."
     return [[c.strip() for c in row.strip("|").split("|")] for t in texts(page)
             for row in re.findall(r"^\| ?.*$", t, flags=re.M) if re.match(rf"\| ?\[?{start}", row)]
-
 
 def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_waits():
     "§4.3, B and F were *complete* with claims pending, and grokking missed 20 runs in one table and 111 in the other."
@@ -156,7 +143,6 @@ def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_wait
         p, kind = progress(item), {"fig": "Figure", "tab": "Table"}[item[:3]]
         row, = cells_of("figures_tables.ipynb", rf"{kind} {item[3:]}\]")
         assert row[2] == f"{p['recorded']} of {p['needed']}" + " ▲" * (p["recorded"] < p["needed"])
-
 
 @pytest.mark.parametrize("page", ["index.ipynb", "status.ipynb", "figures_tables.ipynb", "claims.ipynb",
                                   "6_studies/sparsity_moves/9z_ledger.ipynb",

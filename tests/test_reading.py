@@ -21,18 +21,15 @@ families = pytest.mark.parametrize("family", first(["deepseek_v3", "gpt_oss", "q
                                                    ["deepseek_v3", "gpt_oss", "qwen2", "olmoe", "mixtral", "qwen3_moe",
                                                     "deepseek_v2", "granitemoe", "minimax_m2", "llama", "lfm2_moe"]))
 
-
 def opened(family="olmoe", double=False, **more):
     model = tiny_model(family, dtype=torch.float64 if double else torch.float32)
     if double: model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
     return open_model(model, **more)
 
-
 def by_whole_passes(s, tokens, new, edits=None):
     "The slow loop: the whole text again for every new token."
     for _ in range(new): tokens = torch.cat([tokens, s.run(tokens, edits)[0, :, -1:].argmax(-1)], 1)
     return tokens
-
 
 def edits_of(s):
     dense = [{}, {"L0.ffn_out": "zero"}, {"L*.attn_out": At("zero", slice(4, 9))}, {"L1.attn_out": "zero@8:"},
@@ -41,7 +38,6 @@ def edits_of(s):
     if not any(".E" in u for u in s.units): return dense + [{"L0.H1": "zero", "L1.H0+H2": "zero"}]
     return dense + [{"L1.E1": "zero"}, {"L1.E2": "route_around"}, {"L1.routes": "only:E2@5:"}, {"L1.E1+E3": "swap:E2"},
                     {"L1.routes": "k=1", "L1.E2": "zero"}, {"L1.gates": lambda g: g * .5}]
-
 
 @families
 def test_generated_text_is_that_of_whole_passes_under_the_same_edit(family):
@@ -56,20 +52,17 @@ def test_generated_text_is_that_of_whole_passes_under_the_same_edit(family):
         texts.add(str(said.tolist()))
     assert len(texts) > 3 and not any(m._forward_hooks or m._forward_pre_hooks for m in s.model.modules())
 
-
 @pytest.mark.parametrize("family", first(["qwen4_exp_text", "kimi_linear"], MIXTURES))
 def test_every_family_generates_what_whole_passes_say(family):
     s = opened(family)
     edits = {next(u for u in s.units if ".E1" in u): "zero"} | {n: "zero@8:" for n in s.sites if n == "L0.ffn_out"}
     for some in ({}, edits): assert s.generate(W, 4, some).equal(by_whole_passes(s, W, 4, some)[:, 7:])
 
-
 @pytest.mark.parametrize("sizes, more", [(dict(layer_types=["linear_attention"] * 2), {}),
                                          ({}, dict(num_return_sequences=3))])
 def test_what_transformers_cannot_generate_is_one_message(sizes, more):
     with pytest.raises(ValueError, match="generate: expected what transformers. own generate takes"):
         open_model(tiny_model("kimi_linear", **sizes)).generate(W, 2, **more)
-
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen2"])
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -87,12 +80,9 @@ def test_prompts_of_unequal_length_say_what_each_says_alone(family, side):
         moved = {k: n - alone.moved.get(k, 0) for k, n in moved.items()}
     assert said.equal(torch.stack(each)) and not any(moved.values())
 
-
-
 DEFAULTS = dict(do_sample=True, temperature=9., repetition_penalty=50., no_repeat_ngram_size=1, num_beams=4,
                 max_time=1e-9, forced_eos_token_id=2, eos_token_id=3, suppress_tokens=[*range(40)], max_length=8,
                 guidance_scale=3.)
-
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_greedy_is_the_most_probable_token_whatever_a_models_generation_defaults_say(name):
@@ -104,7 +94,6 @@ def test_greedy_is_the_most_probable_token_whatever_a_models_generation_defaults
     assert s.generate(W, 6).equal(own) and greedy_tokens(model, W, 6).equal(small) and own.equal(small)
     assert getattr(model.generation_config, name) == DEFAULTS[name]
     assert not s.generate(W, 6, suppress_tokens=own.unique().tolist()).equal(own)           # what is said is heeded
-
 
 def test_a_text_ends_where_it_is_told_and_nowhere_else():
     s = opened(pad=0)
@@ -118,25 +107,20 @@ def test_a_text_ends_where_it_is_told_and_nowhere_else():
         else: assert row[:n + 1].equal(own[:n + 1]) and not row[n + 1:].any()
     assert s.generate(W, 3, do_sample=True, temperature=5.).shape == (3, 3)
 
-
 def by_hand(tokens, model, stop, **more):
     "transformers' own generate, the whole text again for each token, of a model that was changed by hand."
     config = GenerationConfig(max_new_tokens=6, pad_token_id=0, eos_token_id=1 << 30 if stop is None else stop,
                               use_cache=False, **more)
     with torch.no_grad(): return model.generate(tokens, config, attention_mask=(tokens != 0).long())[:, 7:]
 
-
 def without_expert(layer): layer.mlp.experts.down_proj.data[1] = 0
-
 
 def zero_from_5(layer):
     layer.mlp.register_forward_hook(lambda m, args, out: torch.cat([out[:, :5], 0 * out[:, 5:]], 1))
 
-
 def no_token_7(model):
     def bar(m, args, out): out.logits = out.logits.index_fill(-1, torch.tensor([7, 11]), -40.)
     model.register_forward_hook(bar)
-
 
 @pytest.mark.parametrize("stop, more", [(None, dict(num_beams=3)), (11, dict(num_beams=3, num_return_sequences=2)),
                                         (11, dict(do_sample=True, num_return_sequences=3))])
@@ -158,7 +142,6 @@ def test_beams_and_several_texts_of_a_prompt_are_those_of_a_model_changed_by_han
     if not change: assert len(said) == len(W) * more.get("num_return_sequences", 1)
     else: assert said.equal(by_hand(tokens, other, stop, **more))
 
-
 def test_a_limit_counts_the_tokens_of_a_padded_prompt_under_beams_too():
     s, tokens = opened(double=True, pad=0), W.clone()
     tokens[1, :3] = 0
@@ -167,7 +150,6 @@ def test_a_limit_counts_the_tokens_of_a_padded_prompt_under_beams_too():
     said = s.generate(tokens, 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
     alone = s.generate(tokens[1:2, 3:], 6, {"L0.ffn_out": "zero@5:"}, num_beams=3)
     assert said[1:2].equal(alone) and not alone.equal(s.generate(tokens[1:2, 3:], 6, num_beams=3))
-
 
 @pytest.mark.parametrize("more", [dict(prompt_lookup_num_tokens=3), dict(assistant_model=None), dict(guidance_scale=2.),
                                   dict(return_dict_in_generate=True), dict(prefill_chunk_size=3), dict(temperatur=3.),
@@ -178,14 +160,12 @@ def test_other_ways_to_generate_are_refused_before_the_first_token(more, monkeyp
     with pytest.raises(ValueError, match=f"setting of generate: expected one of do_sample, .*'{[*more][0]}'; nearest"):
         s.generate(W, 3, {"L0.ffn_out": "zero@5:"}, **more)
 
-
 def test_what_a_model_brings_with_it_does_not_change_how_it_is_asked():
     s = opened()
     plain = s.generate(W, 5)
     s.model.generation_config.update(num_beams=3, repetition_penalty=9., guidance_scale=2., prefill_chunk_size=3)
     before = s.model.generation_config
     assert s.generate(W, 5).equal(plain) and s.model.generation_config is before
-
 
 @pytest.mark.parametrize("edits, says", [
     ({"L1.attn_out": "mean"}, "an edit that looks at one token at a time"), ({"L1.E1": "resample"}, "over examples"),
@@ -196,17 +176,14 @@ def test_what_a_model_brings_with_it_does_not_change_how_it_is_asked():
 def test_edits_that_mean_something_else_step_by_step_are_refused(edits, says):
     with pytest.raises(ValueError, match=says): opened().generate(W, 2, edits)
 
-
 def test_a_text_longer_than_the_positions_and_a_prompt_without_tokens_are_refused():
     with pytest.raises(ValueError, match="up to 64 tokens"): opened().generate(W, 58)
     with pytest.raises(ValueError, match="prompts with a token"): opened(pad=0).generate(torch.zeros_like(W), 2)
     with pytest.raises(ValueError, match="prompts with a token"): opened().generate(W, 0)
 
-
 # -------------------------------------------------------------------------------------------------------- gradients
 
 def loss(logits): return torch.nn.functional.cross_entropy(logits[0, :, :-1].flatten(0, 1), W[:, 1:].flatten())
-
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mixtral", "qwen2_moe", "gpt_oss"])
 @pytest.mark.parametrize("frozen", [False, True])
@@ -224,14 +201,12 @@ def test_a_gradient_of_gates_is_the_difference_that_small_changes_make(family, f
         assert abs((8 * (c - b) - (d - a)) / .12 - exact) < 1e-3 * abs(exact) + 1e-5, site
     assert (by["L1.gates"] != 0).any() and not (by["L1.gates"] != 0)[tr["L1.gates"] == 0].any()
 
-
 def test_all_sites_of_a_graph_give_the_plain_logits_and_without_grad_there_is_none():
     s = opened("deepseek_v3", double=True)
     torch.testing.assert_close(trace(s, W, grad=True)["logits"], s.run(W))
     assert not s.run(W).requires_grad and not trace(s, W)["L1.gates"].requires_grad
     told = trace(s, W, edits={"L1.routes": "only:E2"}, grad=True)
     assert told["L1.E2"].shape[1] == W.numel() and told["L1.gates"].requires_grad
-
 
 @pytest.mark.parametrize("family", first(["mixtral", "nemotron_h"], FAMILIES))
 def test_the_gradient_by_every_site_is_the_difference_that_small_changes_make(family):
@@ -251,7 +226,6 @@ def test_the_gradient_by_every_site_is_the_difference_that_small_changes_make(fa
             if abs(found[-1] - exact) <= 1e-2 * abs(exact) + (5e-3 if single else 1e-3): break
         else: raise AssertionError(f"{site}: {exact}, and by differences {found}")
 
-
 def test_a_gradient_by_what_is_only_read_is_refused():
     s, told = opened(), {"L1.routes": "never:E1"}
     for site, edits in (("L1.router_probs", None), ("L1.router_logits", told)):
@@ -259,7 +233,6 @@ def test_a_gradient_by_what_is_only_read_is_refused():
             trace(s, W, keep=[site, "logits"], edits=edits, grad=True)
     tr = trace(s, W, edits=told, grad=True)
     assert "L0.router_logits" in tr.activations and "L1.router_logits" not in tr.activations
-
 
 def test_a_gradient_by_scores_under_a_bar_is_that_of_the_experts_left():
     s = opened(double=True)
@@ -272,12 +245,10 @@ def test_a_gradient_by_scores_under_a_bar_is_that_of_the_experts_left():
     assert abs((b - a) / 2e-3 - (exact := (by * way).sum().item())) < 5e-2 * abs(exact)
     assert not by[..., 1].any() and by[~went].any()             # a token that no bar concerns has its router's slope
 
-
 def test_a_leaf_that_an_edit_puts_in_gets_its_gradient():
     s, v = opened(double=True), torch.zeros(1, 1, 1, 32, dtype=torch.float64, requires_grad=True)
     loss(s.run(W, {"L0.resid_post": lambda x: x + v}, grad=True)).backward()
     assert v.grad.abs().sum() > 0
-
 
 # ----------------------------------------------------------------------------------------- whose tokens, what it writes
 
@@ -300,13 +271,11 @@ def test_tokens_of_an_expert_are_its_rows_with_their_text():
     assert s.tokens_of("L1.E3", tokens)["text"].iloc[0] == str(got["token"].iloc[0])
     with pytest.raises(ValueError, match="expert: expected"): s.tokens_of("L1.H1", tokens)
 
-
 def test_a_text_file_s_windows_are_read_batch_by_batch(tmp_path):
     (text := tmp_path / "a.txt").write_text("the king was old and stricken in years; " * 20)
     s = open_model(tiny_model("olmoe", vocab_size=256))
     found = s.tokens_of("L0.E1", in_groups(text_windows(text, tokenizer_of(None, 256), 16), 4), tokenizer_of(None, 256))
     assert found["window"].nunique() > 8 and set("".join(found["text"])) <= set(text.read_text())
-
 
 @pytest.mark.parametrize("unit", ["L1.E2", "L1.H1", "L0.E2"])
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "granitemoe"])
@@ -335,7 +304,6 @@ def test_what_a_unit_writes_is_what_the_logits_lose_without_it_the_norm_held(fam
     one = each[(each["window"] == int(at[-1, 0])) & (each["position"] == int(at[-1, 1]))]
     assert one["token"].tolist() == (lost[-1] - lost[-1].mean()).topk(3).indices.tolist()
 
-
 def test_a_head_of_padded_prompts_writes_at_its_tokens_and_a_unit_without_tokens_is_refused():
     s = opened("mixtral", pad=0)
     ragged = W.clone()
@@ -345,15 +313,12 @@ def test_a_head_of_padded_prompts_writes_at_its_tokens_and_a_unit_without_tokens
         s.writes("L1.E1", (x for x in ()), top=1)
     with pytest.raises(ValueError, match="a head that enters the stream alone"): opened("gemma2").writes("L1.H1", W)
 
-
 # ------------------------------------------------------------------------------------------------------------ files
 
 MANY, SITES = W.repeat(4, 1), ("L*.resid_post", "L1.E3", "L1.pattern")
 
-
 def kept(s, folder, sites=SITES, tokens=MANY, **more):
     return s.save(list(sites), folder, tokens, **dict(most=16_000) | more)
-
 
 def test_files_give_back_what_a_pass_gave(tmp_path):
     s = opened("deepseek_v3", batch=3)
@@ -371,7 +336,6 @@ def test_files_give_back_what_a_pass_gave(tmp_path):
     assert half["sites"]["L1.resid_post"]["dtype"] == "torch.float16"
     edited = trace(s, tokens, edits={"L1.E3": "zero"})["L1.resid_post"][0]
     torch.testing.assert_close(read_saved(tmp_path / "b", "L1.resid_post"), edited.half(), rtol=2e-3, atol=2e-2)
-
 
 def test_what_was_stopped_goes_on_with_what_is_left(tmp_path, monkeypatch):
     s, whole, ran = opened("olmoe", batch=3), tmp_path / "whole", []
@@ -393,7 +357,6 @@ def test_what_was_stopped_goes_on_with_what_is_left(tmp_path, monkeypatch):
     ran.clear()
     kept(s, tmp_path / "a")
     assert not ran
-
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     s, a = opened(), tmp_path / "a"
@@ -417,7 +380,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="words, which an index can name"):
         kept(s, tmp_path / "c", edits={"embed": torch.zeros_like})
     with pytest.raises(ValueError, match="windows of up to 100 bytes"): kept(s, tmp_path / "c", most=100)
-
 
 def test_what_is_written_is_not_read_off_a_weight_that_is_not_all():
     "The unembedding or a head's map with an adapter beside it used to be read as its own matrix, without a word."

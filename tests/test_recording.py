@@ -34,13 +34,10 @@ def with_only(some): return replace(STUDY, measured=lambda name: some)
 FITS = ("add7/moe-e4k2-h16-silu", "add7/ffn-h256-silu", "add7/ffn-h16-gelu+hold_tens9", "modadd/glu-h16-gelu",
         "hist/moe-e2k1-h16-gelu")
 
-
 def names_for(instrument): return [n for n in FITS if INSTRUMENTS[instrument].fits(n)]
-
 
 def test_every_instrument_fits_something_and_no_room_is_forgotten():
     assert all(names_for(i) for i in INSTRUMENTS)
-
 
 # Fits of a hundred classes, probes on ten thousand sequences and live training are left to `make audit`.
 @pytest.mark.parametrize("instrument", first({"ablation", "attribution", "routing"}, INSTRUMENTS))
@@ -55,7 +52,6 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     # some processors sum in another order
     pd.testing.assert_frame_equal(among, by_itself.reset_index(drop=True), rtol=1e-4, atol=1e-5)
 
-
 @pytest.mark.parametrize("instrument",
                          first(INSTRUMENTS.keys() - {"ablation", "histogram", "probes", "speed"}, INSTRUMENTS))
 def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
@@ -66,7 +62,6 @@ def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     assert not table.duplicated([c for c in table if c not in ("value", "n_examples")]).any()
     assert not np.isinf(table["value"]).any() and (table["condition"] == name).all()
     assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
-
 
 @pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32",
                                   "hist/moe-e2k1-h8-gelu+tokens"])
@@ -79,7 +74,6 @@ def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
     learned = set(instruments_for(name.replace("+tokens", "")))
     assert learned - set(instruments_for(name)) == {"scores"} | {"add7": {"patching", "fourier"}, "modadd": {"fourier"},
                                                     "hist": {"histogram"}}[name.split("/")[0]]
-
 
 @pytest.mark.parametrize("instrument", first({"ablation", "attribution", "routing"},
                                              [i for i, x in INSTRUMENTS.items() if not x.live]))
@@ -95,7 +89,6 @@ def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_
         with pytest.raises(ValueError, match=says): measure(wrong, [1, 2])
     with pytest.raises(ValueError, match="seeds: expected 2, one a member of the population; got 3"):
         measure(params, [1, 2, 3])
-
 
 def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(tmp_path, monkeypatch):
     "A paired seed that git has and the store has not is measured once; a failed one never."
@@ -117,7 +110,6 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
     for _ in range(2): _record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 
-
 @pytest.mark.parametrize("instrument, name, wanted", [
     ("probes", "add7/ffn-h256-silu", {"first256": ("audited", "spec", "code"), "final": ("audited",)}),
     ("histogram", "hist/moe-e2k1-h16-gelu", {"best": ("audited", "paper"), "final": ("audited",)})])
@@ -130,7 +122,6 @@ def test_the_authors_probe_fits_are_recorded_at_the_first_checkpoint_and_audited
     for rule in rules_for(name, "authors", instrument):
         INSTRUMENTS[instrument].rows({}, name, [1], stream="authors", rule=rule)
     assert asked == wanted
-
 
 @pytest.mark.audit
 def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing_twice(tmp_path, monkeypatch):
@@ -150,7 +141,6 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
     written = _record_runs(store, tmp_path, both, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
     assert not _record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
-
 
 @pytest.mark.audit
 def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
@@ -173,7 +163,6 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     _record_runs(store, tmp_path, with_only(two), name)
     assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
 
-
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
     from moe_redistribution.record import cli, costs as room
     spent = pd.DataFrame({"add7/ffn-h8-silu": [100., 30.], "modadd/ffn-h8-gelu": [90., 0.],
@@ -185,7 +174,6 @@ def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, cap
                            "All instruments on modadd and hist: 179 CPU s, within the limit of 180."]
     assert said("hist") == ["All instruments on hist: 89 CPU s, within the limit of 180."]
 
-
 def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     name, store = "add7/ffn-h16-silu", Store(tmp_path)
     train(name, seeds=[1, 2, 3], stream="paired", root=store.root, steps=200, until="full", executor="here", quiet=True)
@@ -196,7 +184,6 @@ def test_a_run_that_went_further_is_new_and_one_that_failed_is_not(tmp_path):
     assert [r.seed for r in _not_in(there, runs)] == [3] and _not_in(there.iloc[:0], runs) == runs
     assert set(instruments_for(name)) == {i for i, x in INSTRUMENTS.items() if x.fits(name)}
 
-
 def test_a_thinned_history_of_a_full_batch_task_keeps_evaluations_that_were_measured():
     "Every fifth has measures; thinning by another stride would lose nearly all of them."
     steps = np.arange(100, 40_001, 100)
@@ -205,7 +192,6 @@ def test_a_thinned_history_of_a_full_batch_task_keeps_evaluations_that_were_meas
     kept = recording.history_frame([run])
     assert len(kept) <= 60 and kept["step"].iloc[-1] == 40_000
     assert kept["mean_ffn_out"][20:-5].notna().all() and kept["step"].diff().max() <= 1500
-
 
 def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_file_is_passed_over(tmp_path):
     name, store = "add7/ffn-h8-silu+d16", Store(tmp_path / "store")
@@ -218,12 +204,9 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
 
-
-# ------------------------------------------------------------------------------------------------------------- replaced
-# runs
+# -------------------------------------------------------------------------------------------------------- replaced runs
 
 NAME = "add7/ffn-h8-silu"
-
 
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
@@ -234,7 +217,6 @@ def small(monkeypatch):
     few = dict(known_studies=lambda: {alone.name: alone}, answer_tables=lambda root: tables,
                _look_at_store=lambda *where, **how: [])                     # these runs only pretend to have learned
     for n, value in few.items(): monkeypatch.setattr(recording, n, value)
-
 
 @pytest.fixture(scope="module")
 def recorded_once(tmp_path_factory):
@@ -247,7 +229,6 @@ def recorded_once(tmp_path_factory):
         small(patch)
         recording._record(store, at / "root", say=lambda text: None)
     return at
-
 
 @pytest.fixture
 def study(recorded_once, tmp_path, monkeypatch):
@@ -262,13 +243,11 @@ def study(recorded_once, tmp_path, monkeypatch):
         other.save(replace(run, weights=weights, history=history, manifest=run.manifest | manifest))
     return SimpleNamespace(store=store, other=other, root=tmp_path / "root", another=another)
 
-
 def reached(run):
     "The run as if it had learned: at its first rules after 200 steps, and settled."
     at = {rule: dict(step=200, value=1., reached=True) for rule in run.manifest["rules"]}
     weights = {rule: run.weights[rule] if rule in run.weights else next(iter(run.weights.values())) for rule in at}
     return replace(run, weights=weights, manifest=run.manifest | dict(rules=at, settled=True))
-
 
 def everything(root, seed):
     "All that is recorded of a seed: rows of every file, and its weights."
@@ -277,7 +256,6 @@ def everything(root, seed):
     tensors, info = unseal(root / f"checkpoints/{NAME}.first256.safetensors")
     return {n: f.to_csv() for n, f in frames.items()} | {n: v[info["seeds"].index(seed)].tolist()
                                                          for n, v in tensors.items()}
-
 
 @pytest.mark.audit
 def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study):
@@ -301,7 +279,6 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     assert not [p for p in recording._record(study.other, study.root, heard.append, replace=[NAME])
                 if p.suffix == ".parquet"] and "no other run" in heard[-1]
 
-
 @pytest.mark.parametrize("manifest, lacks", [(dict(settled=False), "all its rules settled"),
                                              (dict(failed=300), "a finite loss: it failed at step 300")])
 def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, manifest, lacks):
@@ -314,14 +291,12 @@ def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, man
     assert everything(study.root, 42) == before, "and the other seed's replacement leaves it alone"
     assert pd.read_csv(study.root / "results/replaced.csv")["seed"].tolist() == [137]
 
-
 def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study):
     study.another(42)
     run = study.other.load(NAME, 42)
     study.other.save(replace(run, weights={"first256": run.weights["first256"]}))
     assert runs._shortfall(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
     assert runs._shortfall(study.store.load(NAME, 42), study.root) == []
-
 
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
     before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
@@ -332,7 +307,6 @@ def test_what_cannot_be_replaced_is_said_before_any_work(study):
                         ([NAME], f"expected stored runs of {NAME} .* got none; fix: moe-redistribution train")):
         with pytest.raises(ValueError, match=says): go(names)
     assert {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()} == before
-
 
 def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
     "Killed between the rows and the history: the rest is still known to be of another run."
@@ -351,7 +325,6 @@ def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
     recording._record(study.other, fresh, lambda text: None)
     assert everything(study.root, 42) == everything(fresh, 42)
 
-
 def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes_the_file(study):
     path, counts = study.root / f"checkpoints/{NAME}.first256.safetensors", study.root / "checkpoints/right.csv"
     kept = unseal(path)[0]["W_E"][1:]
@@ -360,9 +333,7 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
     with pytest.raises(ValueError, match="got 42"): runs._withdraw(NAME, "first256", [42], study.root)
     assert runs._withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
 
-
-# ------------------------------------------------------------------------------------------------------------- unseen
-# examples
+# ------------------------------------------------------------------------------------------------------ unseen examples
 
 @pytest.mark.parametrize("name, there", first(BUT_HIST := [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True)],
                                               [*BUT_HIST, ("hist/moe-e2k1-h16-gelu", True)]))
@@ -377,7 +348,6 @@ def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, the
         hit = (predict(params, name) == t.targets)[0, unseen_examples(t, 1)].double().mean().item()
         assert own.query("site == 'none'")["value"].item() == pytest.approx(hit)
 
-
 def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypatch):
     name = "hist/ffn-h16-gelu"
     params = init(name, [torch.Generator().manual_seed(1)])
@@ -390,10 +360,8 @@ def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypa
     assert (0 < nines
             < .4 * rows.query("split == 'all' and stratum == 'count=9' and site == 'none'")["n_examples"].item())
 
-
 def drawn_rows(arm, seeds, settings, desk):
     return rows_of_values([s / 10 for s in seeds], seeds, condition=arm, stream="paired", metric="drawn")
-
 
 def test_of_a_study_that_is_recorded_alone_every_broken_rule_is_a_sentence_and_nothing_is_written_before(tmp_path,
     monkeypatch):

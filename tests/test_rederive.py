@@ -10,13 +10,11 @@ from tiers import first
 CLAIMS = rederive.claims()
 PRINTED = ("tab1.003", "fig3_caption.001", "fig11_bottom.014")             # at every change; all others by `make audit`
 
-
 @pytest.mark.parametrize("id", first(PRINTED, CLAIMS))
 def test_claim_comes_out_again(id):
     found = CLAIMS[id].check()
     assert found["ok"], (f"{found['what']}: recorded {found['recorded']}, derived {found['derived']}, "
                          f"off by {found['off']}")
-
 
 def test_script_imports_nothing_of_the_package():
     tree = ast.parse(Path(rederive.__file__).read_text())
@@ -26,11 +24,9 @@ def test_script_imports_nothing_of_the_package():
         "safetensors", "scipy", "sklearn"}
     assert not any(isinstance(n, ast.Name) and n.id in ("__import__", "exec", "eval") for n in ast.walk(tree))
 
-
 def test_claims_are_many_and_every_one_has_its_recorded_value():
     assert (len(CLAIMS) >= 30 and sum(i.startswith("ledger.") for i in CLAIMS) >= 12
             and all(len(c.recorded()) for c in CLAIMS.values()))
-
 
 def test_a_weight_that_is_not_the_recorded_one_is_noticed(monkeypatch):
     name, real = rederive.FFN, rederive.models(rederive.FFN)
@@ -40,13 +36,11 @@ def test_a_weight_that_is_not_the_recorded_one_is_noticed(monkeypatch):
     monkeypatch.setattr(rederive, "models", lambda n: [first, *real[1:]] if n == name else real)
     assert not CLAIMS["copy.ffn"].check()["ok"] and CLAIMS["tab2.002"].check()["ok"]
 
-
 def test_a_recorded_value_that_is_three_predictions_off_is_noticed(monkeypatch):
     claim, real = CLAIMS["mean.slow.o1"], rederive.rows("ablation", rederive.SLOW)
     at = (real["seed"] == 256) & (real["site"] == "ffn_out") & (real["position"] == "o1") & (real["edit"] == "mean")
     monkeypatch.setattr(rederive, "rows", lambda *_: real.assign(value=real["value"] + .003 * at))
     assert not claim.check()["ok"]
-
 
 def test_program_draws_the_same_ten_for_the_same_seed_and_refuses_an_unknown_claim(monkeypatch, capsys):
     def say(*args):

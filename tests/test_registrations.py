@@ -29,15 +29,12 @@ LINE = dict(protocol="audited", instrument="ablation", stream="paired", conditio
             aggregate="difference", seeds="1-8", over="seeds", margin="0.05", note="")
 SAID, BRIDGE = dict(LINE, key="4.1-01", expects="+", statement="More is left.", quotes="",
                     page="x"), dict(LINE, id="contrast.a", null="", item="contrast_c")
-WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64",
-             item="d")
-
+WORDS = dict(statement="Less is lost.", quotes="tab1.001", page="y#z", note="corrected", section="§5", n="64", item="d")
 
 def write(folder, said=(SAID,), bridge=(BRIDGE,)):
     for name, lines in (("statements", said), ("claims", bridge)):
         (folder / "data/mine").mkdir(exist_ok=True, parents=True)
         pd.DataFrame(list(lines)).to_csv(folder / f"data/mine/{name}.csv", index=False)
-
 
 def register(folder, *lines):
     "A register of (table, key, protocol, hash), one second apart."
@@ -46,16 +43,13 @@ def register(folder, *lines):
     frame.to_csv(folder / "registrations.csv", index=False)
     return folder / "registrations.csv"
 
-
 def unsaid(*where):
     "Definitions and sentences that are not registered as they stand; notes and recipes have tests of their own."
     return unregistered_lines(*where).query("table not in @BESIDES").reset_index(drop=True)
 
-
 BESIDES = [NOTES, SEALED]
 OWN = [("statements", "4.1-01", "audited", definition_hash(SAID)),
        ("claims", "contrast.a", "audited", definition_hash(BRIDGE))]
-
 
 # --- the hash ---------------------------------------------------------------------------------------
 
@@ -63,16 +57,13 @@ OWN = [("statements", "4.1-01", "audited", definition_hash(SAID)),
 def test_words_are_no_part_of_a_definition(word):
     assert definition_hash(SAID | {word: WORDS[word]}) == definition_hash(SAID)
 
-
 @pytest.mark.parametrize("column", DEFINES)
 def test_everything_that_decides_an_answer_is_part_of_a_definition(column):
     assert definition_hash(SAID | {column: ".1"}) != definition_hash(SAID)
 
-
 def test_an_n_that_counts_models_is_another_definition_and_seeds_are_what_n_counted_before():
     old = {k: v for k, v in SAID.items() if k != "over"}
     assert definition_hash(old) == definition_hash(SAID) != definition_hash(SAID | {"over": "models"})
-
 
 @pytest.mark.parametrize("same",
                          [{"margin": "0.050"}, {"margin": .05}, {"null": ""}, {"null": float("nan")}, {"later": "x"}])
@@ -80,20 +71,17 @@ def test_a_definition_is_its_values_however_they_are_written(same):
     assert definition_hash(SAID | same) == definition_hash(SAID)
     assert definition_hash(pd.Series(SAID | same)) == definition_hash(dict(reversed(SAID.items())))
 
-
 def test_the_checked_tables_have_the_hashes_of_the_files():
     now = _definitions().set_index(["table", "key", "protocol"])["hash"]
     for c in claims().head(50).to_dict("records"):       # a printed number's margin follows from data/margins.csv
         own = {} if c["id"].startswith("contrast.") else {"margin": ""}
         assert now["claims", c["id"], c["protocol"]] == definition_hash(c | own)
 
-
 # --- a changed line needs an amendment --------------------------------------------------------------
 
 def test_a_line_that_is_registered_as_it_stands_is_left_alone(tmp_path):
     write(tmp_path, [SAID | WORDS])
     assert unsaid(register(tmp_path, *OWN), tmp_path / "data").empty
-
 
 @pytest.mark.parametrize("column, to",
                          [("margin", "0.02"), ("expects", "0"), ("seeds", "1-9"), ("edit", "zero"), ("versus", "")])
@@ -106,12 +94,10 @@ def test_a_changed_line_without_an_amendment_is_refused(tmp_path, column, to):
     assert registered_on("statements", amended).loc[("4.1-01", "audited"), "date"].endswith(":02+00:00")
     assert registrations(amended).set_index("key")["amended"].to_dict() == {"contrast.a": 0, "4.1-01": 1}
 
-
 def test_a_line_that_went_back_to_an_older_definition_needs_an_amendment_too(tmp_path):
     write(tmp_path)
     path = register(tmp_path, *OWN, ("statements", "4.1-01", "audited", definition_hash(SAID | {"margin": "0.1"})))
     assert unsaid(path, tmp_path / "data")["key"].tolist() == ["4.1-01"]
-
 
 def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration(tmp_path):
     write(tmp_path, bridge=[BRIDGE | {"id": "contrast.b"}])
@@ -119,17 +105,14 @@ def test_a_new_line_is_refused_and_one_that_was_taken_out_keeps_its_registration
                               tmp_path / "data")[["key", "registered"]].values.tolist() == [["contrast.b", ""]]
     assert "contrast.a" in set(registrations(tmp_path / "registrations.csv")["key"])
 
-
 def test_a_key_that_two_lines_have_is_refused_before_anything_is_registered(tmp_path):
     write(tmp_path, bridge=(BRIDGE, BRIDGE | dict(metric="loss")))
     with pytest.raises(ValueError, match="one line of each id and protocol.*contrast.a.*rename one"):
         _definitions(tmp_path / "data")
 
-
 def test_without_a_register_nothing_is_registered(tmp_path):
     write(tmp_path)
     assert len(unsaid(tmp_path / "none.csv", tmp_path / "data")) == 2
-
 
 @pytest.mark.parametrize("spoil", [lambda f: f.iloc[::-1], lambda f: f.assign(access="not looked"),
                                    lambda f: f.drop(columns="hash")])
@@ -138,13 +121,11 @@ def test_a_register_that_somebody_wrote_by_hand_is_refused(tmp_path, spoil):
     spoil(pd.read_csv(path)).to_csv(path, index=False)
     with pytest.raises(ValueError, match="make registrations"): registrations(path)
 
-
 # --- the committed register -------------------------------------------------------------------------
 
 def test_every_line_of_data_is_registered_as_it_stands():
     left = unregistered_lines()
     assert left.empty, f"make registrations, then commit it: {left[['table', 'key', 'protocol']].values.tolist()[:10]}"
-
 
 def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     lines = pd.read_csv(ROOT / FILE, dtype=str, keep_default_na=False)
@@ -158,7 +139,6 @@ def test_words_of_access_are_known_and_lines_are_in_order_of_date_and_key():
     order = list(lines[["date", "key"]].itertuples(index=False, name=None))
     assert order == sorted(order)
 
-
 def test_nothing_is_taken_out_of_the_register():
     head = (subprocess.run(["git", "show", f"HEAD:{FILE}"], cwd=ROOT, capture_output=True, text=True)
             if shutil.which("git") else None)
@@ -166,7 +146,6 @@ def test_nothing_is_taken_out_of_the_register():
     before, now = head.stdout.splitlines(), iter((ROOT / FILE).read_text().splitlines())
     gone = [line for line in before if line not in now]               # an iterator: found in order, or not at all
     assert not gone, f"git checkout -- {FILE}, then make registrations: {gone[:3]}"
-
 
 # --- the tool ---------------------------------------------------------------------------------------
 
@@ -182,7 +161,6 @@ def tool(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return module
 
-
 def commit(folder, hour):
     date = f"2020-01-01T{hour:02}:00:00+00:00"
     who = {f"GIT_{w}_{k}": v for w in ("AUTHOR", "COMMITTER")
@@ -190,17 +168,14 @@ def commit(folder, hour):
     subprocess.run("git add -A && git commit -qm x", shell=True, cwd=folder, check=True, env=os.environ | who)
     return date
 
-
 def measure(folder, name, seeds=(1, 2), edit="mean"):
     path = folder / f"results/rows/ablation/{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows([.5] * len(seeds), list(seeds), condition=name, stream="paired", rule="first1000", metric="digits",
          site="ffn_out", edit=edit).to_parquet(path)
 
-
 def found(folder): return {r.key: (r.date, r.access) for r in lines_of(folder).itertuples(index=False)}
 def lines_of(folder): return registrations(folder / FILE).query("table not in @BESIDES")
-
 
 def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
     write(tmp_path, [SAID | {"margin": "0.1"}])
@@ -221,7 +196,6 @@ def test_a_definition_has_the_date_since_which_it_has_stood(tool, tmp_path):
                                "late": (third, "results seen"), "none": (third, "no rows"),
                                "other": (third, "other measures seen")}
 
-
 @pytest.mark.parametrize("seed, word", [(3, "runs not opened"), (99, "nothing run")])
 def test_runs_that_lie_in_the_store_unrecorded_are_said(tool, tmp_path, monkeypatch, seed, word):
     write(tmp_path)
@@ -233,7 +207,6 @@ def test_runs_that_lie_in_the_store_unrecorded_are_said(tool, tmp_path, monkeypa
     run.parent.mkdir(parents=True), run.touch()
     tool.main([])
     assert found(tmp_path)["contrast.a"][1] == word
-
 
 def test_a_line_that_moves_into_the_folder_of_its_study_keeps_its_date(tool, tmp_path):
     "In the first days one file held the lines of all studies."
@@ -250,7 +223,6 @@ def test_a_line_that_moves_into_the_folder_of_its_study_keeps_its_date(tool, tmp
     assert {k: date for k, (date, _) in found(tmp_path).items()} == dict.fromkeys(
         ("4.1-01", "contrast.a", "contrast.b"), first)
 
-
 def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):
     for name in (FFN, MOE): measure(tmp_path, name)
     write(tmp_path, [SAID | {"margin": "1"}])
@@ -261,7 +233,6 @@ def test_rows_that_were_on_record_once_were_seen(tool, tmp_path):
     commit(tmp_path, 3)
     tool.main([])
     assert {a for _, a in found(tmp_path).values()} == {"results seen"}
-
 
 def test_a_definition_that_git_held_before_the_register_is_added_with_its_own_date(tool, tmp_path, monkeypatch):
     "Its control was exchanged when its rows were there, and back: neither the first nor the second is forgotten."
@@ -302,7 +273,6 @@ def test_a_definition_that_git_held_before_the_register_is_added_with_its_own_da
     assert found(tmp_path)["4.1-01"] == (back, "results seen") and unregistered_lines(
         tmp_path / FILE, tmp_path / "data").query("table == 'statements'").empty
 
-
 def test_rows_of_other_measures_are_known_rows(tool, tmp_path):
     "A re-analysis of measured seeds under a new name is no question that was asked before its rows."
     (tmp_path / "data").mkdir()
@@ -326,7 +296,6 @@ def test_rows_of_other_measures_are_known_rows(tool, tmp_path):
     tool.main(["--from-git"])
     assert found(tmp_path)["4.1-01"][1] == "other measures seen" and (tmp_path / FILE).read_text().count("~,") == 1
 
-
 def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(tool, tmp_path):
     write(tmp_path)
     commit(tmp_path, 1)
@@ -343,12 +312,10 @@ def test_a_changed_line_is_amended_by_its_own_date_and_no_other_line_is_touched(
     got = found(tmp_path)
     assert (got["contrast.a"] == old["contrast.a"] and got["4.1-01"][1] == "results seen"
             and got["contrast.b"][1] == "nothing run")
-    assert (got["4.1-01"][0] > old["contrast.a"][0]
-            and lines_of(tmp_path)["commit"].str.endswith("+").sum() == 2)
+    assert (got["4.1-01"][0] > old["contrast.a"][0] and lines_of(tmp_path)["commit"].str.endswith("+").sum() == 2)
     assert tool.main(["--check"]) == 0
     tool.main([])
     assert (tmp_path / FILE).read_text() == after
-
 
 def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(tool, tmp_path):
     write(tmp_path)
@@ -367,7 +334,6 @@ def test_a_changed_definition_is_taken_by_registering_it_and_nothing_else_is(too
         with pytest.raises(Damaged, match=path.name): tool.main([])
         path.write_bytes(good)
 
-
 def test_a_kill_while_a_line_is_registered_leaves_the_register_as_it_was(tool, tmp_path, monkeypatch):
     write(tmp_path)
     commit(tmp_path, 1)
@@ -383,7 +349,6 @@ def test_a_kill_while_a_line_is_registered_leaves_the_register_as_it_was(tool, t
     assert tool.main([]) == 0 and (tmp_path / FILE).read_bytes().startswith(before)
     assert (tmp_path / "SHA256SUMS").read_text() == _sums(tmp_path)
 
-
 def test_rows_of_other_seeds_or_another_edit_are_not_its_rows(tool, tmp_path):
     for name in (FFN, MOE): measure(tmp_path, name, seeds=(9,)), measure(tmp_path, name + "+frozen")
     write(tmp_path, [SAID, SAID | {"key": "words", "versus": "edit=zero value=.5"}])
@@ -392,7 +357,6 @@ def test_rows_of_other_seeds_or_another_edit_are_not_its_rows(tool, tmp_path):
     commit(tmp_path, 2)
     tool.main([])
     assert {a for _, a in found(tmp_path).values()} == {"nothing run"}
-
 
 def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(tool, tmp_path):
     "Four seeds cannot bring sign flips below 1/8: registered all the same, such a line would read like a result."
@@ -404,7 +368,6 @@ def test_a_new_line_that_could_decide_nothing_is_refused_and_nothing_is_written(
     assert tool.main([]) == 0
     write(tmp_path, bridge=[BRIDGE | {"seeds": "1-5"}])               # an amendment is written down, and listed
     assert tool.main([]) == 0 and len(lines_of(tmp_path)) == 2
-
 
 def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(tool, tmp_path, monkeypatch):
     write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
@@ -428,7 +391,6 @@ def test_all_that_definitions_break_is_said_before_any_work_and_no_sum_changes(t
     with pytest.raises(SystemExit, match="a later refusal"): tool.main([])
     assert ((tmp_path / "SHA256SUMS").read_bytes(), (tmp_path / FILE).read_bytes()) == before
 
-
 def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_amendment(tool, tmp_path):
     write(tmp_path, [SAID | {"protocol": p} for p in ("paper", "audited")])
     (tmp_path / "data/mine/pilots.csv").write_text("begins,seeds,seen,where\ncontrast.a 9,,one seed,a note\n")
@@ -441,13 +403,11 @@ def test_a_pilot_that_somebody_saw_is_said_and_a_sentence_that_changes_is_an_ame
     tool.main([])
     assert registrations(tmp_path / FILE).query("table == 'sentences'")["amended"].tolist() == [1]
 
-
 def test_what_pilots_had_seen_is_read_over_older_words(tmp_path):
     assert set(registered_on("claims").query("key.str.startswith('contrast.absorption.')")["access"]) <= {
         "pilot seen", "in part", "results seen"}
     dates = registered_on("claims")
     assert (dates.loc[dates.index.get_level_values(0).str.startswith("contrast.moe"), "access"] == "nothing run").any()
-
 
 def test_a_contrast_beside_a_study_gets_its_lines_once_and_what_stands_there_is_never_written_over(tool, tmp_path,
     monkeypatch):

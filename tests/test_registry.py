@@ -24,7 +24,6 @@ DEPARTS = dict(matched=["d_mlp"], narrow=["d_mlp"], half=["d_mlp"], peractive=["
 DEPARTS["lambda"] = ["balance"]
 MAIN = {"silu", "gelu", "main"}                                                    # words of the sweeps of those models
 
-
 # -------------------------------------------------------------------------------------------------------- experiments
 
 def test_there_are_605_runs_and_none_belongs_to_two_experiments():
@@ -32,7 +31,6 @@ def test_there_are_605_runs_and_none_belongs_to_two_experiments():
     runs = Counter((n, s) for e in EXPERIMENTS.values() for n in e.names for s in e.seeds)
     assert len(runs) == 605 and set(runs.values()) == {1}
     assert Counter(n.split("/")[0] for n, _ in runs) == {"add7": 220, "modadd": 260, "hist": 125}
-
 
 def test_a_sweep_departs_from_the_main_models_in_what_its_name_says_and_in_nothing_else():
     word = {n: e.key.split("-")[1] for e in EXPERIMENTS.values() if e.key != "modadd-seeds" for n in e.names}
@@ -45,13 +43,11 @@ def test_a_sweep_departs_from_the_main_models_in_what_its_name_says_and_in_nothi
     assert {condition(n)
             for n in EXPERIMENTS["modadd-seeds"].names} <= set(main.values()), "other seeds of the same models"
 
-
 def test_names_are_written_as_the_grammar_writes_them_and_stand_once():
     for e in ALL.values():
         assert [str(condition(n)) for n in e.names] == list(e.names) and len(set(e.names)) == len(e.names), e.key
         assert {condition(n).task for n in e.names} == {e.task}, e.key
     assert all(e.task == key.split("-")[0] for key, e in EXPERIMENTS.items())
-
 
 def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert EXPERIMENTS["modadd-seeds"].seeds == tuple(range(1, 16))
@@ -60,12 +56,10 @@ def test_seeds_are_the_papers_five_but_for_the_extra_ones_and_the_audits_128():
     assert AUDIT["audit-table1"].seeds == tuple(range(1, 129)) and all(s == SEEDS or len(set(s)) >= 96 for s in audit)
     assert all(s == SEEDS or 1 <= min(s) <= max(s) <= 192 for s in audit), "a seed beyond is a cell of the replicates"
 
-
 def test_gated_experts_have_the_width_that_parity_asks_for():
     wide = {k: {condition(n).d_expert for n in ALL[k].names if condition(n).ffn == "moe_glu"} for k in ALL}
     assert wide["add7-matched"] == {42} and wide["modadd-matched"] == wide["hist-matched"] == {85}
     assert wide["add7-peractive"] == {170} and wide["modadd-peractive"] == wide["hist-peractive"] == {340}
-
 
 def test_the_audit_sweeps_six_rates_for_each_of_five_models():
     models = Counter(dataclasses.replace(condition(n), ffn_lr=1.0).name for n in AUDIT["audit-rates"].names)
@@ -73,15 +67,12 @@ def test_the_audit_sweeps_six_rates_for_each_of_five_models():
         "add7/ffn-h256-silu", "add7/ffn-h64-silu", "add7/glu-h170-silu", "add7/moe-e4k1-h256-silu",
         "add7/moe-e4k1-h256-silu+frozen"}
 
-
 # -------------------------------------------------------------------------------------------------------------- items
 
 TRAIN_NOTHING = {"tab2", "tab3", "appA", "repo:results_md"}
 
-
 def test_every_printed_number_that_needs_a_model_has_one():
     assert all(conditions_for(item) for item in set(paper_values()["item"]) - TRAIN_NOTHING if item[0] != "0")
-
 
 @pytest.mark.parametrize("item", sorted(TRAIN_NOTHING | {"tab1x9", "fig4_lefft", "add8-silu", "", "repo"}))
 def test_an_item_without_runs_is_refused_with_the_nearest_in_one_message(item):
@@ -89,7 +80,6 @@ def test_an_item_without_runs_is_refused_with_the_nearest_in_one_message(item):
         with pytest.raises(ValueError) as caught: ask(item)
         message = str(caught.value)
         assert "\n" not in message and message.count("fix: ") == 1 and ("nearest: " in message or "valid: " in message)
-
 
 def test_no_item_names_a_variant_or_activation_that_its_experiment_lacks():
     for line in ITEMS.values():
@@ -101,16 +91,13 @@ def test_no_item_names_a_variant_or_activation_that_its_experiment_lacks():
             assert set(filter(None, words.split(","))) <= have, token
             assert R._line_pairs(token), token
 
-
 def test_every_run_of_the_paper_serves_an_item():
     used = {p for i in ITEMS for p in R._item_pairs(i)}
     assert not [(k, n) for k, e in EXPERIMENTS.items() for n in e.names if (k, n) not in used]
 
-
 def test_an_item_has_the_conditions_that_the_claims_name_in_their_order():
     for item, rows in claims().query("protocol == 'paper' and item in ['tab1', 'fig1']").groupby("item"):
         assert conditions_for(item) == [n for n in dict.fromkeys(rows["condition"]) if n]
-
 
 def test_an_item_s_claims_name_no_condition_that_the_item_does_not_train():
     bridge = claims().query("protocol == 'paper' and instrument not in ['facts', 'none']")
@@ -121,18 +108,15 @@ def test_an_item_s_claims_name_no_condition_that_the_item_does_not_train():
         named = {n for c in bridge[bridge["item"] == item].itertuples() for n in f"{c.condition} {c.versus}".split()}
         assert named <= set(conditions_for(item)), (item, named - set(conditions_for(item)))
 
-
 def test_words_mean_what_they_meant_and_all_means_everything():
     assert conditions_for("arms") == list(ARMS.values()) and conditions_for("gelu") == list(GELU.values())
     audit, everything = conditions_for("audit"), conditions_for("all")
     assert audit[:10] == list((TABLE1 | FIGURE1 | ARMS).values()) and audit[-3:] == list(GELU.values())
     assert set(LABELS) <= set(audit) <= set(everything) and len(set(everything)) == len(everything)
 
-
 @pytest.mark.parametrize("name, item", {"fig15a_caption": "fig15a", "fig4_left": "fig4", "fig23b": "fig23",
                                         "fig26c": "fig26c", "appH_controls": "appH", "fig11_bottom": "fig11"}.items())
 def test_a_panel_or_caption_finds_its_figure(name, item): assert conditions_for(name) == conditions_for(item)
-
 
 def test_an_item_of_another_name_that_ends_alike_is_another_item():
     assert conditions_for("fig1") != conditions_for("fig15") and "fig15" in R._items_of("modadd/moe-e8k1-h512-gelu")
@@ -140,13 +124,11 @@ def test_an_item_of_another_name_that_ends_alike_is_another_item():
     both = set(R._items_of("add7/ffn-h256-silu"))
     assert {"fig1", "fig10", "fig3"} <= both and "fig3a" not in both                   # the figure stands for its panel
 
-
 # ------------------------------------------------------------------------------------------------------------- orders
 
 def test_no_run_is_ordered_twice():
     jobs = Counter((o.condition, o.stream, s) for o in orders() for s in o.seeds)       # neither short and again long
     assert set(jobs.values()) == {1}
-
 
 def test_everything_registered_is_ordered():
     got = {(o.condition, o.stream, s) for o in orders() for s in o.seeds}
@@ -159,13 +141,11 @@ def test_everything_registered_is_ordered():
                    | {(n, "crossed", s) for e in (R.REPLICATES, R.TWINS) for n in e.names for s in e.seeds}
                    | {(n, "authors", s) for n in ours for s in SEEDS})
 
-
 def test_priorities_never_fall_and_tasks_take_their_turn():
     first = orders()
     assert [o.priority for o in first] == sorted(o.priority for o in first)
     tasks = {p: {condition(o.condition).task for o in first if o.priority == p} for p in range(1, 6)}
     assert tasks == {1: {"add7"}, 2: {"modadd"}, 3: {"hist"}, 4: {"modadd"}, 5: {"modadd", "hist"}}
-
 
 def test_of_add7_32_whole_trajectories_come_first_then_the_five_seeds_then_the_128_and_last_the_ends_of_every_rate():
     kind = {("paired", "full"): 0, ("authors", "full"): 1, ("authors", "selected"): 1, ("paired", "selected"): 2,
@@ -189,7 +169,6 @@ def test_of_add7_32_whole_trajectories_come_first_then_the_five_seeds_then_the_1
             and len(fixed) == 16)
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
-
 def test_second_and_third_are_the_headline_models_in_their_order():
     shapes = ["ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu"]
     at = {p: [o.condition for o in orders() if o.priority == p] for p in range(2, 6)}
@@ -201,14 +180,12 @@ def test_second_and_third_are_the_headline_models_in_their_order():
     assert (fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()]
             + ["replicates-modadd"])
 
-
 def test_a_task_goes_as_far_and_in_such_groups_as_its_figures_and_its_batch_ask_for():
     for o in orders():
         task = condition(o.condition).task
         if o.experiment == "replicates-modadd": assert (o.until, o.group_size) == ("first", 1)
         elif task != "add7": assert (o.until, o.group_size) == ({"modadd": "selected", "hist": "full"}[task], 1)
         else: assert o.group_size in {"authors": (5,), "paired": (8,), "crossed": (8, 5)}[o.stream]
-
 
 def test_replicates_are_eight_weights_by_eight_streams_each_twice_in_other_company():
     mine = orders("replicates")
@@ -217,14 +194,12 @@ def test_replicates_are_eight_weights_by_eight_streams_each_twice_in_other_compa
     assert {o.group_size for o in by[0]} == {8} and {o.group_size for o in by[1]} == {5}
     assert [s + 10_000 for s in by[0][0].seeds] == list(by[1][0].seeds)
 
-
 def test_an_item_orders_the_papers_runs_and_the_audits_of_the_same_conditions():
     mine = orders("tab1")
     assert {o.condition for o in mine} == set(TABLE1.values())
     assert {o.experiment for o in mine} == {"add7-silu", "add7-narrow", "add7-random", "audit-table1"}
     assert {s for o in orders("fig15b") for s in o.seeds} == set(SEEDS)                  # not the fifteen others
     assert mine == [o for o in orders() if o in mine]
-
 
 # -------------------------------------------------------------------------------------------------------------- costs
 
@@ -236,7 +211,6 @@ def test_a_wider_model_and_a_longer_training_cost_more(task, shape, width, more,
     assert 0 < expected_seconds(narrow, steps) < expected_seconds(wide, steps)
     assert expected_seconds(narrow, 2 * steps) == pytest.approx(2 * expected_seconds(narrow, steps))
 
-
 @pytest.mark.parametrize("key", O.STEP_SECONDS)
 def test_a_reference_condition_costs_what_was_measured(key):
     reference, seconds, fixed = O.STEP_SECONDS[key]
@@ -244,13 +218,11 @@ def test_a_reference_condition_costs_what_was_measured(key):
     assert (c.task, c.routed) == key and 0 <= fixed < 1
     assert expected_seconds(reference, 100) == pytest.approx(100 * seconds)
 
-
 def test_a_full_batch_step_is_priced_by_all_its_examples():
     for task, n in {"modadd": 3830, "hist": 10_000}.items():
         name = f"{task}/ffn-h512-gelu"
         assert condition(name).batch == 0 and O._step_flops(name) == O.flops(name, batch=n)
     assert expected_seconds("modadd/ffn-h1024-gelu+d256", 1) > 2 * expected_seconds("modadd/ffn-h512-gelu", 1)
-
 
 def test_expected_steps_follow_schedule_and_learning_rate():
     name = "add7/ffn-h256-silu"
@@ -258,7 +230,6 @@ def test_expected_steps_follow_schedule_and_learning_rate():
     assert steps[0] == RECIPES["add7"]["steps"] and steps == sorted(steps, reverse=True) and steps[-1] == steps[-2]
     assert [expected_steps(f"{t}/ffn-h64-gelu", "full") for t in RECIPES] == [r["steps"] for r in RECIPES.values()]
     with pytest.raises(ValueError, match="nearest: 'selected'"): expected_steps(name, "selectd")
-
 
 # -------------------------------------------------------------------------------------------------------- the registry
 
@@ -271,7 +242,6 @@ def test_the_registry_adds_up():
     assert by["seed_steps"].sum() == frame["seed_steps"].sum()
     hours = pytest.approx(sum(o.seconds for o in orders()) / 3600)
     assert by["cpu_hours"].sum() == hours and frame["cpu_hours"].sum() == hours
-
 
 def test_the_registry_lists_an_items_conditions_with_their_runs():
     for item in (*ITEMS, *ALL, "arms", "gelu", "audit"):

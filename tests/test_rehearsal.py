@@ -29,12 +29,10 @@ times, seen, table = 0, [], {"n": 0}
 """
 MIXED, DENSE, EVENT = "add7/moe-e4k1-h16-silu+mine+d16", "add7/mine-h16-silu+d16", "add7/ffn-h16-silu+d16@200:mine"
 
-
 def router(body, base="Router",
     more=""): return f'{more}\n@register("router", "mine")\nclass Mine({base}):\n    {body}', MIXED
 def variant(body, name=DENSE): return f'@register("variant", "mine")\nclass Mine(Variant):\n    {body}', name
 def event(body, name=EVENT): return f'@register("event", "mine")\nclass Mine(Event):\n    {body}', name
-
 
 def task(change, hold="", recipe="RECIPES['add7']"):
     "Add-7 with something else about it."
@@ -42,7 +40,6 @@ def task(change, hold="", recipe="RECIPES['add7']"):
             f"return replace(t, name='mine', {change})")
     return (f"@register('task', 'mine', recipe={recipe}, rules=('first1000',))\ndef mine():\n    {made}",
             f"mine/ffn-h16-silu{hold}")
-
 
 LOGITS = "def logits(self, held, x, c): return"
 OUT = f"{LOGITS} super().logits(held, x, c)"
@@ -63,8 +60,7 @@ WRONG = {
     "gates by the mean of all members": (*router("def probs(self, l, held, c): return (l + l.mean(0)).softmax(-1)"),
         ALONE),
     "a bias of the loads of all": (*router(AFTER + "params['W_router'].add_(look()['router_probs'].std())"), ALONE),
-    "the first member decides": (*router(f"{LOGITS} super().logits(held[:1].expand_as(held), x, c)"),
-        ALONE),
+    "the first member decides": (*router(f"{LOGITS} super().logits(held[:1].expand_as(held), x, c)"), ALONE),
     "a norm over members": (*variant(f"{HIDDEN} / product('W_up').norm(dim=0))"),
         "company|by itself|short and the plain"),
     "hidden units less the batch's mean": (*variant(
@@ -151,10 +147,8 @@ WRONG = {
     "nothing held out": (*task("rules={'odd': n < 0}", "+hold_odd"), "none of 1000 held out"),
     "a rule of a split": (*task("source='split'", "+hold_tens9", "RECIPES['add7'] | dict(batch=0)"),
         "whose seeds hold out"),
-    "copies in the test part": (*task(f"source='split', {COPIES}, rules={{}}"),
-                                "got 500 more of some"),
-    "copies among the held": (*task(f"{COPIES}, rules={{'odd': n % 2 == 1}}"),
-                              "got 500 that are, too"),
+    "copies in the test part": (*task(f"source='split', {COPIES}, rules={{}}"), "got 500 more of some"),
+    "copies among the held": (*task(f"{COPIES}, rules={{'odd': n % 2 == 1}}"), "got 500 that are, too"),
     "two answers": (*task("tokens=torch.cat([t.tokens[i // 2 * 2, :4], t.tokens[:, 4:]], 1), source='split', rules={}",
                           recipe="RECIPES['add7'] | dict(batch=0)"),
         "one answer to each"),
@@ -213,7 +207,6 @@ RIGHT = {
 TEXT = RIGHT["a number in a field"][0]
 RIGHT["a number in a field"] = TEXT.replace("class Mine", "@dataclass(frozen=True)\nclass Mine"), SCALED
 
-
 SAME = {                                                    # wrong and right, and the message of the wrong one
     "one draw for two": (
         "@register('variant', 'mine')\nclass Mine(Gated):\n    def begin(self, c, linear):\n        up = "
@@ -225,7 +218,6 @@ SAME = {                                                    # wrong and right, a
         "'b_down'): now[n][:, 0], now[n][:, 1] = now[n][:, 1]{0}, now[n][:, 0]{0}", ("", ".clone()"),
         "add7/moe-e4k1-h16-silu+d16@200:mine", "event mine of .*: expected experts that differ.*; got E1 the same as E0")}
 
-
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     "A user's file, which no later test knows."
@@ -233,12 +225,10 @@ def mine(tmp_path, monkeypatch):
     yield (path := tmp_path / "mine.py")
     kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
 
-
 def asked(path, text, name):
     path.write_text(HEAD + text)
     import_file(path)
     rehearse(condition(name))
-
 
 @pytest.mark.parametrize("text, name, says", WRONG.values(), ids=WRONG)
 def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, name, says):
@@ -248,10 +238,8 @@ def test_what_would_give_a_wrong_number_is_refused_in_one_message(mine, text, na
     assert said.count("; fix: ") == 1 and "expected" in said and "\n" not in said
     assert chance[0].equal(torch.get_rng_state()) and chance[1:] == (str(np.random.get_state()), random.getstate())
 
-
 @pytest.mark.parametrize("text, name", RIGHT.values(), ids=RIGHT)
 def test_what_is_right_is_let_pass(mine, text, name): asked(mine, text, name)
-
 
 @pytest.mark.parametrize("text, ends, name, says", SAME.values(), ids=SAME)
 def test_weights_or_experts_that_are_the_same_get_a_word(mine, text, ends, name, says):
@@ -261,12 +249,10 @@ def test_weights_or_experts_that_are_the_same_get_a_word(mine, text, ends, name,
         warnings.simplefilter("error", UserWarning)
         asked(mine, text.format(ends[1]), name)
 
-
 @pytest.mark.parametrize("word", [w for w in ROUTERS if w != "none"])
 def test_every_router_of_the_library_passes(word):
     for name in ("add7/moe-e4k1-h16-silu+d16", "modadd/moe_glu-e4k2-h16-gelu", "add7/moe-e2k1-h8-silu+d16+L2"):
         _try_out(condition(name if word == "learned" else f"{name}+{word}"))
-
 
 def test_every_variant_and_event_of_the_library_passes():
     for name in ("no_ffn", "glu-h8-silu", "ffn-h8-relu@200:reset0.5,attn,fresh@400:ffnlr2",
@@ -274,12 +260,10 @@ def test_every_variant_and_event_of_the_library_passes():
                      "moe-e4k1-h16-silu+freeze_ffn"):
         _try_out(condition(f"add7/{name}"))
 
-
 def test_a_task_that_raises_is_no_bug_of_ours_on_the_command_line(mine, capsys):
     mine.write_text(HEAD + WRONG["a task that raises"][0])
     assert main(["train", "--import", str(mine), "mine/ffn-h16-silu", "--seeds", "1"]) == 2
     assert "mend mine.py, line" in (err := capsys.readouterr().err) and "bug of ours" not in err
-
 
 def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatch):
     from moe_redistribution.record import cli
@@ -288,7 +272,6 @@ def test_an_error_in_a_users_own_command_names_its_line(mine, capsys, monkeypatc
     act = import_file(mine).act
     monkeypatch.setattr(cli, "_run", act)
     assert main(["conditions"]) == 2 and "KeyError: 'x'; fix: mend mine.py, line" in capsys.readouterr().err
-
 
 BACKWARDS = '''
 @register("task", "backwards", recipe=dict(RECIPES["add7"], d_model=16, d_head=8, batch=32), rules=("first99",))
@@ -305,14 +288,12 @@ def backwards():
                 targets=whole[:, 7:].contiguous(), strata=pd.DataFrame({"length": long}), by=("length",))
 '''
 
-
 def test_loads_that_are_even_by_chance_are_no_fault_of_the_task(mine):
     "With exactly even loads a balance loss has no gradient: the library's own router was refused in a user's name."
     text = "import pandas as pd\nfrom moe_redistribution.models.condition import RECIPES\n" + BACKWARDS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         asked(mine, text, "backwards/moe-e2k1-h32-silu")
-
 
 def test_a_traceback_that_quotes_the_users_file_is_no_reading_of_it_and_an_import_in_mid_work_is_one(mine, monkeypatch):
     "`torch.manual_seed` formats a traceback: it was refused as a file read in mid-work. What is read there is in no key."

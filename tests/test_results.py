@@ -49,15 +49,12 @@ PAGE = "42_partitioning"
 FEW = ("30_setup", "43_glu", "9b_methods", "9c4_ablation", "9d_grokking", PAGE)
 SCORED = [(TABLE1["FFN"], "first256"), (TABLE1["MoE"], "first256")]           # all of them by `make audit`
 
-
 @pytest.fixture(scope="module")
 def rows():
     return PAGES[PAGE].rows
 
-
 def no_ffn(rows, name, edit="zero"):
     return pick(rows, condition=name, rule="first256", site="ffn_out", edit=edit)["value"]
-
 
 def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
     "Every page of results stores what it read; what is stored is what would be read now."
@@ -68,17 +65,14 @@ def test_no_page_is_stale_and_each_prints_the_hash_of_what_it_stands_on():
         text = (table_files.ROOT / "nbs" / path).read_text(encoding="utf-8")
         if path.startswith("6_studies/"): assert set(re.findall(r"with hash `([0-9a-f]{12})`", text)) <= {was}, path
 
-
 @pytest.mark.audit
 def test_the_manifest_says_what_the_tables_hold():
     pd.testing.assert_frame_equal(table_files.manifest(), table_files.manifest_of(), check_dtype=False,
                                   obj="results/manifest.csv")
 
-
 def test_everything_committed_under_data_results_and_checkpoints_is_covered_by_its_hash():
     said = (table_files.ROOT / "SHA256SUMS").read_text(encoding="utf-8")
     assert said == table_files._sums(), "make sums, if the change was meant; git checkout, if not"
-
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
@@ -89,7 +83,6 @@ def copied(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for room in (printed, claims_room, registrations, findings): patch.setattr(room, "DATA", root / "data")
         yield root
-
 
 READERS = {                        # paths under a root: what reads such a file; where nothing does, its check
     "results/paper/*": lambda root, p: (findings.numbers(p.stem), _by_id(root=root)),
@@ -112,7 +105,6 @@ READERS = {                        # paths under a root: what reads such a file;
     "data/*/SHA256SUMS": lambda root, p: printed.paper_values(),
     "data/*": lambda root, p: claims_room.claims()}
 
-
 def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copied):
     luck, names = random.Random(0), [n for n in _listed_hashes(copied / "SHA256SUMS")
                                      if not n.startswith(("checkpoints/", "nbs/", "README"))]
@@ -128,7 +120,6 @@ def test_one_flipped_bit_in_any_committed_file_is_refused_by_what_reads_it(copie
         path.write_bytes(good)
     assert len(names) > 130 and claims_room.claims().equals(known)
 
-
 def test_definitions_that_changed_without_a_word_are_refused_where_they_are_counted_and_checked(copied):
     for name in ("claims", "statements"):
         good = (path := copied / f"data/parrots/{name}.csv").read_bytes()
@@ -136,7 +127,6 @@ def test_definitions_that_changed_without_a_word_are_refused_where_they_are_coun
         for read in (registrations._definitions, registrations.unregistered_lines, design.check_design):
             with pytest.raises(Damaged, match=f"data/parrots/{name}.csv: expected"): read()
         path.write_bytes(good)
-
 
 def test_a_change_that_was_meant_is_read_after_make_sums(copied):
     good = (path := copied / "data/parrots/trials.csv").read_bytes()
@@ -146,11 +136,9 @@ def test_a_change_that_was_meant_is_read_after_make_sums(copied):
     assert of_clone(path) == path
     path.write_bytes(good), table_files.write_sums(copied)
 
-
 def test_the_largest_page_reads_its_rows_in_about_a_second():
     began = time.process_time()
     assert len(Page(**PAGES["52_speed"].wish).rows) > 500_000 and time.process_time() - began < 3
-
 
 @pytest.mark.parametrize("page", first([PAGE], [p for p, x in PAGES.items() if x.items]))
 def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
@@ -160,7 +148,6 @@ def test_comparisons_are_recomputed_from_the_rows_to_the_byte(page, tmp_path):
         assert ((tmp_path / "again.csv").read_bytes()
                 == (table_files.ROOT / f"results/paper/{item}.csv").read_bytes()), "make record"
 
-
 def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_never_learned():
     rows, runs = (selection.item_rows("fig5_caption"),
                   selection.recorded_runs().set_index(["condition", "stream", "seed"]).sort_index()["first99_value"])
@@ -169,13 +156,11 @@ def test_audited_numbers_about_where_structure_is_leave_out_the_models_that_neve
         assert line.ours_n == (runs.loc[line.condition, "authors"].loc[list(SEEDS)] > .5).sum(), line.Index
     assert audited["ours_n"].min() < len(SEEDS) and audited["reason"].str.contains("never learned the task").any()
 
-
 def test_a_rule_that_no_run_answers_has_no_rows_and_leaves_seeds_whole_numbers():
     early = selection.recorded_runs().query("condition == 'modadd/moe_glu-e4k1-h512-gelu' and step < 40_000 "
                                           "and not settled")
     got = selection.run_rows(early)
     assert len(early) and set(got["rule"]) == {"first99"} and pd.api.types.is_integer_dtype(got["seed"])
-
 
 def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     tab1, fig1 = (pd.read_csv(table_files.ROOT / f"results/paper/{i}.csv").query("protocol == 'paper'")
@@ -184,7 +169,6 @@ def test_all_eighteen_cells_of_table_1_and_all_bars_of_figure_1_are_answered():
     bars = fig1[fig1["metric"] == "no_ffn_acc"]
     assert len(bars) == 6 and tab1["ours_n"].eq(5).all() and bars["ours_n"].eq(5).all()
     assert not set(tab1["verdict"]) & {"not attempted"}
-
 
 @pytest.mark.parametrize("name, rule", first(SCORED, _recorded_checkpoints()))
 def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_was_written(name, rule):
@@ -207,13 +191,11 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
         assert np.abs(got - row).max() <= (2.1 / again["of"].iloc[0] if t.name == "add7"
                                            else .005), (site, "fp16 costs little")
 
-
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
     there = {p.relative_to(table_files.ROOT / "checkpoints").as_posix()
              for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors")}
     assert there == {f"{n}.{r}.safetensors" for n, r in _recorded_checkpoints()} and len(there) >= 10
     assert sum((table_files.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
-
 
 def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
     """Trials with 8 other seeds, before this code existed: zero-ablated FFN and attention in percent, and the two
@@ -228,10 +210,8 @@ def test_five_seeds_lie_where_eight_trial_seeds_lay(rows):
         tolerance = 2 * np.sqrt(x.var() / 5 + x.var() / 8)
         assert abs(x.mean() - trial / 100) <= max(tolerance, .005), (name, site, edit, x.mean(), trial)
 
-
 @pytest.mark.audit
-@pytest.mark.parametrize("whole", [False, True],
-                         ids=["two instruments", "everything"])
+@pytest.mark.parametrize("whole", [False, True], ids=["two instruments", "everything"])
 def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_in(tmp_path, monkeypatch, whole):
     """All five at once in one place; the second two and then all in another.
 
@@ -260,7 +240,6 @@ def test_recording_the_same_runs_gives_the_same_bytes_whichever_night_they_came_
     assert not [p for p in go(store, tmp_path / "a") if p.suffix == ".parquet"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
-
 @pytest.mark.audit
 def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)                 # a schedule that both complete
@@ -275,19 +254,15 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     rows = selection.recorded_rows(name, root=tmp_path)
     assert rows[rows["rule"] == "final"].groupby("seed")["step"].unique().map(list).to_dict() == {42: [600], 137: [200]}
 
-
 def test_no_recorded_condition_is_missing_from_the_registry():
     there = set(selection.recorded_runs()["condition"])
     assert there <= set(conditions_for("all"))
     lines = table_files.manifest()
     assert there == set(lines.loc[lines["kind"] == "history", "condition"])
 
-
 # Recorded before these instruments were, and their weights are gone. Trained again under a later engine they became
 # other runs, which are passed over.
-LOST = {("modadd/moe_glu-e4k1-h340-gelu", "probes", 42),
-        ("modadd/moe_glu-e4k1-h340-gelu", "routing", 42)}
-
+LOST = {("modadd/moe_glu-e4k1-h340-gelu", "probes", 42), ("modadd/moe_glu-e4k1-h340-gelu", "routing", 42)}
 
 def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper_s_seeds():
     runs, ended_at = dict(list(selection.recorded_runs().groupby("condition"))), {}
@@ -310,7 +285,6 @@ def test_every_instrument_that_fits_has_measured_every_recorded_run_of_the_paper
             if "final" not in rules_for(name, "authors", i) or ended.empty: continue
             assert got[ended.index].equals(ended), (name, i)
 
-
 def test_an_altered_checkpoint_is_refused(tmp_path):
     name = TABLE1["FFN"]
     path = checkpoints.checkpoint_path(name, "first256", tmp_path)
@@ -321,11 +295,9 @@ def test_an_altered_checkpoint_is_refused(tmp_path):
     with pytest.raises(Damaged, match="altered"):
         checkpoints.checkpoint(name, "first256", tmp_path)
 
-
 def test_an_unrecorded_checkpoint_names_the_nearest_that_exists():
     with pytest.raises(ValueError, match="nearest: 'add7/moe-e4k1-h256-silu.first256'"):
         checkpoints.checkpoint("add7/moe-e4k1-h252-silu")
-
 
 def test_every_recorded_run_says_how_it_ended():
     for name in LABELS:
@@ -334,7 +306,6 @@ def test_every_recorded_run_says_how_it_ended():
         ended = runs["step"] >= RECIPES["add7"]["steps"]                                   # a seed may never settle
         assert (runs["settled"] | ended).all()
         assert (runs["first256_step"] % 200 == 0).all() and (runs["first256_reached"] | ended).all()
-
 
 @pytest.mark.parametrize("words, says", [
     (["train", "add7/moe-e4k5-h256-silu"], "write -e4k4"), (["train", "add7/glu-h17"], "expected task/variant"),
@@ -369,7 +340,6 @@ def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, tmp_pa
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and not (tmp_path / "home").exists()
 
-
 @pytest.mark.parametrize("raised, status, says", [
     (KeyError("x"), 70, "this is a bug of ours"), (TypeError("y"), 70, "please report the lines above"),
     (RuntimeError("two\nlines"), 2, "moe-redistribution: two lines\n"), (MemoryError(), 2, "MemoryError"),
@@ -386,7 +356,6 @@ def test_whatever_goes_wrong_ends_in_one_message_and_a_bug_says_that_it_is_ours(
     err = capsys.readouterr().err
     assert says in err and ("Traceback" in err) == (status == 70)
 
-
 def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("And there was light. " * 9)
     tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "toy")
@@ -397,7 +366,6 @@ def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tm
         assert main(words) == 130 and (tmp_path / "rows.part").exists()
     monkeypatch.setattr(streaming, "tally", None)                  # all of it is kept: nothing is done again
     assert main(words) == 0 and (tmp_path / "rows.csv").exists() and not (tmp_path / "rows.part").exists()
-
 
 def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
@@ -411,20 +379,17 @@ def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_i
     assert "up to 2 runs" in said.err and said.out.strip() == "Now: Nothing is missing."
     assert len(list((tmp_path / "home").rglob("*.safetensors"))) == 2
 
-
 def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                  # matched GLUs, two activations, five seeds
         assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
         assert f"Missing: up to {runs} runs in 4 groups" in capsys.readouterr().out
 
-
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "file" / "below"))
     assert main(["train", "add7/ffn-h64-silu"]) == 2
     assert "MOE_REDISTRIBUTION_HOME" in capsys.readouterr().err
-
 
 def test_predictions_of_a_seed_do_not_depend_on_who_stands_beside_it():
     params = checkpoints.checkpoint(TABLE1["MoE"])

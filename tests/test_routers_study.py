@@ -19,11 +19,9 @@ TINY = STUDY.presets["tiny"].settings
 TWINS = {a: f"{a}_frozen" for a in ("straight", "switch", "top2")}
 ASKED = claims().query("item.str.startswith('contrast_routers')")
 
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
-
 
 @pytest.mark.parametrize("arm, twin", TWINS.items())
 def test_a_twin_starts_as_the_learned_router_does_and_only_its_map_stands_still(arm, twin):
@@ -39,7 +37,6 @@ def test_a_twin_starts_as_the_learned_router_does_and_only_its_map_stands_still(
         assert not torch.equal(first["W_down"], last["W_down"])
     assert all(torch.equal(v, ends[1][n]) for n, v in ends[0].items()) and {*ends[0]} == {*ends[1]}
 
-
 @pytest.mark.parametrize("arm, twin", first([("top2", "top2_frozen")], TWINS.items()))
 def test_so_does_a_language_model_s_twin(arm, twin, tmp_path):
     desk = Desk(study_jobs(STUDY, "tiny", "book/straight")[0], Store(tmp_path))
@@ -52,7 +49,6 @@ def test_so_does_a_language_model_s_twin(arm, twin, tmp_path):
     assert len(gates) == 2 and all(torch.equal(p, start[n]) for n, p in gates.items())
     assert not torch.equal(b.model.state_dict()["lm_head.weight"], start["lm_head.weight"])
 
-
 @pytest.mark.parametrize("arm", first(["book/top2"], ["rule/straight", "book/top2", "planted/hashed", "rule/rehashed"]))
 def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path):
     job = study_jobs(STUDY, "tiny")[0]
@@ -64,7 +60,6 @@ def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path)
         break
     assert 0 < n < 19
     pd.testing.assert_frame_equal(whole, parts)
-
 
 @pytest.mark.audit
 def test_every_registered_line_asks_for_rows_that_the_study_makes(rows):
@@ -80,19 +75,16 @@ def test_every_registered_line_asks_for_rows_that_the_study_makes(rows):
             of = arm.partition("/")[0].replace("surface", "rule")                     # add-7 without exceptions
             assert (of, c.metric, c.site, c.edit, c.stratum) in made, (c.Index, name)
 
-
 def test_a_learned_router_s_twin_and_hash_stand_in_one_preset_with_one_rate():
     S = _routed_settings()
     for task, own in (("book", ("straight", "top2")), ("rule", ("straight",)), ("planted", ("straight",))):
         there = {a.partition("/")[2] for a in STUDY.presets["night"].arms if a.startswith(f"{task}/")}
         assert {*own} | {TWINS[a] for a in own} | {"hashed"} <= there and set(S[task]["lr"]) == {"*"}
 
-
 def test_a_rate_for_the_ffn_alone_is_refused_of_a_language_model():
     with pytest.raises(ValueError, match="one rate for all parts of a language model.*nearest valid: dense"):
         TextTrial("book/dense_scaled", [1], TINY["book"], None)
     assert RuleTrial("surface/dense_scaled", [1], TINY["surface"], None).c.ffn_lr == .25
-
 
 def test_every_arm_has_a_model_of_both_kinds_and_says_what_its_router_is():
     for name, own in ROUTED_ARMS.items():

@@ -32,15 +32,12 @@ each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 PLANTED, BY_EXPERTS = carry_by_experts(), "add7/moe-e4k1-h64-relu"
 codes = lambda n: st.lists(st.integers(0, n - 1), min_size=2, max_size=60)
 
-
 def population(name, n_seeds=2, loud=30.0):
     "Random weights with an FFN loud enough for its routes to matter to the predictions."
     params = init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)])
     return {n: v * (loud if n == "W_down" else 3 if n == "W_router" else 1) for n, v in params.items()}
 
-
 def table_of(a, b): return crosstab(torch.tensor(a), torch.tensor(b)[None], max(a) + 1, max(b) + 1)
-
 
 # ------------------------------------------------------------------------------------------------------- information
 
@@ -56,14 +53,12 @@ def test_nmi_is_scikit_learns(a, b):
         if len(set(a)) == 1 or len(set(b)) == 1: want = 0                    # scikit-learn has a convention of its own
         assert math.isclose(nmi(got, norm).item(), want, abs_tol=1e-9)
 
-
 @settings(max_examples=20)
 @given(codes(4), codes(3), st.permutations(range(4)), st.permutations(range(3)))
 def test_names_of_experts_and_operations_do_not_matter(a, b, new_a, new_b):
     n = min(len(a), len(b))
     one, other = table_of(a[:n], b[:n]), table_of([new_a[x] for x in a[:n]], [new_b[x] for x in b[:n]])
     for norm in routing.NORMS: torch.testing.assert_close(nmi(one, norm), nmi(other, norm), rtol=0, atol=1e-12)
-
 
 @settings(max_examples=25)
 @given(codes(5), codes(4), st.lists(st.integers(0, 3), min_size=5, max_size=5))
@@ -74,13 +69,11 @@ def test_what_a_table_explains_is_a_share_and_all_of_what_it_decides(a, b, table
     decided = [table[x] for x in a]
     if len(set(decided)) > 1: assert explained_share(table_of(a, decided)).item() == 1
 
-
 def test_information_given_a_third_is_the_mean_over_its_cells():
     g, a, b = torch.randint(0, 4, (3, 500), generator=torch.Generator().manual_seed(0))
     three = crosstab(g * 4 + a, b[None], 16, 4).unflatten(1, (4, 4))
     want = sum((g == v).double().mean() * mutual_info_score(a[g == v], b[g == v]) / math.log(2) for v in range(4))
     assert math.isclose(routing.conditional_information(three).item(), want, abs_tol=1e-12)
-
 
 def test_the_floor_is_the_expected_information_of_shuffled_labels():
     "scikit-learn knows the mean of this null in closed form; margins stay, and the same call gives the same tables."
@@ -95,7 +88,6 @@ def test_the_floor_is_the_expected_information_of_shuffled_labels():
     shuffles = [mutual_information(crosstab(a[torch.randperm(300)], b[None], 4, 4)).item() for _ in range(300)]
     assert abs(values.mean() - np.mean(shuffles)) < 5 * np.std(shuffles) / 300**.5
 
-
 def test_tables_count_the_first_choice_where_there_is_a_label():
     name = VARIANTS["top-2"]
     chosen, what = routes(population(name), name)[0], labels(ADD7, "operation").tolist()
@@ -107,11 +99,9 @@ def test_tables_count_the_first_choice_where_there_is_a_label():
     assert torch.equal(got["within"].sum(1), got["operation"])
     assert torch.equal(got["within"].sum(2), got["position_token"])
 
-
 def test_independent_routing_reproduces_the_papers_null():
     null = nmi(routing.iid_tables([1000, 777, 2223], 4))
     assert abs(null.mean() - .00075) < 5e-5 and abs(null.std() - .00043) < 5e-5
-
 
 @pytest.mark.parametrize("name", ["add7", "modadd", "hist"])
 def test_known_is_what_one_would_write_down_token_by_token(name):
@@ -125,7 +115,6 @@ def test_known_is_what_one_would_write_down_token_by_token(name):
                       "position_token": lambda p, k, w: (p, k), f"position_token_{t.by[-1]}": lambda *x: x}.items():
         pairs = {(take(*x), int(facts[key][i])) for x, i in zip(seen, index)}
         assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}), key          # one code a value
-
 
 # ------------------------------------------------------------------------------------------------------------ routes
 
@@ -142,7 +131,6 @@ def test_routes_are_those_of_the_whole_forward_pass(name, everywhere):
     assert torch.equal(on > 0, tr["gates"][:, :, at] > 0) and chosen.shape[-1] == c.top_k
     assert (probs.gather(-1, chosen).diff(dim=-1) <= 0).all()
 
-
 def test_loads_and_pairs_are_counts():
     name = VARIANTS["top-2"]
     chosen, _ = routes(population(name), name)
@@ -156,7 +144,6 @@ def test_loads_and_pairs_are_counts():
         assert np.allclose(load[s], [np.mean([e in x for x in places]) / 2 for e in range(4)])
     assert torch.allclose(routing.effective_experts(chosen, 4), torch.exp(-(load * load.log()).sum(1)))
 
-
 @each_variant
 def test_routes_are_saturated_against_themselves(name):
     params, other = population(name), population(name, 4)
@@ -166,7 +153,6 @@ def test_routes_are_saturated_against_themselves(name):
     a, b = a.flatten(1, 2).tolist(), b.flatten(1, 2).tolist()
     want = [np.mean([len(set(x) & set(y)) / k for x, y in zip(a[s], b[s])]) for s in range(2)]
     assert np.allclose(saturation(params, other, name), want) and max(want) < 1
-
 
 # ---------------------------------------------------------------------------------------------------------- rerouting
 
@@ -180,7 +166,6 @@ def test_edits_after_one_pass_are_edits_of_whole_passes(name):
     for one, edits in zip(got, ways): assert torch.equal(one, predict(params, name, edits))
     assert all(not torch.equal(got[0], x) for x in got[1:5])                              # and each changes something
 
-
 def test_drops_are_counted_example_by_example():
     right = torch.rand(3, 2, 1000, 5, generator=torch.Generator().manual_seed(0)) < .5
     got, what, right = drops(right, ADD7), labels(ADD7, "operation").tolist(), right.tolist()
@@ -188,7 +173,6 @@ def test_drops_are_counted_example_by_example():
         at = [(n, j) for n in range(1000) for j in range(4) if what[n][j] == op]
         hits = [[np.mean([right[i][s][n][j] for n, j in at]) for s in (0, 1)] for i in range(3)]
         assert np.allclose(got[op], np.array(hits[:1]) - np.array(hits[1:]))
-
 
 @each_variant
 def test_rerouting_by_identity_changes_nothing(name):
@@ -205,7 +189,6 @@ def test_a_router_that_is_a_table_is_its_table():
     plain = forward(PLANTED, ADD7.tokens, BY_EXPERTS, read_only=True)
     assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_cells(ADD7)), read_only=True), plain)
 
-
 @each_variant
 def test_exchanged_gates_are_exchanged_experts(name):
     params, perm = population(name), [2, 0, 3, 1]
@@ -213,7 +196,6 @@ def test_exchanged_gates_are_exchanged_experts(name):
     moved = {n: v[:, :, back] if n in ("W_gate", "W_up", "b_up", "W_down", "b_down") else v for n, v in params.items()}
     got, want = forward(params, ADD7.tokens[:50], name, permuted_experts(perm)), forward(moved, ADD7.tokens[:50], name)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-
 
 @each_variant
 def test_held_routes_are_those_of_the_run_as_it_is_whatever_attention_says(name):
@@ -229,7 +211,6 @@ def test_held_routes_are_those_of_the_run_as_it_is_whatever_attention_says(name)
     assert torch.equal(routes_held(params, name, {}), predict(params, name))
     assert not torch.equal(routes_held(params, name, blind), predict(params, name, blind))
 
-
 def test_another_router_reads_the_models_own_stream():
     name = VARIANTS["moe"]
     params, other = population(name), population(name, 4)
@@ -238,7 +219,6 @@ def test_another_router_reads_the_models_own_stream():
     want = (stream[0] @ other["W_router"][0, 0]).argmax(-1)
     assert torch.equal(trace(_as_in(params, other), ADD7.tokens, name)["gates"][0].argmax(-1), want)
     assert params["W_router"] is not other["W_router"] and torch.equal(_as_in(params, other)["W_up"], params["W_up"])
-
 
 # ---------------------------------------------------------------------------------------------------------- gradients
 
@@ -253,7 +233,6 @@ def test_the_task_trains_a_router_only_where_the_gate_is_not_constant(e, k, gate
     else: assert (got["balance_router"] > 1e-5).all()
     assert (got["task_experts"] > 1e-3).all()
     if k < e: assert (gradient_norms(population(name), name + "+lambda0")["balance_router"] == 0).all()
-
 
 @pytest.mark.parametrize("name", [VARIANTS["top-2"], VARIANTS["switch"], VARIANTS["norm"]])
 def test_gradient_norms_are_those_of_plain_modules(name):
@@ -270,12 +249,10 @@ def test_gradient_norms_are_those_of_plain_modules(name):
         norm = math.sqrt(sum(g.square().sum() for g in grads if g is not None))
         assert math.isclose(got["task_experts"][member].item(), norm, rel_tol=1e-3)
 
-
 def test_gradients_leave_the_parameters_alone():
     params = population(VARIANTS["moe"])
     gradient_norms(params, VARIANTS["moe"])
     assert all(v.grad is None and not v.requires_grad for v in params.values())
-
 
 # --------------------------------------------------------------------------------------------------------------- rows
 
@@ -294,7 +271,6 @@ def test_rows_are_lean_and_each_is_there_once(name):
     of_nine = known.query("seed == 9 and edit != 'shuffled'")["value"]                           # floors: draws differ
     np.testing.assert_allclose(again.query("edit != 'shuffled'")["value"], of_nine, rtol=0, atol=1e-12)
 
-
 def test_another_task_is_split_by_its_own_label():
     name = "modadd/moe-e2k1-h8-gelu"
     table = routing.routing_rows(population(name, 1), name, [1], draws=5)
@@ -304,12 +280,10 @@ def test_another_task_is_split_by_its_own_label():
     # a + b ≥ 113 or not
     assert n == {"all": [113 * 113], "wraps=True": [113 * 112 // 2], "wraps=False": [113 * 114 // 2]}
 
-
 def test_every_normalisation_has_its_floor():
     table = routing.routing_rows(population(VARIANTS["moe"], 1), VARIANTS["moe"], [1], draws=2)
     nmis = table[table["metric"].str.startswith("nmi_")].pivot(index="metric", columns="edit", values="value")
     assert set(nmis.index) == {f"nmi_{n}" for n in routing.NORMS} and not nmis.isna().any(axis=None)
-
 
 def test_rows_say_over_how_many_places_they_count():
     name = VARIANTS["moe"]
@@ -324,7 +298,6 @@ def test_rows_say_over_how_many_places_they_count():
              .groupby("stratum")["n_examples"].unique().map(list))
     assert moved.to_dict() == {"all": [4000]} | {f"operation={op}": list(count) for op, count in of.items()}
 
-
 def test_the_dominant_expert_is_the_one_with_most_of_seven():
     name = VARIANTS["moe"]
     params = population(name)
@@ -336,7 +309,6 @@ def test_the_dominant_expert_is_the_one_with_most_of_seven():
         value = table.query("seed == @s").set_index("unit")["value"]
         assert value["dominant"] == value[f"E{top}"]
 
-
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     "Its edit looks at the gates that each token has kept, whatever attention would have sent it to."
@@ -347,7 +319,6 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
     look = out.get("gates", lambda g: g)                              # zero needs no look at the gates
     by_hand = {"attn_out": torch.zeros_like, "gates": lambda _: look(held), "expert_out": out["expert_out"]}
     assert torch.equal(routes_held(params, name, {"attn_out": "zero", "E1": how}), predict(params, name, by_hand))
-
 
 # ----------------------------------------------------------------------------------------------------------- refusals
 

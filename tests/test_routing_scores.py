@@ -20,17 +20,14 @@ from moe_redistribution.training.study import run_study
 ASKED = claims().query("item.str.startswith('001.') or item.str.startswith('contrast_routing')")
 TOKENS = torch.randint(50, (4, 12), generator=torch.Generator().manual_seed(0))
 
-
 def test_every_number_of_the_companion_has_a_line():
     numbers = paper_values().query("item.str.startswith('001.')")
     lines = ASKED[ASKED["item"].str.startswith("001.")]
     assert len(numbers) == 37 and sorted(lines["id"]) == sorted(numbers["id"]) and (lines["note"] != "").all()
 
-
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
     return run_study(STUDY, "tiny", "untrained", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
-
 
 def test_contrasts_ask_for_metrics_and_seeds_that_the_study_makes(untrained):
     made, small = set(untrained["metric"]), STUDY.presets["small"].arms
@@ -40,12 +37,10 @@ def test_contrasts_ask_for_metrics_and_seeds_that_the_study_makes(untrained):
         arms = {n.rpartition("/")[2] for n in (c.condition, c.versus)}
         assert arms <= {*small, "shuffled"} and "learned" in arms
 
-
 def test_an_untrained_model_is_measured_without_a_step(untrained):
     assert set(untrained["step"]) == {0} and set(untrained["condition"]) == {"routing_scores.tiny/untrained"}
     whole = untrained.query("unit == 'whole' & metric == 'influence'")
     assert set(whole["site"]) == {f"L{l}.router_logits" for l in range(3)} and (whole["value"] > 0).all()
-
 
 def test_shuffled_routers_read_the_same_streams_with_rows_of_the_same_length():
     model = tiny_model("olmoe")
@@ -56,13 +51,11 @@ def test_shuffled_routers_read_the_same_streams_with_rows_of_the_same_length():
         torch.testing.assert_close(a.rows @ a.rows.mT, b.rows @ b.rows.mT)                  # lengths and angles
     for terms in routing_scores(other, TOKENS).values(): assert terms["remainder"].abs().max() < 1e-5
 
-
 def test_rows_of_a_model_hold_its_maps_and_a_number_for_every_claim():
     model = tiny_model("olmoe", num_hidden_layers=4)
     rows = _measured_rows(LanguageModel(model), TOKENS, 3, condition="x", stream="paired", rule="final", step=1)
     assert not rows.duplicated(["site", "edit", "unit", "metric"]).any() and set(rows["seed"]) == {3}
     assert rows[rows["site"] == "none"]["value"].notna().all()
-
 
 def test_a_text_that_is_not_there_or_another_is_refused(tmp_path):
     settings = STUDY.presets["small"].settings
@@ -71,7 +64,6 @@ def test_a_text_that_is_not_there_or_another_is_refused(tmp_path):
     other = " ".join(map("".join, product("abcdefghijkl", repeat=3)))                      # 1,728 words
     (tmp_path / "texts" / "kjv.txt").write_text(f"Genesis 1\n{other}\nRevelation 22\n")
     with pytest.raises(ValueError, match="sha256 6f74f5589333"): text_of(settings, Store(tmp_path).root)
-
 
 def test_every_claim_is_read_with_one_margin_and_can_fail():
     own = statements().query("key.str.startswith('001-R') and aggregate != 'none'")
@@ -83,14 +75,12 @@ def test_every_claim_is_read_with_one_margin_and_can_fail():
         null, (lo, hi) = float(s.versus.removeprefix("value=")), bounds[s.metric]
         assert lo < null - s.margin and null + s.margin < hi, f"{s.key}: a bound of the measure is its null"
 
-
 def test_experts_that_are_strongest_by_chance_are_mostly_not_the_largest():
     rng, n = np.random.default_rng(0), _a_tenth(32)
     apart = [1 - len({*rng.permutation(32)[:n]} & {*range(n)}) / n for _ in range(4_000)]
     assert n == 3 and abs(np.mean(apart) - apart_by_chance(32)) < .01
     assert statements().set_index(["key", "protocol"]).loc[("001-R7", "paper"), "versus"] == "value=.453125"
     assert apart_by_chance(32) / 2 == .453125
-
 
 def test_trials_that_were_seen_before_anything_was_registered_are_kept():
     seen = pd.read_csv(DATA / "routing_scores/trials.csv")

@@ -19,12 +19,10 @@ TOKENS = torch.randint(1, 50, (3, 10), generator=torch.Generator().manual_seed(5
 MOE = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
 every_family = pytest.mark.parametrize("family", MOE)
 
-
 def opened(family, dtype=torch.float64):
     model = tiny_model(family, dtype=dtype)
     model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
     return open_model(model)
-
 
 def made(n=40, E=6, d=5, k=2, seed=0):
     "A receiver of random scores, and the scores."
@@ -33,9 +31,7 @@ def made(n=40, E=6, d=5, k=2, seed=0):
     scores = u @ rows[:, None].mT
     return Receiver("router_logits", rows, torch.ones(1, d), torch.ones(1, 1, n, 1), scores, scores.topk(k).indices, 1)
 
-
 def by_name(r, part): return dict(zip(MEASURES, measures(r, part).mean((1, 2, 3))))
-
 
 @every_family
 def test_terms_sum_to_the_score_whichever_way_they_are_cut(family):
@@ -43,7 +39,6 @@ def test_terms_sum_to_the_score_whichever_way_they_are_cut(family):
     for by in SENDERS:
         for site, terms in routing_scores(s, TOKENS, by).items():
             assert terms["remainder"].abs().max() < 2e-6, (family, by, site)       # the library's norms are single
-
 
 @every_family
 def test_heads_sum_to_attention_and_experts_to_their_layer(family):
@@ -57,7 +52,6 @@ def test_heads_sum_to_attention_and_experts_to_their_layer(family):
                    == (kind == "attn_out")]
             torch.testing.assert_close(sum(own), score, rtol=1e-6, atol=1e-6)
 
-
 @every_family
 def test_keys_sum_to_their_head(family):
     s = opened(family)
@@ -65,7 +59,6 @@ def test_keys_sum_to_their_head(family):
     by_key = head_sources(s, TOKENS, "L0.H1", "L1.router_logits")
     torch.testing.assert_close(by_key.sum(3), head, rtol=1e-6, atol=1e-6)
     assert not by_key.masked_select(torch.ones(10, 10).triu(1).bool()[None, None, :, :, None]).any()   # no future key
-
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss"])
 def test_what_the_library_reports_is_the_logits_of_its_layers_with_routers(family):
@@ -75,7 +68,6 @@ def test_what_the_library_reports_is_the_logits_of_its_layers_with_routers(famil
     if told is None: pytest.skip("this version reports none")
     assert len(told) == len(own)
     for reported, site in zip(told, own): torch.testing.assert_close(reported.view_as(tr[site][0]), tr[site][0])
-
 
 def test_positive_and_negative_parts_sum_to_the_mean_and_covariances_to_the_variance():
     s = opened("olmoe")
@@ -87,7 +79,6 @@ def test_positive_and_negative_parts_sum_to_the_mean_and_covariances_to_the_vari
     assert abs(rows.drop(index="whole")["covariance"].sum() - rows.loc["whole", "influence"]) < 1e-9
     assert rows.drop(index="whole")["influence"].sum() != pytest.approx(rows.loc["whole", "influence"])   # these do not
 
-
 def test_one_number_for_all_experts_moves_no_rank_and_no_variance_means_no_move():
     r = made()
     part = torch.randn_like(r.logits)
@@ -95,12 +86,10 @@ def test_one_number_for_all_experts_moves_no_rank_and_no_variance_means_no_move(
     same = by_name(r, torch.full_like(part, 2.))
     assert same["influence"] == 0 and same["aarv"] == 0
 
-
 def test_variance_without_a_move_of_ranks():
     r = made()
     got = by_name(r, .9 * r.logits)
     assert got["influence"] > .5 and got["aarv"] == 0
-
 
 def test_ranks_move_by_no_more_than_experts_that_are_not_chosen():
     for seed in range(5):
@@ -108,13 +97,11 @@ def test_ranks_move_by_no_more_than_experts_that_are_not_chosen():
         moved = measures(r, 10 * torch.randn(r.logits.shape, generator=torch.Generator().manual_seed(seed)).double())[4]
         assert 0 <= moved.min() and moved.max() <= 6 - 1 and r.ranks.max() <= 1
 
-
 def test_ranks_are_the_same_with_the_norm_held_and_with_the_norm_of_what_is_left():
     r = made()
     part = torch.randn_like(r.logits)
     new_norm = torch.rand(1, 1, 40, 1).double() + .5
     assert torch.equal(_chosen_ranks(r.logits - part, r.routes), _chosen_ranks((r.logits - part) / new_norm, r.routes))
-
 
 def test_other_names_for_experts_change_no_measure():
     r, perm = made(), torch.tensor([3, 1, 5, 0, 2, 4])
@@ -122,7 +109,6 @@ def test_other_names_for_experts_change_no_measure():
     twin = Receiver("router_logits", r.rows[:, perm], torch.ones(1, 5), r.norm, r.logits[..., perm],
                     perm.argsort()[r.routes], 1)
     torch.testing.assert_close(measures(twin, part[..., perm])[:5], measures(r, part)[:5])
-
 
 def test_an_expert_that_nobody_chose_tells_a_router_nothing():
     s = opened("mixtral")
@@ -133,7 +119,6 @@ def test_an_expert_that_nobody_chose_tells_a_router_nothing():
     terms = dict((n, u) for n, _, u in s.stream_terms(tr, "expert"))
     assert not terms["L0.E2"].any() and terms["L0.E1"].any()
 
-
 def test_padding_is_no_token():
     s = opened("olmoe")
     padded = torch.cat([TOKENS, torch.zeros(3, 4, dtype=torch.long)], 1)
@@ -142,11 +127,9 @@ def test_padding_is_no_token():
     torch.testing.assert_close(torch.tensor(score_rows_of(s, [padded])["value"].to_numpy()),
                                torch.tensor(plain["value"].to_numpy()), rtol=1e-6, atol=1e-8)
 
-
 def test_half_precision_keeps_what_rounding_left_as_a_term():
     terms = routing_scores(opened("olmoe", torch.bfloat16), TOKENS)["L1.router_logits"]
     assert 1e-5 < terms["remainder"].abs().max() < .1 and terms["remainder"].dtype == torch.float32
-
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
 def test_heads_and_experts_of_a_half_precision_model_are_not_rounded_once_more(family):
@@ -162,7 +145,6 @@ def test_heads_and_experts_of_a_half_precision_model_are_not_rounded_once_more(f
     assert (said["L1.H2"] - head).abs().max() < 1e-5 * size
     assert (said["L1.E1"][0].flatten(0, 1)[mine] - expert).abs().max() < 1e-5 * expert.abs().max()
 
-
 def test_masks_part_the_tokens():
     s, first = opened("olmoe"), torch.zeros(3, 10, dtype=torch.bool)
     first[:, 0] = True
@@ -173,11 +155,9 @@ def test_masks_part_the_tokens():
         mean = (own["value"] * own["n_examples"]).sum() / own["n_examples"].sum()
         assert mean == pytest.approx(both[both["site"] == site]["value"].item())
 
-
 def test_a_total_effect_reaches_later_routers_only():
     moved = total_aarv(opened("olmoe"), TOKENS, "L0.ffn_out")
     assert moved["L0.router_logits"] == 0 < moved["L1.router_logits"]
-
 
 @pytest.mark.parametrize("name", ["add7/moe-e4k1-h40-silu", "add7/moe_glu-e4k1-h40-silu+norm"])
 def test_a_population_s_router_is_taken_apart_by_token_position_and_head(name):
@@ -190,18 +170,15 @@ def test_a_population_s_router_is_taken_apart_by_token_position_and_head(name):
     rows = score_rows_of(s, [tokens], seeds)
     assert set(rows["seed"]) == {1, 2} and set(rows["unit"]) == {"embed", "attn_out", "remainder", "whole"}
 
-
 def test_a_final_norm_that_takes_a_mean_off_is_refused():
     with pytest.raises(ValueError, match="got OlmoLayerNorm"):
         answer_terms(opened("olmo"), TOKENS[:, :-1], TOKENS[:, 1:])
-
 
 @pytest.mark.parametrize("family", [*MOE, "llama", "mistral", "gemma", "granitemoe"])
 def test_terms_of_an_answer_sum_to_its_logit(family):
     s = opened(family)
     for by in ("component", "all"):
         assert answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:], by)["remainder"].abs().max() < 1e-5
-
 
 class Adapted(torch.nn.Module):
     "A linear layer with a low-rank adapter beside it, as LoRA hangs one: its `weight` is not all that it does."
@@ -213,15 +190,12 @@ class Adapted(torch.nn.Module):
     weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
     def forward(self, x): return self.base(x) + x @ self.A.T @ self.B.T
 
-
 def adapted(family, dtype):
     s = opened(family, dtype)
     for x in s.layers: x.attn.o_proj = Adapted(x.attn.o_proj, .4)
     return open_model(s.model)
 
-
 SAYS = "expected terms that sum to the model's own; got a remainder of .* fix: merge adapters"
-
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_hangs_beside_a_weight_is_not_left_out_without_a_word(dtype):
@@ -232,11 +206,9 @@ def test_what_hangs_beside_a_weight_is_not_left_out_without_a_word(dtype):
         with pytest.raises(ValueError, match=SAYS): ask()
     assert len(routing_scores(s, TOKENS)) == 2                                # whole outputs need no weights of heads
 
-
 def test_a_norm_that_keeps_its_weight_less_one_is_read_as_it_works():
     s = opened("gemma")
     assert answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:])["remainder"].abs().max() < 1e-5
-
 
 @pytest.mark.parametrize("change", ["norm", "scale", "gate"])
 def test_another_norm_or_scale_is_found_by_the_model_s_own_logits(change):
@@ -249,7 +221,6 @@ def test_another_norm_or_scale_is_found_by_the_model_s_own_logits(change):
         gate, ask = s.layers[1].gate, lambda s: routing_scores(s, TOKENS)
         gate.forward = lambda x: type(gate).forward(gate, x * 1.5)
     with pytest.raises(ValueError, match=f"{SAYS}|expected an RMSNorm"): ask(s)
-
 
 def test_places_that_nobody_works_on_move_no_rank():
     s, edits = opened("olmoe"), edits_for(opened("olmoe"), "L0.E1", "swap:E2")

@@ -29,7 +29,6 @@ DIMENSIONS = set("""s n b t d v e k h q i j w p m a g c l N T V seed batch posit
 NOT_CALLED = 64                 # functions that promise shapes and have no case below: fewer, never more
 SHAPE = r"\(((?:[^()]|\(\))*)\)"
 
-
 def spec(text):
     "A shape in brackets as jaxtyping has it, or None for prose: `s, p², …` → `s p**2 *rest`."
     for old, new in (("…", "..."), ("²", "**2"), (" − ", "-"), (" - ", "-"), (" + ", "+"), (" // ", "//"),
@@ -40,7 +39,6 @@ def spec(text):
     plain = all(re.fullmatch(r"\.\.\.|\*?\w+([-+*/]+\w+)?", x) for x in parts)
     if not parts or not plain or not set(words) <= DIMENSIONS: return None
     return " ".join("*rest" if x == "..." else x for x in parts)
-
 
 def promised(f):
     "(argument → shape, shapes of what is returned) that `f` says in comments of its arguments and in its docstring, in order."
@@ -60,12 +58,10 @@ def promised(f):
         if at: return given, [shape for shape, _ in bare[at[0]:]]
     return given, [shape for shape, _ in bare]
 
-
 def leaves(x):
     if isinstance(x, dict): return [v for y in x.values() for v in leaves(y)]
     if isinstance(x, (tuple, list)): return [v for y in x for v in leaves(y)]
     return [x]
-
 
 def agree(f, args, sizes):
     "AssertionError unless what `f(**args)` takes and gives has the promised shapes, each dimension of one size."
@@ -84,7 +80,6 @@ def agree(f, args, sizes):
             x = torch.as_tensor(x)
             assert isinstance(x, Shaped[Tensor, shape]), f"{f.__name__} gives {tuple(x.shape)}, and promises ({shape})"
 
-
 # ------------------------------------------------------------------------------------------------------------- cases
 
 C = condition("add7/moe-e4k2-h32-silu")
@@ -93,7 +88,6 @@ T = C.get_task()
 S, N, READ, E, K = 3, len(T), len(T.read), C.n_experts, C.top_k
 SIZES = dict(s=S, n=N, read=READ)
 HERE = dict(s=S, b=5, t=T.n_ctx, d=C.d_model)
-
 
 def rand(*shape): return torch.rand(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 def ints(high, *shape): return torch.randint(high, shape, generator=torch.Generator().manual_seed(high))
@@ -105,7 +99,6 @@ def terms(by): return attribution.attribution(drawn(C), C, by)
 def pairs():
     chosen = {w: p[:7] for w, p in patching.pairs(T, "audited").items()}
     return patching.patch(drawn(C), C, chosen, ["ffn_out", "resid_post"]), chosen
-
 
 def of(c, **more): return dict(params=drawn(c), c=c, **more)
 def alike(site, value): return value
@@ -257,13 +250,10 @@ CASES = [
     (stream_terms.rms_of, lambda: dict(norm=None, x=rand(2, 5, 7), what="no norm"), dict(d=7)),
 ]
 
-
 NAMES = [f"{f.__module__.split('.')[-1]}.{f.__name__}" for f, *_ in CASES]
-
 
 @pytest.mark.parametrize("f, args, sizes", CASES, ids=NAMES)
 def test_shapes_are_those_of_the_docstring(f, args, sizes): agree(f, args(), sizes)
-
 
 def test_a_docstring_that_lies_is_found():
     def honest(x, weight): return (x * weight).sum(1)
@@ -275,11 +265,9 @@ def test_a_docstring_that_lies_is_found():
                 "Sum of x (s, n)."):
         with pytest.raises(AssertionError): says(lie)
 
-
 def test_what_is_no_shape_is_prose():
     assert spec("s, p², …") == "s p**2 *rest" and spec("s b t d") == "s b t d" and spec("edit − 1, s") == "edit-1 s"
     assert [spec(x) for x in ("App. B", "expected, got, fix", "top-1, renormalised", "default: all", "")] == [None] * 5
-
 
 def test_most_of_what_is_promised_is_called():
     "A new function with shapes in its docstring gets a case, or takes the place of one that got one."

@@ -18,7 +18,6 @@ from moe_redistribution.training.study import known_studies
 SHOWN = re.compile(r"moe-redistribution((?: (?:'[^'\n]*'|\"[^\"\n]*\"|[^\s`'\";#|(){}$]+))+)")
 MADE = {True: re.compile(r"`make((?: [^\s`]+)+)`"), False: re.compile(r"(?:`|^)make((?: [^\s#`]+)+)", re.M)}
 
-
 def strings(code):
     "What Python code says: its strings, a field of an f-string as 1, and its comments."
     try: tree = ast.parse(re.sub(r"^[%!].*$", "", code, flags=re.M))
@@ -30,11 +29,9 @@ def strings(code):
              for n in ast.walk(tree) if isinstance(n, ast.JoinedStr)]
     return [*said, *re.findall(r"#.*", code)]
 
-
 def prose(text):
     "Markdown, in which code that is broken over two lines stands on one."
     return re.sub(r"(?<!`)`[^`]+`(?!`)", lambda m: m[0].replace("\n", " "), text)
-
 
 def makefile():
     "Its recipes with our command's name, and without variables that are not said."
@@ -42,9 +39,7 @@ def makefile():
     for _ in range(3): text = re.sub(r"\$\((?:or ,)?([^()]*)\)", lambda m: m[1] * (m[0][:5] == "$(or "), text)
     return text
 
-
 SAYS = re.compile("moe-redistribution |make [a-z]")
-
 
 def every_text():
     "(file, text) of all that a reader sees."
@@ -59,10 +54,8 @@ def every_text():
             for t in strings(source) if c["cell_type"] == "code" else [source]:
                 yield p.relative_to(ROOT).as_posix(), prose(t)
 
-
 @lru_cache
 def texts(): return [*every_text()]
-
 
 def words_of(shown):
     "The words of a command as it stands in a sentence: up to a comma or a full stop at a word's end."
@@ -72,14 +65,11 @@ def words_of(shown):
         if w[-1:] in ",:" or w[-1:] == "." and w[-2:] != "..": break
     return ["train" if w == "COMMAND" else w for w in words]
 
-
 SUBS = next(a for a in parser()._actions if a.dest == "command").choices
-
 
 @lru_cache
 def shown():
     return sorted({(f, " ".join(words_of(m[1]))) for f, t in texts() for m in SHOWN.finditer(t)})
-
 
 def complaint(words):
     "What is wrong with a command, or nothing. A name alone is no command, and one of a user's file is not known yet."
@@ -95,12 +85,10 @@ def complaint(words):
     except ValueError as e: return str(e)
     return ""
 
-
 def asked_items(args):
     "The items of a paper that arguments name."
     said = getattr(args, "item", None) or []
     return [said] if isinstance(said, str) else said
-
 
 def test_the_commands_are_found_wherever_they_are_shown():
     files = {f for f, _ in shown()}
@@ -108,19 +96,16 @@ def test_the_commands_are_found_wherever_they_are_shown():
     assert {"moe_redistribution/training/store.py", "nbs/use.ipynb",
             "nbs/6_studies/language_models/41_language.ipynb"} < files
 
-
 @pytest.mark.parametrize("text, words", [
     ('fix = f"moe-redistribution train {c.name} --seeds {s}, or another"', ["train", "1", "--seeds", "1"]),
     ('"moe-redistribution scores --model FOLDER " "--text FILE"', ["scores", "--model", "FOLDER", "--text", "FILE"])])
 def test_a_command_is_read_out_of_a_message(text, words):
     assert [words_of(m[1]) for t in strings(text) for m in SHOWN.finditer(t)] == [words]
 
-
 def test_every_command_that_is_shown_parses():
     "Two of the language page had `--site` and two values for one `--edit`."
     wrong = {f"{f}: {c}": said for f, c in shown() if (said := complaint(c.split()))}
     assert not wrong, "\n".join(f"{k}: {v}" for k, v in wrong.items())
-
 
 def test_every_target_of_make_that_is_shown_is_there():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))

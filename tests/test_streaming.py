@@ -24,13 +24,10 @@ from tiers import first
 
 logging.disable_progress_bar()
 
-
 @pytest.fixture(scope="module")
 def s(): return open_model(tiny_model("mixtral", vocab_size=256))
 
-
 class Stop(Exception): pass
-
 
 def after(n):
     "Something to tell that stops at the n-th word."
@@ -39,7 +36,6 @@ def after(n):
         said.append(text)
         if len(said) == n: raise Stop
     return say
-
 
 def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)                # keeps after every batch
@@ -53,7 +49,6 @@ def test_scores_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monk
     assert text_scores(s, text, byte_tokens, context=16, batch=4, part=part, say=said.append).equals(straight)
     assert part.exists() and not said
 
-
 def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
     straight, part = text_scores(s, text, byte_tokens, context=16, batch=4), tmp_path / "a.part"
@@ -61,13 +56,11 @@ def test_what_is_kept_in_batches_of_one_size_is_not_gone_on_with_in_another(s, t
     again = text_scores(s, text, byte_tokens, context=16, batch=4, part=part)
     assert again.equals(straight)
 
-
 def test_a_model_in_half_precision_takes_the_means_of_its_own_activations(text):
     half = open_model(tiny_model("olmoe", vocab_size=256, dtype=torch.bfloat16))
     rows = text_ablation(half, text, byte_tokens, context=16, tokens=64, units=("L0.ffn_out", "L1.E1", "L0.H1"),
                          edits=("mean",))
     assert rows["value"].notna().all() and (rows.query("site != 'none' and metric == 'moved'")["value"] > 0).all()
-
 
 def test_what_is_kept_of_another_question_is_left_alone(s, text, tmp_path):
     part = tmp_path / "a.part"
@@ -77,7 +70,6 @@ def test_what_is_kept_of_another_question_is_left_alone(s, text, tmp_path):
     full = text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",), part=part)
     assert full.equals(text_ablation(s, text, byte_tokens, context=16, tokens=128, edits=("zero",)))
 
-
 def test_an_ablation_that_was_stopped_asks_only_for_the_rest(s, text, tmp_path):
     ask = dict(context=16, tokens=128, units=("L1.E0", "L0.H1", "sites"), edits=("mean", "zero"))
     straight, part = text_ablation(s, text, byte_tokens, **ask), tmp_path / "a.part"
@@ -86,13 +78,11 @@ def test_an_ablation_that_was_stopped_asks_only_for_the_rest(s, text, tmp_path):
     assert text_ablation(s, text, byte_tokens, **ask, part=part, say=rest.append).equals(straight)
     assert len(rest) == 1 + 6 * 2 - 5
 
-
 def test_windows_are_the_text_once_and_in_order(text):
     windows = list(text_windows(text, byte_tokens, 16))
     joined = torch.cat([windows[0][:1], *[w[1:] for w in windows]]).tolist()
     assert bytes(joined) == text.read_bytes()[:len(joined)] and len(joined) > len(text.read_bytes()) - 17
     assert len(list(text_windows(text, byte_tokens, 16, tokens=50))) == 4
-
 
 def test_the_commands_write_rows_and_a_picture_of_a_folder(s, text, tmp_path, capsys):
     s.model.save_pretrained(tmp_path / "toy")
@@ -102,7 +92,6 @@ def test_the_commands_write_rows_and_a_picture_of_a_folder(s, text, tmp_path, ca
     assert (tmp_path / "s.png").exists() and (tmp_path / "a.png").exists()
     assert {"L0.H3", "embed", "whole"} <= set(pd.read_parquet(tmp_path / "s.parquet")["unit"])
     assert set(pd.read_csv(tmp_path / "a.csv")["site"]) == {"none", "L1.E1"}
-
 
 def test_commands_refuse_before_any_work(s, text, tmp_path, capsys):
     s.model.save_pretrained(tmp_path / "toy")
@@ -117,16 +106,13 @@ def test_commands_refuse_before_any_work(s, text, tmp_path, capsys):
         words = [w for pair in (good | changes).items() for w in pair] + ["--bytes"] * (says != "--bytes")
         assert main([command, *words]) == 2 and says in capsys.readouterr().err, words
 
-
 def test_units_are_named_in_groups_or_one_by_one(s):
     assert len(units_of(s, ("heads",))) == 8 and len(units_of(s, ("experts", "L0.E1"))) == 8
     with pytest.raises(ValueError, match="nearest: 'L0.H"): units_of(s, ("L0.H7",))
 
-
 # ---------------------------------------------------------------------------------- an answer belongs to what was asked
 
 def upper(text): return byte_tokens(text.upper())
-
 
 @pytest.mark.parametrize("of", [text_scores, text_ablation])
 @pytest.mark.parametrize("change", ["weight", "tokenizer", "text"])
@@ -142,7 +128,6 @@ def test_what_was_stopped_is_not_finished_with_another_model_or_tokenizer_or_tex
         text.write_text(then.replace("light", "night"))
         __import__("os").utime(text, ns=(of_text.st_atime_ns, of_text.st_mtime_ns + 1))
     assert of(other, text, reads, **ask, part=part).equals(of(other, text, reads, **ask))
-
 
 @pytest.mark.parametrize("change", ["weight", "tokens", "heldout"])
 def test_gates_of_another_model_or_text_are_another_question(change):
@@ -162,20 +147,17 @@ def test_gates_of_another_model_or_text_are_another_question(change):
     with pytest.raises(ValueError, match="lr: expected a finite number"):
         gates_study(model, "toy", held, lambda step: held, "", [4], lr=float("inf"))
 
-
 def test_an_ablation_that_goes_on_does_not_ask_for_its_means_again(s, text, tmp_path, monkeypatch):
     ask, part = dict(context=16, tokens=128, edits=("mean",)), tmp_path / "a.part"
     with pytest.raises(Stop): text_ablation(s, text, byte_tokens, **ask, part=part, say=after(2))
     monkeypatch.setattr("moe_redistribution.language.streaming.site_means", lambda *_: 1 / 0)
     text_ablation(s, text, byte_tokens, **ask, part=part)
 
-
 def test_a_mean_pattern_is_each_head_s_own(s, text):
     groups = list(in_groups(text_windows(text, byte_tokens, 16, 200), 4))
     got = site_means(s, groups, ["L0.pattern"])["L0.pattern"]
     assert got.shape == (1, 1, 4, 16, 16) and torch.allclose(got.sum(-1), torch.ones(()), atol=1e-5)
     assert (got[:, :, 0] - got[:, :, 1]).abs().max() > .01
-
 
 # ------------------------------------------------------------------------------------------------------------- windows
 
@@ -189,7 +171,6 @@ def test_windows_beyond_the_model_s_positions_and_tokens_beyond_its_embedding_ar
             with pytest.raises(ValueError, match="expected a number above 0"): of(s, text, byte_tokens, **ask)
     far = torch.tensor([[1, 2, 300]])
     with pytest.raises(ValueError, match="rows of the embedding"): text_loss(s, [far])
-
 
 def test_every_window_begins_with_the_tokenizer_s_own_tokens_if_asked(text, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -205,7 +186,6 @@ def test_every_window_begins_with_the_tokenizer_s_own_tokens_if_asked(text, tmp_
     assert torch.equal(torch.cat([w[1:] for w in windows[1]]), said[:8 * len(windows[1])])     # each predicted once
     with pytest.raises(ValueError, match="special tokens"): tokenizer_of(None, 256, special=True)
 
-
 def test_one_long_line_is_read_as_a_stream(tmp_path):
     line = tmp_path / "line.txt"
     line.write_text("word " * 400_000)
@@ -214,19 +194,16 @@ def test_one_long_line_is_read_as_a_stream(tmp_path):
     assert time.monotonic() - began < 10 and len(windows) == 3906                          # it took minutes
     assert bytes(torch.cat([w[1:] for w in windows]).tolist()) == (b"word " * 400_000)[1:512 * 3906 + 1]
 
-
 def test_no_window_is_left_alone_in_a_batch():
     w = [torch.tensor([i]) for i in range(9)]
     assert [len(g) for g in in_groups(w, 4)] == [4, 5] and [len(g) for g in in_groups(w[:7], 4)] == [4, 3]
     assert [len(g) for g in in_groups(w[:3], 1)] == [1, 1, 1] and torch.equal(torch.cat(list(in_groups(w, 4))),
                                                                               torch.stack(w))
 
-
 def test_units_that_a_dense_model_has_not_got_are_refused(text):
     dense = open_model(tiny_model("llama", vocab_size=256))
     with pytest.raises(ValueError, match="unit: expected one of sites"):
         text_ablation(dense, text, byte_tokens, context=16, units=("experts",))
-
 
 def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
     half = open_model(tiny_model("mixtral", vocab_size=256, dtype=torch.bfloat16))
@@ -237,13 +214,11 @@ def test_rows_say_how_many_tokens_a_watched_pass_sends_elsewhere(s, text):
         got = rows[rows["metric"] == "elsewhere"]
         assert len(got) == 1 and 0 <= got["value"].item() < .2 and got["n_examples"].item() in (16 * 8, 16 * 7)
 
-
 def test_bytes_of_another_kind_are_no_text(s, tmp_path):
     (tmp_path / "a.txt").write_bytes("And God said, Let there be light. ".encode("utf-16") * 20)
     file = tmp_path / "a.txt"
     for ask in (lambda: text_scores(s, file, byte_tokens, 16), lambda: read_text(file, 3)):
         with pytest.raises(ValueError, match="a.txt: expected a text in UTF-8; got bytes of another kind"): ask()
-
 
 def test_gates_asked_for_twice_are_one_row_each_and_sizes_are_checked_first(text):
     model, held = tiny_model("llama", vocab_size=256), torch.zeros(4, 17, dtype=torch.int64)
@@ -257,7 +232,6 @@ def test_gates_asked_for_twice_are_one_row_each_and_sizes_are_checked_first(text
         with pytest.raises(ValueError, match="a number above 0"):
             split_text(text, byte_tokens, 16, held_out, batch, steps)
 
-
 def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkeypatch):
     monkeypatch.setattr(type(s), "run", lambda *_, **__: 1 / 0)
     for unit, edit, says in (("L0.routes", "mean", "one of never:E3, only:E2,E5, k=3"),
@@ -269,7 +243,6 @@ def test_units_that_cannot_be_edited_are_refused_before_any_pass(s, text, monkey
     with pytest.raises(ValueError, match="two windows or more in a batch"):
         text_ablation(s, text, byte_tokens, context=16, batch=1, edits=("resample",))
 
-
 def test_a_tokenizer_that_cannot_read_a_text_is_one_message(text, tmp_path):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -277,7 +250,6 @@ def test_a_tokenizer_that_cannot_read_a_text_is_one_message(text, tmp_path):
     own.save_pretrained(tmp_path / "t")                                       # its `?` stands for no number
     with pytest.raises(ValueError, match="tokenizer: expected one that can read any text; got WordLevel error"):
         list(text_windows(text, tokenizer_of(tmp_path / "t", 5), 8))
-
 
 # ---------------------------------------------------------- what is no weight and no setting of the config, but answers
 
@@ -289,30 +261,23 @@ class Branch(torch.nn.Module):
         self.register_buffer("delta", .3 * torch.randn(base.weight.shape, generator=g))
     def forward(self, x): return self.base(x) + self.on * (x @ self.delta.T)
 
-
 def branched(vocab_size=256):
     model = tiny_model("mixtral", vocab_size=vocab_size)
     for layer in model.model.layers: layer.self_attn.o_proj = Branch(layer.self_attn.o_proj)
     return model
 
-
 def switched_off(model):
     for layer in model.model.layers: layer.self_attn.o_proj.on = False
-
 
 def another_k(model):
     for layer in model.model.layers: layer.mlp.gate.top_k = 1
 
-
 def hooked(model): model.model.embed_tokens.register_forward_hook(lambda m, args, out: out * 1.5)
-
 
 def compared(s, text, tokenize, **more):
     return compare_routes(s, open_model(tiny_model("mixtral", 1, vocab_size=256)), text, tokenize, **more)
 
-
 def audited(s, text, tokenize, **more): return audit(s, text, tokenize, units=("L1.E1",), n_sets=1, **more)
-
 
 @pytest.mark.parametrize("change", [switched_off, another_k, hooked])
 @pytest.mark.parametrize("of", first([text_loads, text_ablation],
@@ -325,7 +290,6 @@ def test_rows_of_a_model_that_answers_otherwise_are_not_taken_for_this_one_s(of,
     change(s.model)
     own = of(s, text, byte_tokens, **ask)
     assert of(s, text, byte_tokens, **ask, part=tmp_path / "part").equals(own) and not own.equals(first_rows)
-
 
 @pytest.mark.parametrize("change", [switched_off, another_k, hooked])
 def test_a_folder_does_not_go_on_with_a_model_that_answers_otherwise(change, tmp_path):

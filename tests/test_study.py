@@ -30,10 +30,8 @@ from moe_redistribution.training.study import (Desk, Preset, Study, TrainingStud
 
 TINY = study_jobs(STUDY, "tiny")[0]
 
-
 @pytest.fixture
 def store(tmp_path): return Store(tmp_path)
-
 
 def test_a_second_call_finds_everything_and_workers_say_what_this_process_says(tmp_path):
     here = run_study(STUDY, "tiny", root=tmp_path / "here", executor="here", quiet=True)
@@ -43,7 +41,6 @@ def test_a_second_call_finds_everything_and_workers_say_what_this_process_says(t
     assert run_study(STUDY, "tiny", root=tmp_path / "here", say=said.append).equals(here)
     assert said == ["Nothing is missing."]
 
-
 def test_a_job_whose_time_is_over_keeps_its_state_and_goes_on_to_the_bit(store):
     straight = STUDY.run(TINY.arm, list(TINY.seeds), TINY.settings, Desk(TINY, Store(store.root / "else")))
     assert run_job(TINY, store.root, time.time() - 1) is False                        # no time at all: nothing begun
@@ -52,13 +49,11 @@ def test_a_job_whose_time_is_over_keeps_its_state_and_goes_on_to_the_bit(store):
     assert unseal(desk.path)[1]["step"] == TINY.settings["steps"] // TINY.settings["looks"]
     assert run_job(TINY, store.root) and find_rows(TINY, store).equals(straight) and not desk.path.exists()
 
-
 def test_a_state_of_another_job_is_not_gone_on_with(store):
     desk = Desk(TINY, store)
     seal(desk.path, {"p/W_up": torch.zeros(1)}, dict(step=50, key="another"))
     with pytest.warns(UserWarning, match="got another. Moved aside"): assert desk.left() is None
     assert not desk.path.exists() and run_job(TINY, store.root)
-
 
 @pytest.mark.parametrize("spoil", [lambda b: b[:-7], lambda b: b.replace(b"final", b"finaL", 1), lambda b: b""],
                          ids=["cut short", "altered", "empty"])
@@ -69,13 +64,11 @@ def test_rows_that_are_not_what_was_written_are_made_again(store, spoil):
     with pytest.warns(UserWarning, match="Moved aside as"): assert missing_jobs([TINY], store.root) == [TINY]
     assert run_job(TINY, store.root) and find_rows(TINY, store).equals(good)
 
-
 def test_rows_of_another_job_in_a_job_s_place_are_not_believed(store):
     other = study_jobs(STUDY, "small")[0]
     assert run_job(TINY, store.root)
     os.replace(TINY.path(store), other.path(store))
     with pytest.warns(UserWarning, match="expected the job"): assert find_rows(other, store) is None
-
 
 def test_a_key_follows_what_an_arm_depends_on_and_not_the_rest_of_its_preset():
     old = study_jobs(STUDY, "night", "grid/8e4a")[0]
@@ -84,7 +77,6 @@ def test_a_key_follows_what_an_arm_depends_on_and_not_the_rest_of_its_preset():
                                      "grid/8e4a")[0].key
     assert changed(times=[1, 2]) == changed(thin_active=70) == old.key                  # what only other arms read
     assert len({old.key, changed(steps=4_000), changed(lr=.02), changed(students=["8e4a"])}) == 4
-
 
 @pytest.mark.audit
 def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
@@ -103,7 +95,6 @@ def test_a_killed_job_goes_on_to_the_same_rows(tmp_path):
     assert run_job(job, tmp_path / "alone")
     assert find_rows(job, Store(tmp_path)).equals(find_rows(job, Store(tmp_path / "alone")))
 
-
 def test_what_cannot_be_asked_for_is_refused_in_one_line(capsys, tmp_path):
     for words, says in ((["granularty"], "nearest: 'granularity'"), ([], "study --list"),
                         (["granularity", "--preset", "nigth"], "nearest: 'night'"),
@@ -115,7 +106,6 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line(capsys, tmp_path):
                         (["granularity", "--import", "nothing.py"], "expected a Python file")):
         assert main(["study", *words]) == 2 and says in capsys.readouterr().err, words
 
-
 OWN = """from moe_redistribution.instruments.rows import rows
 from moe_redistribution.training.study import Preset, Study
 from beside_it import LETTERS
@@ -123,7 +113,6 @@ def run(arm, seeds, settings, desk): return rows([LETTERS] * len(seeds), seeds, 
 def seconds(arm, seeds, settings): return 1
 STUDY = Study('words', 'How long is an arm?', {'small': Preset('two', {'a': [1, 2], 'bb': [1]})}, run, seconds)
 """
-
 
 def test_a_study_of_one_s_own_runs_from_a_file_whatever_its_neighbours_are_called(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in _FOLDERS])               # of other tests' files
@@ -136,7 +125,6 @@ def test_a_study_of_one_s_own_runs_from_a_file_whatever_its_neighbours_are_calle
                  str(out)]) == 0
     assert "3 rows" in capsys.readouterr().out and out.read_text().count("words.small/") == 3
     assert os.environ.get("PYTHONPATH") == before and sys.path.index(str(tmp_path)) == len(sys.path) - 1
-
 
 @pytest.mark.parametrize("text, says", [
     (OWN.replace("'words'", "'../../../x'"), "nearest valid: x"),
@@ -151,7 +139,6 @@ def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypa
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and "fix: " in err
 
-
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
     assert not _record_study(Store(tmp_path), tmp_path / "root", STUDY, print)        # tiny says that it is not recorded
@@ -160,19 +147,15 @@ def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeyp
     first, again = (_record_study(Store(tmp_path), tmp_path / "root", kept, said.append) for _ in range(2))
     assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1
 
-
 def test_an_estimate_is_listed_and_not_carried_out():
     dear = replace(STUDY, presets=STUDY.presets | {"paper": Preset("dear", {"grid/8e4a": [1]}, note="a year")})
     with pytest.raises(ValueError, match="an estimate: a year; nearest valid: tiny"): study_jobs(dear, "paper")
     assert ({"granularity"} <= set(known_studies())
             and study_rows(STUDY, "small", root=Path(os.devnull).parent / "no").empty)
 
-
 def one_arm(run): return Study("words", "", {"small": Preset("", {"a": (1, 2), "b": (1, 2)}, 2)}, run, lambda *x: 1.)
 
-
 GOOD = rows([.1, .2], [1, 2], condition="a", metric="letters")
-
 
 @pytest.mark.parametrize("given", [
     GOOD.assign(seed=[1, 3]), GOOD[:1], GOOD.assign(condition="b"), pd.concat([GOOD, GOOD]),
@@ -184,11 +167,9 @@ def test_rows_that_are_not_the_job_s_are_refused_and_not_stored(store, given):
     assert not job.path(store).exists()
     assert run_job(study_jobs(one_arm(lambda arm, seeds, *x: GOOD[GOOD["seed"].isin(seeds)]))[0], store.root)
 
-
 @pytest.mark.parametrize("seeds", [(1, 1), "12", [1, -9]])
 def test_seeds_that_are_none_or_that_stand_twice_are_named(seeds):
     with pytest.raises(ValueError, match="seeds.*: expected .*got .*; fix: "): study_jobs(STUDY, "small", seeds=seeds)
-
 
 def test_any_preset_takes_seeds_that_it_has_not_got_and_no_key_of_its_own_changes():
     for study in known_studies().values():
@@ -200,7 +181,6 @@ def test_any_preset_takes_seeds_that_it_has_not_got_and_no_key_of_its_own_change
             open_to = {a for a in arms if not _fixed_arms(study, [a])}
             assert {s for j in new for s in j.seeds} == {7001, 7002} and not {j.key for j in own} & {j.key for j in new}
             assert {getattr(j, "arm", j.condition) for j in new} == open_to and all(j.seconds >= 0 for j in new)
-
 
 def test_jobs_of_other_seeds_need_jobs_of_these_seeds_and_are_carried_out(tmp_path):
     asked = []
@@ -214,7 +194,6 @@ def test_jobs_of_other_seeds_need_jobs_of_these_seeds_and_are_carried_out(tmp_pa
     run_study(study, arms="b", seeds=[3, 4], root=tmp_path, executor="here", quiet=True)
     assert [x for x in asked if len(x[1]) > 1] == [("a", (3, 4)), ("b", (3, 4))] and job.set_aside(Store(tmp_path)) == 1
     assert study_jobs(study, arms=["a"], seeds=[3])[0].set_aside(Store(tmp_path)) == 0      # another cut, another job
-
 
 def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
     "Two parts of one job hold tensors of the same shapes; a file says which it is."
@@ -232,7 +211,6 @@ def test_a_part_or_a_state_under_another_s_name_is_not_believed(store):
         seal(job.path(store), {}, other | dict(key=job.key, kind=kind))
         with pytest.warns(UserWarning, match="expected rows .*Moved aside"): assert find_rows(job, store) is None
 
-
 def test_what_was_sealed_before_files_said_what_they_are_is_read(store):
     assert run_job(TINY, store.root)
     tensors, info = unseal(TINY.path(store))
@@ -241,7 +219,6 @@ def test_what_was_sealed_before_files_said_what_they_are_is_read(store):
     seal(Desk(TINY, store).path, {}, dict(key=TINY.key, step=3))
     assert find_rows(TINY, store).equals(good) and Desk(TINY, store).left()[1]["step"] == 3
 
-
 def told(f, *args):
     "What a call warns of."
     _TOLD.clear()
@@ -249,7 +226,6 @@ def told(f, *args):
         warnings.simplefilter("always")
         f(*args)
     return " ".join(str(w.message) for w in said)
-
 
 def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_when_asked(store):
     def made(text):
@@ -271,7 +247,6 @@ def test_stored_rows_of_changed_code_are_read_with_a_word_and_carried_out_again_
     assert begin_again([job], store.root) == 1 and run_job(job, store.root)
     assert find_rows(job, store)["value"].eq(5).all() and not told(find_rows, job, store)
 
-
 @pytest.mark.audit
 def test_the_code_of_every_study_has_one_hash_in_every_process():
     "A table of functions says where they lie, which differs every time: answers of one study were called outdated."
@@ -279,7 +254,6 @@ def test_the_code_of_every_study_has_one_hash_in_every_process():
            "known_studies; print({n: code_of(s.run) for n, s in known_studies().items()})")
     both = {subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout for _ in range(2)}
     assert len(both) == 1 and "parrots_rule" in both.pop()
-
 
 def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, monkeypatch):
     class Half(Router):
@@ -301,7 +275,6 @@ def test_a_router_or_a_task_that_changed_under_its_word_is_told_of(tmp_path, mon
     monkeypatch.setitem(_made, "add7", replace(t, targets=t.targets.flip(0)))
     monkeypatch.setitem(TASKS, "add7", lambda: None)
     assert f"task of {name}: expected" in told(Store(tmp_path).load, name, 1)
-
 
 def test_a_job_says_when_it_began_and_under_which_register_also_after_a_stop(tmp_path):
     def run(arm, seeds, settings, desk):

@@ -25,15 +25,12 @@ MOE, DENSE, TWO, NORM = ("add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe
                          "add7/glu-h8-silu+norm")
 S = 3
 
-
 def population(name, n=S):
     "Untrained, with embeddings so small that what is said is not the copy of the current token, whatever is put in."
     params = init(name, [torch.Generator().manual_seed(s) for s in range(n)])
     return params | {"W_E": .1 * params["W_E"], "W_pos": .1 * params["W_pos"]}
 
-
 def answer(logits): return logits[:, :, list(T.read)].argmax(-1)
-
 
 # --------------------------------------------------------------------------- one meaning, however many members at once
 
@@ -63,14 +60,12 @@ def test_a_tensor_that_is_brought_along_is_each_member_s_own_everywhere(name, si
     if kind != "asked":                             # a first token is written from the true prefix in any case
         assert torch.equal(decode(params, name, edits)[..., 0], wanted[..., 0])
 
-
 def test_decoding_with_tensors_is_decoding_with_each_seed_s_own_constant():
     params = population(MOE)
     own = trace(params, T.tokens, MOE, ["ffn_out"])["ffn_out"].mean(1, keepdim=True)
     each = [decode({n: v[i:i + 1] for n, v in params.items()}, MOE, {"ffn_out": own[i:i + 1]}) for i in range(S)]
     assert torch.equal(decode(params, MOE, {"ffn_out": own}), torch.cat(each))
     assert torch.equal(decode(params, MOE, {"ffn_out": own}), decode(params, MOE, {"ffn_out": "mean"}))
-
 
 @pytest.mark.parametrize("unit, site, at", [("H1", "z", 1), ("L0.E2", "expert_out", 2)])
 def test_a_unit_takes_a_tensor_with_a_seed_axis_too(unit, site, at):
@@ -81,11 +76,9 @@ def test_a_unit_takes_a_tensor_with_a_seed_axis_too(unit, site, at):
     assert torch.equal(ablate_each(params, MOE, [{unit: own}])[0], wanted == T.targets)
     assert torch.equal(ablate(params, MOE, {unit: lambda x, own, v=own: own(v).expand_as(x)}), wanted == T.targets)
 
-
 CALLS = {"predict": lambda p, edits: predict(p, MOE, edits), "ablate": lambda p, edits: ablate(p, MOE, edits),
          "ablate_each": lambda p, edits: ablate_each(p, MOE, [edits]), "decode": lambda p, edits: decode(p, MOE, edits),
          "forward": lambda p, edits: forward(p, T.tokens, MOE, edits)}
-
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -95,12 +88,10 @@ def test_a_tensor_with_another_seed_axis_is_refused_with_both(call, n):
         says = rf"edit of 'ffn_out': expected a tensor with a seed axis of 3; got shape \({n}, 1, 8, 64\); fix: "
         with pytest.raises(ValueError, match=says): CALLS[call](params, {"ffn_out": edit})
 
-
 @pytest.mark.parametrize("call", CALLS)
 def test_a_tensor_that_does_not_fit_the_site_is_refused_with_both_shapes(call):
     with pytest.raises(ValueError, match=r"expected a tensor of shape .*64\).*; got .*32\); fix: "):
         CALLS[call](population(MOE), {"ffn_out": torch.zeros(3, 1, 8, 32)})
-
 
 # ------------------------------------------------------- what an edit makes of a member depends on nobody beside it
 
@@ -110,18 +101,15 @@ def everybody(x): return MEANS[:len(x)].expand_as(x)
 def noisy(x): return x + torch.rand(x.shape)
 def centred(x): return x - x.mean(0, keepdim=True)
 
-
 class Holder:
     "What it brings along lies in an attribute, which no closure and no global name shows."
     def __init__(self, v): self.v = v
     def __call__(self, x): return self.v[:len(x)].expand_as(x)
 
-
 def in_turn():
     "A function that gives each next call the next member's: right only if members come one by one, and once each."
     each = iter(MEANS.repeat(9, 1, 1, 1).split(1))
     return lambda x: next(each).expand_as(x)
-
 
 WRONG = {"global": lambda: everybody, "default": lambda: lambda x, v=MEANS: v[:len(x)].expand_as(x),
          "partial": lambda: partial(lambda v, x: v[:len(x)].expand_as(x), MEANS),
@@ -131,7 +119,6 @@ WRONG = {"global": lambda: everybody, "default": lambda: lambda x, v=MEANS: v[:l
          "another's only": lambda: Holder(ONE_OTHER), "mixes members": lambda: centred, "in turn": in_turn,
          "beside its own": lambda: lambda x, own: x + own(MEANS) + MEANS[:len(x)], "draws": lambda: noisy,
          "takes one only": lambda: lambda x: x.reshape(1, 1000, *x.shape[2:])}
-
 
 @pytest.mark.parametrize("call", [c for c in CALLS if c != "forward"])
 @pytest.mark.parametrize("edit", WRONG)
@@ -144,7 +131,6 @@ def test_a_function_that_makes_of_a_member_what_others_beside_it_change_is_refus
     of_head = lambda f: lambda z: f(z[..., None].expand(*z.shape, 64))[..., 0]
     with pytest.raises(ValueError, match=says): CALLS[call](population(MOE), {"H1": of_head(WRONG[edit]())})
 
-
 @pytest.mark.parametrize("edit", ["global", "mixes members"])
 def test_it_is_refused_beside_an_edit_of_the_same_site_too_and_where_routes_are_held(edit):
     params, how = population(MOE), WRONG[edit]()
@@ -154,13 +140,11 @@ def test_it_is_refused_beside_an_edit_of_the_same_site_too_and_where_routes_are_
                 lambda: [m.predict(e) for m, e in Population(params, MOE).each({"ffn_out": how})]):
         with pytest.raises(ValueError, match="treats all members alike"): ask()
 
-
 ODD = torch.arange(1000) % 2
 FINE = {"knows its examples": lambda x: x * ODD.view(-1, 1, 1),
         "a constant": lambda x: torch.ones(x.shape[1:]).expand_as(x),
         "writes into it": lambda x: x.mul_(.5), "a step": lambda x: x.where(x > 0, 0),
         "asks for its own, by example": lambda x, own: x + own(MEANS[:, :, :1].expand(S, 1000, 1, 64))}
-
 
 @pytest.mark.parametrize("call", ["predict", "ablate", "ablate_each"])
 @pytest.mark.parametrize("edit", FINE)
@@ -169,7 +153,6 @@ def test_a_plain_function_that_treats_all_alike_means_the_same_one_by_one(call, 
     wanted = answer(forward(params, T.tokens, MOE, {"attn_out": FINE[edit]}))
     wanted = wanted if call == "predict" else wanted == T.targets
     assert torch.equal(CALLS[call](params, {"attn_out": FINE[edit]}).view_as(wanted), wanted)
-
 
 def test_who_promises_is_taken_at_its_word_and_called_once_a_pass():
     called = []
@@ -181,7 +164,6 @@ def test_who_promises_is_taken_at_its_word_and_called_once_a_pass():
     called.clear()
     with pytest.raises(ValueError, match="treats all members alike"):
         predict(population(MOE), MOE, {"ffn_out": remembers})
-
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_a_function_is_tried_where_some_members_run_apart_and_not_where_all_run_at_once(at_once):
@@ -196,13 +178,11 @@ def test_a_function_is_tried_where_some_members_run_apart_and_not_where_all_run_
     mixing = lambda x: (x @ torch.rand(4, 4, generator=torch.Generator().manual_seed(1))).softmax(-1)
     assert torch.allclose(run(mixing), mixing(x))
 
-
 def test_what_the_replacements_bring_of_an_earlier_pass_is_no_tensor_of_the_members():
     params = population(MOE)
     made = combine_edits(MOE, {"E1": "mean", "H0": "resample", "gates": lambda g: g.flip(3)})
     assert torch.equal(answer(forward(params, T.tokens, MOE, made)), predict(params, MOE, made))
     assert torch.equal(answer(forward(params, T.tokens, MOE, made)), predict(params, MOE, made))
-
 
 def test_routes_and_answers_give_each_seed_its_own_too():
     params = population(MOE)
@@ -212,7 +192,6 @@ def test_routes_and_answers_give_each_seed_its_own_too():
     assert torch.equal(routes_held(params, MOE, {"expert_out": own}), wanted)
     with pytest.raises(ValueError, match="seed axis of 3"): _rerouted_answers(params, MOE, [{"expert_out": own[:1]}])
 
-
 # ------------------------------------------------------------------------------------------------------------- names
 
 @pytest.mark.parametrize("site", sites(condition(MOE))[1:-1])
@@ -221,7 +200,6 @@ def test_one_layer_takes_its_sites_with_the_prefix_and_without(site):
     asked = [trace(params, T.tokens[:9], MOE, [name], {name: torch.zeros_like}) for name in (site, f"L0.{site}")]
     assert all(torch.equal(tr[name], asked[0].activations[site]) for tr in asked for name in (site, f"L0.{site}"))
     assert [list(tr.activations) for tr in asked] == [[site]] * 2
-
 
 def test_one_layer_takes_its_units_with_the_prefix_and_without_and_several_need_it():
     params = population(MOE)
@@ -236,7 +214,6 @@ def test_one_layer_takes_its_units_with_the_prefix_and_without_and_several_need_
             ablate(deep, TWO, {name: "zero"})
     for edits in ({"H1": "zero", "L0.H1": "mean"}, {"ffn_out": "zero", "L*.ffn_out": "mean"}):
         with pytest.raises(ValueError, match="expected each site and unit once"): ablate(params, MOE, edits)
-
 
 # ------------------------------------------------------------------------------------------------------ several layers
 
@@ -262,11 +239,9 @@ def test_every_layer_is_ablated_together_and_alone_and_no_selection_is_empty():
             ablation_rows(params, TWO, [1, 2], at_sites=none)
     assert {*copying_rows(params, TWO, [1, 2], ("zero",))["site"]} == {"none", *main_sites(TWO)}
 
-
 def test_a_name_of_one_layer_stands_in_rows_without_its_prefix():
     got = ablation_rows(population(MOE), MOE, range(S), ("zero",), ("L0.ffn_out", "L0.H1"))
     assert {*got["site"]} == {"none", "ffn_out", "H1"}
-
 
 # ---------------------------------------------------------------------------------------------------- another subject
 
@@ -278,7 +253,6 @@ class Foreign(Subject):
         self.units = subject(None, c).units
     def run(self, tokens, edits=None, sink=None, read_only=False): return forward(self.p, tokens, self.c, edits, sink)
     def members(self): return [Foreign({n: v[i:i + 1] for n, v in self.p.items()}, self.c) for i in range(self.n_seeds)]
-
 
 @pytest.mark.audit
 def test_what_asks_for_nothing_but_sites_and_a_pass_says_of_any_subject_what_it_says_of_a_population():
@@ -296,13 +270,11 @@ def test_what_asks_for_nothing_but_sites_and_a_pass_says_of_any_subject_what_it_
     assert torch.equal(routes(ours)[0], routes(params, MOE)[0])
     assert torch.equal(attribution(ours, "head")["H1"], attribution(params, MOE, "head")["H1"])
 
-
 @pytest.mark.parametrize("call", [lambda s: attribution(s), lambda s: patching_rows(s, [0]), lambda s: routes(s),
                                   lambda s: patterns(s, weighted=True), lambda s: parts(trace(s, T.tokens[:2]), {})])
 def test_what_reads_weights_says_that_it_needs_a_population(call):
     with pytest.raises(ValueError, match=f"expected a population, whose .*; got {MOE}; fix: "):
         call(Foreign(population(MOE), MOE))
-
 
 def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_axis_of_one():
     "Our own transformer as an ordinary module behind a function that calls `at`."
@@ -326,12 +298,10 @@ def test_a_module_is_opened_by_trace_and_ablation_with_its_own_sites_and_a_seed_
         ablate(toy, {"attn_out": "zero"})
     with pytest.raises(ValueError, match="expected toy alone; got Condition"): trace(toy, T.tokens, condition(MOE))
 
-
 def test_watching_a_population_counts_its_members():
     at = watcher(condition(MOE), {"ffn_out": torch.ones(2, 1, 1, 64)}, of=2)
     assert (at("ffn_out", torch.zeros(2, 3, 8, 64)) == 1).all()
     assert edits_for(MOE, "L0.H0", "zero").keys() == {"z"}
-
 
 # ------------------------------------------------------------------------------------------- no number without a word
 
@@ -349,14 +319,12 @@ def test_a_nan_is_no_answer_but_named_by_member_and_first_site(name, weight, sit
         ablate(population(name), name, {"L*.attn_out": lambda x: x * torch.inf})
     assert ablation_curve(params, name)["zero_ffn_out"].shape == (S,)  # training knows which seeds have failed
 
-
 def test_tensors_that_disagree_in_seeds_are_no_population():
     params = population(MOE)
     for odd in (1, 2):
         broken = params | {"W_O": params["W_O"][:odd]}
         for ask in (lambda: ablate(broken, MOE, {}), lambda: trace(broken, T.tokens[:2], MOE)):
             with pytest.raises(ValueError, match=rf"expected 3 members in each, as in W_E; got {odd} in W_O"): ask()
-
 
 class Deaf(Subject):
     "Names two sites and comes by one of them."
@@ -365,13 +333,11 @@ class Deaf(Subject):
         x = torch.nn.functional.one_hot(tokens, T.d_vocab).float()[None]
         return self.watch(edits, sink)("said", x)
 
-
 def test_an_edit_or_a_wish_at_a_site_that_no_pass_reaches_is_an_error():
     for ask in (lambda: ablate(Deaf(), {"thought": "zero"}), lambda: trace(Deaf(), T.tokens[:2]),
                 lambda: trace(Deaf(), T.tokens[:2], keep=["thought"])):
         with pytest.raises(ValueError, match="deaf: expected a pass through thought; got one that reached 1"): ask()
     assert ablate(Deaf(), {"said": "zero"}).shape[0] == len(trace(Deaf(), T.tokens[:2], keep=["said"])["said"]) == 1
-
 
 def test_one_example_has_no_mean_and_no_sample():
     params = population(MOE)

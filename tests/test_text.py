@@ -13,7 +13,6 @@ from moe_redistribution.tasks.text import (GET, LET, SAY, TEXTS, Planted, as_tex
 TINY = Planted(n_keys=2, n_values=2, n_words=2, successors=2, window=4, p_let=.5, p_get=.2, run=2.)
 FULL = Planted()
 
-
 def plain_p(x, text):
     "The probability of a text by the definition, a clause at a time, in a loop over tokens; it shares the chain only."
     def key(i): return i - 3
@@ -43,7 +42,6 @@ def plain_p(x, text):
         if len(text[begin:t + 1]) == 3 and text[begin] != SAY: begin = t + 1
     return p
 
-
 def test_probabilities_of_all_continuations_sum_to_one_and_are_those_of_the_definition():
     every = torch.cartesian_prod(*[torch.arange(TINY.d_vocab)] * 5)
     p = TINY.judge(every).logp.sum(1).exp()
@@ -51,14 +49,12 @@ def test_probabilities_of_all_continuations_sum_to_one_and_are_those_of_the_defi
     some = torch.cat([p.nonzero()[:, 0], torch.randperm(len(p), generator=generator_of("some"))[:2000]])
     assert max(abs(plain_p(TINY, every[i].tolist()) - p[i].item()) for i in some.tolist()) < 1e-15
 
-
 def test_a_window_closes_and_a_key_is_bound_anew_as_the_definition_says():
     long = TINY.write(3000, 14, "long")
     said = [plain_p(TINY, row) for row in long.tokens.tolist()]
     assert torch.allclose(torch.tensor(said).double().log(), long.logp.sum(1), atol=1e-5)
     rebound = [r for r in long.tokens.tolist() if r[:2] == [LET, 3] and r[3:5] == [LET, 3] and r[6:8] == [GET, 3]]
     assert rebound and all(r[8] == r[5] for r in rebound) and any(r[2] != r[5] for r in rebound)
-
 
 def test_texts_are_as_frequent_as_they_are_probable():
     drawn = Counter(map(tuple, TINY.write(40_000, 4, "frequent").tokens.tolist()))
@@ -68,12 +64,10 @@ def test_texts_are_as_frequent_as_they_are_probable():
     chi = sum((drawn[tuple(every[i].tolist())] - 40_000 * p[i].item()) ** 2 / (40_000 * p[i].item()) for i in likely)
     assert len(likely) > 30 and abs(chi - len(likely)) < 5 * math.sqrt(2 * len(likely))
 
-
 def last_let(row, t):
     "The position of the value of the last LET of the key that stands before position t."
     clauses = [i for i in range(t - 1) if row[i] == LET and row[i + 1] == row[t - 1]]
     return clauses[-1] + 2
-
 
 def test_the_value_after_get_is_that_of_the_last_let_and_stands_within_the_window():
     text = FULL.write(200, 128, 7)
@@ -84,12 +78,10 @@ def test_the_value_after_get_is_that_of_the_last_let_and_stands_within_the_windo
         assert s == last_let(row, t) and row[s] == row[t] and s >= t - 2 - FULL.window
     assert (text.logp[text.source >= 0] == 0).all() and (text.entropy[text.source >= 0] == 0).all()
 
-
 def test_clauses_have_their_probabilities_once_a_key_is_bound():
     tokens = FULL.write(300, 128, 8).tokens[:, 64:].flatten()
     n = [(tokens == m).sum().item() for m in (LET, GET, SAY)]
     assert all(abs(x / sum(n) - p) < .02 for x, p in zip(n, (.3, .3, .4)))
-
 
 def test_entropy_is_that_of_the_next_token_and_a_text_is_judged_as_it_was_written():
     text = FULL.write(400, 96, 9)
@@ -98,12 +90,10 @@ def test_entropy_is_that_of_the_next_token_and_a_text_is_judged_as_it_was_writte
     assert all(torch.equal(getattr(text, n), getattr(again, n)) for n in ("logp", "entropy", "source"))
     assert text.logp.isfinite().all()
 
-
 def test_what_can_not_follow_has_no_probability_and_breaks_nothing():
     p = FULL.judge(torch.tensor([[GET, 3, 40], [LET, LET, LET], [255, 255, 255], [LET, 3, 40]])).logp
     assert (p[:3].sum(1) == -math.inf).all() and p[3].isfinite().all() and not p.isnan().any()
     with pytest.raises(ValueError, match="tokens below 256"): FULL.judge(torch.tensor([[256]]))
-
 
 @pytest.mark.parametrize("source", [FULL, as_text("rhyme", "the cat sat on the mat. " * 40, 5)], ids=lambda s: s.name)
 def test_batches_depend_on_seed_and_step_only(source):
@@ -112,7 +102,6 @@ def test_batches_depend_on_seed_and_step_only(source):
     assert torch.equal(first, source.batches(8, 4, 1)(5)) and first.shape == (4, 9)
     assert not torch.equal(first, source.batches(8, 4, 1)(6)) and not torch.equal(first, source.batches(8, 4, 2)(5))
 
-
 def test_no_window_of_the_training_part_reaches_what_is_kept_back():
     text = as_text("numbered", " ".join("abcdefghij"[i % 10] for i in range(400)), 11)
     assert len(text.training) == 360 and torch.equal(torch.cat([text.training, text.kept_back]), text.tokens)
@@ -120,12 +109,10 @@ def test_no_window_of_the_training_part_reaches_what_is_kept_back():
     assert starts == {tuple(range(19)), tuple(range(1, 20))}           # both places there are, and no other
     assert torch.equal(_side_by_side(torch.arange(10), 3)[:, 1:].flatten(), torch.arange(1, 10))
 
-
 def test_the_vocabulary_is_the_most_frequent_types_of_the_training_part():
     text = as_text("t", "b a b a b c " * 3 + "z z z", 3)
     assert text.vocab == ("<unk>", "b", "a") and text.tokens[-1] == 0
     assert _words("In 1611: Don't!") == ["in", ":", "don", "'", "t", "!"]
-
 
 def test_bad_texts_are_refused_with_a_way_out(tmp_path):
     empty = tmp_path / "empty.txt"
@@ -143,7 +130,6 @@ def test_bad_texts_are_refused_with_a_way_out(tmp_path):
     with pytest.raises(ValueError, match="from `Genesis 1` to"): kjv(short)
     with pytest.raises(ValueError, match="nearest: 'python'"): load_text("pyton")
 
-
 def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="fix: pip install datasets"): load_text("hub")
@@ -158,19 +144,16 @@ def test_a_text_of_the_hub_asks_for_its_package_and_joins_its_rows(monkeypatch):
     assert [a[0] for a in asked] == [("me/mine", "raw"), ("Salesforce/wikitext", "wikitext-103-raw-v1")]
     assert [a[1]["streaming"] for a in asked] == [False, True]
 
-
 @pytest.mark.audit
 def test_python_documentation_is_text_on_every_machine():
     text = _python_docs(500)
     assert text.d_vocab == 500 and len(text.kept_back) > 20_000 and len(text.sha256) == 64
     assert torch.equal(load_text("python", vocab_size=500).tokens, text.tokens) and set(TEXTS) >= {"kjv", "file", "hub"}
 
-
 @pytest.mark.parametrize("sizes, said", [(dict(n_words=3), "1 to 3, the words; got 8"), (dict(run=.5), "at least 1"),
                                          (dict(p_let=.8), "sum below 1"), (dict(p_let=0), "p_let > 0")])
 def test_a_language_that_cannot_be_is_refused(sizes, said):
     with pytest.raises(ValueError, match=said): Planted(**sizes)
-
 
 def test_a_text_begins_with_nothing_bound_and_no_two_markers_stand_side_by_side():
     tokens = FULL.write(50, 64, 3).tokens

@@ -14,18 +14,15 @@ import ticks  # noqa: E402
 
 LONG = ["one long name", "another long name", "a third, as long"]
 
-
 @pytest.fixture(autouse=True)
 def nothing_left_open():
     yield
     plt.close("all")
 
-
 def found(fig):
     "The faults of a figure, once it is drawn."
     fig.canvas.draw()
     return ticks.faults(fig, fig.canvas.get_renderer())
-
 
 def named(width, size=10, log=False, **how):
     fig, ax = plt.subplots(figsize=(width, 2.5), layout="constrained")
@@ -34,12 +31,10 @@ def named(width, size=10, log=False, **how):
     ax.set_xlim(.9, 3.1)
     return fig
 
-
 @pytest.mark.parametrize("log", [False, True])
 def test_labels_that_lie_on_each_other_are_found_and_the_same_ones_with_room_are_not(log):
     assert any("'one long name' and 'another long name' overlap" in f for f in found(named(2.5, log=log)))
     assert not found(named(9, log=log))
-
 
 def test_slanting_labels_are_judged_along_their_own_direction():
     assert not found(named(2.5, rotation=60, ha="right", rotation_mode="anchor"))
@@ -47,7 +42,6 @@ def test_slanting_labels_are_judged_along_their_own_direction():
     assert any("'one long name' and 'another long name' overlap" in f for f in tight)
     fig = named(2.5, rotation=300, ha="left", rotation_mode="anchor")
     assert not found(fig) and {t.get_rotation() for t in fig.axes[0].get_xticklabels()} == {300}
-
 
 def test_labels_of_two_panels_are_seen_and_what_is_not_shown_is_not():
     fig, (left, right) = plt.subplots(1, 2, figsize=(5, 2))
@@ -60,13 +54,11 @@ def test_labels_of_two_panels_are_seen_and_what_is_not_shown_is_not():
     right.set_xlim(0, 1), right.axis("off")
     assert not found(fig)
 
-
 @pytest.mark.parametrize("width, size, small", [(9, 6, True), (9, 7, False), (3, 6, False), (3, 4, True)])
 def test_a_label_is_legible_on_a_phone_where_a_picture_is_shrunk_by_a_third_at_most(width, size, small):
     fig, ax = plt.subplots(figsize=(width, 2))
     ax.set_xticks([0, 1], ["a", "b"], fontsize=size), ax.set_yticks([])
     assert any("px high on a phone" in f for f in found(fig)) == small
-
 
 @pytest.mark.audit
 def test_a_page_with_ticks_that_overlap_is_not_stored_and_the_mended_one_is(tmp_path, capfd):

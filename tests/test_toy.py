@@ -48,7 +48,6 @@ fs.writeFileSync(process.argv[2], Buffer.from(Float64Array.from(out.flat()).buff
 """
 computed = pytest.mark.skipif(not NODE, reason="no node to run nbs/toy.js")
 
-
 def in_a_browser(folder, every):
     "Model → part → what toy.js says of 0, `every`, 2 × `every` and so on, below 1,000."
     path = folder / "said"
@@ -58,12 +57,10 @@ def in_a_browser(folder, every):
                 in zip(PARTS.items(), np.split(own, ends, axis=1))}
             for m, own in zip(MODELS, np.fromfile(path).reshape(len(MODELS), n, -1))}
 
-
 @pytest.fixture(scope="module", params=[7, pytest.param(1, marks=pytest.mark.audit)], ids=["every seventh", "all"])
 def browser(request, tmp_path_factory):
     "(what toy.js says, model → part; the numbers that it was asked)."
     return in_a_browser(tmp_path_factory.mktemp("toy"), request.param), slice(None, None, request.param)
-
 
 @lru_cache(maxsize=None)
 def committed(key):
@@ -73,17 +70,14 @@ def committed(key):
     i = checkpoint_seeds(name).index(SHOWN[key]["seed"])
     return {n: v[i:i + 1].double() for n, v in checkpoint(name).items()}
 
-
 def sink(params, key, edit):
     "All activations of a committed seed on all numbers under an edit of the page."
     seen, edits = {}, {} if edit == "on" else {"ffn_out": edit}
     forward(params, TASK.tokens, condition(toy.MODELS[key]), combine_edits(toy.MODELS[key], edits), seen)
     return {n: v[0] for n, v in seen.items()}
 
-
 def test_the_file_is_what_checkpoints_and_rows_make():
     assert toy.text().encode() == toy.FILE.read_bytes(), "run python tools/toy.py"
-
 
 @computed
 @pytest.mark.parametrize("edit", EDITS)
@@ -93,7 +87,6 @@ def test_logits_of_the_browser_are_those_of_torch(browser, key, edit):
     if edit == "on": params = {n: v.half().double() if n in toy.HALF else v for n, v in params.items()}
     off = (said[key][f"logits {edit}"] - sink(params, key, edit)["logits"][asked]).abs().max()
     assert off < 1e-5
-
 
 @computed
 @pytest.mark.parametrize("edit", EDITS)
@@ -107,7 +100,6 @@ def test_every_digit_of_the_browser_is_the_checkpoints(browser, key, edit):
     assert torch.equal(own["asked"].bool(), asked) and torch.equal(own["wanted"].long(), TASK.targets[n, :4])
     assert torch.equal(own[f"says {edit} out"].long()[asked], ruled[asked])
 
-
 @computed
 @pytest.mark.parametrize("key", MODELS)
 def test_heads_look_and_tokens_go_where_they_do_in_the_checkpoint(browser, key):
@@ -116,7 +108,6 @@ def test_heads_look_and_tokens_go_where_they_do_in_the_checkpoint(browser, key):
     went = seen["gates"].argmax(-1)[n] if "gates" in seen else torch.zeros(len(TASK.tokens[n]), 8, dtype=int)
     assert torch.equal(own["experts"].long(), went)
     assert len(went.unique()) == condition(toy.MODELS[key]).n_experts
-
 
 @computed
 @pytest.mark.audit
@@ -130,7 +121,6 @@ def test_scores_beside_the_digits_are_what_the_digits_score(browser, key, edit):
         share = ((own[f"says {edit} {copies}"] == own["wanted"]) * counts).sum(0) / counts.sum(0)
         assert (share - torch.tensor(shown[copies])).abs().max() < .002
 
-
 @pytest.mark.parametrize("key", MODELS)
 def test_the_seed_shown_is_the_most_typical_and_not_the_best(key):
     name = toy.MODELS[key]
@@ -140,7 +130,6 @@ def test_the_seed_shown_is_the_most_typical_and_not_the_best(key):
     off = dict(zip(checkpoint_seeds(name), (left - left.mean()).abs().tolist()))
     assert min(off, key=off.get) == SHOWN[key]["seed"] and len(off) == SHOWN[key]["seeds"]
     assert left.mean().item() == pytest.approx(SHOWN[key]["mean"], abs=1e-3)
-
 
 @pytest.mark.parametrize("key", MODELS)
 def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_do(key):
@@ -158,12 +147,10 @@ def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_d
         wrong["out"] += (said == (digit + 1) % 10)[asked & (said != right)].tolist()
     assert {k: round(np.mean(v), 4) for k, v in wrong.items()} == pytest.approx(shown["wrong_hundreds"], abs=1e-4)
 
-
 def test_try_first_names_a_rate_at_which_the_order_turns_and_says_that_it_is_not_in_the_box():
     dense, mixture = (DATA["sweep"]["arms"][k]["cells"] for k in (0, 2))
     assert dense[0]["lo"] > mixture[3]["hi"] > dense[1]["hi"]
     assert SHOWN["slow dense"]["rate"] == DATA["sweep"]["rates"][1] and DATA["sweep"]["rates"][0] == "⅛"
-
 
 def test_the_slider_shows_the_lines_of_the_front_figure():
     rows, (fig, ax) = rows_of("copying", [at_rate(n, r) for n in toy.SWEPT for r in RATES], ["paired"]), plt.subplots()
@@ -176,17 +163,14 @@ def test_the_slider_shows_the_lines_of_the_front_figure():
         assert np.abs(drawn.get_ydata() - means).max() < 1e-4 and np.abs(np.subtract(means, seeds)).max() < 1e-3
         assert all(c["lo"] < c["mean"] < c["hi"] and len(c["seeds"]) >= 160 for c in arm["cells"])
 
-
 def test_the_page_asks_no_other_site_for_anything():
     code = "".join((ROOT / f"nbs/toy.{x}").read_text() for x in ("js", "css"))
     assert not any(word in code for word in ("http:", "https:", "fetch(", "import(", "XMLHttpRequest", "url("))
-
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>toy</title><meta name="viewport"
 content="width=device-width, initial-scale=1"><link rel="stylesheet" href="{0}/toy.css"></head><body><main>
 <div class="toy" id="toy-models"></div><div class="toy" id="toy-rates"></div></main>
 <script src="{0}/toy_data.js"></script><script src="{0}/toy.js"></script></body></html>"""
-
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
@@ -205,13 +189,11 @@ def tab(tmp_path_factory):
         yield page
         chromium.close()
 
-
 def by_keyboard(tab, start, *keys):
     "What the box says after these keys, from the element `start`."
     tab.focus(start)
     for key in keys: tab.keyboard.press(key)
     return [tab.inner_text(f"#toy-{box} .toy-said") for box in ("models", "rates")]
-
 
 @pytest.mark.audit
 def test_the_box_is_worked_by_keyboard_from_a_file(tab):
@@ -228,7 +210,6 @@ def test_the_box_is_worked_by_keyboard_from_a_file(tab):
     wrong, _ = by_keyboard(tab, "input[type=number]", "Control+A", "1", "2", "0", "0")
     assert "0 to 999" in wrong and tab.errors == []
 
-
 @pytest.mark.audit
 def test_the_box_fits_a_phone_and_pictures_have_words(tab):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -236,7 +217,6 @@ def test_the_box_fits_a_phone_and_pictures_have_words(tab):
     assert len(labels) == 6 and all(len(x) > 40 for x in labels)
     named = tab.eval_on_selector_all(".toy input", "all => all.map(i => i.labels.length)")
     assert len(named) == 11 and set(named) == {1}
-
 
 def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript():
     cells = json.loads((ROOT / "nbs/index.ipynb").read_text())["cells"]

@@ -27,12 +27,10 @@ ADD7 = get_task("add7")
 DENSE, MOE = "add7/ffn-h64-silu", "add7/moe-e4k1-h64-silu"
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
 
-
 def train(name, seeds, n, stream="authors"):
     members = init_members(condition(name), seeds, stream)
     train_interval(members, n)
     return members
-
 
 # ------------------------------------------------------------------------------------------------- alone and together
 
@@ -51,7 +49,6 @@ torch.save(rows, path)
 """
 CASES = {(DENSE, 1): 1e-6, (DENSE, 100): 1e-4, (MOE, 1): 1e-6}                      # tolerance
 
-
 @pytest.fixture(scope="module")
 def another_process(tmp_path_factory):
     "Weights of seed 3 from a process of its own, trained beside seed 9."
@@ -61,7 +58,6 @@ def another_process(tmp_path_factory):
     subprocess.run([sys.executable, "-c", ELSEWHERE, path, *work], env=env, check=True)
     return torch.load(path, weights_only=True)
 
-
 @pytest.mark.parametrize("name, n", CASES)
 def test_seed_in_population_is_seed_alone(name, n, another_process):
     "In another group, in another place of it, and in another process. Later a flipped route may part them."
@@ -70,18 +66,15 @@ def test_seed_in_population_is_seed_alone(name, n, another_process):
     for w in (train(name, [3, 1], n).w[0], train(name, [2, 5, 7, 3], n).w[3], another_process[name, n]):
         torch.testing.assert_close(w, alone, rtol=0, atol=CASES[name, n])
 
-
 def test_the_same_group_gives_the_same_bits():
     a, b = train(MOE, [1, 2], 20), train(MOE, [1, 2], 20)
     assert torch.equal(a.w, b.w) and torch.equal(a.m, b.m) and torch.equal(a.v, b.v)
-
 
 RECIPES_TO_CHECK = ["add7/ffn-h64-silu", "add7/glu-h42-silu", "add7/moe-e4k1-h64-silu", "add7/moe_glu-e4k1-h44-silu",
                     "add7/moe-e4k2-h64-silu", "add7/moe-e4k1-h64-silu+frozen", "add7/moe_glu-e4k1-h44-silu+ffnlr4",
                     "add7/moe-e4k1-h64-silu+switch+lambda0.5", "add7/ffn-h64-silu+ffnlr0.25+attnlr4+wd0.5",
                     "add7/ffn-h64-silu+freeze_attn+clip0", "add7/glu-h42-silu+freeze_ffn",
                     "add7/moe-e4k1-h64-silu+freeze_ffn", "add7/ffn-h64-silu+norm+clip0.1+hold_ones3"]
-
 
 @pytest.mark.parametrize("name", RECIPES_TO_CHECK)
 def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
@@ -106,7 +99,6 @@ def test_twenty_steps_are_twenty_steps_of_a_plain_module_and_adamw(name):
             ours = unflatten(members.w, c)[n][i]
             torch.testing.assert_close(ours, v[0], rtol=0, atol=1e-5, msg=lambda m: f"{n}: {m}")
 
-
 @pytest.mark.parametrize("name", ["modadd/ffn-h24-gelu", "modadd/moe-e4k1-h24-gelu+lambda1", "modadd/glu-h20-silu+wd0",
                                   "hist/moe_glu-e4k1-h24-gelu+lambda1",
                                   pytest.param("hist/ffn-h24-gelu", marks=pytest.mark.audit)])
@@ -128,7 +120,6 @@ def test_full_batch_epochs_are_those_of_a_plain_module_on_the_whole_set(name, mo
     assert ours.item() == pytest.approx(sum(losses) / 3, abs=1e-6)
     for n, v in plain.as_member().items(): torch.testing.assert_close(unflatten(members.w, c)[n], v, rtol=0, atol=1e-5)
 
-
 @pytest.mark.parametrize("options, frozen", [
     ("+frozen", ["W_router"]), ("+freeze_attn", ATTENTION), ("+freeze_ffn", ["W_router", *EXPERTS]),
     ("+frozen+freeze_attn+norm", ["W_router", *ATTENTION])])
@@ -136,7 +127,6 @@ def test_what_is_frozen_keeps_every_bit_and_all_else_moves(options, frozen):
     c = condition(MOE + options)
     before, after = unflatten(init_members(c, [3], "authors").w, c), unflatten(train(c, [3], 3).w, c)
     assert [n for n in before if torch.equal(before[n], after[n])] == [n for n in before if n in frozen]
-
 
 # -------------------------------------------------------------------------------------------------------------- streams
 
@@ -150,13 +140,11 @@ def test_the_authors_stream_lands_where_the_authors_code_lands():
     hits = logits[:, :, list(ADD7.read)].argmax(-1) == ADD7.targets
     assert digits(hits, ADD7).item() == pytest.approx(.072, abs=.01)
 
-
 def test_a_seed_of_the_authors_stream_is_manual_seed_and_then_weights_and_batches():
     "A plain module made and trained after `torch.manual_seed(42)` sees the same weights and the same batches."
     model, _ = plain_train(DENSE, 42, steps=20)
     ours = unflatten(train(DENSE, [42], 20).w, condition(DENSE))
     for n, v in model.as_member().items(): torch.testing.assert_close(ours[n], v, rtol=0, atol=1e-3)
-
 
 def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
     names = [DENSE, MOE, "add7/glu-h42-silu", "add7/moe_glu-e4k2-h44-silu", "add7/no_ffn", "add7/ffn-h256-silu+ffnlr4"]
@@ -170,12 +158,10 @@ def test_in_the_paired_stream_arms_share_batches_and_all_weights_but_the_ffns():
     mixed = [three_batches(init_members(condition(n), [3], "authors")) for n in names[:2]]
     assert not torch.equal(*mixed)                      # in the authors' stream the size of the FFN changes the batches
 
-
 def test_no_two_streams_of_any_seed_start_alike():
     states = [g.get_state() for seed in range(20) for g in generators(seed, "paired").values()]
     states += [generators(seed, "authors")["weights"].get_state() for seed in range(20)]
     assert len({s.numpy().tobytes() for s in states}) == 80
-
 
 @pytest.mark.parametrize("stream, independent", [("paired", True), ("authors", False)])
 def test_weights_depend_on_how_often_one_looks_only_in_the_authors_stream(stream, independent):
@@ -184,11 +170,9 @@ def test_weights_depend_on_how_often_one_looks_only_in_the_authors_stream(stream
     evaluate(once, train_interval(once, 20))
     assert torch.equal(often.w, once.w) == independent
 
-
 # ----------------------------------------------------------------------------------------------------- rules and scores
 
 METRIC = {"first256": "exact256", "first1000": "exact", "first99": "test"}
-
 
 @given(st.lists(st.tuples(*[st.sampled_from([0., .5, .99, .995, 1.])] * 2), min_size=1, max_size=8))
 def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(curve):
@@ -208,7 +192,6 @@ def test_a_rule_keeps_the_first_strict_maximum_and_nothing_after_its_threshold(c
         assert step == 0 or (b["w"] == step).all()
     assert settled_members(members).item() == all(enough(rule, value) for rule, (value, _) in expected.items())
 
-
 def decode(params, c):
     "Greedy answers to all 1,000 prompts, written until the first EOS or five tokens."
     answers = []
@@ -218,7 +201,6 @@ def decode(params, c):
         written = tokens[:, 4:].tolist()
         answers += [w[:w.index(EOS) + 1] if EOS in w else w for w in written]
     return answers
-
 
 @pytest.mark.parametrize("name, n", [(DENSE, 0), (DENSE, 150), (DENSE, 300), (MOE, 300)])
 def test_greedy_decoding_is_right_exactly_where_teacher_forcing_is(name, n):
@@ -233,7 +215,6 @@ def test_greedy_decoding_is_right_exactly_where_teacher_forcing_is(name, n):
     assert exact(forced).item() == pytest.approx(sum(right) / 1000, abs=1e-6)
     assert n < 300 or 0 < sum(right)                                                # else there was nothing to compare
 
-
 # ------------------------------------------------------------------------------------------------------------------ NaN
 
 def poisoned(name, sick, n):
@@ -242,7 +223,6 @@ def poisoned(name, sick, n):
     if sick is not None: members.w[sick, ::7] = torch.nan
     train_interval(members, n)
     return members
-
 
 @pytest.mark.parametrize("sick", range(3))
 @pytest.mark.parametrize("name",
@@ -255,11 +235,9 @@ def test_nan_in_one_seed_leaves_the_others_alone(name, sick):
     assert members.failed.tolist() == [6 * (i == sick) for i in range(3)]           # the first step after the poison
     assert clean.failed.tolist() == [0, 0, 0]
 
-
 # --------------------------------------------------------------------------------------------------------- subnormals
 
 def subnormal(x): return ((x != 0) & (x.abs() < 1.2e-38)).any().item()
-
 
 def test_training_with_numbers_too_small_to_matter_ends_with_the_weights_it_would_have_had(monkeypatch):
     """Half of a dense FFN has been idle so long that Adam's squares are subnormal: they become 0, the weights stay what
@@ -276,7 +254,6 @@ def test_training_with_numbers_too_small_to_matter_ends_with_the_weights_it_woul
     train_interval(kept, 5)
     assert subnormal(aged().v) and torch.allclose(flushed.w, kept.w, rtol=1e-6, atol=0)
 
-
 def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
     tiny = torch.full((4,), 1e-40)
     train(DENSE, [1], 1)
@@ -285,7 +262,6 @@ def test_the_caller_s_own_subnormals_survive_training_and_its_failures():
         assert (tiny * 1 == 0).all()
         raise ZeroDivisionError
     assert (tiny * 1 > 0).all()
-
 
 @pytest.mark.parametrize("name, part, n", [("add7/ffn-h64-silu", 0.25, 16), ("add7/ffn-h64-silu", 1, 64),
                                            ("add7/moe-e4k1-h64-silu", 0.25, 16),
@@ -312,7 +288,6 @@ def test_a_reset_gives_a_part_of_the_hidden_units_their_initial_weights_at_its_s
     train_interval(kicked, 1)
     assert not torch.equal(unflatten(kicked.w, c)["W_up"], began["W_up"])           # and it trains on
 
-
 @pytest.mark.parametrize("name, also, back", [("add7/ffn-h8-silu", "attn", set(ATTENTION)),
                                               ("modadd/moe-e2k1-h8-gelu+d32", "embed", {"W_E", "W_pos", "W_U"})])
 def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
@@ -323,7 +298,6 @@ def test_with_a_reset_attention_or_the_embeddings_go_back_too(name, also, back):
     without, now = unflatten(only.w, c), unflatten(both.w, c)
     assert {n for n in now if torch.equal(now[n], began[n]) and not torch.equal(without[n], began[n])} == back
     assert all(torch.equal(now[n], without[n]) for n in now if n not in back)
-
 
 def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
     """The first step of Adam is as long as the learning rate, wherever there is a gradient, and so it is here after the
@@ -341,7 +315,6 @@ def test_an_optimiser_that_forgets_takes_its_next_step_as_its_first():
             < ((remembers.w - start).abs()[long > 0] / c.lr - 1).abs().median())
     train_interval(forgets, 1)
     assert forgets.step.tolist() == [32, 32]
-
 
 def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_step():
     """Up to the reset it is the run without; the first step after it moves the FFN's weights by the new rate's
@@ -362,7 +335,6 @@ def test_the_ffn_has_another_rate_from_a_reset_on_and_each_member_at_its_own_ste
     for m in apart: train_interval(m, 3)
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
-
 def test_events_happen_one_after_the_other_each_at_its_own_step():
     "Weights, rates and the optimiser's count are those of the last event, as if the run had been stopped and changed."
     members = train("add7/ffn-h8-silu+wd0+clip0@2:fresh@3:ffnlr4@5:attn,ffnlr0.5", [5, 6], 3, "paired")
@@ -375,10 +347,8 @@ def test_events_happen_one_after_the_other_each_at_its_own_step():
     assert {n for n, v in unflatten(members.w, c).items() if torch.equal(v, began[n])} == set(ATTENTION)
     assert [e.step for e in c.events] == [2, 3, 5, 5] and c.last_event == 5
 
-
 LEARNT = {"experts": {*EXPERTS}, "attn": {*ATTENTION}, "embed": {*EMBEDDINGS}, "router": {"W_router"},
           "experts_router": {*EXPERTS, "W_router"}}
-
 
 @pytest.mark.parametrize("base", ["moe-e2k2-h8-silu", "moe-e2k2-h8-silu+frozen", "moe-e2k1-h8-silu+freeze_ffn+lambda1",
                                   "moe-e2k2-h8-silu+norm+clip0.01"])
@@ -397,7 +367,6 @@ def test_only_what_an_event_names_moves_from_its_step_on(base, parts):
     for m in (mixed, *apart): train_interval(m, 2)
     torch.testing.assert_close(mixed.w, torch.cat([m.w for m in apart]), rtol=1e-3, atol=1e-5)
 
-
 def test_the_clip_does_not_see_the_gradient_of_what_is_held():
     "A part that learns alone moves as under a clip at its own norm, not at that of the whole gradient."
     c = condition("add7/ffn-h8-silu+clip0.01+wd0@1:onlyembed,fresh")
@@ -407,7 +376,6 @@ def test_the_clip_does_not_see_the_gradient_of_what_is_held():
     norm = sum((10 * moments[n]).double().square().sum() for n in EMBEDDINGS if n in moments).sqrt().item()
     assert norm == pytest.approx(.01, rel=1e-3)
     assert not any(moments[n].any() for n in (*EXPERTS, *ATTENTION) if n in moments)
-
 
 @pytest.mark.parametrize("stream", ["authors", "paired"])
 def test_an_exchanged_router_is_the_initial_one_of_another_draw(stream):
@@ -424,7 +392,6 @@ def test_an_exchanged_router_is_the_initial_one_of_another_draw(stream):
     if stream == "authors":
         assert torch.equal(one["W_router"][:1],
                            unflatten(init_members(members.c, [6], stream).w, members.c)["W_router"])
-
 
 @pytest.mark.parametrize("name", ["add7/ffn-h8-silu@40:reset0.25", "add7/ffn-h8-silu@40:reset0.25,ffnlr4,fresh",
                                   "add7/moe-e2k2-h8-silu+frozen@20:router1,onlyexperts@30:onlyrouter",

@@ -27,7 +27,6 @@ LIB = ROOT / "moe_redistribution"
 ROOMS = {p.relative_to(LIB).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in sorted(LIB.glob("*/*.py"))}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-
 def public(tree):
     "Name → function of a module: what `__all__` has, methods of its classes, and what is patched into other classes."
     names = next((ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign)
@@ -40,12 +39,10 @@ def public(tree):
         yield from ((f"{n.name}.{m.name}", m) for m in n.body
                     if isinstance(m, FUNCTION) and (m.name[0] != "_" or m.name == "__init__"))
 
-
 def untyped(f):
     "(arguments without a type, how many there are) of a function, `self` and `*args` aside."
     own = [a for a in f.args.posonlyargs + f.args.args + f.args.kwonlyargs if a.arg not in ("self", "cls")]
     return [a.arg for a in own if a.annotation is None], len(own)
-
 
 def test_seven_of_eight_public_arguments_say_their_type():
     found = {f"{room}: {name}": untyped(f) for room, tree in ROOMS.items() for name, f in public(tree)
@@ -54,11 +51,9 @@ def test_seven_of_eight_public_arguments_say_their_type():
     worst = {name: own for name, (own, _) in found.items() if own}
     assert n > 1000 and lost <= n / 8, f"{lost} of {n} arguments without a type, such as {dict([*worst.items()][:20])}"
 
-
 def test_a_missing_type_is_seen():
     f, = [f for _, f in public(ast.parse("__all__ = ['f']\ndef f(self, a:int, b, *c, d=None, **e): pass\ndef g(x): 1"))]
     assert untyped(f) == (["b", "d"], 3)
-
 
 def test_every_public_function_and_class_says_what_it_does():
     silent = [f"{room}: {name}" for room, tree in ROOMS.items() for name, f in public(tree)
@@ -66,22 +61,18 @@ def test_every_public_function_and_class_says_what_it_does():
                   ast.unparse(d).startswith("patch") for d in f.decorator_list)]
     assert not silent, silent
 
-
 @pytest.mark.parametrize("f", [train, run_study, open_model], ids=lambda f: f.__name__)
 def test_every_argument_of_what_a_reader_calls_first_is_explained(f):
     said = docments(f, returns=False)
     lost = [n for n, text in said.items() if not text and f"`{n}`" not in inspect.getdoc(f)]
     assert len(said) > 6 and not lost, lost
 
-
 CALL = re.compile(r'Argument of type "(.*)" cannot be assigned to parameter "(\w+)" of type "(.*)" in function "(\w+)"')
 # what pyright does not know for sure: what libraries give, and a condition that `by_name` has read by then
 UNSURE = re.compile(r"Series|DataFrame|Unknown|\bNone\b|\bAny\b|Module|Hashable|ndarray|NDArray|Subject"
                     r"|str \| Condition")
 
-
 OLDEST = (3, 10)                                                               # pyproject.toml's, which few of us run
-
 
 def too_new(text):
     "What the oldest Python does not read in some code: an index with a star that has no parentheses, and `except*`."
@@ -92,7 +83,6 @@ def too_new(text):
     starred = [t for t in tuples if any(isinstance(x, ast.Starred) for x in t.elts)]
     return [ast.unparse(t) for t in starred if ast.get_source_segment(text, t)[0] != "("]
 
-
 def test_all_code_is_what_the_oldest_python_reads():
     assert too_new("a[*b, 1]") and too_new("try: f()\nexcept* E: g()") and not too_new("a[(*b, 1)], a[1, 2]")
     code = {p: [p.read_text("utf-8")] for folder in ("moe_redistribution", "tests", "tools")
@@ -102,18 +92,15 @@ def test_all_code_is_what_the_oldest_python_reads():
     bad = [f"{p.relative_to(ROOT)}: {x}" for p, texts in code.items() for text in texts for x in too_new(text)]
     assert not bad, bad
 
-
 def own_contradiction(message, functions):
     "Is this about an argument of a known kind that one of our `functions` says is of another?"
     return bool((m := CALL.match(message)) and m[4] in functions and not UNSURE.search(m[1]))
-
 
 def test_a_contradiction_is_seen():
     said = 'Argument of type "{}" cannot be assigned to parameter "seed" of type "int" in function "member"'
     assert own_contradiction(said.format("str"), {"member"})
     assert not own_contradiction(said.format("Series | Unknown"), {"member"})
     assert not own_contradiction(said.format("str"), {"rows"})
-
 
 @pytest.mark.audit
 def test_pyright_finds_no_contradiction(tmp_path):

@@ -12,9 +12,7 @@ TOKENS = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(3))
 SIZES = {"mistral": dict(sliding_window=4), "llama": dict(tie_word_embeddings=True, head_dim=16)}
 every_family = pytest.mark.parametrize("family", MIXTURE_OF)
 
-
 def dense(family, **sizes): return tiny_model(family, dtype=torch.float64, **SIZES.get(family, {}) | sizes)
-
 
 def mixture(model, *args, **kwargs):
     "With the library's own loop over experts: its faster ways are single precision."
@@ -22,17 +20,14 @@ def mixture(model, *args, **kwargs):
     new.set_experts_implementation("eager")
     return new
 
-
 @torch.no_grad()
 def said(model): return model(input_ids=TOKENS, use_cache=False).logits
-
 
 @every_family
 @pytest.mark.parametrize("E, k", [(4, 2), (4, 1), (3, 3), (1, 1)])
 def test_a_mixture_of_equal_experts_says_what_the_dense_model_says(family, E, k):
     model = dense(family)
     torch.testing.assert_close(said(mixture(model, E, k)), said(model), rtol=1e-5, atol=1e-5)     # weights are single
-
 
 @every_family
 def test_only_an_expert_that_nobody_replaces_is_missed(family):
@@ -43,14 +38,12 @@ def test_only_an_expert_that_nobody_replaces_is_missed(family):
     assert s.moved and change(combine_edits(s, {"L1.E2": "zero"})) > 1e-2
     assert (trace(s, TOKENS, keep=["L1.routes"])["L1.routes"] == 2).any()                # else nobody had been moved
 
-
 @every_family
 def test_without_all_its_experts_a_layer_is_the_dense_one_without_its_ffn(family):
     model = dense(family)
     s, d = open_model(mixture(model)), open_model(model)
     gone = s.run(TOKENS, combine_edits(s, {f"L1.E{e}": "zero" for e in range(4)}))
     torch.testing.assert_close(gone, d.run(TOKENS, combine_edits(d, {"L1.ffn_out": "zero"})), rtol=1e-5, atol=1e-5)
-
 
 def test_routers_are_drawn_from_the_seed_and_loads_differ():
     one, same, other = (mixture(dense("llama"), seed=n) for n in (1, 1, 2))
@@ -60,14 +53,12 @@ def test_routers_are_drawn_from_the_seed_and_loads_differ():
     routes = trace(open_model(one), TOKENS, keep=["L0.routes"])["L0.routes"]
     assert len(set(routes.flatten().bincount(minlength=4).tolist())) > 1
 
-
 def test_the_dense_model_stays_as_it_was_and_the_experts_are_copies():
     model = dense("llama")
     before = said(model)
     new = mixture(model)
     with torch.no_grad(): new.model.layers[0].mlp.experts.down_proj[1] = 0
     assert torch.equal(said(model), before) and new.model.layers[0].mlp.experts.down_proj[0].any()
-
 
 @pytest.mark.parametrize("make, why", [
     (lambda: tiny_model("olmo"), "expected one of llama, mistral, qwen3; got 'olmo'"),
@@ -77,7 +68,6 @@ def test_the_dense_model_stays_as_it_was_and_the_experts_are_copies():
     (lambda: tiny_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0), "one kind of atten")])
 def test_what_no_mixture_can_say_is_refused(make, why):
     with pytest.raises(ValueError, match=why): upcycled_model(make())
-
 
 @pytest.mark.parametrize("E, k", [(2, 3), (4, 0), (0, 0)])
 def test_a_token_has_some_of_the_experts(E, k):

@@ -83,7 +83,6 @@ register("study", "words", Study("words", "How long?", {"small": Preset("", {"a"
 TRAIN = "train {} --seeds 1,2 --stream paired --until full --executor here"
 MEASURE = "measure {} --seeds 1,2 --stream paired --out rows.csv"
 
-
 def edits(text, *pairs):
     "`text` with each (old, new, label) of `pairs` made alone: label -> the new text."
     out = {}
@@ -91,7 +90,6 @@ def edits(text, *pairs):
         assert text.count(old) >= 1, (label, old)
         out[label] = text.replace(old, new, 1)
     return out
-
 
 LOGITS = "return super().logits(near, x / x.norm(dim=-1, keepdim=True), c)"
 Y = LOGITS.replace("return ", "y = ") + "; return "
@@ -169,11 +167,7 @@ VARIANTS = edits(
     (HIDDEN, H + "h.squeeze(0))", "a squeezed axis"),
     (HIDDEN, H + "h.double())", "hidden in double"),
     (HIDDEN, 'return gate * product("W_up").tanh()', "no site for edits"),
-    (
-        HIDDEN,
-        'return at("hidden", gate * at("up", product("W_up")).tanh()) * 2',
-        "what comes after the site is other",
-    ),
+    (HIDDEN, 'return at("hidden", gate * at("up", product("W_up")).tanh()) * 2', "what comes after the site is other"),
     (HIDDEN, 'return at("hiden", gate * at("up", product("W_up")).tanh())', "a site misspelt"),
     (HIDDEN, 'return at("hidden", gate * at("up", product("W_upp")).tanh())', "a weight misspelt"),
     (HIDDEN, "return None", "hidden that returns nothing"),
@@ -855,10 +849,7 @@ THIRD = {
         TWO_QUESTIONS,
         [line.replace(DENSE, DENSE + "+hold_ties") for line in BOTH],
     ),
-    "a setting under another name": (
-        CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'),
-        ["study " + NEW],
-    ),
+    "a setting under another name": (CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'), ["study " + NEW]),
     "presets that differ in what nobody reads": (PRESETS, ["study " + NEW, "study " + NEW + " --preset large"]),
     "presets that differ: right": (
         PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
@@ -1440,7 +1431,6 @@ HARMLESS = {
     "event: gives all the first seed's",
 }
 
-
 def attempt(text, commands, folder, capsys):
     "(what became of a user's file, what was said): refused, warned, silent, raw or hang."
     (path := folder / "mine.py").write_text(text)
@@ -1470,13 +1460,11 @@ def attempt(text, commands, folder, capsys):
             if Path(file).parent == folder:
                 kinds._forget(file), kinds.FILES.pop(file)
 
-
 def verdict(label, what):
     "Is this how it should end?"
     if label.endswith(": right"):
         return what == "silent"
     return what in ("refused", "warned") or what == "silent" and label in HARMLESS
-
 
 def tried(cases, tmp_path, monkeypatch, capsys):
     "Each case in a folder and a store of its own: label -> (what became of it, what was said)."
@@ -1496,7 +1484,6 @@ def tried(cases, tmp_path, monkeypatch, capsys):
             found[label] = attempt(text, commands, folder, capsys)
     return found
 
-
 @pytest.mark.audit
 def test_no_wrong_file_of_a_user_gives_a_number_without_a_word(tmp_path, monkeypatch, capsys):
     assert len(CASES) >= 200 and len({c[0] for c in CASES}) == len(CASES)
@@ -1505,7 +1492,6 @@ def test_no_wrong_file_of_a_user_gives_a_number_without_a_word(tmp_path, monkeyp
         print("\n", Counter(what for what, _ in found.values()))
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}
     assert not bad, "\n".join(f"{what}: {label}: {said[-160:]!r}" for label, (what, said) in bad.items())
-
 
 def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, monkeypatch, capsys):
     known = {c[0]: c for c in CASES}

@@ -21,21 +21,17 @@ MIXED = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_
 W = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(0))
 some_families = pytest.mark.parametrize("family", first(["deepseek_v3", "gpt_oss", "olmoe"], MIXED))
 
-
 def opened(family="olmoe", tokens=W, **more):
     "In double precision, with the library's own loop over experts and attention: its faster ways are single."
     model = tiny_model(family, dtype=torch.float64)
     model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
     return open_model(model, tokens, **more)
 
-
 def gates(s, how=None, site="L1.gates"):
     edits = how if isinstance(how, dict) else how and {"L1.routes": how}
     return trace(s, s.task.tokens, keep=[site], edits=edits)[site]
 
-
 def same(a, b): torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)                  # some routers work in single
-
 
 @some_families
 def test_never_is_what_the_router_chooses_when_the_expert_is_barred(family):
@@ -45,7 +41,6 @@ def test_never_is_what_the_router_chooses_when_the_expert_is_barred(family):
     both = gates(s, "never:E0,E2")
     assert not both[..., [0, 2]].any() and ((both != 0).sum(-1) == 2).all()
 
-
 @some_families
 def test_several_words_for_one_router_are_taken_one_after_another_each_at_its_own_tokens(family):
     s = opened(family)
@@ -54,7 +49,6 @@ def test_several_words_for_one_router_are_taken_one_after_another_each_at_its_ow
     assert (active[..., :6] == 1).all() and (active[..., 6:] == 2).all() and not both[..., 4:, 2].any()
     same(both[..., 6:, :], never[..., 6:, :]), same(both[..., :4, :], one[..., :4, :])
 
-
 @some_families
 def test_only_one_expert_has_the_whole_weight_of_every_token(family):
     s = opened(family)
@@ -62,7 +56,6 @@ def test_only_one_expert_has_the_whole_weight_of_every_token(family):
     assert (alone != 0).sum() == alone.shape[1] * alone.shape[2]
     same(alone[..., 2], plain.sum(-1))
     assert trace(s, s.task.tokens, edits={"L1.routes": "only:E2"})["L1.E2"].shape[1] == s.task.tokens.numel()
-
 
 @some_families
 def test_only_all_experts_and_the_own_k_change_nothing(family):
@@ -73,7 +66,6 @@ def test_only_all_experts_and_the_own_k_change_nothing(family):
         assert s.moved == {"L1.routes": 0}
         same(told, s.run(W))
 
-
 @some_families
 def test_k_counts_experts_in_the_router_s_own_order(family):
     s = opened(family)
@@ -81,12 +73,10 @@ def test_k_counts_experts_in_the_router_s_own_order(family):
     for k, x in g.items(): assert ((x != 0).sum(-1) == k).all()
     assert ((g[2] != 0) >= (g[1] != 0)).all() and ((g[3] != 0) >= (g[2] != 0)).all()
 
-
 def test_a_k_that_the_groups_leave_no_room_for_is_refused():
     with pytest.raises(ValueError, match="groups of this router leave room for; got k=5"):
         opened("deepseek_v3").run(W, {"L1.routes": "k=5"})
     with pytest.raises(ValueError, match="k from 1 to 4, its experts; got k=5"): opened().run(W, {"L1.routes": "k=5"})
-
 
 @some_families
 def test_replayed_routes_have_live_weights(family):
@@ -101,7 +91,6 @@ def test_replayed_routes_have_live_weights(family):
     renormed, a_share = g.sum(-1), ratio.mean(-1)
     assert min((x - x.mean()).abs().max() for x in (renormed, a_share)) < 1e-5        # some add 1e-6 to a sum
 
-
 def test_routes_that_span_groups_are_replayed_by_a_router_with_groups():
     s = opened("deepseek_v3")
     across = torch.tensor([0, 7]).expand(*W.shape, 2)
@@ -110,17 +99,14 @@ def test_routes_that_span_groups_are_replayed_by_a_router_with_groups():
     P, g = tr["L1.router_probs"], tr["L1.gates"]
     same(g[..., 0] / g[..., 7], P[..., 0] / P[..., 7])
 
-
 def grouped_v2(): return open_model(tiny_model("deepseek_v2", n_routed_experts=8, n_group=2, topk_group=1,
                                                topk_method="group_limited_greedy"), W)
-
 
 def test_an_expert_outside_the_chosen_groups_has_the_weight_that_it_had_before_they_were_masked():
     tr = trace(grouped_v2(), W, edits=replay({1: torch.tensor([0, 7]).expand(*W.shape, 2)}))
     P, g = tr["L1.router_logits"].softmax(-1), tr["L1.gates"]
     assert (g[..., [0, 7]] > 0).all()
     torch.testing.assert_close(g[..., 0] / g[..., 7], P[..., 0] / P[..., 7], rtol=1e-4, atol=0)
-
 
 @pytest.mark.parametrize("bad, says", [
     (lambda r: r * 0, "rows of zeros, as of tokens that were not recorded, first in window 0 at token 0"),
@@ -135,7 +121,6 @@ def test_routes_that_no_router_can_have_made_are_refused(bad, says):
     with pytest.raises(ValueError, match=says) as e: s.run(W, {"L1.routes": bad(trace(s, W)["L1.routes"][0])})
     assert "fix: " in str(e.value) and not any(m._forward_hooks for m in s.model.modules())
 
-
 def test_padding_may_stand_for_no_route():
     s = opened(tokens=None, pad=0)
     ragged = W.clone()
@@ -146,7 +131,6 @@ def test_padding_may_stand_for_no_route():
     s.run(ragged, {"L1.routes": "only:E2"})
     assert 0 < s.moved["L1.routes"] <= 15
     assert trace(s, ragged, edits={"L1.routes": "only:E2"})["L1.E2"].shape[1] == 15
-
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_router_that_does_not_choose_by_a_top_k_says_so(asks):
@@ -161,11 +145,9 @@ def test_a_router_that_does_not_choose_by_a_top_k_says_so(asks):
     with pytest.raises(ValueError, match="one top-k among its experts; got OlmoeTopKRouter"):
         s.run(W, {"L1.routes": "k=1"})
 
-
 def test_routes_and_logits_of_one_router_are_not_told_both():
     with pytest.raises(ValueError, match="the routes of a router or its logits"):
         opened().run(W, {"L1.routes": "never:E2", "L1.router_logits": torch.zeros_like})
-
 
 def test_an_edit_word_is_understood_wherever_edits_are_given(tmp_path):
     s, how = opened(), {"L*.routes": "only:E1,E2"}
@@ -181,7 +163,6 @@ def test_an_edit_word_is_understood_wherever_edits_are_given(tmp_path):
     loss = rows[rows["metric"] == "loss"].set_index(["site", "edit"])["value"]
     assert loss.nunique() == 5
 
-
 def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
     tiny_model("olmoe", vocab_size=256).save_pretrained(tmp_path / "model")
     (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
@@ -195,7 +176,6 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
                  "--unit", "L0.routes", "--edit", "never:E2", "--out", str(out)]) == 0
     assert "a checkpoint without that expert may raise them" in capsys.readouterr().err
 
-
 @pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
                                        ("only:", "one of never"), ([], "one of never"),
                                        ("never:E0,E1,E2", "not barred; got 1"),
@@ -203,12 +183,10 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
 def test_a_word_that_means_nothing_is_refused_with_what_does(how, says):
     with pytest.raises(ValueError, match=says): opened().run(W, {"L1.routes": how})
 
-
 # phimoe takes maxima, not a top-k; the layers of deepseek_v4 look experts up by the token
 OWN_WAY = ("phimoe", "deepseek_v4")
 # weighs shared experts with the chosen ones and cuts them apart by its own k
 OWN_K = ("inkling_text",)
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("family", MIXTURES)
@@ -232,13 +210,11 @@ def test_every_family_s_router_does_as_it_is_told_or_says_why_not(family):
     assert ((of("k=1") != 0).sum(-1) <= 1).all()
     if (plain[site] >= 0).all(): torch.testing.assert_close(of(plain[site]), plain[gates][0], rtol=1e-4, atol=1e-5)
 
-
 def test_a_router_with_a_place_for_no_expert_sends_every_token_to_the_only_one():
     s = open_model(tiny_model("zaya"), W)
     assert trace(s, W, edits={"L1.routes": "only:E2"})["L1.E2"].shape[1] == W.numel()
     with pytest.raises(ValueError, match="one top-k among its experts; got PhimoeTopKRouter"):
         open_model(tiny_model("phimoe"), W).run(W, {"L1.routes": "never:E2"})
-
 
 # ------------------------------------------------------------------------------------------- sets, layers and positions
 
@@ -249,7 +225,6 @@ def test_no_expert_is_routed_around_where_each_token_needs_all(family):
     s = open_model(tiny_model(family, **sizes))
     for edits in ({"L1.E1": "route_around"}, {"L1.routes": "never:E1"}):
         with pytest.raises(ValueError, match="experts.*that are not barred"): s.run(W, combine_edits(s, edits))
-
 
 def test_a_set_of_experts_is_one_unit():
     s = opened()
@@ -263,7 +238,6 @@ def test_a_set_of_experts_is_one_unit():
         combine_edits(s, {"L1.E1+E3": "zero", "L1.E3": "mean"})
     with pytest.raises(ValueError, match="L1.E9"): combine_edits(s, {"L1.E1+E9": "zero"})
 
-
 def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(tmp_path):
     s = open_model(tiny_model("olmoe", vocab_size=256))
     (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
@@ -275,7 +249,6 @@ def test_sets_and_all_layers_are_units_of_an_ablation_over_a_text(tmp_path):
     groups = [*in_groups(text_windows(text, byte_tokens, 16), 4)]
     both = combine_edits(s, {"L1.E1": "zero", "L1.E3": "zero"})
     assert loss["L1.E1+E3", "zero"] == text_loss(s, groups, both)["loss"]
-
 
 @pytest.mark.parametrize("site", ["L0.attn_out", "L0.pattern", "L1.H2", "L1.E1", "embed", "logits", "L1.router_logits"])
 @pytest.mark.parametrize("where, positions", [(slice(4, None), range(4, 9)), (3, [3]), ([0, 5], [0, 5])])
@@ -291,7 +264,6 @@ def test_a_limited_edit_changes_these_tokens_and_no_other(site, where, positions
     assert limited[:, :, [*positions]].equal(whole[:, :, [*positions]])
     assert not limited.equal(plain)
 
-
 @pytest.mark.parametrize("unit", ["L0.E1", "L1.routes"])
 @pytest.mark.parametrize("where", ["@99", "@16:", "@3,16", "@4:4"])
 def test_an_edit_that_no_token_can_get_is_no_row(unit, where, tmp_path):
@@ -306,7 +278,6 @@ def test_an_edit_that_no_token_can_get_is_no_row(unit, where, tmp_path):
     for last, f in (*asked, (8, lambda s, e: s.save(["embed"], tmp_path / "kept", W, edits=e))):
         with pytest.raises(ValueError, match=says.replace("15", str(last))): f(opened(), {unit: word})
 
-
 def test_a_mask_says_which_tokens_of_which_window():
     s, mask = opened(), torch.zeros(2, 9, dtype=torch.bool)
     mask[1, 2] = mask[0, 7] = True
@@ -317,7 +288,6 @@ def test_a_mask_says_which_tokens_of_which_window():
     with pytest.raises(ValueError, match="one row for each of 2 windows"):
         s.run(W, {"L0.ffn_out": At("zero", mask[:1])})
     with pytest.raises(ValueError, match="count positions"): At("zero", -1)
-
 
 @some_families
 def test_never_from_some_token_on_is_never_there_and_the_plain_choice_before(family):
@@ -330,7 +300,6 @@ def test_never_from_some_token_on_is_never_there_and_the_plain_choice_before(fam
     two = gates(s, {"L1.routes": "never:E2@4:", "L1.E3": At("route_around", slice(0, 4))}, "L1.routes")
     assert not (two[:, :, 4:] == 2).any() and not (two[:, :, :4] == 3).any()
 
-
 def test_steering_adds_a_vector_where_it_is_told():
     s, v = opened(), torch.linspace(-1, 1, 32)
     tr = trace(s, W, edits={"L0.resid_post": At(steer(v, 3.), slice(5, None))})
@@ -338,7 +307,6 @@ def test_steering_adds_a_vector_where_it_is_told():
     assert s.moved == {} and not moved[:, :, :5].any()
     torch.testing.assert_close(moved[:, :, 5:], (3. * v).double().expand_as(moved[:, :, 5:]))
     with pytest.raises(ValueError, match="32 numbers"): s.run(W, {"embed": steer(torch.ones(5))})
-
 
 # -------------------------------------------------------------------------------------------------------------- names
 
@@ -352,14 +320,12 @@ def test_rows_of_layers_stand_as_numbers_and_others_as_they_did():
     few = [n for n in names if "L1" not in n] + ["L1.z"]
     assert tidy([rows([0.], [0], condition="c", metric="x", site=n) for n in few])["site"].tolist() == sorted(few)
 
-
 def test_an_ablation_of_twelve_layers_gives_them_in_order(tmp_path):
     (text := tmp_path / "a.txt").write_text("abcdefgh" * 20)
     s = open_model(tiny_model("llama", vocab_size=256, num_hidden_layers=12))
     every = ["L*.ffn_out", *(f"L{l}.ffn_out" for l in range(12))]
     found = text_ablation(s, text, byte_tokens, 16, 4, units=every, edits=("zero",))
     assert found[found["metric"] == "loss"]["site"].tolist() == [*every, "none"]
-
 
 def test_all_layers_are_named_at_once_in_every_subject():
     name = "add7/moe-e2k1-h8-silu+L2"

@@ -22,7 +22,6 @@ CLAIMS = {c.key: c for c in recorded_claims().itertuples(index=False)}
 JUDGES = sorted(set(map(page_of, CLAIMS.values())))
 READINGS = {(s.key, s.protocol): s for s in statements().itertuples(index=False)}
 
-
 @cache
 def shown(page):
     "Everything that a page shows once the site's frame has made it, as one text."
@@ -31,13 +30,11 @@ def shown(page):
     return "\n".join(["".join(c["source"]) for c in made if c["cell_type"] == "markdown"]
                      + ["".join(d[f]) for d in outputs for f in ("text/markdown", "text/html") if f in d])
 
-
 @pytest.mark.parametrize("page", JUDGES)
 def test_every_claim_has_one_address_on_the_page_that_judges_it(page):
     keys = [k for k, c in CLAIMS.items() if page_of(c) == page]
     counted = {k: len(re.findall(rf'id="{re.escape(k)}"', shown(page))) for k in keys}
     assert set(counted.values()) == {1}, counted
-
 
 @pytest.mark.parametrize("page", JUDGES)
 def test_the_address_stands_where_the_claim_is_told_and_the_page_offers_its_rows(page):
@@ -50,13 +47,11 @@ def test_the_address_stands_where_the_claim_is_told_and_the_page_offers_its_rows
         assert k in near or c.verdict in near or any(x and x in near for x in said), (k, near)
         assert all(f"rows/{f}" in shown(page) for f in _claim_files(k))
 
-
 def test_the_table_of_all_claims_leads_to_the_claim_on_its_page_and_to_its_rows():
     table = claims_table()
     for k, c in CLAIMS.items():
         assert f'href="{page_of(c)}#{k}"' in table
         assert ways_out(k) in table
-
 
 def test_overviews_lead_to_the_claim_on_its_page():
     for path in sorted((ROOT / "nbs/6_studies").glob("*/40_overview.ipynb")):
@@ -67,7 +62,6 @@ def test_overviews_lead_to_the_claim_on_its_page():
         for row in table.splitlines()[2:]:
             key = re.search(r"results/ledger\.md#([\w.-]+)\)", row)[1]
             assert row.endswith(f"{page_of(CLAIMS[key])}#{key}) |"), row
-
 
 # Every fifth at each change, all of them by `make audit`
 @pytest.mark.parametrize("key", first([*CLAIMS][::5], CLAIMS))
@@ -92,14 +86,12 @@ def test_the_rows_of_both_sides_give_what_is_recorded(key):
             left = (a - b).loc[own.loc[own["part"] == "averaged", "seed"]]
             assert np.allclose(left, each, rtol=1e-9, atol=1e-12)
 
-
 def test_contrasts_that_a_claim_names_are_recorded():
     known = set(pd.read_csv(ROOT / "results/contrasts.csv", usecols=["id"])["id"])
     named = {k: _contrasts_of(k) for k in CLAIMS}
     assert all(set(ids) <= known for ids in named.values()) and sum(map(bool, named.values())) > 20
     for k, ids in named.items():
         if "Holm" in str([getattr(CLAIMS[k], f"{r}_test") for r in PROTOCOLS]): assert ids, k
-
 
 @pytest.mark.audit
 def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_path):
@@ -108,7 +100,6 @@ def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_p
     assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(_claim_rows("4.2-05"))
     silent = [k for k in CLAIMS if not _claim_files(k)]
     assert all(CLAIMS[k].paper_n == CLAIMS[k].audited_n == 0 for k in silent)
-
 
 def test_a_page_lists_what_it_judges_with_addresses_for_what_it_does_not_show():
     foot = _judged_here([CLAIMS["abs-01"], CLAIMS["002-M5"]], ["abs-01"], "../../")

@@ -31,13 +31,10 @@ from moe_redistribution.training.store import Run, Store
 MOE, DEEP = "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k2-h16-silu+norm+L2"
 NAMES = [MOE, DEEP, "add7/ffn-h16-silu", "modadd/glu-h20-gelu", "hist/no_ffn", "add7/moe-e2k1-h8-silu+tokens"]
 
-
 def population(name, seeds=(1, 2)):
     return Trained(init(name, [torch.Generator().manual_seed(s) for s in seeds]), name, seeds)
 
-
 def tokens_of(name, n=9): return get_task(name.split("/")[0]).tokens[:n]
-
 
 # ------------------------------------------------------------------------------------------------------ as a module
 
@@ -51,7 +48,6 @@ def test_what_a_hook_sees_at_a_site_s_module_is_the_site_to_the_bit(name):
     assert torch.equal(logits, of["logits"][0]) and torch.equal(seen.pop(""), logits)
     assert {*seen} == {*module.paths.values()} and {*of} == {*module.paths}
     assert all(torch.equal(seen[module.paths[site]], x[0]) for site, x in of.items())
-
 
 @pytest.mark.parametrize("name, path, site", [
     (MOE, "blocks.0.ffn_out", "ffn_out"), (MOE, "blocks.0.router_probs", "L0.router_probs"), (MOE, "embed", "embed"),
@@ -67,7 +63,6 @@ def test_a_hook_that_returns_another_value_is_the_edit_of_that_site(name, path, 
     assert torch.equal(hooked, wanted) and torch.equal(module(tokens, {site: lambda x: x.flip(-1)}), wanted)
     assert not torch.equal(hooked, as_it_is) and torch.equal(module(tokens), as_it_is)
 
-
 def test_an_edit_comes_before_a_hook_and_a_hook_of_another_shape_is_refused():
     module = Transformer(population(MOE, (3,)), MOE)
     module.blocks[0].ffn_out.register_forward_hook(lambda m, given, out: out + 1)
@@ -76,13 +71,11 @@ def test_an_edit_comes_before_a_hook_and_a_hook_of_another_shape_is_refused():
     module.blocks[0].ffn_out.register_forward_hook(lambda m, given, out: out[:1])
     with pytest.raises(ValueError, match="edit of 'ffn_out': expected shape"): module(tokens_of(MOE))
 
-
 def test_gradients_reach_a_site_s_module_and_the_parameters():
     module, seen = Transformer(population(MOE, (3,)), MOE), []
     module.blocks[0].attn_out.register_full_backward_hook(lambda m, given, grad: seen.append(grad[0]))
     module(tokens_of(MOE))[:, -1].logsumexp(-1).sum().backward()
     assert seen[0].shape == (9, 8, 64) and seen[0].abs().max() > 0 and module.W_E.grad.abs().max() > 0
-
 
 def test_a_module_s_state_is_a_member_and_copies_keep_their_sites():
     params = population(DEEP)
@@ -96,14 +89,12 @@ def test_a_module_s_state_is_a_member_and_copies_keep_their_sites():
         wanted = forward(member(params, 1), tokens_of(DEEP), DEEP, {"L1.ffn_out": torch.zeros_like})[0]
         assert torch.equal(again(tokens_of(DEEP)), wanted)
 
-
 def test_a_module_prints_a_line_for_each_site_with_its_shape_in_the_order_of_the_pass():
     lines = [x.strip() for x in repr(Transformer(population(DEEP), DEEP, seed=1)).splitlines()]
     wanted = ["(embed): Site(b, 8, 64)", "(0-1): 2 x ModuleDict(", "(pattern): Site(b, 4, 8, 8)",
               "(gates): Site(b, 8, 2)", "(ffn_out): Site(b, 8, 64)", "(logits): Site(b, 8, 12)"]
     at = [lines.index(x) for x in wanted]
     assert at == sorted(at) and len([x for x in lines if "Site(" in x]) == 16 + 2
-
 
 # ------------------------------------------------------------------------------------------------- seeds are seeds
 
@@ -114,7 +105,6 @@ def test_a_committed_checkpoint_is_written_in_the_authors_form_by_its_seeds():
     again, _ = from_authors(to_authors(params, name, 256), "silu")
     assert all(torch.equal(v, params[n][2:3]) for n, v in again.items())
     assert torch.equal(to_authors(params, name, member=2)["vocab.weight"], params["W_E"][2])
-
 
 def test_a_population_of_the_store_is_asked_by_its_seeds(tmp_path):
     name, store = "add7/ffn-h8-silu", Store(tmp_path)
@@ -127,7 +117,6 @@ def test_a_population_of_the_store_is_asked_by_its_seeds(tmp_path):
     assert torch.equal(to_authors(params, name, 137)["vocab.weight"], population(name, (137,))["W_E"][0])
     with pytest.raises(ValueError, match=r"one of the seeds \[42, 137\]; got 1"): Transformer(params, name, seed=1)
 
-
 @pytest.mark.parametrize("how, says", [
     (dict(seed=0), r"expected one of the seeds \[1, 2\]; got 0"), (dict(seed=-1), r"the seeds \[1, 2\]; got -1"),
     (dict(), r"expected one of the seeds \[1, 2\], or a place from 0 to 1; got None"),
@@ -138,12 +127,10 @@ def test_a_seed_or_place_that_is_not_there_is_refused_with_those_that_are(how, s
     for out in (to_authors, Transformer):
         with pytest.raises(ValueError, match=says): out(params, "add7/ffn-h8-silu", **how)
 
-
 def test_parameters_that_do_not_know_their_seeds_are_asked_by_place():
     with pytest.raises(ValueError, match="do not know their seeds; got 42"): place_of(dict(population(MOE)), 42)
     assert place_of(dict(population(MOE)), member=1) == 1 and place_of(dict(population(MOE, (7,)))) == 0
     with pytest.raises(ValueError, match=r"the seeds \[7, 7\]; got 7"): place_of(population(MOE, (7, 7)), 7)
-
 
 # ------------------------------------------------------------------------------------------------------ plain files
 
@@ -156,7 +143,6 @@ def test_a_member_in_a_plain_file_is_that_member_and_the_file_says_which(name, t
     assert all(torch.equal(again[n], v[1:]) for n, v in params.items()) and len(again) == len(params)
     assert (forward(again, tokens_of(name), said) - forward(params, tokens_of(name), name)[1]).abs().max() < 1e-5
 
-
 def test_a_plain_file_is_read_without_this_project(tmp_path):
     params = dict(population(MOE))
     path = save_member(tmp_path / "m.safetensors", params, MOE, member=1)
@@ -164,7 +150,6 @@ def test_a_plain_file_is_read_without_this_project(tmp_path):
     assert said["condition"] == MOE and "seed" not in said and names == {*params}
     assert torch.equal(safetensors.torch.load_file(path)["W_router"], params["W_router"][1])
     assert open_member(path)[0].seeds is None
-
 
 @pytest.mark.parametrize("spoil, says", [
     (lambda p: p.write_bytes(p.read_bytes()[:-2]), "expected a safetensors file"),
@@ -174,7 +159,6 @@ def test_a_plain_file_that_is_not_what_was_written_is_refused(spoil, says, tmp_p
     spoil(path := save_member(tmp_path / "m.safetensors", population(MOE), MOE, seed=1))
     with pytest.raises(ValueError, match=says): open_member(path)
 
-
 SCALED = """
 from moe_redistribution.models.routers import Router
 from moe_redistribution.tasks.kinds import register
@@ -183,7 +167,6 @@ from moe_redistribution.tasks.kinds import register
 class Scaled(Router):
     def logits(self, held, x, c): return super().logits(held, x, c) * 3
 """
-
 
 def test_a_member_whose_own_code_was_edited_is_opened_with_a_word(tmp_path, recwarn):
     "The new rule ran on the old weights without one."
@@ -199,19 +182,16 @@ def test_a_member_whose_own_code_was_edited_is_opened_with_a_word(tmp_path, recw
         open_member(path)
     kinds._forget(str(mine)), kinds.FILES.pop(str(mine), None)
 
-
 def test_a_file_of_a_member_is_of_the_condition_that_its_parameters_are_of(tmp_path):
     with pytest.raises(ValueError, match="expected W_up"):
         save_member(tmp_path / "m.safetensors", dict(population(MOE)), "add7/moe-e4k1-h32-silu", member=0)
     assert not any(tmp_path.iterdir())
-
 
 # -------------------------------------------------------------------------------------------------- TransformerLens
 
 LENS = ["add7/ffn-h16-silu", "modadd/glu-h20-gelu", "hist/no_ffn", "add7/ffn-h16-relu+norm+L2", "hist/ffn-h8-gelu",
         "add7/moe_glu-e4k2-h16-silu+L2", "add7/moe_glu-e4k1-h16-silu+switch+frozen", "add7/no_ffn+norm",
         "modadd/moe_glu-e4k1-h16-gelu+norm"]
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("name", LENS)
@@ -227,18 +207,15 @@ def test_a_model_in_transformer_lens_gives_the_same_logits(name):
     wanted = forward(params, tokens_of(name), name)[1]
     assert (model(tokens_of(name)) - wanted).abs().max() < 1e-5 * max(1, wanted.abs().max())
 
-
 @pytest.mark.parametrize("name", [MOE, "add7/glu-h8-linear", "add7/moe_glu-e2k1-h8-silu+tokens"])
 def test_what_transformer_lens_cannot_hold_is_refused_with_what_it_can(name):
     with pytest.raises(ValueError, match=f"expected ffn, glu, moe_glu, no_ffn in silu, .*; got {re.escape(name)}"):
         to_transformer_lens(population(name), name, seed=1)
 
-
 def test_without_transformer_lens_one_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformer_lens", None)
     with pytest.raises(ImportError, match="got none; fix: pip install transformer-lens"):
         to_transformer_lens(population(LENS[0]), LENS[0], seed=1)
-
 
 @pytest.mark.parametrize("name", LENS)
 def test_every_parameter_has_a_name_in_transformer_lens_but_a_tied_unembedding_has_two(name):
@@ -249,7 +226,6 @@ def test_every_parameter_has_a_name_in_transformer_lens_but_a_tied_unembedding_h
     tied = state["unembed.W_U"].numel() if get_task(name.split("/")[0]).tied else 0
     theirs = sum(v.numel() for n, v in state.items() if not n.endswith(("b_Q", "b_K", "b_V", "b_U")))
     assert theirs == own + tied and not any(v.any() for n, v in state.items() if n.endswith(("b_Q", "b_K", "b_V")))
-
 
 # ----------------------------------------------------------------------------------------------------- transformers
 
@@ -264,13 +240,11 @@ def test_a_normed_dense_model_is_a_folder_that_transformers_opens(name, tmp_path
     assert (opened(tokens_of(name)).logits - wanted).abs().max() < 1e-5 * max(1, wanted.abs().max())
     assert type(transformers.AutoModel.from_pretrained(tmp_path)).__name__ == "ImageGPTModel"
 
-
 @pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/glu-h16-silu+norm", MOE, "hist/ffn-h16-gelu+norm"])
 def test_what_no_class_of_transformers_holds_is_refused_with_what_holds_it(name):
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"which ImageGPT holds; got .*; fix: save_member holds every model"):
         to_transformers(population(name), name, seed=1)
-
 
 @pytest.mark.parametrize("family", ["olmoe", "mixtral", "llama", "gpt2"])
 @torch.no_grad()
@@ -286,7 +260,6 @@ def test_a_language_model_trained_here_is_a_folder_that_transformers_and_open_mo
     assert type(auto) is type(model) and (auto(tokens).logits - wanted).abs().max() < 1e-5
     assert (open_model(tmp_path).run(tokens)[0] - wanted).abs().max() < 1e-5
 
-
 # ------------------------------------------------------------------------------------------------------------- rows
 
 def test_rows_leave_as_csv_json_and_parquet_with_every_digit(tmp_path):
@@ -301,20 +274,17 @@ def test_rows_leave_as_csv_json_and_parquet_with_every_digit(tmp_path):
         assert back["value"].tolist()[:2] == pytest.approx([1 / 3, 2e-15], rel=1e-11) and back["value"].isna()[2]
         assert back.drop(columns="value").equals(frame.drop(columns="value"))
 
-
 def test_a_printed_table_has_every_digit_in_json_too(capsys):
     "pandas' own way rounds to ten places: a p of 2e-15 is 0 there."
     show_table(pd.DataFrame(dict(p=[2e-15, 1 / 3, float("inf")], n=[1, 2, 3])), SimpleNamespace(json=True, csv=False))
     said = json.loads(capsys.readouterr().out)
     assert [r["p"] for r in said] == [2e-15, 1 / 3, None] and [r["n"] for r in said] == [1, 2, 3]
 
-
 @pytest.mark.parametrize("name, near", [("r.jsn", ".json"), ("r.cvs", ".csv"), ("r.parq", ".parquet"), ("r", None)])
 def test_rows_in_a_form_that_is_unknown_are_refused_with_the_nearest(name, near, tmp_path):
     for refused in (lambda p: write_frame(pd.DataFrame(), p), table_file):
         with pytest.raises(ValueError, match=f"nearest: '{near}'" if near else "parquet"): refused(tmp_path / name)
     assert not any(tmp_path.iterdir())
-
 
 # ---------------------------------------------------- a tool that is no dependency: `pip install nnsight`, `make audit`
 

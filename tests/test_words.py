@@ -14,18 +14,15 @@ def said(node) -> str:
     if isinstance(node, ast.JoinedStr): return "".join(said(v) for v in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
-
 def by_hand(source) -> list:
     "Lines that raise a message of the form that `refuse` has."
     raised = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call)]
     return [n.lineno for n in raised if any(re.search(r": expected .*[,;] got", said(a)) for a in n.exc.args)]
 
-
 def test_a_refusal_built_by_hand_is_seen():
     assert by_hand('raise OSError(f"store {x}: expected a folder, got {y}; fix: make one")') == [1]
     assert by_hand('if a:\n    raise ValueError("seeds: expected some; "\n        f"got {b}; fix: [42]")') == [2]
     assert not by_hand('refuse("seeds", "some", b)\nraise KeyError("no such task")')
-
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_refusals_are_made_by_refuse(room):

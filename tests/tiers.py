@@ -2,7 +2,6 @@
 `make audit`."""
 import pytest
 
-
 def first(some, cases):
     "Cases for `parametrize`, all of them, of which those not in `some` carry the mark `audit`."
     lost = [x for x in some if x not in (cases := list(cases))]
