@@ -16,13 +16,10 @@ from moe_redistribution.instruments.trace import trace
 T = get_task("add7")
 MOE, DENSE, TWO = "add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+L2"
 
-
 def population(name, n=2):
     return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
 
-
 def right(params, name): return predict(params, name) == T.targets
-
 
 @pytest.mark.parametrize("name", [MOE, DENSE, "add7/moe_glu-e4k1-h8-gelu+norm"])
 def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name):
@@ -32,7 +29,6 @@ def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name)
         without["W_O"][:, 0, h] = 0
         assert torch.equal(ablate(params, name, {f"H{h}": "zero"}), right(without, name))
 
-
 @pytest.mark.parametrize("name", [MOE, "add7/moe_glu-e4k1-h8-gelu"])
 def test_an_expert_at_zero_is_a_model_whose_expert_writes_nothing(name):
     params = population(name)
@@ -40,7 +36,6 @@ def test_an_expert_at_zero_is_a_model_whose_expert_writes_nothing(name):
         without = {n: v.clone() for n, v in params.items()}
         for n in {"W_down", "b_down"} & set(params): without[n][:, 0, e] = 0
         assert torch.equal(ablate(params, name, {f"E{e}": "zero"}), right(without, name))
-
 
 def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
     params = population(MOE, 1)
@@ -53,7 +48,6 @@ def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
         mean = sum(out[n, at, 1] * g[n, at, 1] for n in mine) / sum(g[n, at, 1] for n in mine)
         assert torch.allclose(seen["expert_out"][0, :, at, 1].double(), mean.expand(1000, -1), atol=1e-5)
         assert torch.equal(seen["expert_out"][0, :, at, 0], tr["expert_out"][0, :, at, 0])
-
 
 def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
     params = population(MOE)
@@ -68,13 +62,11 @@ def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
     assert (torch.equal(_partner(everybody)[0, :, 0], derangement(1000))
             and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all())
 
-
 def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_other_carry_wrote_the_same_digit():
     right = ablate(carry_by_experts(), "add7/moe-e4k1-h64-relu", {"E1": "resample"})[0]
     carried = [n for n in range(1000) if n % 10 >= 3]                             # a random other one has it: 69 of 699
     lost = sum(not right[n, 1] for n in carried)
     assert lost == (~right).sum() and abs(lost - 700 * 630 / 699) < 10
-
 
 @pytest.mark.parametrize("edits",
                          [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
@@ -86,14 +78,12 @@ def test_several_edits_have_no_order(edits):
                    for e in (edits.items(), reversed(edits.items())))
     assert torch.equal(there, back)
 
-
 def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bias():
     params = population(MOE)
     assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}),
                        ablate(params, MOE, {"ffn_out": "zero"}))
     assert torch.equal(ablate(params, MOE, {f"H{h}": "zero" for h in range(4)}),
                        ablate(params, MOE, {"attn_out": params["b_O"][:, 0, None, None]}))
-
 
 def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
     params, each = population(MOE), [{"H0": "mean"}, {"E2": "mean", "H1": "zero"}, {"ffn_out": "resample"}, {}]
@@ -103,14 +93,12 @@ def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
     beside = _side_by_side(Population(params, MOE), [combine_edits(MOE, e) for e in each])
     assert (beside == alone).double().mean() > .9999            # sums over another batch may round otherwise
 
-
 def test_units_of_a_deeper_model_carry_their_layer():
     assert units(TWO)[:2] == ["L0.H0", "L0.H1"] and "L1.E1" in units(TWO)
     params = population(TWO)
     without = {n: v.clone() for n, v in params.items()}
     without["W_O"][:, 1, 2] = 0
     assert torch.equal(ablate(params, TWO, {"L1.H2": "zero"}), right(without, TWO))
-
 
 @pytest.mark.parametrize("unit, name, says", [
     ("E1", DENSE, "a dense FFN has no experts"), ("H9", DENSE, "nearest: 'H"), ("H0", TWO, "nearest: 'L..H0'"),
@@ -119,10 +107,8 @@ def test_units_of_a_deeper_model_carry_their_layer():
 def test_what_a_model_has_not_got_is_refused(unit, name, says):
     with pytest.raises(ValueError, match=says): ablate(population(name), name, {unit: "zero"})
 
-
 def test_a_slip_in_the_replacement_is_refused_for_units_too():
     with pytest.raises(ValueError, match="nearest: 'mean'"): edits_for(DENSE, "H0", "means")
-
 
 def greedy(params, name, edits):
     "Token by token for every input, each with a forward pass of its own; edits are constants."
@@ -136,7 +122,6 @@ def greedy(params, name, edits):
         if j < 4: tokens[:, :, 4 + j] = out[:, :, j]
     return out
 
-
 @pytest.mark.parametrize("name", [MOE, DENSE])
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
@@ -147,12 +132,10 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
     assert (decode(params, name, {"ffn_out": how})
             == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})).double().mean() > .999
 
-
 def test_decoding_gives_a_function_what_the_model_s_own_prefix_makes():
     params, half = population(MOE), lambda x: .5 * x
     assert ((decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean()
             > .999)
-
 
 def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
     params = population(MOE)
@@ -160,13 +143,11 @@ def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_noth
     for n in ("W_down", "b_down"): without[n][:, 0, 2] = 0
     assert torch.equal(decode(params, MOE, {"E2": "zero", "H1": "mean"}), decode(without, MOE, {"H1": "mean"}))
 
-
 @pytest.mark.parametrize("how", ["mean", "resample", torch.zeros_like])
 def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
     with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
         decode(population(MOE), MOE, {"E1": how})
     with pytest.raises(ValueError, match="a dense FFN has no experts"): decode(population(DENSE), DENSE, {"E1": "zero"})
-
 
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
@@ -176,7 +157,6 @@ def test_a_whole_answer_is_right_alone_exactly_if_it_is_right_teacher_forced(edi
     params = {n: v[:2] for n, v in checkpoint(name).items()}
     alone, forced = decode(params, name, edits) == T.targets, ablate(params, name, edits)
     assert torch.equal(alone.all(-1), forced.all(-1)) and torch.equal(alone[..., 0], forced[..., 0])
-
 
 def test_shares_are_plain_counts():
     hit = torch.rand(2, 1000, 5, generator=torch.Generator().manual_seed(0)) < .3
@@ -189,7 +169,6 @@ def test_shares_are_plain_counts():
             count = sum(bool(hit[s, i, j]) for i in range(1000) for j in js if mask[i][j])
             assert np.isclose(value, count / n)
     assert {*zip(got["position"], got["stratum"])} == {(where, stratum) for where, stratum, _ in slices(T)}
-
 
 def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():
     hist = population("hist/ffn-h8-gelu", 1)

@@ -28,19 +28,15 @@ TEXT = Planted()
 TOKENS = TEXT.write(2, 33, "absorption test").tokens
 ASKED = claims().query("item.str.startswith('003.') or item.str.startswith('contrast_absorption')")
 
-
 def tiny(seed=1, family="gpt2", layers=2):
     own = dict(tie_word_embeddings=False) if family == "gpt2" else {}
     return small_model(family, TEXT.d_vocab, seed, layers=layers, d=32, heads=4, T=40, **own)[0]
 
-
 def said(model): return model(input_ids=TOKENS[:, :-1], use_cache=False).logits
-
 
 def random_scores(t=20, seed=0):
     x = torch.randn(2, 3, t, t, generator=generator_of("scores", seed))
     return x.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
-
 
 @pytest.mark.parametrize("k", [1, 3, 7, 20, 50])
 def test_a_hard_mask_keeps_k_causal_entries_or_all_there_are(k):
@@ -48,9 +44,7 @@ def test_a_hard_mask_keeps_k_causal_entries_or_all_there_are(k):
     assert (kept.sum(-1) == torch.arange(1, 21).clamp(max=k)).all()
     assert not (kept & (torch.ones(20, 20).triu(1) > 0)).any()
 
-
 def test_ties_keep_exactly_k(): assert (kept_entries(torch.zeros(1, 1, 9, 9), 4).sum(-1) == 4).all()
-
 
 @pytest.mark.parametrize("k", [2, 5])
 def test_gate_and_oracle_keep_equally_many_so_precision_is_recall_is_f1(k):
@@ -60,17 +54,14 @@ def test_gate_and_oracle_keep_equally_many_so_precision_is_recall_is_f1(k):
     precision, recall = hits / kept.sum(-1), hits / wanted.sum(-1)
     assert torch.equal(precision, recall) and torch.allclose(_f1_of(gate, A, k), precision)
 
-
 def test_the_oracle_of_logits_is_that_of_probabilities():
     A = random_scores()
     assert torch.equal(kept_entries(A, 4), kept_entries(A.softmax(-1).masked_fill(A == -torch.inf, -torch.inf), 4))
-
 
 def test_mass_grows_with_k_to_one():
     P = random_scores().softmax(-1)
     shares = torch.stack([_mass_in_top(P, k) for k in (1, 2, 5, 20)])
     assert (shares.diff(dim=0) >= -1e-6).all() and torch.allclose(shares[-1], torch.ones(()))
-
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral"])
@@ -79,7 +70,6 @@ def test_keeping_everything_is_dense_attention_to_the_bit(family):
     with deployed(model): dense = said(model)
     for by in ("gate", "oracle", "random"):
         with deployed(model, new_gates(model, 8, 1), Gating("hard", 40, by)): assert torch.equal(said(model), dense)
-
 
 @torch.no_grad()
 @pytest.mark.parametrize("form", list(GATE_FORMS))
@@ -91,7 +81,6 @@ def test_the_future_is_hidden_under_every_form_and_in_every_family(form):
         with deployed(model, new_gates(model, 8, 1), Gating(form, 5)):
             assert torch.equal(said(model)[:, :-1], model(input_ids=other, use_cache=False).logits[:, :-1])
 
-
 def test_a_hard_gate_that_learns_trains_to_the_same_bits_as_one_that_does_not():
     def weights(frozen):
         model = tiny(layers=1)
@@ -100,7 +89,6 @@ def test_a_hard_gate_that_learns_trains_to_the_same_bits_as_one_that_does_not():
         return h["loss"].tolist(), [p for _, p in model.named_parameters()]
     (a, p), (b, q) = weights(()), weights(("attn_gate",))
     assert a == b and all(map(torch.equal, p, q))
-
 
 def test_what_is_frozen_stays_to_the_bit():
     model = tiny()
@@ -111,7 +99,6 @@ def test_what_is_frozen_stays_to_the_bit():
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {n for n in before if "attn_gate" in n or "h.1.attn.c_" in n}
 
-
 def test_distillation_leaves_a_model_and_its_own_gates_as_they_were():
     model = tiny()
     attach(model, new_gates(model, 8, 1), Gating("post"))
@@ -120,7 +107,6 @@ def test_distillation_leaves_a_model_and_its_own_gates_as_they_were():
     distil(model, [student], TEXT.batches(32, 2, seed=1), 3, looks=1)
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
     assert gating_of(model)[1] == Gating("post")
-
 
 def test_detached_is_never_attached():
     model = tiny()
@@ -134,7 +120,6 @@ def test_detached_is_never_attached():
         assert [n for n, _ in m.named_parameters()] == names and m.config._attn_implementation == own
         assert [len(x._forward_pre_hooks) for x in m.modules()] == hooks and torch.equal(said(m), out)
 
-
 @torch.no_grad()
 def test_an_opened_model_shows_the_attention_that_its_gates_make():
     model = tiny(family="llama")
@@ -144,7 +129,6 @@ def test_an_opened_model_shows_the_attention_that_its_gates_make():
         assert torch.allclose(LanguageModel(model).run(TOKENS[:, :-1], sink={})[0], own, atol=1e-5)
     assert ((sink["L1.pattern"] > 0).sum(-1) <= 4).all()
 
-
 @torch.no_grad()
 def test_listeners_hear_every_layer_once_and_leave():
     model, heard = tiny(layers=3), []
@@ -153,14 +137,12 @@ def test_listeners_hear_every_layer_once_and_leave():
     with deployed(model): said(model)
     assert len(heard) == 3
 
-
 def test_a_state_keeps_what_moves_and_no_frozen_weights():
     model = tiny()
     attach(model, new_gates(model, 8, 1), Gating("post"))
     kept = _LanguageTraining(model, _LanguageRecipe(5, looks=1, frozen=all_but("attn_gate"))).state()[0]
     gates = {f"p/{n}" for n, _ in model.named_parameters() if "attn_gate" in n}
     assert {n for n in kept if n.startswith("p/")} == gates
-
 
 def test_half_precision_models_take_gates():
     model = tiny(family="llama").to(torch.bfloat16)
@@ -169,7 +151,6 @@ def test_half_precision_models_take_gates():
             assert said(model).dtype == torch.bfloat16
     student = Student(new_gates(model, 8, 2), "kl")
     assert distil(model, [student], TEXT.batches(32, 2, seed=1), 2, looks=1)["loss"].notna().all()
-
 
 @torch.no_grad()
 def test_masks_that_read_nothing_are_the_same_for_every_text_and_attention_off_hears_none():
@@ -187,7 +168,6 @@ def test_masks_that_read_nothing_are_the_same_for_every_text_and_attention_off_h
     with with_mean_attention(model, TOKENS[:, :-1]):
         assert torch.equal(said(model)[:, 1:], model(input_ids=changed, use_cache=False).logits[:, 1:])
 
-
 def test_a_fused_step_gets_contiguous_gradients_of_routers(monkeypatch):
     model = small_model("olmoe", TEXT.d_vocab, 1, d=32, T=40)[0]
     t = _LanguageTraining(model, _LanguageRecipe(10, aux_weight=1., task_gradient_to_router=False))
@@ -196,20 +176,16 @@ def test_a_fused_step_gets_contiguous_gradients_of_routers(monkeypatch):
     t.gradients(TOKENS)
     assert all(t.moving[n].grad.is_contiguous() for n in router_names(model))
 
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     return run_study(STUDY, "tiny", root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
-
 
 def test_every_number_of_the_companion_has_a_line():
     numbers, lines = paper_values().query("item.str.startswith('003.')"), ASKED[ASKED["item"].str.startswith("003.")]
     assert len(numbers) == 130 and sorted(lines["id"]) == sorted(numbers["id"])
     assert (lines["note"] != "")[lines["aggregate"] == "none"].all()
 
-
 AT_TINY = {"k=8": "k=4", "k=16": "k=8", "k=32": "k=16"}                     # its texts are half as long
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("source", ["claims", "statements"])
@@ -228,12 +204,10 @@ def test_every_line_asks_for_rows_that_the_study_makes(rows, source):
                 assert asked in made, (c.Index, asked)
             assert set(seed_list(c.seeds)) <= set(STUDY.presets[preset.partition(".")[2]].arms["dense"])
 
-
 @pytest.mark.audit
 def test_every_arm_makes_rows_and_none_twice(rows):
     assert {f"absorption.tiny/{a}" for a in ABSORPTION_ARMS} <= set(rows["condition"])
     assert not rows.duplicated([c for c in rows if c not in ("value", "n_examples")]).any()
-
 
 @pytest.mark.audit
 def test_every_damage_stands_beside_no_attention_and_masks_that_read_nothing(rows):
@@ -246,11 +220,9 @@ def test_every_damage_stands_beside_no_attention_and_masks_that_read_nothing(row
         share = made[at, "damage_fitted", "bce", "k=4"] / made[at, "damage", "attention off", "all"]
         assert made[at, "lost_share", "bce", "k=4"].item() == pytest.approx(share.item())
 
-
 def test_answers_have_three_readers_as_a_scale():
     x = planted_floors(STUDY.presets["tiny"].settings)
     assert 0 < x["keyless"] < x["blind"] and x["oracle"] == pytest.approx((1 - x["answers"]) * x["filler"])
-
 
 def test_margins_of_damages_are_the_same_share_of_attention_in_every_text():
     said = statements().query("key in ['003-A1d', '003-A3', '003-A4', '003-A5h']")
@@ -259,7 +231,6 @@ def test_margins_of_damages_are_the_same_share_of_attention_in_every_text():
     theirs = lines["id"].str.contains("kjv").map({True: "kjv", False: "planted"})
     by_text = pd.concat([said["margin"].groupby(text).unique(), lines["margin"].groupby(theirs).unique()])
     assert len(lines) == 11 and all(len(set(by_text[t].explode())) == 1 for t in ("kjv", "planted"))
-
 
 @pytest.mark.audit
 def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeypatch):
@@ -272,11 +243,9 @@ def test_a_dense_job_that_is_stopped_gives_the_same_rows(tmp_path, rows, monkeyp
     assert again.equals(rows[rows["condition"].isin(set(again["condition"]))].reset_index(drop=True))
     assert {p.suffix for p in job.path(Store(tmp_path)).parent.iterdir()} <= {".safetensors", ".lock"}
 
-
 def test_the_papers_sizes_are_counted():
     x = gated_set_up()
     assert x["gate_params"] == 393_216 and round(x["params"] / 1e6, 1) == 30.6 and x["k"] == 64
-
 
 def test_gates_of_a_model_of_ones_own_are_a_command_whose_second_call_finds_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "store"))
@@ -296,7 +265,6 @@ def test_gates_of_a_model_of_ones_own_are_a_command_whose_second_call_finds_all(
     for wrong, says in ((["--k", "2,x"], "whole numbers"), (["--k", "16"], "from 1 to 15"), (["--loss", "mse"], "loss"),
                         (["--unfreeze", "3"], "0 to 2"), (["--tokens", "99999"], "a smaller --tokens")):
         assert main([*ask, *more, *wrong]) == 2 and says in capsys.readouterr().err, wrong
-
 
 @pytest.mark.audit
 def test_a_gated_step_costs_at_most_twice_an_eager_one_at_512_keys():

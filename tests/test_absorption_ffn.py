@@ -22,29 +22,23 @@ from moe_redistribution.training.study import Desk, run_study, study_jobs
 
 SEEDS = [1, 2]
 
-
 def trained(name, n, seeds=SEEDS):
     members = init_members(condition(name), seeds, "paired")
     train_interval(members, n)
     return members
 
-
 def opened(members): return CachedExperts(unflatten(members.w, members.c), members.c)
-
 
 @pytest.fixture(scope="module")
 def bases(): return {arm: trained(name, 6) for arm, name in ABSORBING.items()}
 
-
 @pytest.fixture(scope="module")
 def dense(): return opened(trained(ABSORBING["dense"], 60))
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return by_edit(run_study(STUDY, "tiny", ["frozen", "dense"], root=tmp_path_factory.mktemp("s"), executor="here",
                              quiet=True))
-
 
 # --------------------------------------------------------------------------------------------------------------- forks
 
@@ -58,7 +52,6 @@ def test_a_fork_is_the_run_from_scratch_under_its_name_to_the_bit(bases, arm, ed
     for n in ("w", "m", "v"): assert torch.equal(getattr(fork, n), getattr(whole, n)), n
     assert torch.equal(bases[arm].w, before) and bases[arm].step.tolist() == [6, 6]       # others fork from it, too
 
-
 @pytest.mark.parametrize("arm", SWAPPED)
 def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
     for edit in looks(arm, dict(after=[1], long=[1])):
@@ -70,7 +63,6 @@ def test_only_what_an_edit_names_moves_and_all_else_keeps_its_bits(bases, arm):
         if "router" not in words and not condition(ABSORBING[arm]).routing.learns: parts -= {"router"}
         assert moved == {n for p in parts for n in MODEL_PARTS[p] if n in began}, edit
 
-
 @pytest.mark.parametrize("arm", NOISED)
 def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
     base = trained(ABSORBING[arm], 250)
@@ -80,7 +72,6 @@ def test_noise_costs_what_the_swap_costs_and_moves_experts_alone(arm):
     moved = {n for n, v in unflatten(noisy.w - base.w, base.c).items() if v.abs().max() > 0}
     assert (b > own).all() and moved == {"W_up", "b_up", "W_down", "b_down"}
 
-
 def test_every_arm_gets_the_same_router_B_which_is_not_its_own(bases):
     routers = [unflatten(_fork_of(bases[arm], "swap", arm).w, condition(ABSORBING[arm]))["W_router"] for arm in SWAPPED]
     assert all(torch.equal(x, routers[0]) for x in routers)
@@ -88,7 +79,6 @@ def test_every_arm_gets_the_same_router_B_which_is_not_its_own(bases):
     A = unflatten(init_members(condition(ABSORBING["frozen"]), SEEDS, "paired").w,
                   condition(ABSORBING["frozen"]))["W_router"]
     assert torch.equal(B, routers[0]) and not torch.isclose(A, B).any(-1).any() and not torch.equal(B[0], B[1])
-
 
 def test_experts_that_exchange_names_with_the_routers_columns_change_nothing(bases):
     params, c, perm = unflatten(bases["top2_frozen"].w, bases["top2_frozen"].c), bases["top2_frozen"].c, [2, 0, 3, 1]
@@ -98,12 +88,10 @@ def test_experts_that_exchange_names_with_the_routers_columns_change_nothing(bas
     torch.testing.assert_close(a.added(a.gates), b.added(b.gates))
     assert torch.equal(oracle(a), torch.tensor(perm)[oracle(b)]) and torch.equal(predict(params, c), predict(named, c))
 
-
 @pytest.mark.parametrize("arm, gets", [("learned", False), ("frozen", False), ("top2_frozen", True), ("soft", True)])
 def test_a_router_whose_one_weight_is_1_gets_no_gradient_of_the_task(bases, arm, gets):
     norms = gradient_norms(unflatten(bases[arm].w, bases[arm].c), bases[arm].c)
     assert ((norms["task_router"] > 0) == gets).all() and (norms["task_experts"] > 0).all()
-
 
 # ---------------------------------------------------------------------------------------------------------- deployment
 
@@ -112,7 +100,6 @@ def test_cached_experts_with_the_models_own_gates_give_its_logits(bases, arm):
     x = opened(bases[arm])
     plain = forward(x.params, x.t.tokens, x.c)[:, :, list(x.t.read)]
     torch.testing.assert_close(x.logits(x.added(x.gates)), plain, rtol=1e-4, atol=1e-4)
-
 
 def test_with_a_dense_FFN_in_every_expert_any_router_is_exact(dense):
     params, c = as_copies(dense.params, dense.c)
@@ -124,7 +111,6 @@ def test_with_a_dense_FFN_in_every_expert_any_router_is_exact(dense):
     for gates in ways(x, SEEDS, drawn, steps=5).values():
         torch.testing.assert_close(x.logits(x.added(gates)), own, rtol=1e-4, atol=1e-4)
 
-
 def test_slices_add_up_to_the_dense_FFN(dense):
     params, c = as_slices(dense.params, dense.c)
     x = CachedExperts(params, c)
@@ -132,14 +118,12 @@ def test_slices_add_up_to_the_dense_FFN(dense):
     quiet = best_factor(x, x.added(torch.full_like(x.gates, .25)))
     torch.testing.assert_close(quiet, 4 * best_factor(dense, dense.added(dense.gates)), rtol=1e-2, atol=1e-2)
 
-
 def test_a_factor_of_1_changes_nothing_and_the_best_one_loses_least(dense):
     ffn = dense.added(dense.gates)
     best = best_factor(dense, ffn)[:, None, None, None]
     at = lambda a: answer_scores(dense.logits(a * ffn), dense.t)["loss"]
     assert torch.equal(dense.logits(1. * ffn), dense.logits(ffn))
     assert all((at(best) <= at(best + d) + 1e-6).all() for d in (-.1, -.01, .01, .1)) and (at(best) <= at(1.)).all()
-
 
 @pytest.mark.audit
 def test_the_affine_map_of_a_loud_output_finds_what_a_factor_finds(dense):
@@ -149,7 +133,6 @@ def test_the_affine_map_of_a_loud_output_finds_what_a_factor_finds(dense):
     fits = [loss(affine_logits(dense, 2 * ffn, ffn, steps)) for steps in (20, 100, 300)]
     assert (fits[0] > fits[1]).all() and (fits[1] > fits[2]).all()
     assert (fits[2] < loss(dense.logits(best_factor(dense, ffn)[:, None, None, None] * ffn))).all()
-
 
 def test_a_map_of_the_streams_coordinates_is_as_one_to_the_logits(dense):
     "Every map to the logits is one d → d behind the unembedding, which has full rank."
@@ -161,25 +144,21 @@ def test_a_map_of_the_streams_coordinates_is_as_one_to_the_logits(dense):
     mapped = torch.einsum("s b t d, s d e -> s b t e", ffn, M)
     torch.testing.assert_close(dense.logits(mapped), own, rtol=1e-3, atol=1e-2)
 
-
 def test_a_linear_router_learns_any_linear_choice(bases):
     x = opened(bases["frozen"])
     W = torch.randn(2, 64, 4, generator=torch.Generator().manual_seed(0))
     chosen = torch.einsum("s b t d, s d e -> s b t e", x.mid, W).argmax(-1)
     assert (_imitation(x, chosen) == chosen).float().mean() > .97
 
-
 def test_a_fit_of_features_that_do_not_vary_together_stays_finite():
     x = torch.randn(1, 50, 1, generator=torch.Generator().manual_seed(0)).expand(-1, -1, 3)
     assert _fit_linear(x, (x[..., 0] > 0).long(), 2).isfinite().all()
-
 
 def test_no_expert_is_better_than_the_oracles(bases):
     x = opened(bases["redrawn"])
     best = oracle(x)
     at = lambda chosen: answer_scores(x.logits(x.added(alone_gates(chosen, 4))), x.t)["loss"]
     assert all((at(best) <= at(torch.full_like(best, e))).all() for e in range(4))
-
 
 # --------------------------------------------------------------------------------------------------------------- study
 
@@ -189,19 +168,16 @@ def test_every_row_can_be_told_from_every_other(tiny):
     shares = tiny[tiny["metric"].isin(["exact", "digits", "no_ffn", "no_ffn_exact", "agreement"])]
     assert shares["value"].between(0, 1).all()
 
-
 def test_the_untrained_router_deployed_is_the_swap(tiny):
     own = tiny.query("condition == 'frozen' & step == 0 & metric in ['exact', 'loss']")
     a, b = (own.query(f"edit == '{e}'").set_index(["metric", "seed"])["value"] for e in ("swap", "linear"))
     pd.testing.assert_series_equal(a, b, rtol=1e-5)
-
 
 def test_a_frozen_router_moves_only_where_it_is_named(tiny):
     own = tiny.query("metric == 'router_moved' & condition == 'frozen'")
     moved = own.groupby("edit")["value"].agg(["min", "max"])
     assert (moved.loc[moved.index.str.contains("router"), "min"] > 0).all()
     assert (moved.loc[~moved.index.str.contains("router"), "max"] == 0).all()
-
 
 def test_a_job_that_is_ended_after_every_step_gives_the_same_rows(tmp_path, monkeypatch):
     "As one that is left alone; what was measured before is not measured again."
@@ -218,7 +194,6 @@ def test_a_job_that_is_ended_after_every_step_gives_the_same_rows(tmp_path, monk
     assert n == 1 + len(_measures_of("top2", settings))
     pd.testing.assert_frame_equal(whole, parts)
 
-
 def test_every_arm_has_its_measures():
     assert {*SWAPPED, *DEPLOYED} == set(ABSORBING)
     settings = STUDY.presets["small"].settings
@@ -227,7 +202,6 @@ def test_every_arm_has_its_measures():
         assert ("deployed" in names) == (arm in DEPLOYED) and ("swap+experts" in names) == (arm in SWAPPED)
         for edit in looks(arm, settings): condition(_fork_name(arm, settings["fork"], edit))
     assert all(len(p.arms[a]) >= 16 for p in [STUDY.presets["small"]] for a in ABSORBING)
-
 
 def test_every_line_asks_for_a_fork_that_the_study_measures():
     settings, asked = STUDY.presets["small"].settings, claims().query("instrument == 'absorption_ffn'")

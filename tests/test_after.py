@@ -18,7 +18,6 @@ SITE = {"title": "t", "description": "d", "sidebar": {"contents": [
 GLOSSARY = ('<h1 class="title">Glossary</h1><section id="copies-ruled-out" class="level3"><h3 data-x="1">Copies ruled '
             'out</h3><p>No <b>copies</b>.</p></section>')
 
-
 @pytest.fixture
 def rendered(tmp_path):
     "A folder as Quarto leaves it: Markdown under the notebook's name, the page without its number."
@@ -33,18 +32,15 @@ def rendered(tmp_path):
          "text": "Parrots do.", "crumbs": []}]), encoding="utf-8")
     return tmp_path
 
-
 def test_every_page_of_the_sidebar_is_listed_for_programs_and_its_markdown_lies_beside_it(rendered):
     assert after.llms(rendered, SITE) == 2 == after.llms(rendered, SITE)        # twice is once
     listed = (rendered / "llms.txt").read_text(encoding="utf-8")
     assert "- [Who remembers?](6_a/memory.llms.md): One line.\n" in listed and "](glossary.llms.md)" in listed
     assert (rendered / "6_a/memory.llms.md").read_text(encoding="utf-8") == "# Who remembers?"
 
-
 def test_a_page_without_markdown_is_named(rendered):
     (rendered / "6_a/41_memory.llms.md").unlink()
     with pytest.raises(SystemExit, match="41_memory"): after.llms(rendered, SITE)
-
 
 def test_a_word_of_the_glossary_and_a_section_of_the_sidebar_have_entries_that_stand_first_in_search(rendered):
     for _ in range(2): after.finds(rendered, SITE)                              # twice is once
@@ -53,7 +49,6 @@ def test_a_word_of_the_glossary_and_a_section_of_the_sidebar_have_entries_that_s
     assert found["Copies ruled out"] == ("glossary.html#copies-ruled-out", "No copies.")
     assert found["Mixture of Parrots"] == ("6_a/memory.html#", "Parrots do.")
     assert len(index) == len({e["objectID"] for e in index}) == 4 and index[-1]["title"] == "Who remembers?"
-
 
 @pytest.mark.parametrize("given, made", [
     ('<th data-r="th"> </th>', '<td data-r="th"></td>'), ("<th>a</th>", "<th>a</th>"),
@@ -67,7 +62,6 @@ def test_a_word_of_the_glossary_and_a_section_of_the_sidebar_have_entries_that_s
 def test_a_part_of_a_page_is_what_it_says_and_mending_twice_is_mending_once(given, made):
     assert after.mended(given) == made == after.mended(made)
 
-
 @pytest.mark.parametrize("git_url, base", [("https://github.com/Some/repo", "https://some.github.io/repo/"),
                                            ("https://forge.org/a/b", ""), ("", "")])
 def test_a_card_has_a_whole_address_where_the_site_has_one(git_url, base):
@@ -77,12 +71,10 @@ def test_a_card_has_a_whole_address_where_the_site_has_one(git_url, base):
     assert ("x.png" in made, f"{base}card.png" in made) == (not base, bool(base))
     assert made == after.mended(made, base)
 
-
 def test_the_card_is_what_forges_show_whole_and_small(tmp_path):
     card.main([str(tmp_path / "card.png")])
     with card.Image.open(tmp_path / "card.png") as made: assert made.size == (1200, 630)
     assert (tmp_path / "card.png").stat().st_size < 150_000
-
 
 def test_a_function_that_says_nothing_of_itself_is_not_made_to_say_that_it_can_be_called():
     out = {"data": {"text/markdown": ["### f\n", "\n", "*Call self as a function.*\n", "\n", "*Call me.*\n"]}}
@@ -90,13 +82,11 @@ def test_a_function_that_says_nothing_of_itself_is_not_made_to_say_that_it_can_b
     text = "".join(out["data"]["text/markdown"])
     assert "Call self" not in text and "### f\n" in text and "*Call me.*" in text
 
-
 def test_a_sentence_that_goes_on_in_the_next_line_is_not_half_in_italics():
     said = "### f\n\n*One thing, and*\nanother.\n\n*Whole.*\n\nMore."
     out = {"data": {"text/markdown": said.splitlines(keepends=True)}}
     frame.output(out)
     assert "".join(out["data"]["text/markdown"]) == "### f\n\nOne thing, and\nanother.\n\n*Whole.*\n\nMore."
-
 
 def test_what_the_site_names_lies_in_the_repository():
     site = after.yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))

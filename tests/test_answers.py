@@ -17,12 +17,10 @@ FFN, MOE, NARROW = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/ffn-h6
 SEEDS = [42, 137, 256, 512, 1024]
 PRINTED, BRIDGE = paper.paper_values(), claims()
 
-
 @pytest.fixture(autouse=True)
 def files_read_once(monkeypatch):
     monkeypatch.setattr(answers, "paper_values", lambda: PRINTED)
     monkeypatch.setattr(answers, "claims", lambda: BRIDGE)
-
 
 def made(condition, values, seeds=SEEDS, rule="first256", site="ffn_out", edit="zero", **more):
     "Invented rows of one cell; `more` are further row columns."
@@ -31,10 +29,8 @@ def made(condition, values, seeds=SEEDS, rule="first256", site="ffn_out", edit="
                    edit=edit, unit="", position="o0-o3", stratum="all", metric="digits", value=values, n_examples=4000)
     return pd.DataFrame(columns | more)
 
-
 def claim(i, protocol="paper"):
     return BRIDGE[(BRIDGE["id"] == i) & (BRIDGE["protocol"] == protocol)].iloc[0]
-
 
 def answering(i, values, seeds=SEEDS, protocol="paper", names=None):
     "Rows that answer claim `i`: `values` (condition, position, unit, seed) for its cells, in the claim's order."
@@ -46,13 +42,11 @@ def answering(i, values, seeds=SEEDS, protocol="paper", names=None):
                            metric=metric, stratum=c["stratum"], unit=u, instrument=c["instrument"], stream=c["stream"])
                       for (n, p, u), v in zip(cells, values)], ignore_index=True)
 
-
 def answer(rows, i, protocol="paper", **how):
     "One line of `compare`, which is told that its item holds nothing else."
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "paper_values", lambda: PRINTED[PRINTED["id"] == i])
         return compare(rows, claim(i, protocol)["item"], protocol, **how).set_index("id").loc[i]
-
 
 def table1(protocol="paper", seed=0):
     """Rows for every mean that the bridge asks for in Table 1 and Figure 1, with quarters as values so that means are
@@ -63,7 +57,6 @@ def table1(protocol="paper", seed=0):
     return pd.concat([made(x.condition, rng.integers(0, 5, int(x.n)) / 4, seed_list(x.seeds), x.rule, x.site,
                            x.edit)
                       for x in c.itertuples()], ignore_index=True)
-
 
 # --- a table ---------------------------------------------------------------------------------------
 
@@ -79,7 +72,6 @@ def test_compare_gives_exact_means_for_every_cell_of_table_1():
     printed = PRINTED.set_index("id")
     assert (out["paper_mean"].to_numpy() == printed.loc[out["id"], "value"].to_numpy()).all()
 
-
 def test_compare_answers_figure_1_with_its_delta_its_p_and_its_chance_line():
     rows = table1()
     out = compare(rows, "fig1").set_index("id")
@@ -90,7 +82,6 @@ def test_compare_answers_figure_1_with_its_delta_its_p_and_its_chance_line():
     assert out.loc["fig1.008", "ours_mean"] == pytest.approx(stats.ttest_ind(learned, frozen, equal_var=False).pvalue)
     assert out.loc["fig1.009", "ours_mean"] == .32325 and out.loc["fig1.009", "verdict"] == "differs"
     assert (out["baseline"][:6] == .07325).all() and np.isnan(out.loc["fig1.008", "baseline"])
-
 
 def test_the_nulls_beside_our_numbers_are_counted_on_the_task():
     """Digits of add-7 that copying, and that one constant a position, would get right, counted on strings; a sum mod
@@ -104,7 +95,6 @@ def test_the_nulls_beside_our_numbers_are_counted_on_the_task():
     assert said["hist"]["most frequent"] == pytest.approx((get_task("hist").targets == 0).double().mean().item(),
                                                           abs=1e-6)
 
-
 def test_audited_rows_answer_the_same_ids_with_other_edits_and_seeds():
     rows = table1("audited")
     out = compare(rows, "tab1", protocol="audited")
@@ -115,7 +105,6 @@ def test_audited_rows_answer_the_same_ids_with_other_edits_and_seeds():
     assert (compare(table1(), "tab1")["verdict"] != "not attempted").all()
     assert (compare(table1(), "tab1", rule="final")["verdict"] == "not attempted").all()
 
-
 def test_an_audited_table_has_lines_for_what_the_audit_asks_and_the_paper_s_for_every_printed_id():
     nothing = table1()[:0]
     for item in ("sec4.2", "appB"):
@@ -125,7 +114,6 @@ def test_an_audited_table_has_lines_for_what_the_audit_asks_and_the_paper_s_for_
                 and list(compare(nothing, item, "audited")["id"]) == sorted(mine))
         assert len(mine) < len(ids)
 
-
 def test_other_measurements_in_the_frame_do_not_leak_in():
     rows = table1().assign(instrument="ablation")
     elsewhere = [{"rule": "final"}, {"position": "o3"}, {"stratum": "carry=2"}, {"split": "train"}, {"metric": "exact"},
@@ -134,14 +122,12 @@ def test_other_measurements_in_the_frame_do_not_leak_in():
     assert compare(pd.concat([rows, *noise]), "tab1").to_csv() == compare(rows, "tab1").to_csv()
     assert compare(rows.drop(columns="instrument"), "tab1").to_csv() == compare(rows, "tab1").to_csv()
 
-
 def test_rule_seeds_and_stream_can_be_overridden_together():
     rows = pd.concat([made(FFN, .1, range(1, 33), "final"), made(FFN, .2), made(FFN, .3, [1, 2], "first256")])
     assert answer(rows, "tab1.003")["ours_mean"] == pytest.approx(.2)
     other = answer(rows, "tab1.003", rule="final", seeds=range(1, 33), stream="paired")
     assert (other["ours_mean"], other["ours_n"]) == (pytest.approx(.1), 32)
     assert answer(rows, "tab1.003", seeds=[1, 2], stream="paired")["ours_mean"] == pytest.approx(.3)
-
 
 @pytest.mark.audit
 def test_shuffled_rows_give_the_same_bytes():
@@ -152,7 +138,6 @@ def test_shuffled_rows_give_the_same_bytes():
     bytes_of = lambda frame: [ask(frame).to_csv() for ask in (*asks, lambda r: answers.contrasts(r, seeds=many))]
     straight = bytes_of(rows)
     for seed in range(3): assert bytes_of(rows.sample(frac=1, random_state=seed)) == straight
-
 
 def test_bad_rows_are_refused_in_one_message():
     rows = table1()
@@ -167,7 +152,6 @@ def test_bad_rows_are_refused_in_one_message():
     with pytest.raises(ValueError, match="protocol: expected one of paper, audited"):
         compare(rows, "tab1", protocol="papers")
 
-
 # --- aggregates, by hand ---------------------------------------------------------------------------
 
 def jackknife(statistic, n):
@@ -175,14 +159,11 @@ def jackknife(statistic, n):
     each = np.array([statistic(np.delete(np.arange(n), i)) for i in range(n)])
     return np.sqrt((n - 1) / n * ((each - each.mean())**2).sum())
 
-
 def bootstrap(statistic, n):
     draws = np.random.default_rng(0).integers(n, size=(4000, n))
     return np.std([statistic(d) for d in draws])
 
-
 RATIO, SHARE = "sec4.1.018", "sec5.001"          # how many times the no-FFN accuracy; which part of a gap
-
 
 @pytest.mark.parametrize("n, rel", [(5, .25), (200, .02)])
 def test_a_ratio_is_that_of_the_means_and_its_spread_what_leaving_a_seed_out_gives(n, rel):
@@ -197,7 +178,6 @@ def test_a_ratio_is_that_of_the_means_and_its_spread_what_leaving_a_seed_out_giv
     assert got["ours_std"] / np.sqrt(n) == pytest.approx(jackknife(statistic, n), rel=rel)
     if n > 5: assert got["ours_std"] / np.sqrt(n) == pytest.approx(bootstrap(statistic, n), rel=.05)
     assert got["ours_lo"] < got["ours_mean"] < got["ours_hi"]
-
 
 @pytest.mark.parametrize("n, rel", [(5, .25), (200, .02)])
 def test_a_share_is_the_part_of_the_gap_and_its_spread_what_leaving_a_seed_out_gives(n, rel):
@@ -216,7 +196,6 @@ def test_a_share_is_the_part_of_the_gap_and_its_spread_what_leaving_a_seed_out_g
     if n > 5: assert got["ours_std"] / np.sqrt(n) == pytest.approx(bootstrap(statistic, n), rel=.05)
     assert got["condition"] == f"{NARROW} vs {MOE} {FFN}"
 
-
 def test_a_ratio_and_a_difference_stand_on_the_seeds_that_both_arms_have():
     for i, hand in ((RATIO, lambda x, y: x.mean() / y.mean()), ("sec4.2.001", lambda x, y: (x - y).mean())):
         x, y = np.array([.5, .6, .7, .8, np.nan]), np.array([.1, np.nan, .2, .25, .9])
@@ -224,7 +203,6 @@ def test_a_ratio_and_a_difference_stand_on_the_seeds_that_both_arms_have():
         got, both = answer(rows, i), [0, 2, 3]
         assert got["ours_n"] == 3 and got["ours_mean"] == pytest.approx(hand(x[both], y[both]))
         assert len(re.findall("1 of 5 seeds failed and left out", got["reason"])) == 2 and "seeds 137" in got["reason"]
-
 
 def test_a_mean_over_several_cells_is_taken_within_each_seed():
     i, values = "sec4.1.015", np.random.default_rng(0).uniform(0, .3, (4, 5))
@@ -235,7 +213,6 @@ def test_a_mean_over_several_cells_is_taken_within_each_seed():
     assert (got["ours_lo"], got["ours_hi"]) == pytest.approx((by_seed.mean() - half, by_seed.mean() + half))
     values[2, 1] = np.nan                                                        # a seed counts whole or not at all
     assert answer(answering(i, values), i)["ours_mean"] == pytest.approx(np.delete(values, 1, 1).mean())
-
 
 @pytest.mark.parametrize("which, i, j",
                          [("lowest", "fig4_caption.001", np.argmin), ("highest", "fig4_caption.002", np.argmax),
@@ -248,7 +225,6 @@ def test_the_ends_of_a_range_are_the_cells_with_the_lowest_and_highest_mean(whic
     assert got["ours_mean"] == pytest.approx(cell.mean()) and got["ours_std"] == pytest.approx(cell.std(ddof=1))
     assert got["ours_n"] == 5 and got["ours_mean"] == pytest.approx({"lowest": .3, "highest": .7}[which])
 
-
 @pytest.mark.parametrize("i", ["fig4_caption.001", "sec4.2.016"])
 def test_a_range_says_nothing_while_a_cell_is_missing(i):
     rows = answering(i, np.linspace(.1, .5, 20))
@@ -257,7 +233,6 @@ def test_a_range_says_nothing_while_a_cell_is_missing(i):
     assert got["verdict"] == "not attempted" and np.isnan(got["ours_mean"]) and got["ours_n"] == 0
     assert (("missing run: " if last[0] != rows["condition"].iloc[0] else "not measured: ") in got["reason"]
             and last[0] in got["reason"])
-
 
 def test_a_count_of_seeds_is_exact_and_refuses_while_seeds_are_missing():
     "`All five seeds grok` is true or false of five seeds; of four it is nothing yet."
@@ -273,7 +248,6 @@ def test_a_count_of_seeds_is_exact_and_refuses_while_seeds_are_missing():
         assert (got["verdict"] == "not attempted" and np.isnan(got["ours_mean"])
                 and re.search("missing run|never got there", got["reason"]))
 
-
 def test_a_p_value_is_welch_s_of_the_two_arms_unpaired():
     i, rng = "sec4.2.011", np.random.default_rng(1)
     a, b = rng.normal(.4, .1, 5), rng.normal(.5, .2, 5)
@@ -285,7 +259,6 @@ def test_a_p_value_is_welch_s_of_the_two_arms_unpaired():
     assert np.isnan(answer(rows, i)["ours_std"]) and np.isnan(answer(rows, i)["ours_lo"])
     one_arm = answer(answering(i, a), i)
     assert one_arm["verdict"] == "not attempted" and "missing run: " + claim(i)["versus"] in one_arm["reason"]
-
 
 def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_the_rest():
     low, middle = "appD.2.006", "appD.2.008"
@@ -301,14 +274,12 @@ def test_a_median_and_the_first_seed_are_of_those_that_got_there_and_wait_for_th
             and got["ours_mean"] - got["ours_lo"] == pytest.approx(half))
     for i in (low, middle): assert answer(answering(i, epochs)[:4], i)["verdict"] == "not attempted"
 
-
 def test_a_share_of_seeds_waits_for_all_of_them_however_alike_they_are():
     i = "appD.1.010"
     seeds = seed_list(claim(i)["seeds"])
     some = answer(answering(i, np.ones(len(seeds)), seeds)[:2], i)
     assert some["verdict"] == "not attempted" and np.isnan(some["ours_mean"])
     assert answer(answering(i, np.arange(len(seeds)) < 12, seeds), i)["verdict"] != "not attempted"
-
 
 def test_two_of_five_seeds_decide_nothing_however_close_they_lie():
     i = "tab4.005"
@@ -320,14 +291,12 @@ def test_two_of_five_seeds_decide_nothing_however_close_they_lie():
         assert (two["verdict"] == "inconclusive" and two["reason"].startswith("interim: 2 of the 5 seeds")
                 and two["ours_n"] == 2)
 
-
 def test_the_lowest_of_several_units_is_the_one_with_the_lowest_mean():
     six, five = "appF.2.001", "appF.2.002"                             # the second is asked without the third component
     values = np.linspace(.4, .5, 5) - .02 * np.arange(6)[:, None]
     assert [answer(answering(six, values), i)["ours_mean"] for i in (six, five)] == pytest.approx([.45 - .10] * 2)
     values[2] = .1
     assert [answer(answering(six, values), i)["ours_mean"] for i in (six, five)] == pytest.approx([.1, .45 - .10])
-
 
 def test_what_a_share_leaves_is_one_minus_it_seed_by_seed():
     i, share = "appC.3.001", np.array([.30, .34, .36, .42, .38])
@@ -336,7 +305,6 @@ def test_what_a_share_leaves_is_one_minus_it_seed_by_seed():
     assert got["ours_mean"] == pytest.approx(1 - share.mean()) and got["ours_std"] == pytest.approx(share.std(ddof=1))
     low, values = "fig8_caption.001", np.linspace(.1, .8, 20)                     # the lowest rest is the highest share
     assert answer(answering(low, values), low)["ours_mean"] == pytest.approx(1 - values[15:].mean())
-
 
 def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
     """A claim about one unit sees no other; a claim about the whole takes rows whose unit is empty, `all` or `none`,
@@ -353,7 +321,6 @@ def test_a_unit_is_asked_for_by_name_and_the_whole_has_none():
     with pytest.raises(ValueError, match="one row per seed; got 10"):
         answer(pd.concat([made(FFN, .1), made(FFN, .1, unit="all")]), "tab1.003")
 
-
 def test_a_count_that_needs_no_run_is_exact_and_one_off_is_wrong():
     "Margin 0: the number of +1 tokens agrees when it is the printed one, differs when it is not, and has no spread."
     facts = _fact_rows(FFN).assign(instrument="facts")
@@ -363,7 +330,6 @@ def test_a_count_that_needs_no_run_is_exact_and_one_off_is_wrong():
     one_off = facts.assign(value=facts["value"] + (facts["metric"] == "n_plus1_tokens"))
     assert answer(one_off, "appA.002")["verdict"] == "differs" and answer(one_off, "appA.001")["verdict"] == "agrees"
 
-
 def test_a_null_is_computed_and_a_claim_without_a_number_says_why():
     rows = table1()
     null, none = answer(rows, "fig1.009"), answer(rows, "appB.001")
@@ -371,7 +337,6 @@ def test_a_null_is_computed_and_a_claim_without_a_number_says_why():
     assert (none["verdict"] == "not attempted" and np.isnan(none["ours_mean"])
             and none["reason"] == claim("appB.001")["note"])
     assert answer(_fact_rows(FFN).assign(instrument="facts"), "tab3.013")["verdict"] == "not attempted"
-
 
 # --- reasons ---------------------------------------------------------------------------------------
 
@@ -386,14 +351,12 @@ def test_missing_runs_are_named_with_seeds_and_cost_and_failed_seeds_keep_their_
     assert narrow["ours_n"] == 0 and np.isnan(narrow["ours_mean"])
     assert "not measured: digits of add7/ffn-h256-silu at first256, none none" in out.loc["tab1.001", "reason"]
 
-
 @pytest.mark.parametrize("rule, steps", [(None, 20_000), ("final", 40_000)])
 def test_a_missing_run_is_priced_at_the_steps_that_its_rule_needs(rule, steps):
     got = answer(table1(), "tab4_caption.003", rule=rule)["reason"]
     for name, price in re.findall(r"missing run: (\S+), seeds [\d, ]+, about (\S+) core-hours", got):
         assert float(price) == pytest.approx(expected_seconds(name, 5 * steps) / 3600, rel=.06)
     assert got.count("missing run: ") == 2 and "not measured" not in got
-
 
 def test_a_trained_run_without_this_measurement_is_not_called_missing():
     """Seeds 42 and 137 are there with another edit; nobody has trained the other three: two sentences, each about its
@@ -407,11 +370,9 @@ def test_a_trained_run_without_this_measurement_is_not_called_missing():
     whole = answer(made(FFN, .9, edit="mean"), "tab1.003")["reason"]
     assert "missing run" not in whole and "core-hours" not in whole
 
-
 def test_many_missing_seeds_are_counted_and_not_listed():
     reason = answer(table1()[:0], "tab1.003", "audited")["reason"]
     assert "seeds 1, 2, 3, 4, 5, 6 and 58 more" in reason and len(reason) < 300
-
 
 def test_the_rule_about_printed_digits_is_for_the_paper_s_own_seeds():
     p = PRINTED.set_index("id").loc["tab1.003"]
@@ -421,13 +382,11 @@ def test_the_rule_about_printed_digits_is_for_the_paper_s_own_seeds():
     paired = answer(made(FFN, same, [1, 2, 3, 4, 5]), "tab1.003", stream="paired", seeds=[1, 2, 3, 4, 5])
     assert "printed digits" not in paired["reason"]
 
-
 def test_a_router_is_sent_down_other_paths_by_rounding_so_its_printed_digits_are_luck():
     p = PRINTED.set_index("id").loc["tab1.009"]
     z = np.array([-1, -.5, 0, .5, 1]) / np.std([-1, -.5, 0, .5, 1])
     lucky = answer(made(MOE, p["value"] + p["value_std"] * z), "tab1.009")
     assert lucky["verdict"] == "inconclusive" and "printed digits" not in lucky["reason"]
-
 
 # --- contrasts -------------------------------------------------------------------------------------
 
@@ -445,7 +404,6 @@ def test_contrast_is_paired_by_seed_and_counts_against_its_fixed_n():
     failed = rows.assign(value=rows["value"].where(rows["seed"] != 3))
     assert answers.contrast(failed, MOE, FFN)["n"] == 63 and "seeds 3" in answers.contrast(failed, MOE, FFN)["reason"]
 
-
 def test_contrasts_hold_the_whole_family_to_holm():
     rng = np.random.default_rng(2)
     rows = pd.concat([made(c, rng.normal(.3, .1, 64), range(1, 65), "first1000", edit="mean") for c in (FFN, MOE)])
@@ -454,7 +412,6 @@ def test_contrasts_hold_the_whole_family_to_holm():
     assert list(out) == answers.CONTRAST_COLUMNS and len(ran) == 1 and len(out) == 6
     assert ran["p_holm"].iloc[0] == pytest.approx(min(1, 6 * ran["p"].iloc[0]))       # contrasts not run yet count
     assert (out.loc[out["n"] == 0, "outcome"] == "not attempted").all() and out["reason"].str.len().gt(0).sum() == 5
-
 
 def test_equal_arms_are_equivalent_only_with_seeds_enough():
     rng = np.random.default_rng(5)
@@ -466,7 +423,6 @@ def test_equal_arms_are_equivalent_only_with_seeds_enough():
     assert pair["p_equivalence"] == pytest.approx(ev.tost(base + noise - noise.mean(), base, pair["margin"]).p,
                                                   abs=1e-9)
     assert answers.contrasts(rows, seeds=range(1, 9)).query("n > 0").iloc[0]["outcome"] == "inconclusive"
-
 
 def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_on_its_own():
     rng, seeds, pair = np.random.default_rng(6), range(1, 65), ("add7/ffn-h256-silu+ffnlr0.25", FFN)
@@ -488,13 +444,11 @@ def test_a_family_at_several_positions_is_their_mean_in_each_seed_and_adjusted_o
     with pytest.raises(ValueError, match="family: expected one of .*contrast_carry"):
         answers.contrasts(rows, item="contrast_cary")
 
-
 def test_a_contrast_that_was_not_registered_is_refused():
     with pytest.raises(ValueError, match="expected one of .*register it in its study's claims.csv before"):
         answers.contrast(table1(), FFN, "add7/glu-h170-silu")
     with pytest.raises(ValueError, match="edit: expected one of mean, zero; got 'resample'"):
         answers.contrasts(table1(), "resample")
-
 
 def test_errors_that_span_powers_of_ten_are_compared_as_powers_of_ten():
     "On a linear scale with two hundredths of room, .0007 agreed with a printed .000028: 25 times as much."
@@ -509,7 +463,6 @@ def test_errors_that_span_powers_of_ten_are_compared_as_powers_of_ten():
     zero = PRINTED[PRINTED["id"].isin(BRIDGE.loc[BRIDGE["scale"] == "log10", "id"]) & (PRINTED["value"] == 0)].iloc[0]
     got = answer(answering(zero["id"], [1e-3 * spread], seeds), zero["id"])   # a printed 0 was rounded
     assert got["verdict"] == "differs" and np.isfinite(got["ours_lo"])
-
 
 def test_a_fact_is_exact_whichever_instrument_counts_it():
     "Ten settings of companions were judged with the room that measured shares have."

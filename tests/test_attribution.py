@@ -15,15 +15,12 @@ from tiers import first
 NAMES = ("add7/ffn-h8-silu", "add7/glu-h8-gelu", "add7/moe-e4k1-h16-silu", "add7/moe-e4k2-h16-silu+switch",
          "add7/moe_glu-e2k1-h8-silu", "add7/no_ffn", "modadd/ffn-h8-gelu", "hist/moe-e2k1-h8-gelu")
 
-
 def population(name, n=2):
     return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
-
 
 def logits_of(params, name):
     t = get_task(name.split("/")[0])
     return trace(params, t.tokens, name, ["logits"])["logits"][:, :, list(t.read)]
-
 
 @pytest.mark.parametrize("by, name",
                          first([(by, n) for by in SPLITS for n in NAMES if n.startswith("add7") or by == "head"],
@@ -34,7 +31,6 @@ def test_terms_sum_to_the_right_answers_logit_under_every_split(name, by):
     right = logits.gather(-1, t.targets.expand(2, -1, -1)[..., None])[..., 0]
     assert torch.allclose(sum(attribution(params, name, by, centred=False).values()), right, atol=1e-4)
     assert torch.allclose(sum(attribution(params, name, by).values()), right - logits.mean(-1), atol=1e-4)
-
 
 @pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu", "add7/glu-h8-gelu"])
 def test_a_head_s_term_is_what_its_absence_takes_from_the_logit_if_nothing_follows_it(name):
@@ -48,7 +44,6 @@ def test_a_head_s_term_is_what_its_absence_takes_from_the_logit_if_nothing_follo
         without["W_O"][:, 0, h] = 0
         gone = (whole - logits_of(without, name)).gather(-1, t.targets.expand(2, -1, -1)[..., None])[..., 0]
         assert torch.allclose(terms[f"H{h}"], gone, atol=1e-4)
-
 
 def test_terms_of_one_prediction_by_plain_loops():
     name, n, j = "add7/moe-e4k1-h16-silu", 593, 2
@@ -65,13 +60,11 @@ def test_terms_of_one_prediction_by_plain_loops():
     used = int(tr["gates"][0, 0, at].argmax())
     assert all(abs(float(terms[f"E{e}"][0, n, j])) < 1e-7 for e in range(4) if e != used)
 
-
 def test_a_seed_in_a_population_is_a_seed_alone():
     name = "add7/moe_glu-e2k1-h8-silu"
     params = population(name, 3)
     alone = attribution({n: v[1:2] for n, v in params.items()}, name, "all")
     assert all(torch.equal(x[1:2], alone[n]) for n, x in attribution(params, name, "all").items())
-
 
 def test_what_lifts_every_logit_alike_has_no_centred_term():
     name = "add7/ffn-h8-silu"
@@ -83,7 +76,6 @@ def test_what_lifts_every_logit_alike_has_no_centred_term():
     assert (attribution(lifted, name, "all", centred=False)["b_down"] -
             attribution(params, name, "all", centred=False)["b_down"] - 5).abs().max() < 1e-3
 
-
 def test_ranks_do_not_depend_on_the_order_of_heads():
     name, order = "add7/ffn-h8-silu", [2, 0, 3, 1]
     params, t = population(name), get_task("add7")
@@ -93,11 +85,9 @@ def test_ranks_do_not_depend_on_the_order_of_heads():
     totals = a.abs().sum(-1)
     assert (totals[:, :-1] >= totals[:, 1:]).all()
 
-
 def test_a_model_without_ffn_has_all_of_the_share_in_attention():
     assert torch.allclose(attention_share(_coarse_terms(attribution(population("add7/no_ffn"), "add7/no_ffn", "all"))),
                           torch.ones(2, 1000, 5), atol=1e-6)
-
 
 def test_other_parameters_and_a_norm_that_is_not_frozen_are_refused():
     normed = "add7/ffn-h8-silu+norm"
@@ -107,7 +97,6 @@ def test_other_parameters_and_a_norm_that_is_not_frozen_are_refused():
     with pytest.raises(ValueError, match="expected w_ln1 .* got None"):
         attribution_rows(population(NAMES[0]), NAMES[0] + "+norm", [0, 1])
     with pytest.raises(ValueError, match="nearest: 'head'"): attribution(population(NAMES[0]), NAMES[0], "heads")
-
 
 @pytest.mark.parametrize("make, splits", [(_coarse_terms, {"all"}), (attention_share, {"component"}),
                                           (lambda terms: ranked_heads(terms, get_task("add7")), {"head", "all"})])
@@ -119,7 +108,6 @@ def test_terms_of_a_split_that_does_not_tell_are_refused_not_added_up_under_a_wr
         else:
             with pytest.raises(ValueError, match="expected terms of the split .*; got .*; fix: attribution"):
                 make(terms)
-
 
 def test_rows_are_unique_finite_and_complete_for_every_seed():
     table = attribution_rows(population("add7/moe-e4k1-h16-silu", 3), "add7/moe-e4k1-h16-silu", [5, 6, 7], rule="init")

@@ -22,27 +22,22 @@ from tiers import first
 
 logging.disable_progress_bar()
 
-
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("And God said, Let there be light: and there was light. " * 16)
     return path
 
-
 @pytest.fixture(scope="module")
 def s(): return open_model(tiny_model("mixtral", vocab_size=256, num_hidden_layers=3))
-
 
 def effects(rows, unit="", stratum="all"):
     own = rows[rows["metric"].eq("effect") & rows["unit"].eq(unit) & rows["stratum"].eq(stratum)]
     return own.groupby(["site", "edit"])["value"].mean()
 
-
 # --------------------------------------------------------------------------------------- a pass that begins at the edit
 
 SOME = ("mixtral", "olmoe", "deepseek_v3", "gpt_oss", "ernie4_5_moe", "kimi_linear", "deepseek_v4", "gemma4_text")
-
 
 @pytest.mark.parametrize("family", first(SOME, MIXTURES))
 def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_family(family):
@@ -62,7 +57,6 @@ def test_a_pass_that_begins_at_the_edit_has_the_losses_of_a_whole_one_in_every_f
             short = b.losses(p.edits, p.at, p.touched)
             assert same and (short - whole).abs().max() <= 1e-5, (how, start_of(s, p.edits))
 
-
 def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_members_together(s, text):
     edits = ("zero", "mean", "route_around", "swap:E2")
     for units, how in ((("L1.E1", "L2.H1", "L0.ffn_out"), edits[:2]), (("L0.E1", "L2.E0"), edits)):
@@ -77,7 +71,6 @@ def test_every_edit_of_an_expert_is_that_of_an_ablation_and_sets_are_their_membe
         b = RecordedBatch(s, windows)
         rise = b.over_windows(b.losses(combine_edits(s, all_of), share=False)) - b.loss
         assert both[name, "zero"] == pytest.approx(rise.mean().item(), abs=2e-6)
-
 
 def test_a_layer_that_hears_of_another_by_a_way_of_its_own_gets_whole_passes_and_a_row_says_so(text):
     model, heard = tiny_model("mixtral", vocab_size=256, num_hidden_layers=3), {}
@@ -96,7 +89,6 @@ def test_a_layer_that_hears_of_another_by_a_way_of_its_own_gets_whole_passes_and
     for u in ("L1.E0", "L2.E1"):
         assert effects(found)[u, "zero"] == pytest.approx(loss[u] - loss["none"], abs=2e-6)
 
-
 def test_padding_is_no_load_and_no_loss(text):
     s, padded = (LanguageModel(tiny_model("mixtral", vocab_size=256), pad=p) for p in (None, 0))
     windows = torch.stack(list(text_windows(text, byte_tokens, 16))[:3])
@@ -105,7 +97,6 @@ def test_padding_is_no_load_and_no_loss(text):
     assert (a.loss - b.loss).abs().max() < 1e-5 and b.gates_of(1)[:, 17:].abs().max() == 0
     edits = {"L1.gates": lambda g: g.index_fill(-1, torch.tensor([1]), 0)}
     assert (a.over_windows(a.losses(edits)) - b.over_windows(b.losses(edits))).abs().max() < 1e-5
-
 
 # ------------------------------------------------------------------------------------------------------- planted truths
 
@@ -121,7 +112,6 @@ def test_equal_experts_can_be_swapped_and_a_silent_one_closed_without_effect(tex
     word = audit_table(closed).set_index("unit")["verdict"]
     assert word["L1.E3"] == "not found here" and effects(closed)["L1.E3", "zero"] == 0
     assert abs(effects(closed)["L0.E1", "zero"]) > 1e-3
-
 
 def carrier(E=8):
     "A one-layer Mixtral whose expert 0 alone knows that z follows q; other experts add a little noise."
@@ -142,7 +132,6 @@ def carrier(E=8):
     head[:, 1], head[ord("z"), 1] = 0, 3
     return model
 
-
 def test_the_expert_that_carries_a_class_of_tokens_is_found_and_others_are_not(tmp_path):
     g, path = np.random.default_rng(0), tmp_path / "q.txt"
     letters = [chr(97 + i) for i in g.integers(0, 16, 2_000)]
@@ -157,7 +146,6 @@ def test_the_expert_that_carries_a_class_of_tokens_is_found_and_others_are_not(t
     load = found.query("metric == 'saliency' and unit == 'load'").set_index("site")["value"]
     assert reap["reap"] > reap["load"] and load["L0.E0"] < load.max()           # it is not the busiest
     assert "found here" in shown_audit(table.reset_index()) and audit_map(table.reset_index()).get_xlabel()
-
 
 def blind(seed, E=8):
     """A one-layer Mixtral of equal experts in which a route says nothing, and every routed term helps as much: it says
@@ -179,7 +167,6 @@ def blind(seed, E=8):
     down[..., 0], down[:, E + 1, 0], head[:2_000, E + 1] = 0, .1, 1          # … and says which half of them occurs
     return model
 
-
 def chance(models, path) -> np.ndarray:
     "p that a unit is beyond its own load, for eight experts of so many blind models."
     path.write_text("any " * 2_000)
@@ -191,7 +178,6 @@ def chance(models, path) -> np.ndarray:
         wide = wide.pivot(index="seed", columns=["site", "unit"], values="value")
         yield _sign_flip_tests([wide[f"L0.E{e}", ""] - wide[f"L0.E{e}", "own load"] for e in range(8)]), found
 
-
 @pytest.mark.parametrize("models, most", [(5, .13), pytest.param(40, .08, marks=pytest.mark.audit)])
 def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_more(models, most, tmp_path):
     every = [*chance(models, tmp_path / "any.txt")]
@@ -200,13 +186,11 @@ def test_of_experts_that_chance_made_no_more_than_five_in_a_hundred_look_like_mo
     assert np.mean(ps < .5) > .35                                                    # nor are they all too large
     assert sum((audit_table(found)["verdict"] == "found here").sum() for _, found in every[:2]) <= 1
 
-
 def test_a_null_of_half_the_load_would_be_seen_by_that_simulation(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.language.audit._drawn_pairs",
                         lambda pool, n, g: _drawn_pairs(pool, n // 2, g))
     ps = np.concatenate([p for p, _ in chance(2, tmp_path / "any.txt")])
     assert np.mean(ps < .05) > .5
-
 
 # ------------------------------------------------------------------------------------------------------------- the null
 
@@ -225,7 +209,6 @@ def test_draws_are_as_many_as_the_unit_has_in_each_window_and_noise_is_as_long(s
     assert (new - x).norm(dim=-1) == pytest.approx(x.norm(dim=-1)) and (new - x).flatten().corrcoef() < 2
     assert not torch.allclose(new, 0 * x)
 
-
 def test_other_sets_are_all_others_where_they_are_audited_and_as_many_as_asked_where_not(s):
     plan = audit_plan(s, 50, ("experts",))
     assert len(plan.keys) == plan.own + 0 and all(len(x) == 3 for x in plan.others)
@@ -233,7 +216,6 @@ def test_other_sets_are_all_others_where_they_are_audited_and_as_many_as_asked_w
     names = [few.keys[k][0].name for k in few.others[0]]
     assert len(set(names)) == 4 and set(names) < {f"L1.E{a}+E{b}" for a, b in combinations(range(4), 2)} - {"L1.E0+E1"}
     assert [len(x) for x in audit_plan(s, 50, ("ffns",)).others] == [2, 2, 2]
-
 
 # ----------------------------------------------------------------------------------------------- cost, stops, forecasts
 
@@ -255,7 +237,6 @@ def test_an_audit_of_64_experts_takes_40_passes_at_most_by_what_its_modules_were
     assert attention <= said <= 40 and experts <= said, (attention, experts, said)
     assert experts > .8 * said                                                     # it does not claim more than it ran
 
-
 def test_a_forecast_runs_one_batch_and_is_right_within_a_fifth(s, text):
     ask = dict(context=16, batch=8, tokens=500, units=("experts", "ffns"), edits=("zero", "mean"))
     ahead, found = audit_forecast(s, text, byte_tokens, **ask), audit(s, text, byte_tokens, **ask)
@@ -263,9 +244,7 @@ def test_a_forecast_runs_one_batch_and_is_right_within_a_fifth(s, text):
     assert ahead["windows"] == len(list(text_windows(text, byte_tokens, 16, 500))) and ahead["seconds"] > 0
     assert ahead["bytes"] > 8 * 16 * 256 * 4
 
-
 class Stop(Exception): pass
-
 
 def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
@@ -282,7 +261,6 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(s, text, tmp_path, m
     here = lambda f: f[f["metric"] != "passes"].reset_index(drop=True)               # a start is checked once more
     assert here(again).equals(here(straight)) and len(batches) == 7 + 1
 
-
 def test_what_an_audit_keeps_does_not_grow_with_the_text(s, text, tmp_path):
     long, sizes = tmp_path / "long.txt", []
     long.write_text(text.read_text() * 8)
@@ -290,7 +268,6 @@ def test_what_an_audit_keeps_does_not_grow_with_the_text(s, text, tmp_path):
         audit(s, path, byte_tokens, context=4, batch=64, units=("L2.E0",), n_sets=0, part=tmp_path / "p", tokens=some)
         sizes.append((tmp_path / "p").stat().st_size)
     assert sizes[1] - sizes[0] < 200
-
 
 def test_units_and_edits_that_are_not_there_are_refused_before_any_pass(s, text, monkeypatch):
     monkeypatch.setattr(type(s), "run", lambda *_, **__: 1 / 0)
@@ -302,7 +279,6 @@ def test_units_and_edits_that_are_not_there_are_refused_before_any_pass(s, text,
     dense = open_model(tiny_model("llama", vocab_size=256))
     with pytest.raises(ValueError, match="experts of llama"): audit(dense, text, byte_tokens, 16)
 
-
 # --------------------------------------------------------------------------------------------------------------- regret
 
 def test_a_router_that_knows_has_less_regret_than_a_drawn_route(tmp_path):
@@ -312,13 +288,11 @@ def test_a_router_that_knows_has_less_regret_than_a_drawn_route(tmp_path):
     mean = rows.groupby(["metric", "unit"])["value"].mean()
     assert mean["regret", ""] < .7 * mean["regret", "random route"] and (rows["value"] >= 0).all()
 
-
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v3", "gpt_oss"])
 def test_the_executed_route_by_live_weights_is_the_pass_itself(family, text, monkeypatch):
     monkeypatch.setattr("moe_redistribution.language.regret._other_routes", lambda chosen, *_: chosen[:, None].flip(-1))
     rows = route_regret(open_model(tiny_model(family, vocab_size=256)), text, byte_tokens, 16, sample=8, others=1)
     assert rows.query("metric == 'regret'")["value"].abs().max() < 1e-5
-
 
 # ------------------------------------------------------------------------------------------------------------- commands
 
@@ -338,7 +312,6 @@ def test_the_three_commands_print_a_table_and_write_rows_and_pictures(s, text, t
     assert {"effect", "saliency", "regret"} <= set(rows["metric"]) and len(words) == 12
     assert (words["effect_lo"] <= words["effect"]).all() and (words["effect"] <= words["effect_hi"]).all()
     assert all((tmp_path / f).exists() for f in ("l.png", "u.png", "c.csv")) and not [*tmp_path.glob("*.part")]
-
 
 def test_the_commands_refuse_before_any_work(s, text, tmp_path, capsys):
     s.model.save_pretrained(tmp_path / "a")

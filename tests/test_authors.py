@@ -18,7 +18,6 @@ NAMES = [f"{task}/{shape}-{act}{norm}" for task, widths in (("add7", (24, 12)), 
                             (f"moe-e4k2-h{widths[0]}", "silu"), (f"moe_glu-e2k1-h{widths[1]}", "relu"))
          for norm in ("", "+norm")]
 
-
 def state_of(name, seed=0):
     """A state dictionary with random weights, shaped as their classes shape it: linear layers (out, in), one list of
     experts."""
@@ -39,7 +38,6 @@ def state_of(name, seed=0):
         if not c.gated:
             shapes |= {f"{prefix}{n}.bias": s[:1] for n, s in layers.items()}
     return {n: torch.randn(s, generator=g) * .3 for n, s in shapes.items()}
-
 
 def logits_of(s, tokens, c, causal):
     "Their forward pass in a few lines, from the names alone."
@@ -62,7 +60,6 @@ def logits_of(s, tokens, c, causal):
         x = x + expert("ffn.", y)
     return F.linear(norm("out_norm", x), s.get("unembed.weight", s["vocab.weight"]))
 
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_read_from_their_form_computes_what_their_form_computes(name):
     c, t = condition(name), get_task(name.split("/")[0])
@@ -73,7 +70,6 @@ def test_a_model_read_from_their_form_computes_what_their_form_computes(name):
         theirs = logits_of(state, tokens, c, t.causal)
         assert mine.shape == theirs.shape and (mine - theirs).abs().max() < 2e-4 * theirs.abs().max()
 
-
 @pytest.mark.parametrize("name", NAMES[::3])
 def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
     c, state = condition(name), state_of(name)
@@ -83,12 +79,10 @@ def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
                                             for n, v in state.items() if n != "pos_embed.weight")
     assert again["pos_embed.weight"].shape == state["pos_embed.weight"].shape
 
-
 def test_what_a_file_does_not_say_is_taken_from_the_caller():
     state = state_of("add7/moe-e4k1-h24-silu")
     assert _read_condition(state, "gelu", 2, "+frozen") == "add7/moe-e4k2-h24-gelu+frozen"
     assert from_authors({"model_state_dict": state}, "silu")[1] == "add7/moe-e4k1-h24-silu"
-
 
 def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradiction_goes_through():
     state = state_of("add7/ffn-h24-silu")
@@ -97,7 +91,6 @@ def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradictio
     with pytest.raises(ValueError, match="expected one, since weights do not show it; got None"): from_authors(state)
     with pytest.raises(ValueError, match="got 'silu', and 'gelu' from .*nearest valid: 'gelu'"):
         from_authors(kept, "silu")
-
 
 @pytest.mark.parametrize("spoil, message", [
     (lambda s: {n: v for n, v in s.items() if n != "atn.o_proj.bias"}, "atn.o_proj.bias"),
@@ -110,14 +103,11 @@ def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message
     with pytest.raises(ValueError, match=message):
         from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
 
-
 class Sharp(Router):
     def logits(self, held, x, c): return 9 * super().logits(held, x, c)
 
-
 class Doubled(Variant):
     def hidden(self, product, act, at): return at("hidden", 2 * act(product("W_up")))
-
 
 @pytest.fixture
 def own_things():
@@ -126,7 +116,6 @@ def own_things():
         register("variant", "doubled", Doubled("doubled", True))
         yield
         raise InterruptedError
-
 
 @pytest.mark.parametrize("made, said, message", [
     # one expert would be kept
@@ -139,7 +128,6 @@ def own_things():
     ("add7/doubled-e4k1-h16-silu", "add7/doubled-e4k1-h16-silu", r"\(ffn, glu, moe, moe_glu\)")])
 def test_what_their_classes_cannot_hold_is_not_written(made, said, message, own_things):
     with pytest.raises(ValueError, match=message): to_authors(init(made, [torch.Generator()]), said)
-
 
 def test_a_file_without_an_ffn_is_refused():
     with pytest.raises(ValueError, match="expected an FFN; got no up_proj.weight"):

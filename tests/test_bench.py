@@ -21,7 +21,6 @@ FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
         ("ffn-h24-gelu+d32", "glu-h24-silu+d32", "moe-e4k1-h24-gelu+d32", "moe-e4k2-h24-gelu+d32",
          "moe_glu-e4k1-h24-gelu+d32+norm", "no_ffn+d32")]
 
-
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
 def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monkeypatch):
@@ -39,13 +38,11 @@ def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monk
     most = 1 if plain and not c.routed else 1.4
     assert 1 <= counter.get_total_flops() / floor <= most
 
-
 @pytest.mark.parametrize("task", HEADLINE)
 def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):
     from moe_redistribution.tasks.data import N_TRAIN, split
     if task == "add7": assert condition(HEADLINE[task][0]).batch
     else: assert full_batch(get_task(task)) == (N_TRAIN if task == "hist" else len(split(get_task(task), 1)[0]))
-
 
 def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
     """The floor of a full batch is its operations over the rates of its large products, whatever one example's products
@@ -59,17 +56,14 @@ def test_tiny_products_and_long_batches_do_not_raise_the_floor(monkeypatch):
     small = floor_for(HEADLINE["add7"][0], 5, 1.0)                        # small batches: as they are
     assert small["floor"] > 2 * flops(HEADLINE["add7"][0]) / 1e10
 
-
 def test_full_batches_have_stricter_targets_than_small_ones():
     for dense, moe in HEADLINE.values():
         assert not condition(dense).routed and condition(moe).routed and _target(moe) > _target(dense)
         assert _floor_limit(dense) <= _floor_limit(moe) <= _floor_limit(HEADLINE["add7"][1])
 
-
 def test_a_full_batch_is_timed_by_the_epoch_and_small_batches_by_twenty():
     assert train_for("hist/ffn-h4-gelu+d32", 1, 0.01)["steps"] == 1
     assert train_for("add7/ffn-h4-silu", 2, 0.01)["steps"] % 40 == 0
-
 
 @pytest.mark.audit                                                    # two processes that import torch: 10 s
 def test_plain_processes_all_report_their_own_time():
@@ -77,9 +71,7 @@ def test_plain_processes_all_report_their_own_time():
     assert len(got) == 2 and all(g["wall"] >= 0.3 and g["cpu"] < 1.2 * g["wall"] for g in got)
     assert 0 < _share_of(got) <= 1
 
-
 def rounds(**speeds): return [dict(speeds, share=.9), dict(speeds, share=.95)]
-
 
 @pytest.mark.parametrize("per_core, better", [(8., "as shipped"), (12.5, "per core")])
 def test_the_better_rival_is_named_and_the_promise_is_held_against_the_one_as_shipped(per_core, better):
@@ -88,7 +80,6 @@ def test_the_better_rival_is_named_and_the_promise_is_held_against_the_one_as_sh
     assert (row["times_plain"], row["target"], row["better_plain"]) == (5, 2.5, better)
     assert row["times_plain_per_core"] == pytest.approx(50 / per_core)
     assert row["times_floor"] == pytest.approx(2) and row["step_ms"] == pytest.approx(40) and row["share"] == .85
-
 
 def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those_that_were(tmp_path):
     path = tmp_path / "results" / "bench.csv"
@@ -100,7 +91,6 @@ def test_a_record_keeps_rows_that_were_not_measured_this_time_and_replaces_those
     frame = pd.read_csv(path)
     assert frame["condition"].tolist() == [HEADLINE["add7"][0], HEADLINE["modadd"][1], "add7/ffn-h8-silu"]
     assert frame["times_plain"].tolist() == [3.0, 6.5, 9.0] and frame["gflops"].tolist()[1] == 96.0
-
 
 def test_the_command_line_keeps_rows_in_the_file_it_is_given(monkeypatch, capsys):
     from moe_redistribution.record import cli, costs

@@ -19,12 +19,9 @@ each_variant = pytest.mark.parametrize("name", SMALL.values(), ids=SMALL)
 LINEAR = "modadd/glu-h64-linear"
 near = lambda a, b, eps=1e-9: torch.testing.assert_close(a, b, rtol=eps, atol=eps)
 
-
 def population(name, n_seeds=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)])
 
-
 def tables(gate, mix, up): return torch.einsum("...jm,...mk,...lm->...kjl", gate, mix, up)
-
 
 # ------------------------------------------------------------------------------------------------- tensor and its SVD
 
@@ -35,7 +32,6 @@ def test_an_expert_is_its_tensor_where_the_activation_is_linear():
     x, T = tr["resid_mid"].double(), _tensor(params, name)
     got = torch.einsum("seijk,sbtj,sbtk->sbtei", T, x, x)
     torch.testing.assert_close(got, tr["expert_out"].double(), rtol=1e-4, atol=1e-5)
-
 
 @each_variant
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -51,14 +47,12 @@ def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name,
     if symmetric: V = (V + V.mT) / 2
     near((V.flatten(3) * Vh[:, :, :6]).sum(-1).abs(), torch.ones(2, T.shape[1], 6).double(), 1e-6)
 
-
 def test_tables_that_do_not_exist_are_nan_and_not_noise():
     params = population("modadd/glu-h24-gelu+d32")
     gate, up, down = _factors(params, "modadd/glu-h24-gelu+d32")
     down[..., 3:, :] = 0                                                        # three units are left
     strength, mix = _top_singular(gate, up, down, 6)
     assert mix[..., :3].isfinite().all() and mix[..., 3:].isnan().all()
-
 
 # ------------------------------------------------------------------------------------------------------ token tables
 
@@ -73,7 +67,6 @@ def by_loops(V, E_a, E_b):
     on_sum = sum(waves[f, f] for f in range(1, P))                              # e^{2πif(a + b)/p}
     return (S.max() / S.sum()).item(), (on_sum / waves.sum()).item()
 
-
 @pytest.mark.parametrize("through", READERS)
 def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     name = "modadd/glu-h24-gelu+d32"
@@ -86,7 +79,6 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     assert math.isclose(one_wave[0, 0, 1] / 2, want[0], rel_tol=1e-9)
     assert math.isclose(on_sum[0, 0, 1], want[1], rel_tol=1e-9)
 
-
 def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_transpose():
     params = population(SMALL["glu"])
     gate, up, down = _factors(params, SMALL["glu"])
@@ -97,7 +89,6 @@ def test_the_paper_protocol_is_half_of_the_folded_share_and_does_not_see_a_trans
     one_wave = _shares(*_token_power(gate, up, mix, (E, E)))[0]
     near(printed(M), one_wave[:, 0] / 2)
     near(printed(M.mT), printed(M))
-
 
 @each_variant
 def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
@@ -117,7 +108,6 @@ def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
         want = (P * by_sum.square().sum((1, 2)) / M.square().sum((1, 2, 3))).mean()
         assert math.isclose(got[metric].item(), want.item(), rel_tol=1e-6), metric
 
-
 @pytest.mark.parametrize("name", [SMALL["glu"], LINEAR], ids=["uniform", "one head each"])
 def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
     "With queries of zero, or heads that look at a and at b whatever they hold, the mean pattern is that of each pair."
@@ -127,7 +117,6 @@ def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
     seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()  # 0+0, 5+0, 0+7
     near(seen[1] - seen[0], xa[0, 0, 5] - xa[0, 0, 0], 1e-5)
     near(seen[2] - seen[0], xb[0, 0, 7] - xb[0, 0, 0], 1e-5)
-
 
 def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
     "n → 5n sends waves to waves and sums to sums."
@@ -139,7 +128,6 @@ def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
     two = scores(gate, up, down, {"e": (other, other)}, params["W_U"])["e"]
     for n in one: near(one[n], two[n])
 
-
 # ------------------------------------------------------------------------------------------------------------- nulls
 
 def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimension():
@@ -150,7 +138,6 @@ def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimensi
     want = _shares(*_token_power(eye, V.mT[None, None], torch.ones(1, 1, 32, 1).double(), read))
     near(got[0][0, 0, 1], want[0][0, 0, 0])
     near(got[1][0, 0, 1], want[1][0, 0, 0])
-
 
 def test_nulls_keep_what_they_should_and_nothing_more():
     params, g = population(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
@@ -167,12 +154,10 @@ def test_nulls_keep_what_they_should_and_nothing_more():
     fresh = _redrawn_factors(gate, up, down, SMALL["moe_glu"], "untrained", g)
     assert all(x.shape == y.shape for x, y in zip(fresh, (gate, up, down))) and fresh[0].abs().max() <= 32**-.5
 
-
 def test_an_exact_clock_can_have_the_concentration_of_its_nulls_but_not_their_share_of_the_sum():
     twin = with_nulls(rotated_clock(), LINEAR, draws=12)["embedding"]
     assert twin["none"]["concentration"] < twin["random"]["concentration"].max()
     assert all(twin["none"]["sum_share_logits"] > twin[kind]["sum_share_logits"].max() + .5 for kind in FACTOR_NULLS)
-
 
 def test_draws_are_seeded():
     params = population(SMALL["glu"], 1)
@@ -180,7 +165,6 @@ def test_draws_are_seeded():
     for kind in FACTOR_NULLS:
         assert torch.equal(one[kind]["sum_share"], same[kind]["sum_share"])
         assert not torch.equal(one[kind]["sum_share"], other[kind]["sum_share"])
-
 
 # -------------------------------------------------------------------------------------------------------------- rows
 
@@ -194,7 +178,6 @@ def test_rows_of_a_seed_do_not_depend_on_its_company(name):
     torch.testing.assert_close(torch.tensor(pick(whole)["value"]), torch.tensor(pick(alone)["value"]),
                                rtol=1e-6, atol=1e-9)
 
-
 def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
     one = population(SMALL["glu"], 1)
     twice = {n: torch.cat([v, v]) for n, v in one.items()}
@@ -203,7 +186,6 @@ def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
         return frame.pivot(index="site", columns="seed", values="value")
     a, b = null([5, 6]), null([6, 7])
     assert a.loc["attention", 5] != a.loc["attention", 6] == pytest.approx(b.loc["attention", 6], rel=1e-6)
-
 
 def test_each_number_has_its_nulls_beside_it():
     frame = _bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
@@ -215,13 +197,11 @@ def test_each_number_has_its_nulls_beside_it():
     assert share.between(.25, 1).all()                                                   # of 1 + 3 draws
     assert frame["value"].notna().all()
 
-
 @pytest.mark.parametrize("name, says", [
     ("modadd/ffn-h24-gelu", "nothing is multiplied"), ("add7/glu-h24-silu", "modular addition"),
     ("modadd/glu-h24-gelu+L2", "one layer"), ("modadd/glu-h24-gelu+norm", "without norm")])
 def test_what_has_no_tensor_of_a_circle_is_refused_with_the_reason(name, says):
     with pytest.raises(ValueError, match=says): _bilinear_rows(population(name, 1), name, [0])
-
 
 def test_unknown_readers_and_nulls_are_refused():
     params = population(SMALL["glu"], 1)
@@ -230,7 +210,6 @@ def test_unknown_readers_and_nulls_are_refused():
     with pytest.raises(ValueError, match="nearest: 'attention'"): _readers(params, SMALL["glu"], "attn")
     with pytest.raises(ValueError, match="nearest: 'shuffled'"):
         _redrawn_factors(*_factors(params, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator())
-
 
 def test_gram_is_the_products_of_the_tables():
     gate, up, _ = _factors(population(SMALL["glu"], 1), SMALL["glu"])

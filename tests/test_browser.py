@@ -40,12 +40,10 @@ FLAGS = [*"""--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-
          "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]    # who asks elsewhere is told at once
 pytestmark = pytest.mark.audit
 
-
 class Finding(NamedTuple):
     kind: str
     width: int
     what: str
-
 
 ALLOWED = {("table cut", PHONE), ("figure scrolls", PHONE)}
 
@@ -116,14 +114,12 @@ LANDINGS = """fragments => {
   return fragments.map(f => [f, land(f)]).filter(([, wrong]) => wrong);
 }"""
 
-
 def links(html):
     "(href, ...) of a page's text, and the ids that a link can lead to."
     html = re.sub(r"<(script|style|template)\b.*?</\1>", "", html, flags=re.S)
     html = re.sub(r"<a\b[^>]*aria-hidden=[^>]*>", "", html)     # the lines of a listing: nobody is sent to them
     return (re.findall(r"<a\b[^>]*?\shref=[\"']([^\"']*#[^\"']+)[\"']", html),
             set(re.findall(r"\s(?:id|name)=[\"']([^\"']+)[\"']", html)))
-
 
 class Site:
     "A folder of HTML pages, and which of them name which part of which other."
@@ -154,7 +150,6 @@ class Site:
         finally:
             server.shutdown()
 
-
 def axe(tab, width):
     """What axe calls serious or critical, as (rule, how often, first place). Colours do not change with the width, and
     those of code not with the block; to look at them is slow, so it is done once."""
@@ -165,7 +160,6 @@ def axe(tab, width):
       return found.violations.filter(v => /serious|critical/.test(v.impact))
         .map(v => [v.id, v.nodes.length, v.nodes[0].target.join(' ').slice(0, 80)]);
     }""", rules)
-
 
 def look(browser, site, base, page):
     "All findings on a page, at every width. The tabs of a browser share what they have loaded."
@@ -196,7 +190,6 @@ def look(browser, site, base, page):
     tab.close()
     return found + [Finding(kind, 0, text) for kind, text in dict.fromkeys(said)]
 
-
 # ------------------------------------------------------------------------------------------------------------ the site
 
 @functools.cache
@@ -204,7 +197,6 @@ def the_site():
     "The rendered site, or nothing."
     folder = Path(os.environ.get("BROWSER_SITE", ROOT / "_docs"))
     return Site(folder) if (folder / "index.html").is_file() else None
-
 
 @contextlib.contextmanager
 def chromium():
@@ -214,12 +206,10 @@ def chromium():
         yield browser.new_context(reduced_motion="reduce")
         browser.close()
 
-
 # ----------------------------------------------------------------------------------------------------------- the claims
 
 ADDRESSES = sorted(re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)\.ipynb$", r"\1\2.html", p.relative_to(NBS).as_posix())
                    .replace(".ipynb", ".html") for p in NBS.rglob("*.ipynb") if not re.search(r"(^|/)[._]", str(p)))
-
 
 @pytest.fixture(scope="module")
 def browser():
@@ -227,7 +217,6 @@ def browser():
     pytest.importorskip("axe_playwright_python", reason="needs axe: pip install -e '.[browser]'")
     if not CHROMIUM: pytest.skip("needs Chromium on the path (Debian: apt-get install chromium)")
     with chromium() as found: yield found
-
 
 FAULTY = """<!doctype html><html lang=en><head><title>t</title><style>td, th {white-space: nowrap}</style></head>
 <body><main><div style="overflow-x: auto; width: 200px"><table>
@@ -240,7 +229,6 @@ FAULTY = """<!doctype html><html lang=en><head><title>t</title><style>td, th {wh
 <p id="un">here</p><a href="#un">alive</a><script src="https://example.org/x.js"></script>
 <script>throw Error("x")</script></main></body></html>"""
 
-
 def test_every_kind_of_fault_is_found_where_it_was_planted(browser, tmp_path):
     (tmp_path / "faulty.html").write_text(FAULTY, encoding="utf-8")
     site = Site(tmp_path)
@@ -250,7 +238,6 @@ def test_every_kind_of_fault_is_found_where_it_was_planted(browser, tmp_path):
                "external request", "axe color-contrast", "anchor is not marked"}
     assert not planted - kinds, f"not seen: {planted - kinds}"
 
-
 @pytest.mark.parametrize("page", ADDRESSES)
 def test_a_page_is_whole_in_a_browser_at_three_widths(browser, page):
     if not (site := the_site()): pytest.skip("needs the rendered site: `make docs`, with Quarto")
@@ -259,7 +246,6 @@ def test_a_page_is_whole_in_a_browser_at_three_widths(browser, page):
     found = Counter(f for f in found if (f.kind, f.width) not in ALLOWED)
     print(f"{page}:", dict(Counter(f.kind for f in found.elements())) or "nothing")
     assert not found, "\n".join(f"{n} {f.kind} at {f.width or 'any'}: {f.what}" for f, n in sorted(found.items()))
-
 
 def main(pages):
     "Print the counts: a line for each kind and width, then one for each page."
@@ -280,7 +266,6 @@ def main(pages):
         if found: print(f"\n{page}")
         for f, n in sorted(Counter(found).items()): print(f"  {n:4} {f.kind} at {f.width or 'any'}: {f.what}")
     return seen
-
 
 if __name__ == "__main__":
     main(sys.argv[1:])

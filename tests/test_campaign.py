@@ -41,7 +41,6 @@ from same import assert_same_runs
 
 TINY = "add7/ffn-h8-silu+d16"
 
-
 @contextmanager
 def at_most(seconds):
     "What takes longer hangs."
@@ -50,7 +49,6 @@ def at_most(seconds):
     signal.alarm(seconds)
     try: yield
     finally: signal.alarm(0), signal.signal(signal.SIGALRM, before)
-
 
 # ------------------------------------------------------------------------------------------------------ command lines
 
@@ -87,17 +85,14 @@ LINES = {
         "--unfreeze": ["", "99", "1,1"], "--steps": ["0", "-2"], "--d-gate": ["0"], "--budget": ["nan"]},
     ("nothing",): {None: [None]}}
 
-
 def mistakes():
     for start, options in LINES.items():
         for option, values in options.items():
             yield from ([*start] if option is None else [*start, option, v] for v in values)
             if option not in (None, "--out", "--model", "--text"): yield [*start, option]         # the value forgotten
 
-
 @pytest.fixture
 def places(tmp_path): return laid_out(tmp_path)
-
 
 def laid_out(tmp_path):
     "Files and folders that commands are pointed at, by name."
@@ -110,13 +105,11 @@ def laid_out(tmp_path):
     weights.write_bytes(weights.read_bytes()[:-100])
     return {n: str(tmp_path / n) for n in ("file", "folder", "empty", "text", "model", "dense", "broken")}
 
-
 @pytest.mark.audit
 def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(places, tmp_path, monkeypatch, capsys):
     def began(*args, **kwargs): raise Began
     class Began(BaseException): pass
-    for room, name in ((groups, "train_interval"), (jobs, "run_job"), (streaming, "tally"),
-                       (streaming, "text_loss")):
+    for room, name in ((groups, "train_interval"), (jobs, "run_job"), (streaming, "tally"), (streaming, "text_loss")):
         monkeypatch.setattr(room, name, began)
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(places["folder"])
@@ -135,7 +128,6 @@ def test_every_mistake_on_the_command_line_ends_in_one_message_before_any_work(p
         if not fine: bad.append((status, " ".join(words), err.strip()[-300:]))
     print(f"\n{sum(found.values())} mistakes on the command line: {dict(found)}")
     assert not bad and sum(found.values()) >= 120, "\n".join(map(str, bad))
-
 
 # What a command works with, and lines that stand for all kinds of mistakes at every change; `make audit` has the rest.
 WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "measure": (work, "measure"),
@@ -168,10 +160,8 @@ PROMISE = [
     ("new", "study", "1x"), ("new", "study", "routers"),
     ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]
 
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory): return laid_out(tmp_path_factory.mktemp("places"))
-
 
 @pytest.mark.parametrize("words", PROMISE, ids=" ".join)
 def test_every_command_checks_all_that_it_is_told_before_any_work(words, shared, tmp_path, monkeypatch, capsys):
@@ -188,7 +178,6 @@ def test_every_command_checks_all_that_it_is_told_before_any_work(words, shared,
     # neither a store, nor a state, nor an output
     assert [*tmp_path.rglob("*")] == [tmp_path / "here"] and sorted(Path(shared["file"]).parent.rglob("*")) == before
 
-
 @pytest.mark.parametrize("wrong", [["--executor", "x"], ["--device", "tpu"], ["--device", "cuda:1"], ["--seeds", "1,x"],
                                    ["--budget", "0"]], ids=" ".join)
 def test_runs_are_not_moved_aside_by_a_command_that_is_refused(wrong, tmp_path, monkeypatch):
@@ -200,7 +189,6 @@ def test_runs_are_not_moved_aside_by_a_command_that_is_refused(wrong, tmp_path, 
     assert cli.main(["train", TINY, "--seeds", "1", "--until", "full", "--again", *wrong]) == 2
     assert {*tmp_path.rglob("*")} == before and Store(tmp_path).path(TINY, 1) in before
 
-
 def test_the_promise_is_tried_on_every_command():
     commands = {a.dest for a in next(a for a in cli.parser()._actions if a.dest == "command")._choices_actions}
     assert len(commands) >= 13 and commands == set(WORK) == {words[0] for words in PROMISE}
@@ -209,11 +197,9 @@ def test_the_promise_is_tried_on_every_command():
     with_seeds = {c for c in commands if "--seeds" in cli.parser()._actions[1].choices[c].format_help()}
     assert with_seeds == {words[0] for words in PROMISE if words[-2:] == ("--seeds", "")}
 
-
 # --------------------------------------------------------------------------------------------------------- interrupts
 
 ENTRY = "import sys; from moe_redistribution.record.entry import enter; print('in', flush=True); sys.exit(enter())"
-
 
 def test_tests_hear_ctrl_c_under_nohup_too():
     "As a shell's background job, and what a test begins inherits it."
@@ -222,7 +208,6 @@ def test_tests_hear_ctrl_c_under_nohup_too():
     done = subprocess.run([sys.executable, "-c", deaf, sys.executable, "-c", said], cwd=table_files.ROOT / "tests",
                           capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
-
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
@@ -233,7 +218,6 @@ def test_an_interrupt_while_torch_is_imported_ends_in_one_line(sent, tmp_path):
     out, err = p.communicate(timeout=120)
     assert (p.returncode, out, err) == (130, "", f"{INTERRUPTED}\n")
 
-
 POOLS = {"executors": "_LocalExecutor", "bench": "_worker_processes"}
 POOL = """
 import os, sys, time
@@ -243,7 +227,6 @@ if __name__ == "__main__":
         try: pool.submit(os.getpid).result() if hasattr(pool, "submit") else pool(os.getpid), time.sleep(60)
         except KeyboardInterrupt: print("heard", flush=True), os._exit(0)             # semaphores are left, says Python
 """
-
 
 @pytest.mark.parametrize("room", POOLS)
 def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_traceback(room, tmp_path):
@@ -257,13 +240,11 @@ def test_ctrl_c_while_a_worker_imports_is_its_callers_and_no_worker_prints_a_tra
     out, err = p.communicate(timeout=120)
     assert (p.returncode, out) == (0, "heard\n") and "Traceback" not in err, err
 
-
 def test_the_console_script_goes_in_by_the_light_entry():
     text = (table_files.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'moe-redistribution = "moe_redistribution.record.entry:enter"' in text
     light = "import sys, moe_redistribution.record.entry; print({'torch', 'numpy', 'pandas'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", light], capture_output=True, text=True).stdout == "set()\n"
-
 
 def test_an_interrupt_that_falls_into_a_callback_of_pythons_own_is_not_lost(monkeypatch, capfd):
     "As at the end of each import, whose lock is a weak reference with a callback: the command went on."
@@ -277,7 +258,6 @@ def test_an_interrupt_that_falls_into_a_callback_of_pythons_own_is_not_lost(monk
     monkeypatch.setattr(cli, "_run", work)
     assert cli.main(["conditions"]) == 130
     assert capfd.readouterr().err == f"{INTERRUPTED}\n"
-
 
 @pytest.mark.parametrize("command", ["scores", "ablate", "gates", "train"])
 def test_a_real_model_gets_all_threads_that_torch_may_and_training_has_one_a_process(command, shared, tmp_path,
@@ -296,7 +276,6 @@ def test_a_real_model_gets_all_threads_that_torch_may_and_training_has_one_a_pro
         assert seen.value.args == (1 if command == "train" else 3,)
     finally: torch.set_num_threads(1)
 
-
 @pytest.mark.parametrize("name", ["distilled", "unfreeze1_learned", "gates"])
 def test_a_model_may_be_called_as_an_arm_of_gates_is(name, shared, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
@@ -305,7 +284,6 @@ def test_a_model_may_be_called_as_an_arm_of_gates_is(name, shared, tmp_path, mon
     words = ["gates", "--model", name, *TEXT[2:], *GATES, "--unfreeze", "1", "--out", "rows.csv"]
     assert cli.main([w.format(**shared) for w in words]) == 0
     assert set(pd.read_csv("rows.csv")["condition"]) == {name, f"{name}/unfreeze1"}
-
 
 @pytest.mark.parametrize("words, place", [
     (["train", TINY, "--seeds", "1", "--until", "full", "--executor", "here"], "home/groups/"),
@@ -325,7 +303,6 @@ def test_a_full_disk_is_named_with_the_way_out_and_the_same_command_goes_on(word
     assert "fix: free some, or set MOE_REDISTRIBUTION_HOME" in said and "the same command goes on" in said
     assert not [*tmp_path.rglob(".*.part")] and cli.main(words) == 0
 
-
 def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
     if not os.path.exists("/dev/full"): pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
@@ -333,14 +310,11 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
                            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert p.returncode == 2 and "No space left" in p.stderr and p.stderr.count("\n") == 1, p.stderr
 
-
 # -------------------------------------------------------------------------------------------------------------- files
 
 def words_study(): return Study("words", "", {"small": Preset("", {"a": (1, 2)}, 2)}, lambda *x: ROWS, lambda *x: 1.)
 
-
 ROWS = rows([.1, .2], [1, 2], condition="a", metric="letters")
-
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
@@ -368,7 +342,6 @@ def shelf(tmp_path_factory):
             "table": (root / "results/rows/heldout/add7.parquet",
                       lambda: pd.read_parquet(as_committed(root / "results/rows/heldout/add7.parquet")))}
 
-
 def damages(luck, good, others):
     "Ways to spoil a file: name → what its place then holds."
     flipped = bytearray(good)
@@ -378,12 +351,10 @@ def damages(luck, good, others):
             "zeros": good[:at] + bytes(len(good) - at), "text": b"not one of ours", "twice": good + good,
             "another's": luck.choice(others)}
 
-
 def same(a, b):
     if isinstance(a, (tuple, list)): return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict): return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     return a.equals(b) if hasattr(a, "equals") else torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
 
 @pytest.mark.audit
 def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
@@ -413,7 +384,6 @@ def test_no_damaged_swapped_or_foreign_file_is_believed(shelf):
             os.utime(path, (stamp, stamp))
     print(f"\n{sum(found.values())} damaged, swapped and foreign files: {dict(found)}")
     assert not bad and sum(found.values()) >= 1000, Counter(bad).most_common(20)
-
 
 # -------------------------------------------------------------------------------------------------------------- kills
 
@@ -461,7 +431,6 @@ LONGER = {                                # commands that work longer than a sec
 SHORT, KILLS, BETWEEN = ("train", "reproduce"), 7, 4         # of 400 steps; a command comes to its end after four kills
 SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
-
 def a_clone(root, short=False):
     "The package without what it has recorded, in which add-7 may be trained for 400 steps; where `record` may write."
     shutil.copytree(table_files.ROOT / "moe_redistribution", root / "moe_redistribution",
@@ -476,7 +445,6 @@ def a_clone(root, short=False):
     if short: recipes.write_text(recipes.read_text().replace(long, "steps=400, eval_every=40"))
     (root / "server.py").write_text(SERVER)
     return root
-
 
 class Commands:
     "Commands of a clone, each in a process that is told apart from the one that imported everything."
@@ -494,7 +462,6 @@ class Commands:
         status, spent = self.server.stdout.readline().split()
         return int(status), float(spent)
 
-
 def spent(session):
     "CPU seconds of all processes of a session, or None if there is none any more: a busy machine shifts no moment."
     ticks = []
@@ -503,7 +470,6 @@ def spent(session):
             words = stat.read_text().rpartition(")")[2].split()
             if int(words[3]) == session: ticks += map(int, words[11:15])
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
-
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
@@ -517,7 +483,6 @@ def commands(tmp_path_factory):
     yield of
     for _, c in made.values(): c.server.kill(), c.server.communicate()
 
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     "A store in which there is something to measure and to record."
@@ -525,15 +490,12 @@ def stored(tmp_path_factory):
     _train_group(TINY, [4, 5], root=root, steps=200), _train_group(RECORDED, [42, 137], root=root, steps=200)
     return root
 
-
 def contents(folder, outs):
     "Path below a folder → its bytes, of files and folders that a command leaves."
     found = [p for o in outs for p in (folder / o, *(folder / o).rglob("*")) if p.is_file() and p.name[0] != "."]
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
 
-
 def sealed(home): return {p: p.read_bytes() for p in home.rglob("*.safetensors")}
-
 
 def no_half_file(folder, home, outs, whole, sent):
     "What an interrupt left is what a whole run leaves, or sealed and whole; temporary files only after a SIGKILL."
@@ -545,7 +507,6 @@ def no_half_file(folder, home, outs, whole, sent):
     for p in (*home.rglob("*"), *folder.glob("*.part")):
         if p.name[0] == "." and p.suffix == ".part": assert sent == signal.SIGKILL, p
         elif p.suffix in (".safetensors", ".state", ".resume", ".part"): unseal(p)
-
 
 @pytest.mark.audit
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")

@@ -25,13 +25,11 @@ from tiers import first
 
 PARTS = ("README", "data", "results", "checkpoints", "nbs")
 
-
 @pytest.mark.parametrize("threads", first(["1"], ["1", "2"]))
 def test_the_whole_command_finds_nothing_in_this_clone_whatever_the_number_of_threads(threads):
     done = subprocess.run([sys.executable, "-m", "moe_redistribution", "check"], cwd=ROOT, capture_output=True,
                           text=True, env={**os.environ, "OMP_NUM_THREADS": threads})
     assert done.returncode == 0 and "answers: " in done.stdout, done.stdout + done.stderr
-
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
@@ -45,7 +43,6 @@ def copied(tmp_path_factory):
             csv.writer(f, lineterminator="\n").writerow([*r[1:5], "2100-01-01T00:00:00+00:00", "abc1234+", "no rows"])
     return write_sums(root).parent
 
-
 @pytest.fixture
 def forged(copied):
     "Changes files of this copy, takes the sums of what is there then, and puts all back."
@@ -57,9 +54,7 @@ def forged(copied):
     for name, data in was.items(): (copied / name).write_bytes(data)
     write_sums(copied)
 
-
 def found_by(root, layer): return _check_clone(root, ["bytes", layer]).query("layer == @layer")["what"].tolist()
-
 
 def change(path, luck):
     "Flips a bit, takes a byte out, puts one in, cuts the file or removes it."
@@ -72,7 +67,6 @@ def change(path, luck):
     if how == "cut": del good[at:]
     if how == "remove": path.unlink()
     else: path.write_bytes(good)
-
 
 @pytest.mark.parametrize("n", [15, pytest.param(200, marks=pytest.mark.audit)])
 def test_each_of_many_random_changes_to_data_results_and_pages_is_found_and_named(copied, n):
@@ -88,13 +82,11 @@ def test_each_of_many_random_changes_to_data_results_and_pages_is_found_and_name
         (copied / name).write_bytes(was)
         assert found["what"].tolist() == [name]
 
-
 def test_a_file_that_nobody_recorded_is_named(copied):
     (copied / "results/more.csv").write_text("a\n1\n")
     found = _check_clone(copied, ["bytes"])
     (copied / "results/more.csv").unlink()
     assert found[["what", "expected"]].values.tolist() == [["results/more.csv", "no such file"]]
-
 
 @pytest.mark.audit
 def test_every_forgery_of_the_demonstration_is_seen_and_a_row_or_claim_also_with_new_sums():
@@ -106,7 +98,6 @@ def test_every_forgery_of_the_demonstration_is_seen_and_a_row_or_claim_also_with
     assert {again.pop(x) for x in ("output", "picture")} <= {"outputs", "run"}             # or by a run of the page
     assert again == dict(row="manifest", claim="registrations", sentence="git diff alone", pilot="registrations")
 
-
 def cell(column, to, i=0):
     "A table of data/ with one cell changed, of line i; and the bytes of it."
     def change(data):
@@ -115,7 +106,6 @@ def cell(column, to, i=0):
         return "\n".join(",".join(f'"{x.replace(chr(34), chr(34) * 2)}"' if re.search('[,"]', x) else x for x in line)
                          for line in (head, *lines)).encode() + b"\n"
     return change
-
 
 def test_what_was_changed_in_data_after_it_was_registered_is_named_though_sums_are_new(copied, forged):
     assert found_by(copied, "registrations") == []
@@ -131,12 +121,10 @@ def test_what_was_changed_in_data_after_it_was_registered_is_named_though_sums_a
         f"claims {depth}-dense.zero (audited)", "files margins.csv (all)", "files parrots/pilots.csv (all)",
         "files routers/pilots.csv (all)", f"notes {depth}-narrow.zero (audited)", "notes tab1.001 (paper)"]
 
-
 def test_a_recipe_that_was_changed_in_its_module_is_named_at_every_arm_that_it_makes(copied, monkeypatch):
     monkeypatch.setitem(RECIPES, "hist", RECIPES["hist"] | dict(lr=2e-3))
     found = found_by(copied, "registrations")
     assert len(found) > 3 and all(x.startswith("settings hist/") for x in found)
-
 
 def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(copied, forged):
     key = (copied / FILE).read_text().splitlines()[1].split(",")[1]
@@ -150,7 +138,6 @@ def test_a_damaged_line_of_register_claims_or_sums_is_named_and_hides_no_other(c
     assert of["registrations"][:2] == [f"{FILE}, line 2", "data/parrots/claims.csv, line 2"]
     assert any(key in x for x in of["registrations"][2:]) and of["registrations"][-1] == "files margins.csv (all)"
 
-
 def test_a_line_that_was_read_from_git_later_takes_its_place_by_date_and_one_of_today_may_not(copied, forged):
     line = next(x for x in (copied / FILE).read_text().splitlines() if x.startswith("claims,")).split(",")
     def more(commit): return ",".join([*line[:3], "0" * 12, "2020-01-01T00:00:00+00:00", commit, "nothing run"]).encode()
@@ -158,7 +145,6 @@ def test_a_line_that_was_read_from_git_later_takes_its_place_by_date_and_one_of_
     assert found_by(copied, "registrations") == []
     forged(FILE, lambda data: data + more("abc1234") + b"\n")
     assert len(found_by(copied, "registrations")) == 1
-
 
 def test_a_table_of_answers_that_cannot_be_made_hides_no_other(copied, monkeypatch):
     def tables(root, names=("ledger", "contrasts")):
@@ -170,7 +156,6 @@ def test_a_table_of_answers_that_cannot_be_made_hides_no_other(copied, monkeypat
     found = [x for x in check._changed_answers(copied) if x]
     assert found[0] == ("results/ledger.csv", "what the rows give", "unreadable") and len(found) > 99
     assert {x[0] for x in found[1:]} == {"results/contrasts.csv"}
-
 
 def test_a_damaged_line_of_the_manifest_or_file_of_rows_hides_no_other(tmp_path):
     for part in ("results", "data"): (tmp_path / part).mkdir()
@@ -185,7 +170,6 @@ def test_a_damaged_line_of_the_manifest_or_file_of_rows_hides_no_other(tmp_path)
     assert found_by(tmp_path, "manifest") == ["results/manifest.csv, line 2", "results/rows/ablation/yours.parquet",
                                               "ablation theirs/a (authors)", "ablation theirs/b (authors)"]
 
-
 def test_a_page_that_cannot_be_read_hides_no_other(tmp_path):
     (tmp_path / "nbs").mkdir(), shutil.copytree(ROOT / "results", tmp_path / "results")
     for name in ("claims", "papers"): shutil.copy(ROOT / f"nbs/{name}.ipynb", tmp_path / "nbs")
@@ -196,13 +180,11 @@ def test_a_page_that_cannot_be_read_hides_no_other(tmp_path):
     write_sums(tmp_path)
     assert found_by(tmp_path, "pages") == ["nbs/claims.ipynb", "nbs/papers.ipynb"]
 
-
 def of_notebook(change):
     def changed(data):
         change(nb := json.loads(data))
         return json.dumps(nb, indent=1, ensure_ascii=False).encode()
     return changed
-
 
 def test_a_number_or_picture_that_any_page_shows_has_a_sum_and_the_sentences_of_a_lesson_have_none(copied, forged):
     def digit(nb):
@@ -218,11 +200,9 @@ def test_a_number_or_picture_that_any_page_shows_has_a_sum_and_the_sentences_of_
     forged(f"README_files/{picture[0].name}", picture[1].read_bytes())
     assert _check_clone(copied, ["bytes"])["what"].tolist() == [f"README_files/{picture[0].name}"]
 
-
 def git(root, *args):
     who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
     subprocess.run(["git", *who, *args], cwd=root, check=True, capture_output=True)
-
 
 def test_a_register_that_lost_or_changed_a_line_is_named_and_one_that_grows_is_not(tmp_path, monkeypatch):
     def changed(): return [x for x in _rewritten_lines(Versions(tmp_path, "r.csv")) if x]
@@ -250,7 +230,6 @@ def test_a_register_that_lost_or_changed_a_line_is_named_and_one_that_grows_is_n
     known.loc[1, "covers"] = "r.csv at 01234567: 9 lines from 2 on"                # an excuse of nothing
     assert said() == ["data/deviations.csv: r.csv at 01234567: 9 lines from 2 on"]
 
-
 def test_a_witness_is_found_in_a_clone_that_comes_from_its_state_and_not_in_a_history_written_anew(tmp_path):
     for part in ("results", "data"): (tmp_path / part).mkdir()
     git(tmp_path, "init", "-q")
@@ -272,16 +251,13 @@ def test_a_witness_is_found_in_a_clone_that_comes_from_its_state_and_not_in_a_hi
     git(tmp_path, "commit", "-qam", "the sums of then"), commit("xbc")
     assert found(first) == [f"{FILE} at {first_of(tmp_path)}"]                     # its sums, and not its files
 
-
 def first_of(root): return subprocess.check_output(["git", "rev-parse", "HEAD^"], cwd=root, text=True)[:8]
-
 
 def test_the_witness_in_the_citation_is_a_state_that_this_clone_comes_from():
     digest = re.search(r"sha256:([0-9a-f]{64})", (ROOT / "CITATION.cff").read_text())[1]
     try: Versions()
     except room.NothingToLookAt as e: pytest.skip(str(e))
     assert _check_clone(layers=[], digest=digest).empty
-
 
 @pytest.mark.audit
 def test_a_verdict_that_the_rows_do_not_give_is_found_though_the_sums_are_written_again(copied):
@@ -293,7 +269,6 @@ def test_a_verdict_that_the_rows_do_not_give_is_found_though_the_sums_are_writte
     path.write_text(was), write_sums(copied)
     assert found["layer"].tolist() == ["answers"] and found["what"].tolist() == ["results/ledger.csv"]
     assert _sums(copied) == (copied / "SHA256SUMS").read_text()
-
 
 def test_the_command_says_which_layer_it_is_at_and_ends_with_2_where_something_does_not_fit(capsys, monkeypatch):
     monkeypatch.setitem(LAYERS, "registrations", (lambda root: [None], "definitions"))

@@ -34,7 +34,6 @@ GLU = "modadd/glu-h340-gelu"
 ASKED = [("add7/moe-e4k1-h256-silu", "first256"), (GLU, "first99"), ("hist/moe-e4k1-h512-gelu", "best")]
 LIMIT = 35_000_000
 
-
 def counted(params, c, seeds, **labels):
     """Of the histogram instrument the rows that take no probe: selective units, and accuracy by count with and without
     the FFN."""
@@ -47,7 +46,6 @@ def counted(params, c, seeds, **labels):
                      **labels) for k in range(1, LENGTH)]
     return tidy(out)
 
-
 def instruments(name):
     "Instrument → the part of it that is asked here."
     c = condition(name)
@@ -56,13 +54,11 @@ def instruments(name):
     if c.task == "add7" or c.ffn == "no_ffn": return ablated
     return {"fourier": _fourier_rows}                                    # found every seed that bilinear found, and more
 
-
 def asked(name, rule):
     "Differences of the parts asked here."
     params, seeds = checkpoints.checkpoint(name, rule), checkpoints.checkpoint_seeds(name, rule)
     found = {i: of(params, name, seeds, stream="authors", rule=rule) for i, of in instruments(name).items()}
     return pd.concat([comes_out.differences(name, rule, i, None, rows) for i, rows in found.items()])
-
 
 @pytest.mark.parametrize("name, rule", ASKED)
 def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
@@ -73,7 +69,6 @@ def test_what_is_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
     assert bad.empty, ("not what was recorded; fix: runs.withdraw, train these seeds again, "
                        f"record --replace {name}\n{bad.to_string()}")
 
-
 @pytest.mark.audit
 @pytest.mark.parametrize("name, rule", _recorded_checkpoints())
 def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, rule):
@@ -81,7 +76,6 @@ def test_what_every_instrument_recorded_of_a_checkpoint_comes_out_of_it(name, ru
     bad = d.query("outside > 0")
     assert bad.empty, ("not what was recorded; fix: runs.withdraw, train these seeds again, "
                        f"record --replace {name}\n{bad.to_string()}")
-
 
 def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
     seed = 256                                                    # none of its neurons is silent
@@ -95,7 +89,6 @@ def test_eight_lost_units_are_noticed_though_accuracy_is_not_changed():
     right = [checkpoints.right_answers(p, GLU, [seed])["right"].item() for p in (whole, without)]
     assert abs(right[0] - right[1]) <= .001 * right[0]
 
-
 def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_held_against_it(monkeypatch):
     name, rule = "add7/ffn-h64-silu", "first256"
     was = comes_out.recorded_rows(name, "copying")
@@ -106,7 +99,6 @@ def test_a_row_that_the_file_no_longer_gives_is_lost_and_one_that_is_new_is_not_
     assert (d["there"] == "since").sum() == (d["there"] == "lost").sum() == there.sum() > 0
     assert len(comes_out.outside(d)) == there.sum() and (comes_out.outside(d)["site"] == "attic").all()
     assert comes_out.summary(d)[["outside", "lost", "since"]].sum().tolist() == [there.sum()] * 3
-
 
 def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recording_puts_them_and_no_other_moves(
     tmp_path):
@@ -119,7 +111,6 @@ def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recordi
     assert comes_out.fill(d, name, rule, "copying", tmp_path) == (d["there"] == "since").sum() > 0
     pd.testing.assert_frame_equal(selection.recorded_rows(name, "copying", tmp_path), was)
 
-
 @pytest.mark.parametrize("metric, largest, n, rounded, least, most", [
     ("digits", .5, 4000, False, 2 / 4000, 3 / 4000), ("dead_share_paper", .2, 0, True, 1 / 340, 2 / 340),
     ("dead_share_paper", .2, 0, False, 0, 1e-9),
@@ -127,7 +118,6 @@ def test_rows_that_an_instrument_has_learned_to_give_are_filled_in_where_recordi
     ("kept_accuracy", .9, 0, True, .005, .02), ("concentration_paper", .3, 0, False, 0, 1e-4)])
 def test_a_tolerance_is_as_wide_as_its_kind_of_number_needs(metric, largest, n, rounded, least, most):
     assert least <= comes_out.tolerance(metric, largest, n, rounded) <= most
-
 
 # ---------------------------------------------------------------------------------------- what a checkpoint is read as
 
@@ -143,7 +133,6 @@ READS_THEM = {"predict": predict, "forward": lambda p, c: forward(p, get_task(co
               "ablation": lambda p, c: ablation_rows(p, c, checkpoints.SEEDS, ("zero",)), "checked": check_population,
               "flatten": flatten}
 
-
 @pytest.mark.parametrize("name, rule, other", READ_AS)
 @pytest.mark.parametrize("way", READS_THEM)
 def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(name, rule, other, way):
@@ -152,7 +141,6 @@ def test_a_checkpoint_is_not_read_under_another_condition_of_the_same_shapes(nam
     with pytest.raises(ValueError, match=re.escape(f"expected those of {other}; got those of {name}; fix: give")):
         READS_THEM[way](params, other)
 
-
 def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
     name, rule, other = READ_AS[0]
     params = checkpoints.checkpoint(name, rule)
@@ -160,19 +148,16 @@ def test_a_dict_of_a_checkpoint_is_read_as_what_it_is_called():
     for again in (pickle.loads(pickle.dumps(params)), copy.deepcopy(params)):
         with pytest.raises(ValueError, match="expected those of"): predict(again, other)
 
-
 @pytest.mark.parametrize("ask", [checkpoints.checkpoint, checkpoints.checkpoint_seeds])
 def test_a_checkpoint_that_is_not_committed_is_refused_with_the_nearest_however_it_is_asked_for(ask):
     with pytest.raises(ValueError, match="nearest: 'add7/moe-e4k1-h256-silu.first256'; fix: train it"):
         ask("add7/moe-e4k1-h256-silu", "first257")
-
 
 def test_every_committed_checkpoint_says_whose_it_is():
     for name, rule in _recorded_checkpoints():
         info = unseal(checkpoints.checkpoint_path(name, rule))[1]
         assert (info["condition"], info["rule"]) == (name, rule) and checkpoints.checkpoint(name, rule).condition == (
             condition(name))
-
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_has_no_predictions_unless_they_are_asked_for(wrong):
@@ -182,7 +167,6 @@ def test_what_is_not_finite_has_no_predictions_unless_they_are_asked_for(wrong):
     for ask in (lambda: predict(params, GLU), lambda: checkpoints.right_answers(params, GLU)):
         with pytest.raises(ValueError, match="member 1: expected finite activations.* first at ffn_out"): ask()
     assert len(predict(params, GLU, finite=False)) == len(params["W_E"])
-
 
 # ------------------------------------------------------------------------------------------------------------ what is
 # kept in half
@@ -198,7 +182,6 @@ def test_a_unit_that_half_would_lose_is_kept_and_a_weight_that_happens_to_be_sma
     assert (kept.dtype == torch.float32 and torch.equal(kept[2], whole[2])
             and torch.equal(kept[:2], whole[:2].half().float()))
 
-
 @pytest.mark.parametrize("wrong", [1e5, float("inf"), float("nan")])
 def test_what_half_cannot_hold_is_not_put_into_it(wrong):
     x = torch.ones(2, 4, 4)
@@ -206,13 +189,11 @@ def test_what_half_cannot_hold_is_not_put_into_it(wrong):
     assert (_kept_in_half(x).tolist() == [True, False] and compact(x).dtype == torch.float32
             and torch.equal(compact(x).nan_to_num(7.), x.nan_to_num(7.)))
 
-
 def test_a_file_does_not_depend_on_the_night_in_which_a_seed_came_in():
     x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(2)) / 50
     x[1] *= 1e-7
     night = torch.cat([compact(x[:1]).float(), x[1:]])
     assert torch.equal(compact(night), compact(x))
-
 
 def test_all_seeds_fit_into_the_limit_even_if_both_gated_models_of_modular_addition_are_kept_whole():
     size = 0

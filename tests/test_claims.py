@@ -19,15 +19,12 @@ TABLES = {"claims": Claim.of(claims()), "statements": Claim.of(statements())}
 READING = Reading("ablation", "authors", MOE, "digits", "ffn_out", "zero", "first256", "", "o0-o3", "all", "all", "1-3")
 CLAIM = Claim("made", "paper", **READING._asdict(), versus=FFN, aggregate="difference", margin=.05)
 
-
 def made(condition, values, **other):
     labels = dict(instrument="ablation", stream="authors", rule="first256", split="all", site="ffn_out", edit="zero",
                   unit="", position="o0-o3", stratum="all", metric="digits") | other
     return pd.DataFrame(dict(condition=condition, seed=[1, 2, 3], value=values) | labels)
 
-
 ROWS = pd.concat([made(MOE, [.5, .6, .7]), made(FFN, [.1, .2, np.nan])])
-
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_claim_has_the_hash_under_which_it_was_registered(table):
@@ -38,13 +35,11 @@ def test_every_claim_has_the_hash_under_which_it_was_registered(table):
         assert definition_hash(own._asdict()) == last[c.key, c.protocol], (c.key, c.protocol)
     assert len(TABLES[table]) == len(last) > 400
 
-
 def test_the_columns_of_both_files_are_the_fields_of_a_claim():
     for name, columns in (("claims", CLAIM_COLUMNS), ("statements", STATEMENT_COLUMNS)):
         for path in study_tables(name): assert list(pd.read_csv(path, nrows=1)) == columns
         assert {*columns[1:], "key"} <= set(Claim._fields)
     assert set(Claim._fields) == {"key", "scale", *CLAIM_COLUMNS, *STATEMENT_COLUMNS} - {"id"}
-
 
 def test_no_room_takes_anything_private_from_another():
     files = sorted((ROOT / "moe_redistribution").rglob("*.py"))
@@ -53,14 +48,12 @@ def test_no_room_takes_anything_private_from_another():
              for a in n.names if a.name.startswith("_")]
     assert len(files) > 60 and not taken
 
-
 def test_a_claim_names_reads_and_asks_the_same_whatever_order_its_conditions_stand_in():
     both = CLAIM._replace(condition=f"{MOE} {FFN}")
     assert both.question == CLAIM._replace(condition=f"{FFN} {MOE}").question != CLAIM.question
     assert CLAIM.question == CLAIM._replace(seeds="1 2 3").question != CLAIM._replace(seeds="1-4").question
     assert CLAIM.spot == CLAIM._replace(seeds="1-4").spot != CLAIM._replace(edit="mean").spot
     assert CLAIM._replace(versus=f"{FFN} site=attn_out value=.5").names == [MOE, FFN]
-
 
 def test_readings_are_all_that_a_claim_reads_and_no_constant():
     c = CLAIM._replace(versus=f"{FFN} site=attn_out value=.5")
@@ -69,7 +62,6 @@ def test_readings_are_all_that_a_claim_reads_and_no_constant():
     assert all(isinstance(r, Reading) and each_name(r.condition) for cs in TABLES.values() for c in cs
                for r in c.readings)
 
-
 def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
     best = READING._replace(condition="modadd/ffn-h512-gelu", rule="best")
     assert stand_in(READING) is None and stand_in(best).rule == "first99"
@@ -77,14 +69,12 @@ def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
     with pytest.raises(ValueError, match="column in versus: expected one of .*; got 'aggregate'"):
         _as_versus(READING, "aggregate=mean")
 
-
 def test_a_reading_is_made_once_however_many_claims_share_it(monkeypatch):
     from moe_redistribution.evidence import claims as claims_room
     looked, real, rows = [], claims_room._cell, Measured(ROWS)
     monkeypatch.setattr(claims_room, "_cell", lambda rows, r, *at: looked.append(at[0]) or real(rows, r, *at))
     for how in ("difference", "ratio", "mean"): CLAIM._replace(aggregate=how).values(rows)
     assert looked == [MOE, FFN] and Measured.of(rows) is rows
-
 
 def test_a_seed_that_failed_stays_and_one_that_is_missing_is_named():
     x, notes = CLAIM.values(ROWS)
@@ -95,7 +85,6 @@ def test_a_seed_that_failed_stays_and_one_that_is_missing_is_named():
     _, notes = CLAIM.at(rule="final").values(ROWS)
     assert all(n.startswith("not measured: digits of") for n in notes) and len(notes) == 2
 
-
 def test_a_percentage_is_refused_also_of_what_a_share_leaves():
     percent = CLAIM._replace(unit_factor=100, versus="", aggregate="mean")
     negative = made(MOE, [-.5, .2, .3])                                     # 1 - x is 1.5, and a fraction all the same
@@ -103,7 +92,6 @@ def test_a_percentage_is_refused_also_of_what_a_share_leaves():
     for metric in ("digits", "1 - digits"):
         with pytest.raises(ValueError, match="made .paper.: expected fractions; got values up to 70"):
             percent._replace(metric=metric).values(ROWS.assign(value=100 * ROWS["value"]))
-
 
 # --- one item reads its own cells -------------------------------------------------------------------
 
@@ -116,14 +104,12 @@ def test_the_ledger_of_an_item_reads_only_what_its_claims_and_their_families_nam
     mine, every = named(said[said["key"].isin(keys)]), named(said)
     assert set(read) == mine < every and len(mine) * 10 < len(every)
 
-
 @pytest.mark.parametrize("item", ["tab1", "sec4.2", "004.F_grid"])
 def test_an_item_says_what_the_whole_ledger_says_of_it(item):
     whole = pd.read_csv(ROOT / "results/ledger.csv").set_index("key")
     got = room.ledger(item)
     assert len(got) and got["verdict"].tolist() == whole.loc[got["key"], "verdict"].tolist()
     assert got["note"].tolist() == whole.loc[got["key"], "note"].fillna("").tolist()
-
 
 def test_a_run_that_other_instruments_have_is_not_called_missing_by_an_item_that_does_not_read_them(monkeypatch):
     real = selection.rows_of

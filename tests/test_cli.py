@@ -40,7 +40,6 @@ from tiers import first
 
 SUBS = parser()._actions[1].choices
 
-
 @pytest.mark.parametrize("name", SUBS)
 def test_each_subcommand_has_a_description_and_an_example_that_its_parser_takes(name):
     said = SUBS[name].format_help()
@@ -48,9 +47,7 @@ def test_each_subcommand_has_a_description_and_an_example_that_its_parser_takes(
     words = shlex.split(COMMANDS[name].example)
     assert words[0] == name and parser().parse_args(words).command == name
 
-
 WORDS = {"--until": UNTIL, "--stream": STREAMS}
-
 
 def test_the_words_of_an_option_are_explained_wherever_it_is_one():
     asked = [(name, flag) for name, p in SUBS.items() for flag in WORDS if flag in p._option_string_actions]
@@ -58,7 +55,6 @@ def test_the_words_of_an_option_are_explained_wherever_it_is_one():
     for name, flag in asked:
         said = " ".join(SUBS[name].format_help().split()).lower()
         assert all(f"{w}: " in said for w in WORDS[flag]), name
-
 
 def test_a_subcommand_lies_in_the_room_that_it_serves_and_the_frame_asks_for_none_by_name():
     rooms = {n: c.run.__module__.removeprefix("moe_redistribution.") for n, c in COMMANDS.items()}
@@ -69,13 +65,11 @@ def test_a_subcommand_lies_in_the_room_that_it_serves_and_the_frame_asks_for_non
     said = ast.unparse(functions["parser"]) + ast.unparse(functions["_run"]) + ast.unparse(functions["main"])
     assert not [n for n in COMMANDS if f"'{n}'" in said]
 
-
 def test_a_room_of_ones_own_adds_a_subcommand():
     @command("hello", "says hello", "hello")
     def run_hello(args): print("hello")
     try: assert main(["hello"]) == 0 and "hello" in parser().format_help()
     finally: COMMANDS.put("hello", None, None)
-
 
 OWN_COMMAND = """
 from moe_redistribution.tasks.commands import command
@@ -83,7 +77,6 @@ def add(p): p.add_argument("--context"), p.add_argument("--device", default="min
 @command("mine", "does what is mine", "mine --context 3", add=add)
 def run_mine(args): print("mine", args.context, args.device)
 """
-
 
 @pytest.mark.parametrize("words, said", [
     (["mine", "--import", "{file}"], "mine None mine"), (["mine", "--import", "{file}", "--context", "x"], "mine x"),
@@ -99,7 +92,6 @@ def test_a_command_of_a_users_file_runs_and_is_in_the_help(words, said, tmp_path
     finally: COMMANDS.put("mine", None, None)
     assert said in capsys.readouterr().out
 
-
 @pytest.mark.parametrize("text, says", [
     (OWN_COMMAND.replace("--context", "--import"), "beside --help and --import; got argument --import: conflicting"),
     (OWN_COMMAND.replace('"mine --context 3", ', ""), "missing 1 required positional argument: 'example'"),
@@ -112,19 +104,15 @@ def test_a_users_file_that_leaves_or_takes_what_is_not_its_own_is_refused_in_one
     err = capsys.readouterr().err
     assert says in err and err.startswith("moe-redistribution: import own.py: ") and err.count("\n") == 1
 
-
 ENTRY = "from moe_redistribution.record.entry import enter; enter()"                      # what the console script does
-
 
 @pytest.mark.parametrize("words", first(["-m moe_redistribution"], ["-m moe_redistribution", f"-c '{ENTRY}'"]))
 def test_the_package_is_a_program_and_knows_its_version(words):
     done = subprocess.run([sys.executable, *shlex.split(words), "--version"], capture_output=True, text=True)
     assert done.stdout.strip() == f"moe-redistribution {moe_redistribution.__version__}", done.stderr
 
-
 TABLES = [["conditions", "--item", "tab1"], ["ledger", "--item", "sec5"], ["kinds"], ["rows", "tab1"],
           ["study", "--list"]]
-
 
 @pytest.mark.parametrize("words", TABLES, ids=" ".join)
 def test_what_prints_a_table_prints_it_as_json_and_csv_with_the_same_records(words, capsys, tmp_path, monkeypatch):
@@ -138,7 +126,6 @@ def test_what_prints_a_table_prints_it_as_json_and_csv_with_the_same_records(wor
     assert len(table) == len(records) > 0 and list(table) == list(records[0])
     assert main(words) == 0 and len(capsys.readouterr().out.splitlines()) >= len(records)
 
-
 def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_its_rows_are(capsys):
     assert main(["rows", "tab7.006"]) == 0
     said = capsys.readouterr().out
@@ -150,14 +137,11 @@ def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_it
         for files in found["files"]: assert all((ROOT / f).exists() for f in files.split()), files
         for page in " ".join(found["page"]).split(): assert (ROOT / "nbs" / page).exists(), page
 
-
 def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
     assert main(["rows", "tab77"]) == 2
     assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
-
 LOOPS = ["v1/add7/ffn-h8-silu+d16+steps200", "v1/add7", "v1", "progress", "."]
-
 
 @pytest.mark.parametrize("place", LOOPS)
 def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path, capsys, monkeypatch):
@@ -169,14 +153,12 @@ def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path
     err = capsys.readouterr().err.splitlines()[-1]
     assert re.search(r"/home.*: expected a .* folder.*; got (File exists|Too many levels.*); fix: \w", err), err
 
-
 def test_a_runs_file_that_is_a_link_to_itself_is_trained_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path))
     path = Store(tmp_path).path("add7/ffn-h8-silu+d16+steps200", 1)
     path.parent.mkdir(parents=True), path.symlink_to(path.name)
     words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
     assert main(words) == 0 and path.is_file() and not path.is_symlink()
-
 
 # ----------------------------------------------------------------------------------------------------------- completion
 
@@ -196,7 +178,6 @@ def shell(tmp_path_factory):
         return {*said.split()}
     return offered
 
-
 def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
     assert shell("moe-redistribution tr") == {"train"} and shell("moe-redistribution c") == {
         "check", "compare", "conditions", "completion"}
@@ -207,16 +188,13 @@ def test_bash_completes_commands_their_options_and_what_an_option_may_be(shell):
     assert shell("moe-redistribution train --stream pa") == {"paired"}
     assert "router" in shell("moe-redistribution kinds ")
 
-
 def test_where_a_file_is_asked_for_bash_is_left_to_offer_files(shell):
     assert shell("moe-redistribution kinds --import ") == shell("moe-redistribution loads --text ") == set()
-
 
 def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):
     assert main(["completion", "zsh"]) == 0
     said = capsys.readouterr().out
     assert said.endswith(cli._completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
-
 
 # ------------------------------------------------------------------------------------------------- steps, measured
 
@@ -227,9 +205,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path / "home"
 
-
 SMALL = "add7/ffn-h64-silu"
-
 
 def test_steps_are_the_option_of_the_name_and_nothing_else(home, capsys):
     name, own = "add7/ffn-h8-silu+d16", "add7/ffn-h8-silu+d16+steps200"
@@ -241,14 +217,12 @@ def test_steps_are_the_option_of_the_name_and_nothing_else(home, capsys):
     ask = ["measure", name, "--steps", "200", "--seeds", "1", "--instrument", "attribution", "--out", "a.csv"]
     assert main(ask) == 0 and set(pd.read_csv("a.csv")["condition"]) == {own}
 
-
 def test_steps_lengthen_what_an_item_asks_for_condition_by_condition(home):
     asked = [parser().parse_args(["train", "--item", "tab1", *more]) for more in ([], ["--steps", "20000"])]
     usual, longer = map(_read_trainings, asked)
     assert [t.condition for t in longer] == [_with_steps(t.condition, 20_000) for t in usual] and len(longer) > 3
     assert {t.steps for t in longer} == {20_000} and [t.seeds for t in longer] == [t.seeds for t in usual]
     assert not {t.key for t in longer} & {t.key for t in usual}
-
 
 @pytest.mark.parametrize("command", ["train", "measure"])
 @pytest.mark.parametrize("name, steps, says", [
@@ -259,9 +233,7 @@ def test_steps_that_cannot_be_are_refused_in_one_line(command, name, steps, says
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1 and not home.exists()
 
-
 RECORDED = ["measure", SMALL, "--instrument", "attribution", "--seeds", "42,137", "--out", "rows.csv"]
-
 
 def test_what_is_recorded_is_shown_where_one_has_no_run_and_nothing_is_trained(home, capsys):
     assert main(RECORDED) == 0
@@ -273,11 +245,9 @@ def test_what_is_recorded_is_shown_where_one_has_no_run_and_nothing_is_trained(h
     assert sorted(got["value"].dropna()) == pytest.approx(sorted(there["value"].dropna()))
     assert not list(home.rglob("*.safetensors"))
 
-
 def test_the_examples_of_train_and_measure_hold_on_an_empty_store(home, capsys):
     for name, says in (("measure", "rows in out/rows.parquet"), ("train", "Missing: up to 32 runs")):
         assert main(shlex.split(COMMANDS[name].example)) == 0 and says in capsys.readouterr().out
-
 
 def test_ones_own_runs_come_before_recorded_ones_and_both_are_named(home, capsys):
     train(SMALL, [42], steps=200, executor="here", quiet=True)
@@ -288,12 +258,10 @@ def test_ones_own_runs_come_before_recorded_ones_and_both_are_named(home, capsys
     got = pd.read_csv("rows.csv")
     assert {*got["seed"]} == {42} and {*got["step"]} == {200}
 
-
 def test_what_nobody_has_is_refused_with_the_seeds_that_are_recorded(home, capsys):
     assert main([*RECORDED[:5], "7", "--out", "rows.csv"]) == 2
     said = capsys.readouterr().err
     assert f"none of seeds 7; fix: moe-redistribution train {SMALL}, or --seeds 42," in said
-
 
 # --------------------------------------------------------------------------------------------------- files of one's own
 
@@ -304,7 +272,6 @@ def mine(tmp_path, monkeypatch):
     (path := tmp_path / "mine.py").write_text(MINE)
     yield str(path)
     kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
-
 
 @pytest.mark.parametrize("executor", first(["here"], ["here", "local:2"]))
 def test_what_a_file_registers_is_trained_and_measured_from_the_command_line(executor, mine, tmp_path, capsys):
@@ -319,13 +286,11 @@ def test_what_a_file_registers_is_trained_and_measured_from_the_command_line(exe
     assert main(["measure", *ask, "--instrument", "scores"]) == 2
     assert f"scores of {own[1]}: expected the usual routing rules" in capsys.readouterr().err
 
-
 def test_kinds_lists_what_a_file_registers_and_a_study_needs_no_name(mine, capsys, tmp_path):
     assert main(["kinds", "router", "--import", mine, "--csv"]) == 0
     assert "router,cosine," in (said := capsys.readouterr().out) and said.count("mine.py") == 2
     assert main(["study", "--import", mine, "--executor", "here", "--out", str(tmp_path / "rows.csv")]) == 0
     assert pd.read_csv(tmp_path / "rows.csv")["value"].tolist() == [3, 3]
-
 
 def test_every_command_takes_files_of_ones_own(mine, capsys):
     assert all("--import" in p._option_string_actions for p in SUBS.values())
@@ -333,19 +298,16 @@ def test_every_command_takes_files_of_ones_own(mine, capsys):
     assert main(["bench", "--instruments", "--task", "histogram", "--import", mine + "x"]) == 2
     assert "mine.pyx" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
-
 def test_without_its_file_a_name_is_unknown_in_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     assert main(["train", OWN[0]]) == 2
     assert "task: expected one of" in (said := capsys.readouterr().err) and said.count("\n") == 1
-
 
 # ---------------------------------------------------------------------------------------------------------- real models
 
 REAL = [n for n, p in SUBS.items() if "--model" in p._option_string_actions]
 MORE = {"compare": ["--with", "{model}"], "gates": ["--steps", "1", "--k", "2"], "ablate": ["--unit", "L0.E1"],
         "audit": ["--unit", "L0.E1", "--sets", "1"]}
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -354,7 +316,6 @@ def model(tmp_path_factory):
     (folder / "text.txt").write_text("how many letters has a word? " * 40)
     of = "--bytes --context 16 --batch 4 --tokens 200".split()
     return [str(folder / "toy"), "--text", str(folder / "text.txt"), *of]
-
 
 @pytest.mark.parametrize("name", first(["gates", "loads"], REAL))
 def test_every_command_for_a_real_model_says_first_how_far_it_opens(name, model, home, capsys):
@@ -367,14 +328,12 @@ def test_every_command_for_a_real_model_says_first_how_far_it_opens(name, model,
     if form: assert len(json.loads(said.out)) > 0                           # nothing but records, whatever is said
     else: assert " rows in out/toy." in said.out and headline not in said.out
 
-
 @pytest.mark.audit
 def test_gates_of_a_model_that_does_not_open_are_trained_and_that_is_said(model, home, capsys, monkeypatch):
     def refused(*_, **__): raise ValueError("experts of another kind")
     monkeypatch.setattr(cli, "LanguageModel", refused)
     assert main(["gates", "--model", *model, *MORE["gates"]]) == 0
     assert capsys.readouterr().err.startswith("toy is not opened, and gates need its attention alone: experts of ano")
-
 
 # ------------------------------------------------------------------------------------------------------------- progress
 
@@ -383,7 +342,6 @@ class Clock:
     now = 0.
     def monotonic(self): return self.now
     time = staticmethod(time.time)
-
 
 class Group:
     "A group whose seeds train `ends` steps, a step in so many seconds of so many seeds; played, not trained."
@@ -403,7 +361,6 @@ class Group:
                   "", self.whole)
         return len(seeds)
 
-
 def play(groups, clock, show, until, at_once=1):
     "Trains groups, so many at a time, each to its next interval in the order of the clock, `until` something holds."
     waiting, going = [*groups], []
@@ -415,13 +372,11 @@ def play(groups, clock, show, until, at_once=1):
         if not first.run(clock): going.remove(first)
         show()
 
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     for room in (executors, commands): monkeypatch.setattr(room, "time", clock)
     return clock
-
 
 @pytest.fixture
 def in_a_log(monkeypatch):
@@ -430,12 +385,10 @@ def in_a_log(monkeypatch):
     monkeypatch.setattr(commands, "progress_place", lambda: "log")
     monkeypatch.setattr(executors, "progress_place", lambda: "log")
 
-
 def words_left(said):
     "Seconds in a line such as `… about 4 min left`."
     n, unit = re.search(r"(?:about|at most) ([\d.]+) (s|min|h) left$", said).groups()
     return float(n) * dict(s=1, min=60, h=3600)[unit]
-
 
 def test_when_one_of_eight_seeds_is_left_the_time_left_is_its_own(clock, in_a_log, tmp_path):
     "Whoever divides by the mean speed of all says half of the truth here, or less."
@@ -446,14 +399,12 @@ def test_when_one_of_eight_seeds_is_left_the_time_left_is_its_own(clock, in_a_lo
     share = bars.whole.n / bars.whole.total
     assert clock.now * (1 - share) / share < .5 * group.left()
 
-
 def test_when_seven_of_eight_groups_have_ended_two_processes_do_not_halve_the_last(clock, in_a_log, tmp_path):
     groups = [Group(tmp_path, str(i), [n], expected=n, whole=4000) for i, n in enumerate([400] * 7 + [4000])]
     said = []
     bars = executors._Bars([g.tell for g in groups], say=said.append, at_once=2)
     play(groups, clock, bars.show, lambda: groups[-1].step >= 1000, at_once=2)
     assert abs(words_left(said[-1]) / groups[-1].left() - 1) < .2 and "7/8 runs" in said[-1]
-
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_groups_that_wait_take_their_turn_at_the_speed_that_was_seen(at_once, clock, in_a_log, tmp_path):
@@ -464,14 +415,12 @@ def test_groups_that_wait_take_their_turn_at_the_speed_that_was_seen(at_once, cl
     truth = {1: 250 + 3 * 500, 2: 250 + 500}[at_once]
     assert abs(words_left(said[-1]) / truth - 1) < .2, said[-1]
 
-
 def test_a_seed_past_its_expected_end_is_said_to_be_and_when_its_schedule_ends(clock, in_a_log, tmp_path):
     said, group = [], Group(tmp_path, "a", [700, 3000], expected=700, whole=10_000)
     bars = executors._Bars([group.tell], say=said.append, at_once=1)
     play([group], clock, bars.show, lambda: group.step >= 1500)
     assert "longer than expected, at most" in said[-1]
     assert abs(words_left(said[-1]) / ((10_000 - 1500) * .3) - 1) < .2
-
 
 def test_a_log_gets_a_line_a_minute_from_the_process_that_trains_too(clock, in_a_log, tmp_path):
     def said_of(steps):
@@ -483,7 +432,6 @@ def test_a_log_gets_a_line_a_minute_from_the_process_that_trains_too(clock, in_a
     assert not said_of(2000)                                                                              # 40 seconds
     long = said_of(20_000)
     assert 5 <= len(long) <= 7 and long[0].startswith("15% after 60 s, 0/2 runs, loss 0.500–0.500, about 6 min left")
-
 
 @pytest.mark.parametrize("silent", [dict(CI="true"), dict(PYTEST_CURRENT_TEST="x")])
 def test_tests_and_ci_are_told_nothing_and_a_terminal_all(silent, monkeypatch, clock, capsys):
@@ -503,7 +451,6 @@ def test_tests_and_ci_are_told_nothing_and_a_terminal_all(silent, monkeypatch, c
     line.close()
     assert sys.stderr.getvalue().count("\rfar") == 3 and sys.stderr.getvalue().endswith("\n")
 
-
 def test_a_notebook_has_one_line_that_refreshes(monkeypatch, clock):
     "What a kernel's shell is known by; its display is played."
     shown = []
@@ -516,7 +463,6 @@ def test_a_notebook_has_one_line_that_refreshes(monkeypatch, clock):
     for i in range(3): line(f"{i} of 3")
     assert shown == [("display", "0 of 3"), ("update", "1 of 3"), ("update", "2 of 3")]
 
-
 # --------------------------------------------------------------------------------------------------------- ways out
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
@@ -526,13 +472,11 @@ def test_rows_go_out_in_the_form_that_their_file_is_called_by(suffix, tmp_path):
     assert getattr(pd, f"read_{suffix}")(path).equals(frame)
     with pytest.raises(ValueError, match="got .*rows.txt"): table_file(tmp_path / "rows.txt")
 
-
 def test_a_model_as_a_module_says_what_it_is():
     name = "add7/moe-e4k1-h16-silu+norm"
     said = repr(Transformer(init(name, [torch.Generator().manual_seed(1)]), name))
     for words in (f"{name}, ", " parameters", "attn: W_Q (1, 4, 64, 16)", "router: W_router (1, 64, 4)",
                   "experts: W_up (1, 4, 64, 4)", "norm: w_ln1 (1, 64)"): assert words in said
-
 
 @pytest.mark.parametrize("name, says", [("two-widths", "nearest valid: two_widths"), ("Routers", "nearest valid: routers"),
                                         ("routers", "taken: nbs/6_studies/routers"), ("history", "taken: a kind of rows")])

@@ -33,7 +33,6 @@ VALUES = {"router": st.sampled_from(["frozen", "tokens", "inputs", "shuffled", "
           "drop": st.floats(0, 1, exclude_max=True), "d_head": st.integers(1, 40), "d_model": st.integers(1, 7),
           "batch": st.integers(1, 1000), "steps": st.integers(1, 500)}
 
-
 @st.composite
 def happens(draw, c):
     "Events that may happen to a condition, in order."
@@ -48,7 +47,6 @@ def happens(draw, c):
     for e in found:
         if not e.refusal(c, multipliers(c, len(c.events))): c = replace(c, events=(*c.events, e))
     return c
-
 
 @st.composite
 def conditions(draw):
@@ -74,11 +72,9 @@ def conditions(draw):
                   n_heads=rest["d_model"] // rest.pop("d_head"), **rest)
     return draw(happens(_plainest_name(c)[0]))
 
-
 @given(conditions())
 def test_a_name_reads_back_to_its_condition(c):
     assert condition(str(c)) == c and condition(str(c)).key == c.key
-
 
 @given(conditions(), st.randoms(use_true_random=False))
 def test_options_may_come_in_any_order_and_the_name_is_one(c, random):
@@ -89,7 +85,6 @@ def test_options_may_come_in_any_order_and_the_name_is_one(c, random):
     for _, words in shuffled: random.shuffle(words)
     assert condition("+".join([head, *options]) + "".join(f"@{s}:{','.join(w)}" for s, w in shuffled)).name == c.name
 
-
 @settings(max_examples=200)
 @given(conditions(), conditions(), st.sampled_from([*OPTIONS, "events"]))
 def test_two_conditions_share_name_and_key_only_if_every_choice_is_the_same(c, other, field):
@@ -98,14 +93,11 @@ def test_two_conditions_share_name_and_key_only_if_every_choice_is_the_same(c, o
     near = replace(c, **{field: getattr(other, field)})                             # differs in one choice or in none
     assert (near == c) == (near.name == c.name) == (near.key == c.key)
 
-
 def test_no_choice_has_a_default_that_could_be_guessed_later():
     with pytest.raises(TypeError, match=f"missing {len(fields(_Choices))} required"): Condition()
 
-
 def test_the_papers_conditions_are_written_as_their_names_say():
     assert [condition(n).name for n in LABELS] == list(LABELS)
-
 
 # ------------------------------------------------------------------------------------------------ read once, at the doo
 
@@ -119,13 +111,11 @@ def test_a_door_takes_a_name_or_a_condition_in_any_place_and_gives_a_condition(c
     assert c.get_task() is get_task(c.task) and first.__name__ == "first"
     with pytest.raises(ValueError, match="fix: "): first(c.name + "+nothing")
 
-
 def test_what_is_no_name_is_refused_at_the_door_as_it_was_behind_it():
     work = lambda c: check_work(c, [42], "authors", "full")
     for door in (lambda c: init(c, []), lambda c: Store().path(c, 42), work):
         with pytest.raises(ValueError, match=r"condition 'add7/fn-h8-silu'.*fix: |variant: expected one of .* fix: "):
             door("add7/fn-h8-silu")
-
 
 def test_a_room_asks_a_condition_for_its_task_and_reads_a_name_once():
     "`get_task(c.task)` stood 42 times in the package, `condition(c)` 69 times."
@@ -137,7 +127,6 @@ def test_a_room_asks_a_condition_for_its_task_and_reads_a_name_once():
              if again.search(line)]
     assert len(files) > 15 and found == []
 
-
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 def refusal(call, *args):
@@ -148,18 +137,15 @@ def refusal(call, *args):
     assert message.index("expected") < message.index("got") < message.index("fix: ")
     return message
 
-
 MISSPELT = {"add8/ffn-h256-silu": "add7", "add7/fnn-h256-silu": "ffn", "add7/meo_glu-e4k1-h256-silu": "moe_glu",
             "add7/ffn-h256-sliu": "silu", "add7/moe-e4k1-h256-silu+frozn": "+frozen",
             "add7/ffn-h256-silu+hold_tens8": "tens9", "add7/ffn-h256-silu+freeze_atn": "+freeze_attn",
             "add7/ffn-h256-silu+ffnrl4": "+ffnlr0.25", "add7/moe-e4k1-h256-silu+shufled": "+shuffled",
             "add7/moe-e4k1-h256-silu+redrawn0.5": "+redrawn"}
 
-
 @pytest.mark.parametrize("name, near", MISSPELT.items())
 def test_a_misspelt_word_is_refused_with_the_nearest_one(name, near):
     assert f"nearest: {near!r}" in refusal(condition, name)
-
 
 IMPOSSIBLE = {"add7/moe-e4k5-h256-silu": ["-e4k4"], "add7/moe-e4k0-h256-silu": ["-e4k1"],                   # 1 ≤ k ≤ E
               "add7/moe-e0k0-h256-silu": ["-e4k1"],
@@ -169,13 +155,11 @@ IMPOSSIBLE = {"add7/moe-e4k5-h256-silu": ["-e4k4"], "add7/moe-e4k0-h256-silu": [
               "add7/ffn-h256-silu+d0": ["+d16"], "add7/ffn-h256-silu+L0": ["+L1"]}
 PART = r"-e\d+k\d+|-h\d+|\+d\d+|\+L\d+"
 
-
 @pytest.mark.parametrize("name, near", IMPOSSIBLE.items())
 def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accepted(name, near):
     fixes = re.findall(PART, refusal(condition, name).partition("fix: ")[2])
     assert fixes == near
     for fix in fixes: condition(re.sub(re.escape(fix[:2]) + r"\d+(k\d+)?", fix, name))
-
 
 @pytest.mark.parametrize("name, says", {
     "ffn-h256-silu": "add7/", "add7": "add7/", "": "add7/", "add7/ffn-h256": "that shape", "add7/ffn": "that shape",
@@ -208,24 +192,20 @@ def test_an_impossible_number_is_refused_with_its_neighbours_and_they_are_accept
 def test_what_the_grammar_cannot_say_is_refused_with_one_fix(name, says):
     assert says in refusal(condition, name).partition("fix: ")[2]
 
-
 TOO_LARGE = {"add7/ffn-h2560000-silu": ("parameters", "330,"), "add7/ffn-h8-silu+d6400": ("parameters", "164,"),
              "add7/moe-e5000k1-h5000-silu": ("experts", "5,000"), "add7/ffn-h8-silu+L65": ("layers", "65"),
              "add7/ffn-h8-silu+batch1000000": ("batch", "1,000,000"),
              "add7/ffn-h8-silu+steps20000000": ("steps", "20,000,000")}
-
 
 @pytest.mark.parametrize("name, says", TOO_LARGE.items())
 def test_what_is_too_large_to_be_meant_is_refused_with_its_size(name, says):
     message = refusal(condition, name)
     assert f"expected at most {LIMITS[says[0]]:,} {says[0]}; got {says[1]}" in message
 
-
 @given(conditions())
 def test_a_size_is_known_without_a_shape(c):
     sizes = [torch.Size(s).numel() for s in shapes(c).values()]
     assert n_params(c) == sum(sizes)
-
 
 # ------------------------------------------------------------------------------------------- one name for one training
 
@@ -233,7 +213,6 @@ AXES = ([("moe-e1k1", "moe-e2k1", "moe-e2k2")] + [("", *(f"+{w}" for w in words.
     "frozen tokens inputs redrawn", "switch", "lambda0 lambda0.1", "ffnlr0 ffnlr4", "attnlr0 attnlr4", "wd0",
     "freeze_attn freeze_ffn")] + [("", "@1:reset0.5", "@1:attn", "@1:ffnlr2", "@1:fresh", "@1:reset1,fresh",
                                               "@1:router1", "@1:onlyexperts", "@1:onlyrouter")])
-
 
 def grid(ways):
     "Names of tiny mixtures, dense FFNs and models without, which depart from the recipe in so many `ways` at most."
@@ -243,18 +222,15 @@ def grid(ways):
     for body, *options in itertools.product(("ffn-h4-silu", "glu-h4-silu", "no_ffn"), *dense):
         if sum(map(bool, options)) <= ways: yield f"add7/{body}+d16" + "".join(options)
 
-
 def accepted(name):
     try: return condition(name)
     except ValueError: return None
-
 
 def trained(name, steps=3):
     "Weights of one seed after a few steps."
     members = init_members(condition(name), [1], "paired")
     train_interval(members, steps)
     return unflatten(members.w, members.c)
-
 
 @pytest.mark.parametrize("ways", [2, pytest.param(3, marks=pytest.mark.audit)])
 def test_no_two_valid_names_train_the_same_weights(ways):
@@ -265,7 +241,6 @@ def test_no_two_valid_names_train_the_same_weights(ways):
         assert other == c.name, f"{other} and {c.name} train the same weights: a rule of ALIKE is missing"
     assert len(seen) > 50 * ways
 
-
 SAME = {"ffn-h4-silu+attnlr0": "+freeze_attn", "ffn-h4-silu+freeze_attn+attnlr4": "+freeze_attn",
         "moe-e2k1-h4-silu+ffnlr4+freeze_ffn": "+freeze_ffn", "ffn-h4-silu+ffnlr0": "+freeze_ffn",
         "ffn-h4-silu+ffnlr0+freeze_attn": "+attnlr0+freeze_ffn",
@@ -274,7 +249,6 @@ SAME = {"ffn-h4-silu+attnlr0": "+freeze_attn", "ffn-h4-silu+freeze_attn+attnlr4"
         "moe-e2k2-h4-silu+switch": "", "moe-e2k2-h4-silu+lambda0": "", "moe-e2k1-h4-silu+tokens+lambda0": "+tokens",
         "moe-e2k1-h4-silu+inputs+lambda0.1": "+inputs", "moe-e2k1-h4-silu+tokens+straight": "+tokens",
         "moe-e2k1-h4-silu+lambda0+wd0": "+frozen+lambda0+wd0"}
-
 
 @pytest.mark.parametrize("said, plain", SAME.items())
 def test_a_name_is_refused_for_the_one_that_trains_the_same(said, plain, monkeypatch):
@@ -289,24 +263,20 @@ def test_a_name_is_refused_for_the_one_that_trains_the_same(said, plain, monkeyp
     for n in own.keys() - {"W_router"} if "e1k1" in name else own:
         torch.testing.assert_close(own[n], there[n], rtol=0, atol=2e-3 if "k2" in name else 0)
 
-
 def test_every_reason_for_refusing_a_name_has_its_example():
     said = [re.search(r"training \((.*?)\);", refusal(condition, f"add7/{name}"))[1] for name in SAME]
     whys = {why for text in said for why in text.split("; ")}
     assert whys == {why for why, *_ in ALIKE}
-
 
 # ------------------------------------------------------------------------------------------------------ what is stored
 
 KEYS = dict(list(csv.reader(open(Path(__file__).parent / "keys.csv")))[1:])
 OLD_SPELLINGS = Path(conditions_room.__file__).with_name("old_spellings.csv")
 
-
 def test_the_file_of_old_spellings_is_finished():
     "What was registered and stored is found through it: a changed line, a new one or another order is another name."
     said = OLD_SPELLINGS.read_bytes()
     assert hashlib.sha256(said).hexdigest()[:16] == "fbacce076c097bc9" and said.count(b"\n") == 7
-
 
 @pytest.mark.parametrize("old, new", [("+reset2000+part1+also_attn+then0.25+forget",
                                        "@2000:reset1,attn,ffnlr0.25,fresh"),
@@ -320,7 +290,6 @@ def test_an_old_name_is_read_by_the_file_and_no_other_event_has_one(old, new):
 
 HASHED = {"seeds": "1-9", "metric": "digits"}
 
-
 @pytest.mark.parametrize("name, key", KEYS.items())
 def test_a_key_is_what_it_was_when_its_first_run_was_stored(name, key):
     "And old names of conditions with a reset are refused with today's, which lead back to them."
@@ -329,11 +298,9 @@ def test_a_key_is_what_it_was_when_its_first_run_was_stored(name, key):
     if today != name: assert refusal(condition, name).endswith(f"fix: write {today}")
     assert definition_hash(HASHED | dict(condition=today)) == definition_hash(HASHED | dict(condition=name))
 
-
 def test_every_condition_of_the_study_has_its_key_written_down():
     assert {n for e in OWN.values() for n in e.names} <= {in_new_names(n) for n in KEYS}
     assert len(set(KEYS.values())) == len(KEYS)
-
 
 @given(conditions())
 def test_an_old_spelling_leads_back_to_todays_name(c):
@@ -341,7 +308,6 @@ def test_an_old_spelling_leads_back_to_todays_name(c):
     assert in_new_names(old) == c.name and (old == c.name or "@" not in old)
     assert in_old_names(f"({c.name}), {c.name}.") == f"({old}), {old}."
     assert in_new_names(f"{old} {old}") == f"{c.name} {c.name}"
-
 
 def test_another_router_is_a_line_in_its_room(monkeypatch):
     class Third(type(ROUTERS["tokens"])):
@@ -354,12 +320,10 @@ def test_another_router_is_a_line_in_its_room(monkeypatch):
     assert torch.equal(own["W_router"], trained("add7/moe-e2k1-h8-silu+d16+tokens")["W_router"])
     conditions_room._as_named.cache_clear()
 
-
 @pytest.mark.parametrize("seeds, says", [([42, 137, 42], "[42]"), ([], "[]"), ([-1], "[-1]"), ([1.5], "[1.5]"),
                                          (["1"], "['1']")])
 def test_seeds_that_cannot_be_trained_are_refused(seeds, says):
     assert f"got {says}" in refusal(check_work, "add7/ffn-h256-silu", seeds, "authors", "selected")
-
 
 @pytest.mark.parametrize("stream, until, near", [("author", "selected", "authors"), ("paired", "fill", "full")])
 def test_an_unknown_stream_or_end_is_refused_with_the_nearest_one(stream, until, near):

@@ -44,7 +44,6 @@ assert s.probe.experts < 1e-5 and s.layers[0].sums and s.layers[0].absent == FAM
 }
 NEW_ROOM = {"4_instruments": "import torch\nfrom .rows import rows, tidy\n\n"}
 
-
 def changes(title):
     "(notebook, [(old lines, new lines)]) of the diff under a heading."
     section = re.search(rf"^## {title}$(.*?)(?=^## )", TEXT, flags=re.M | re.S)[1]
@@ -55,17 +54,14 @@ def changes(title):
                       "".join(l[1:] + "\n" for l in h if l[0] in " +"))
                      for h in hunks]
 
-
 def module(notebook):
     "Where a notebook's module lies in the package."
     part, _, name = notebook.removeprefix("nbs/").rpartition("/")
     return "/".join(re.sub(r"^\d+\w?_", "", p) for p in [*part.split("/"), name]).replace(".ipynb", ".py")
 
-
 def as_exported(text, path):
     "Lines of a notebook as nbdev writes them into a module."
     return re.sub(r"^from moe_redistribution\.", f"from {'.' * path.count('/')}.", text, flags=re.M)
-
 
 @pytest.mark.parametrize("title", USE)
 def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
@@ -86,7 +82,6 @@ def test_a_change_that_contributing_shows_is_a_real_one(title, tmp_path):
     done = subprocess.run([sys.executable, "-c", USE[title]], cwd=tmp_path, capture_output=True, text=True,
                           env={"PYTHONPATH": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
-
 
 @pytest.mark.audit
 def test_a_study_is_added_by_the_commands_as_they_stand(tmp_path):

@@ -11,9 +11,7 @@ from moe_redistribution.tasks.task import get_task
 
 T = get_task("add7")
 
-
 def untrained(name, n=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
-
 
 @pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k1-h8-gelu"])
 @pytest.mark.parametrize("how", [None, "zero", "mean"])
@@ -29,11 +27,9 @@ def test_it_is_the_best_of_the_other_tokens_on_the_inputs_where_the_current_one_
         best = max((v.item(), -k) for k, v in enumerate(row) if k != current)
         assert said[s, n, j] == -best[1] and bool(asked[n, j]) == (current != int(T.targets[n, j]))
 
-
 def test_no_prediction_is_ever_the_current_token():
     said, _ = without_copy(untrained(TABLE1["MoE"]), TABLE1["MoE"])
     assert not (said == T.tokens[:, list(T.read)]).any()
-
 
 def test_a_model_that_only_copies_knows_nothing_and_one_whose_attention_carries_knows_all():
     for params, name, low, high in ((planted.copy_model(), "add7/ffn-h32-relu", 0, .2),
@@ -41,7 +37,6 @@ def test_a_model_that_only_copies_knows_nothing_and_one_whose_attention_carries_
         got = (copying_rows(params, name, [1])
                .query("site == 'ffn_out' and edit == 'zero' and position in ['o1', 'o2']")["value"])
         assert len(got) == 2 and low <= got.min() and got.max() <= high
-
 
 def test_rows_name_each_number_once_and_do_not_depend_on_company():
     name = "add7/moe-e4k1-h16-silu"
@@ -54,7 +49,6 @@ def test_rows_name_each_number_once_and_do_not_depend_on_company():
     counted = {f"o{j}": int((T.tokens[:, 3 + j] != T.targets[:, j]).sum()) for j in range(4)}
     assert whole.groupby("position")["n_examples"].first().to_dict() == counted
 
-
 def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
     from moe_redistribution.instruments.ablation import combine_edits
     from moe_redistribution.models.population import predict
@@ -62,7 +56,6 @@ def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
     said = predict(checkpoint(TABLE1["FFN"]), TABLE1["FFN"], combine_edits(TABLE1["FFN"], {"ffn_out": "mean"}))
     copies = (said == T.tokens[:, list(T.read)]).float().mean(1)
     assert len(copies) == len(SEEDS) and (copies[:, 0] < .05).all() and (copies[:, 1:3] > .9).all()
-
 
 def test_nulls_are_counted_on_the_inputs_where_the_current_token_is_wrong():
     shares = copying_nulls(T)
@@ -72,7 +65,6 @@ def test_nulls_are_counted_on_the_inputs_where_the_current_token_is_wrong():
         assert shares.loc[position, "always carry"] == pytest.approx(sum(asked) / len(asked))
         assert shares.loc[position, "pass-through"] == pytest.approx(1 - sum(asked) / len(asked))
     assert shares["uniform"].tolist() == pytest.approx([1 / 9] * 2)
-
 
 @pytest.mark.parametrize("name", ["modadd/ffn-h8-gelu", "hist/ffn-h8-gelu"])
 def test_tasks_whose_answers_are_not_input_tokens_are_refused(name):

@@ -30,7 +30,6 @@ logging.disable_progress_bar()
 FILES, INDEX = "model.safetensors", "model.safetensors.index.json"
 SECONDS, MEMORY = 120, 24 << 30
 
-
 # -------------------------------------------------------------------------------------------------------- how to spoil
 
 def weights(change, file=FILES):
@@ -41,7 +40,6 @@ def weights(change, file=FILES):
         save_file({n: w.contiguous() for n, w in own.items()}, folder / file, {"format": "pt"})
     return spoil
 
-
 def one(part, change):
     "Of the weights whose name has `part` the first is changed."
     def spoil(own):
@@ -49,12 +47,9 @@ def one(part, change):
         own[name] = change(own[name].clone())
     return weights(spoil)
 
-
 def without(part): return weights(lambda own: {n: w for n, w in own.items() if part not in n})
 
-
 def renamed(old, new): return weights(lambda own: {n.replace(old, new): w for n, w in own.items()})
-
 
 def put(value, at=0):
     def change(w):
@@ -62,13 +57,11 @@ def put(value, at=0):
         return w
     return change
 
-
 def config(name="config.json", **changes):
     def spoil(folder):
         own = json.loads((folder / name).read_text()) | changes
         (folder / name).write_text(json.dumps({k: v for k, v in own.items() if v != "gone"}))
     return spoil
-
 
 def content(name, change):
     "A damage of the bytes of a file, or of its name in the folder if `change` gives None."
@@ -78,14 +71,12 @@ def content(name, change):
         if (new := change(data) if callable(change) else change) is not None: (folder / name).write_bytes(new)
     return spoil
 
-
 def no_file(name, make):
     "What is no file stands under the name of one."
     def spoil(folder):
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
     return spoil
-
 
 def header(change):
     "A damage of what a safetensors file says of its tensors."
@@ -96,19 +87,16 @@ def header(change):
         return struct.pack("<Q", len(new)) + new + data[8 + n:]
     return content(FILES, spoil)
 
-
 def told(part, **changes):
     def change(own):
         name = next(n for n in own if part in n)
         own[name] |= changes
     return header(change)
 
-
 def sparse(name, begin=b""):
     def spoil(folder):
         with open(folder / name, "wb") as f: f.write(begin), f.truncate(2 << 30)
     return spoil
-
 
 def sharded(then):
     "The folder in shards, and then a damage."
@@ -123,14 +111,12 @@ def sharded(then):
         then(folder)
     return spoil
 
-
 def index(change):
     def spoil(folder):
         own = json.loads((folder / INDEX).read_text())
         own = change(own["weight_map"]) or own
         (folder / INDEX).write_text(json.dumps(own))
     return sharded(spoil)
-
 
 def family(name, then=lambda folder: None, **sizes):
     "A folder of another family, and then a damage."
@@ -140,22 +126,18 @@ def family(name, then=lambda folder: None, **sizes):
         then(folder)
     return spoil
 
-
 def several(*damages):
     def spoil(folder):
         for d in damages: d(folder)
     return spoil
 
-
 SHARD = "model-00002-of-00002.safetensors"
 LOOP, PIPE = lambda p: p.symlink_to(p.name), os.mkfifo
 NAN, INF = float("nan"), float("inf")
 
-
 def both_ways(folder):
     every = {n: 0 * w for f in folder.glob("*.safetensors") for n, w in load_file(f).items()}
     save_file(every, folder / FILES, {"format": "pt"})
-
 
 def twice(folder):
     "A weight is in both shards, with other numbers."
@@ -163,12 +145,10 @@ def twice(folder):
     save_file(a | {next(iter(b)): 0 * next(iter(b.values()))}, folder / SHARD.replace("00002-", "00001-"),
               {"format": "pt"})
 
-
 def adapter(folder):
     (folder / "adapter_config.json").write_text(json.dumps(dict(peft_type="LORA", r=2, target_modules=["o_proj"],
                                                                 base_model_name_or_path="/nowhere")))
     save_file({"base_model.model.x.lora_A.weight": torch.ones(2, 32)}, folder / "adapter_model.safetensors")
-
 
 QUANTISED = dict(gptq=dict(quant_method="gptq", bits=4), fp8=dict(quant_method="fp8"), unheard=dict(quant_method="x"),
                  bnb=dict(quant_method="bitsandbytes", load_in_4bit=True), no_method=dict(bits=4), number=4)
@@ -299,7 +279,6 @@ TOKENIZERS = {
     "config a list": content("tokenizer_config.json", b"[1]"), "config cut": content("tokenizer_config.json", b"{"),
     "more words than rows": lambda f: words_of(f, 300), "no words": lambda f: words_of(f, 0)}
 
-
 def words_of(folder, n):
     "A tokenizer of n words, of which the text has the last ones."
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -309,12 +288,10 @@ def words_of(folder, n):
     own.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(folder)
 
-
 # ----------------------------------------------------------------------------------------------- what becomes of it
 
 TEXT = "And there was light . " * 60
 COMMANDS = {"scores": [], "ablate": [], "gates": ["--steps", "1", "--k", "4"]}
-
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -323,7 +300,6 @@ def place(tmp_path, monkeypatch):
     words_of(tmp_path / "good", 200)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
 
 def work(words):
     "In a process of its own, whose memory has an end."
@@ -336,7 +312,6 @@ def work(words):
     Path("status").write_text(f"{status}")
     os._exit(0)
 
-
 def spoilt(place, damage):
     "A copy of the good folder, damaged."
     folder = place / "model"
@@ -345,7 +320,6 @@ def spoilt(place, damage):
     shutil.copytree(place / "good", folder)
     damage(folder)
     return folder
-
 
 def end_of(folder, command, *more):
     "refused, silent, traceback, hang or killed, and what was said."
@@ -360,7 +334,6 @@ def end_of(folder, command, *more):
     if status == "2" and len(lines) == 1 and "; fix: " in lines[0] and "Traceback" not in err: return "refused", err
     return {"0": "silent", "70": "traceback"}.get(status, status), err
 
-
 def counted(place, damages, *more):
     "Kinds of ends of all damages, under one command after the other, and those that are not `refused`."
     found, bad = Counter(), []
@@ -371,16 +344,13 @@ def counted(place, damages, *more):
         if end != "refused": bad.append((end, command, name, said[-300:]))
     return found, bad
 
-
 QUICK = ("a matrix less", "nan in an expert", "whole numbers", "whole numbers of eight bytes", "pipe",
          "index pipe", "a weight in two shards",
          "layers 100000", "adapter", "tied, and two matrices")
 
-
 def test_a_damaged_folder_is_refused_on_the_command_line(place):
     found, bad = counted(place, {n: DAMAGES[n] for n in QUICK}, "--bytes")
     assert not bad and found["refused"] == len(QUICK), bad
-
 
 @pytest.mark.audit
 def test_no_damaged_folder_is_answered_from_or_ends_in_a_traceback_or_waits(place):
@@ -388,19 +358,16 @@ def test_no_damaged_folder_is_answered_from_or_ends_in_a_traceback_or_waits(plac
     print(f"\n{sum(found.values())} damaged model folders: {dict(found)}")
     assert not bad and sum(found.values()) >= 60, "\n".join(map(str, bad))
 
-
 @pytest.mark.audit
 def test_no_damaged_tokenizer_is_answered_with(place):
     found, bad = counted(place, TOKENIZERS)
     print(f"\n{sum(found.values())} damaged tokenizers: {dict(found)}")
     assert not bad, "\n".join(map(str, bad))
 
-
 @pytest.mark.audit
 def test_what_fits_is_answered_and_a_good_folder_too(place):
     found, bad = counted(place, FITS | {"good": lambda f: None})
     assert found == {"silent": len(FITS) + 1}, bad
-
 
 def test_an_index_that_names_the_whole_file_is_of_one_file(tmp_path):
     tiny_model("mixtral", vocab_size=256).save_pretrained(tmp_path)
@@ -410,28 +377,23 @@ def test_an_index_that_names_the_whole_file_is_of_one_file(tmp_path):
     _check_files("m", held, told, quantised=False)
     assert len(held) == len(where)
 
-
 def test_a_nan_of_eight_bits_is_found():
     model = torch.nn.Linear(2, 2, dtype=torch.float32).requires_grad_(False)
     model.weight.data = torch.tensor([[1, NAN], [1, 1]]).to(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="1 of 4 not finite in weight"): _check_weights("m", model)
 
-
 # ----------------------------------------------------------------------------------------------------- models in memory
 
 TOKENS = torch.randint(1, 50, (4, 13), generator=torch.Generator().manual_seed(3))
-
 
 def number(of, value):
     def spoil(model):
         with torch.no_grad(): of(model).flatten()[0] = value
     return spoil
 
-
 def quantised(model): torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, inplace=True)
 def hooked(of, f): return lambda model: of(model).register_forward_hook(f) and None
 def in_config(**changes): return lambda model: model.config.update(changes)
-
 
 def another_forward(change):
     def spoil(model):
@@ -443,13 +405,11 @@ def another_forward(change):
         model.forward = forward
     return spoil
 
-
 def shared(part):
     def spoil(model):
         a, b = model.model.layers
         setattr(b.get_submodule(part[0]) if part[0] else b, part[1], a.get_submodule(".".join(filter(None, part))))
     return spoil
-
 
 class Lora(torch.nn.Module):
     def __init__(self, base):
@@ -459,18 +419,15 @@ class Lora(torch.nn.Module):
     weight, bias = property(lambda self: self.base.weight), property(lambda self: self.base.bias)
     def forward(self, x): return self.base(x) + x @ self.A.T @ self.B.T
 
-
 def lora(of, name):
     def spoil(model): setattr(of(model), name, Lora(getattr(of(model), name)))
     return spoil
-
 
 def layer(model): return model.model.layers[0]
 def effect(s): return ablate(s, {"L1.E1": "zero"})
 def heads(s): return routing_scores(s, TOKENS, "head")
 def edited_heads(s): return tally(s, TOKENS, "head", edits={"L0.ffn_out": torch.zeros_like})
 def answers(s): return answer_terms(s, TOKENS[:, :-1], TOKENS[:, 1:])
-
 
 MODELS = {
     "nan": (number(lambda m: layer(m).self_attn.v_proj.weight, NAN), effect),
@@ -494,7 +451,6 @@ MODELS = {
     "logits capped": (another_forward(lambda x: 30 * torch.tanh(x / 30)), answers),
     "norm with a bias": (hooked(lambda m: m.model.norm, lambda m, a, out: out + .01), answers)}
 
-
 @pytest.mark.parametrize("damage", MODELS)
 def test_a_damaged_model_is_refused(damage):
     spoil, ask = MODELS[damage]
@@ -502,7 +458,6 @@ def test_a_damaged_model_is_refused(damage):
     ask(open_model(model, TOKENS))                                                            # as it was it answers
     spoil(model)
     with pytest.raises((ValueError, RuntimeError)): ask(open_model(model, TOKENS))
-
 
 @pytest.mark.parametrize("heads", [2, 8])
 def test_heads_are_those_that_run_whatever_the_config_says(heads):
@@ -512,7 +467,6 @@ def test_heads_are_those_that_run_whatever_the_config_says(heads):
     s = open_model(model, TOKENS)
     assert s.n_heads == 4 and ablate(s, {"L0.H1": "zero"}).equal(plain)
 
-
 def test_a_foreign_hook_is_seen_as_what_it_does():
     on_ffn, on_layer = tiny_model("mixtral"), tiny_model("mixtral")
     hooked(lambda m: layer(m).mlp, lambda m, a, out: out * 0)(on_ffn)
@@ -520,13 +474,11 @@ def test_a_foreign_hook_is_seen_as_what_it_does():
     own, other = ([(x.additive, x.sums) for x in open_model(m).layers] for m in (on_ffn, on_layer))
     assert sorted(own) == [(False, True), (True, True)] and sorted(other) == [(True, False), (True, True)]
 
-
 def test_logits_that_a_model_scales_are_taken_apart_as_it_says_them():
     model = tiny_model("mixtral")
     another_forward(lambda x: x * .5)(model)
     terms = answer_terms(open_model(model), TOKENS[:, :-1], TOKENS[:, 1:])
     assert terms["remainder"].abs().max() < 1e-5
-
 
 @pytest.mark.parametrize("tokens", [torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 5, dtype=torch.int64),
                                     TOKENS.float(), TOKENS - 9, TOKENS + 40])

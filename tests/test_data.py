@@ -15,7 +15,6 @@ from moe_redistribution.tasks.task import ALPHABET, LENGTH, P, counts, get_task,
 ADD7, MODADD, HIST = (get_task(n) for n in ("add7", "modadd", "hist"))
 SEEDS = st.integers(0, 5000)
 
-
 # ------------------------------------------------------------------------------------------------------------- modular
 # addition
 
@@ -25,20 +24,17 @@ def test_every_pair_is_listed_once_with_its_sum(a, b):
     assert MODADD.tokens[row].tolist() == [a, b, P] and MODADD.targets[row].tolist() == [int(str(a + b)) % 113]
     assert MODADD.strata.loc[row, ["a", "b", "sum"]].tolist() == [a, b, (a + b) % 113]
 
-
 @given(SEEDS, st.sampled_from(STREAMS))
 @settings(max_examples=20)
 def test_a_split_is_thirty_percent_of_all_pairs_and_the_rest(seed, stream):
     train, test = split(MODADD, seed, stream)
     assert len(train) == 3830 and sorted(train.tolist() + test.tolist()) == list(range(12_769))
 
-
 def test_a_split_is_the_first_of_a_permutation_by_the_runs_own_seed_and_paired_seeds_do_not_share_it():
     order = torch.randperm(12_769, generator=torch.Generator().manual_seed(42)).tolist()
     assert split(MODADD, 42)[0].tolist() == order[:3830]
     overlap = len(set(split(MODADD, 42)[0].tolist()) & set(split(MODADD, 42, "paired")[0].tolist()))
     assert overlap / 3830 == pytest.approx(.3, abs=.03)
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # histogram
@@ -54,7 +50,6 @@ def exact_shares():
         return total
     return {size: often * size / LENGTH for size, often in expected(LENGTH).items()}
 
-
 def test_counts_come_as_often_as_the_recursion_says_and_ten_never():
     shares, n = exact_shares(), 6000
     assert sum(shares.values()) == 1 and LENGTH not in shares and float(shares[1]) == pytest.approx(.2, abs=1e-9)
@@ -63,12 +58,10 @@ def test_counts_come_as_often_as_the_recursion_says_and_ten_never():
     for size, share in shares.items(): assert seen[size - 1].item() == pytest.approx(float(share), abs=.012)
     assert nulls(HIST)["most frequent"].mean().item() == pytest.approx(.2, abs=.01)
 
-
 @given(st.integers(1, 30), SEEDS)
 def test_a_partition_adds_up_and_ends_with_one(n, seed):
     parts = partition(n, np.random.RandomState(seed))
     assert sum(parts) == n and parts[-1] == 1 and min(parts) >= 1
-
 
 @given(SEEDS)
 def test_the_answer_is_how_often_the_token_occurs(seed):
@@ -76,13 +69,11 @@ def test_the_answer_is_how_often_the_token_occurs(seed):
     assert tokens.min() >= 0 and tokens.max() < ALPHABET
     assert counts(tokens).tolist() == [[row.count(x) for x in row] for row in tokens.tolist()]
 
-
 def test_letters_are_used_evenly():
     letters = torch.stack([row.unique()[0]
                            for row in sample_sequences(4000, np.random.RandomState(0))]).bincount(minlength=ALPHABET)
     anywhere = sample_sequences(4000, np.random.RandomState(1)).flatten().bincount(minlength=ALPHABET) / 40_000
     assert len(letters) == ALPHABET and (anywhere - 1 / ALPHABET).abs().max() < .006
-
 
 def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first():
     rs = np.random.RandomState(42 + REFRESH)
@@ -92,7 +83,6 @@ def test_a_set_is_made_anew_every_fifty_epochs_from_seed_plus_epoch_train_first(
     given = list(batches(HIST, [42], "authors", [None], [48], 3, 0))
     assert torch.equal(given[0][0], given[1][0]) and torch.equal(given[2][0][0], train)      # steps 49, 50 | 51
 
-
 # ---------------------------------------------------------------------------------------------------------------------
 # streams
 
@@ -101,11 +91,9 @@ def test_no_two_paired_seeds_or_eras_are_made_from_the_same_number():
     made += [_part_seed(s, "paired", p) for s in range(1, 129) for p in ("weights", "evaluation")]
     assert len(set(made)) == len(made) and len({m % 2**32 for m in made}) == len(made)
 
-
 @given(st.integers(0, 99), st.integers(0, 99), st.sampled_from(PARTS))
 def test_crossed_takes_weights_from_one_paired_seed_and_the_examples_from_another(i, j, part):
     assert _part_seed(100 * i + j, "crossed", part) == _part_seed(i if part == "weights" else j, "paired", part)
-
 
 def test_batches_have_one_row_a_seed_and_do_not_depend_on_the_company():
     for task in (ADD7, MODADD, HIST):
@@ -114,7 +102,6 @@ def test_batches_have_one_row_a_seed_and_do_not_depend_on_the_company():
         alone = list(batches(task, [2], "paired", gens(2), [0], 2, 16))
         for (a, b), (c, d) in zip(together, alone): assert torch.equal(a[1], c[0]) and torch.equal(b[1], d[0])
 
-
 @pytest.mark.parametrize("task", [MODADD, HIST], ids=["modadd", "hist"])
 def test_what_is_held_back_was_not_in_the_batches(task):
     tokens, targets = held_back(task, 7, "paired", step=1)
@@ -122,7 +109,6 @@ def test_what_is_held_back_was_not_in_the_batches(task):
     again = sum(tuple(row) in trained for row in tokens.tolist()) / len(tokens)
     assert again == 0 if task is MODADD else again < .03           # a sequence of two letters may come twice
     assert held_back(ADD7, 7) is None and len(tokens) == len(targets)
-
 
 # --------------------------------------------------------------------------------------------------------- what was
 # never trained on
@@ -134,12 +120,10 @@ def test_an_unseen_sequence_of_the_clean_set_is_in_none_of_the_twenty_sets_and_e
     assert unseen_examples(HIST, 42).tolist() == own and .8 < sum(own) / len(own) < 1
     assert unseen_examples(HIST, 42) is unseen_examples(HIST, 42), "drawn once a process"
 
-
 def test_a_seed_that_was_trained_for_less_has_seen_less_and_the_default_is_the_whole_schedule():
     short, whole = unseen_examples(HIST, 7, "paired", 100), unseen_examples(HIST, 7, "paired", RECIPES["hist"]["steps"])
     assert (short | ~whole).all() and short.sum() > whole.sum() and torch.equal(whole, unseen_examples(HIST, 7,
                                                                                                        "paired", 1000))
-
 
 def test_unseen_pairs_are_the_test_part_and_add_7_has_none():
     assert (unseen_examples(MODADD, 42).nonzero()[:, 0].tolist() == sorted(split(MODADD, 42)[1].tolist())

@@ -32,15 +32,12 @@ OPTIONS = ["add7/moe-e2k1-h8-silu+frozen+L2", "add7/moe_glu-e4k2-h24-silu+norm+L
            "add7/moe-e2k1-h8-silu+redrawn+L2", "add7/moe-e2k1-h8-silu+tokens+L2", "add7/no_ffn+L2"]
 T = get_task("add7")
 
-
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
     for task, every in {"add7": 2, "modadd": 1, "hist": 1}.items():
         monkeypatch.setitem(RECIPES[task], "eval_every", every)
 
-
 def members(name, n=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
-
 
 def moved(params, l):
     "The same members with other weights in one layer, and in nothing else."
@@ -49,9 +46,7 @@ def moved(params, l):
     for n in out.keys() - {*outer}: out[n][:, l] += .3 * torch.randn(out[n][:, l].shape, generator=g)
     return out
 
-
 def steps_of(name, n): return n * RECIPES[condition(name).task]["eval_every"]
-
 
 def assert_same(a, b, name):
     for s in (1, 2):
@@ -59,7 +54,6 @@ def assert_same(a, b, name):
         assert x.history.equals(y.history) and x.step == y.step > 1
         assert {*x.weights["final"]} == {*y.weights["final"]}
         assert all(torch.equal(v, y.weights["final"][n]) for n, v in x.weights["final"].items())
-
 
 # ------------------------------------------------------------------------------------------------ trains and resumes
 
@@ -70,7 +64,6 @@ def test_a_deep_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
     for n in range(intervals):
         _train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n + 1))
     assert_same(tmp_path / "whole", tmp_path / "parts", name)
-
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.audit
@@ -87,13 +80,11 @@ def test_a_deep_run_that_is_killed_ends_with_the_same_bits(name, tmp_path):
     for root in ("killed", "whole"): _train_group(name, *work, tmp_path / root, steps=steps_of(name, 3))
     assert_same(tmp_path / "whole", tmp_path / "killed", name)
 
-
 def trained(name, root, steps):
     _train_group(name, [1], "paired", "full", root, steps=steps)
     start = unflatten(init_members(condition(name), [1], "paired").w, condition(name))
     run = Store(root).load(name, 1, "paired")
     return run, {n: v[0] for n, v in start.items()}
-
 
 @pytest.mark.parametrize("name, held", [
     (MOE, ()), ("add7/moe-e2k1-h8-silu+norm+L3", ()), ("add7/moe-e2k1-h8-silu+frozen+L2", ("W_router",)),
@@ -104,13 +95,11 @@ def test_what_a_name_holds_is_held_in_every_layer_and_all_else_learns_in_every_l
         same = [torch.equal(a, b) for a, b in zip(run.weights["final"][n], start[n])]
         assert same == [n in held] * condition(name).n_layers, n
 
-
 def test_an_event_happens_in_every_layer(tmp_path):
     run, start = trained("add7/ffn-h8-silu+L2@2:reset0.5", tmp_path, 2)
     for l in range(2):
         back = (run.weights["final"]["W_up"][l, 0] == start["W_up"][l, 0]).all(0)
         assert back.tolist() == [True] * 4 + [False] * 4
-
 
 def test_a_store_that_is_carried_elsewhere_gives_the_same_deep_models(tmp_path):
     _train_group(MOE, [1, 2], "paired", "full", tmp_path / "a", steps=2)
@@ -120,20 +109,16 @@ def test_a_store_that_is_carried_elsewhere_gives_the_same_deep_models(tmp_path):
     assert torch.equal(*logits) and logits[0].shape[0] == 2
     torch.testing.assert_close(Transformer(b, MOE, 1)(T.tokens[:20]), logits[0][1])
 
-
 # -------------------------------------------------------------------------------------- measured, every layer by name
 
 WORDS = {"none", "head", "expert", "weights", "logits", "embed", "pattern", "resid_post"}     # of no layer, or of units
 
-
 def layers_named(rows):
     return {x for k in ("site", "unit") for name in rows[k].unique() for x in re.findall(r"\bL(\d)", name)}
-
 
 DEEPER = MOE.replace("+L2", "+L3")
 CASES = [(n, i) for n in ("add7/ffn-h8-silu+hold_tens9+L2", MOE, "modadd/glu-h8-gelu+L2") for i in instruments_for(n)]
 CASES += [(DEEPER, i) for i in ("ablation", "routing", "scores")]
-
 
 @pytest.mark.parametrize("name, i", first([(DEEPER, "scores")], CASES))
 def test_rows_of_an_instrument_name_every_layer_and_change_with_every_layer(name, i):
@@ -148,7 +133,6 @@ def test_rows_of_an_instrument_name_every_layer_and_change_with_every_layer(name
     if x.live: return                                                     # it trains models of its own
     for l in range(c.n_layers): assert not got["value"].equals(rows(moved(params, l))["value"]), l
 
-
 @pytest.mark.parametrize("name", [DENSE, MOE])
 def test_a_layers_ffn_at_zero_is_a_model_without_it(name):
     params = {n: v * (30 if n == "W_down" else 1) for n, v in members(name, 1).items()}           # FFNs that matter
@@ -160,7 +144,6 @@ def test_a_layers_ffn_at_zero_is_a_model_without_it(name):
         assert torch.equal(said[l], ablate(gone, name, {})) and not torch.equal(said[l], ablate(params, name, {}))
     assert not torch.equal(said[0], said[1])
 
-
 def test_what_is_for_one_layer_says_so_before_any_work():
     name = "modadd/moe_glu-e2k1-h8-linear+L2"
     alone = [x for x in instruments().values() if "one layer" in x.needs]
@@ -168,7 +151,6 @@ def test_what_is_for_one_layer_says_so_before_any_work():
     for x in alone:
         with pytest.raises(ValueError, match="one layer|expected (an? )?(task|model|modular|condition)"):
             x.rows({}, name, [1], stream="paired", rule="final")
-
 
 # --------------------------------------------------------------------------------------------------- mended here
 
@@ -183,7 +165,6 @@ def test_an_expert_of_a_deep_model_has_a_speed():
         torch.testing.assert_close(got[f"L1.E{e}"]["own"], ((far * here).sum((1, 2)) / here.sum((1, 2))).sqrt())
         assert got[f"L0.E{e}"]["own"].nan_to_num().eq(0).all() and {*got[f"L0.E{e}"]} == {"own"}
 
-
 def test_speed_is_measured_of_every_layer():
     assert instruments()["speed"].fits(MOE)
     found = _speed_rows(MOE, [1], "paired", (0,))
@@ -191,7 +172,6 @@ def test_speed_is_measured_of_every_layer():
     assert named <= {*zip(found["site"], found["unit"])}
     paired = instruments()["speed"].rows(None, MOE, [1], stream="paired", rule="final")
     assert {*paired["site"]} == {"L0.ffn_out", "L1.ffn_out"} and (paired["value"] > 0).all()
-
 
 def test_routes_of_several_layers_are_asked_layer_by_layer():
     params = members(MOE)
@@ -201,16 +181,13 @@ def test_routes_of_several_layers_are_asked_layer_by_layer():
     assert saturation(params, other, MOE, 0).tolist() == [1, 1] and saturation(params, other, MOE, 1).max() < 1
     assert not torch.equal(routes(params, MOE, layer=0)[1], routes(params, MOE, layer=1)[1])
 
-
 def test_what_follows_the_attention_of_the_first_layer_is_not_the_answer():
     with pytest.raises(ValueError, match="after_attention: expected one layer; got 2 in .*; fix: use `patch`"):
         _after_attention(members(DENSE, 1), condition(DENSE), torch.zeros(3, 64))
 
-
 def test_heads_are_ranked_over_all_layers_and_the_rows_say_so():
     rows = attribution_rows(members("add7/no_ffn+L2", 1), "add7/no_ffn+L2", [1]).query("metric.str.startswith('rank')")
     assert {*rows["site"]} == {"L*.z"} and {*rows["unit"]} == {"", *(f"R{r}" for r in range(1, 9))}
-
 
 # ------------------------------------------------------------------------------------------------- the command line
 

@@ -23,7 +23,6 @@ from tiers import first
 PACKAGE = Path(__file__).resolve().parent.parent / "moe_redistribution"
 TWINS = {"add7": "twinadd", "modadd": "twinmod", "hist": "twinhist"}
 
-
 @pytest.fixture
 def twins():
     "Each of the paper's tasks under another name, and addition modulo 7 and 13."
@@ -36,9 +35,7 @@ def twins():
     for name in (*TWINS.values(), "mod7", "mod13"):
         for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)
 
-
 def members(name): return init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
-
 
 @pytest.mark.parametrize("name", ["add7/moe-e2k1-h16-silu", "add7/ffn-h16-silu+hold_tens9", "add7/moe-e2k1-h16-silu+L2",
                                   "modadd/moe_glu-e2k1-h8-linear", "hist/moe-e2k1-h8-gelu", "hist/no_ffn"])
@@ -48,7 +45,6 @@ def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
     assert list(instruments_for(twin)) == list(instruments_for(name)) and misfits(twin) == misfits(name)
     for x in instruments_for(name).values():
         assert [x.at(twin, s) for s in x.streams] == [x.at(name, s) for s in x.streams]
-
 
 # Probes and live training are slow, and the same code
 @pytest.mark.parametrize("name", first(["add7/ffn-h8-silu+hold_tens9"], ["add7/moe-e2k1-h16-silu",
@@ -61,7 +57,6 @@ def test_and_the_same_rows(name, twins):
         pd.testing.assert_frame_equal(a.drop(columns="condition"), b.drop(columns="condition"), check_exact=True)
         assert set(b["condition"]) == {twin}
 
-
 @pytest.mark.parametrize("p", [7, 13])
 def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins, p):
     name = f"mod{p}/moe_glu-e2k1-h8-linear"
@@ -70,7 +65,6 @@ def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums
         assert len(got) and got["value"].notna().any()
         assert got["n_examples"].max() <= 3 * p * p                      # all three places of all pairs
 
-
 def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lacks():
     name = "add7/moe-e4k1-h256-silu"
     assert len(instruments_for(name)) >= 10
@@ -78,13 +72,11 @@ def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lac
     assert misfits(name) == {"bilinear": ["sums of all pairs", "a gated FFN"], "grokking": ["sums of all pairs"],
                              "heldout": ["a held-out rule"], "histogram": ["answers that are counts"]}
 
-
 # Where a task enters by its name, with its recipe; and what was measured on the paper's tasks, with a rule for others
 TABLES = {"tasks/task.py": ("TASKS",), "models/condition.py": ("RECIPES",), "training/loop.py": ("TASK_RULES",),
           "training/orders.py": ("STEP_SECONDS", "TYPICAL_STEPS"), "report/tables.py": ("TASK",),
           "training/bench.py": ("HEADLINE", "TARGETS", "FLOORS", "BENCH_SEEDS", "PACE", "_members"),
           "record/costs.py": ("CPU_LIMITS",), "report/figures.py": ("PLAIN",)}
-
 
 def names_asked_for(path):
     "Lines of a module that compare something with the name of one of the paper's tasks, or look something up by it."
@@ -104,7 +96,6 @@ def names_asked_for(path):
         flat = [y for x in found for y in (getattr(x, "elts", None) or [x])]
         if any(literal(x) for x in flat if x is not None): yield node.lineno
 
-
 def test_no_room_of_the_library_asks_for_a_task_by_its_name():
     rooms = [p for p in sorted(PACKAGE.rglob("*.py")) if "studies" not in p.parts and p.name != "_modidx.py"]
     found = {}
@@ -116,13 +107,11 @@ def test_no_room_of_the_library_asks_for_a_task_by_its_name():
         if asked: found[room] = [f"{n}: {lines[n - 1].strip()[:90]}" for n in asked]
     assert not found, found
 
-
 def test_two_layers_get_every_instrument_that_can_work_on_them_and_the_others_say_why():
     name = "add7/moe-e2k1-h16-silu+L2"
     assert ({"ablation", "attribution", "copying", "patching", "patterns", "routing", "scores", "speed"}
             <= {*instruments_for(name)})
     assert all("one layer" in misfits(name)[i] for i in ("fourier", "rerouting"))
-
 
 def test_of_two_layers_the_parts_sum_to_the_logits_and_a_patch_from_oneself_changes_nothing():
     name, t = "add7/moe-e2k1-h16-silu+L2", get_task("add7")

@@ -26,13 +26,11 @@ VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7
             "relu": "add7/moe_glu-e4k2-h24-relu", "no_ffn": "add7/no_ffn", "wide": "add7/ffn-h40-silu+d96",
             "layers": "add7/moe-e2k1-h8-silu+L2"}
 
-
 def population(name, n_seeds):
     "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones."
     c, g = condition(name), torch.Generator().manual_seed(1)
     params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     return {n: v + .1 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
-
 
 @pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 def test_eliminated_model_is_naive_model(name):
@@ -51,11 +49,9 @@ def test_eliminated_model_is_naive_model(name):
     for n, a, b in zip(params, gradients, plain):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
-
 OTHERS = [f"{task}/{v}" for task in ("modadd", "hist") for v in
           ("ffn-h24-gelu+d32", "glu-h24-silu+d32+norm", "moe-e4k1-h24-gelu+d32", "moe-e4k1-h24-gelu+d32+switch",
            "moe_glu-e4k2-h24-gelu+d32", "moe-e2k1-h8-relu+d32+norm", "no_ffn+d32")]
-
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("chunk", [10**9, 70])
@@ -74,7 +70,6 @@ def test_gradients_of_a_full_batch_are_those_of_the_naive_model_whole_or_in_chun
         assert (a is None) == (b is None), n
         if a is not None: torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
-
 def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_come_from_the_seed():
     c = condition("modadd/ffn-h24-gelu+d32+drop0.1")
     t, params = get_task("modadd"), population("modadd/ffn-h24-gelu+d32", 2)
@@ -88,7 +83,6 @@ def test_dropout_leaves_the_mean_gradient_near_the_one_without_and_its_masks_com
     gap = lambda grad: ((grad - clean[1]["W_U"]).norm() / clean[1]["W_U"].norm()).item()
     assert gap(thinned[0]) > .02 and gap(thinned.mean(0)) < .7 * gap(thinned[0])      # forty draws average out
 
-
 def every_expert(p, x, chosen, weight, c):
     "What dispatch must equal: all experts on all tokens, then a weighted sum over the chosen ones."
     up = torch.einsum("snd,sedw->snew", x, p["W_up"])
@@ -99,7 +93,6 @@ def every_expert(p, x, chosen, weight, c):
     weight = mine.new_ones(chosen.shape) if weight is None else weight
     return torch.einsum("sned,snke,snk->snd", out, mine, weight)
 
-
 @st.composite
 def routings(draw):
     "Seeds, tokens, experts, k, whether gates are weighted, and which distinct experts each token is sent to."
@@ -108,7 +101,6 @@ def routings(draw):
     order = st.permutations(range(E)).map(lambda p: p[:k])
     chosen = draw(st.lists(st.lists(order, min_size=N, max_size=N), min_size=S, max_size=S))
     return E, k, draw(st.booleans()), chosen
-
 
 @settings(max_examples=60)
 @given(routings(), st.sampled_from(["moe", "moe_glu"]))
@@ -132,7 +124,6 @@ def test_sorted_dispatch_is_dense_dispatch(routing, variant):
         for a, b in zip(outcome(partial(dispatch, way=way)), expected):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("library", ["oneDNN", "MKL"])
 def test_a_dense_layer_is_the_product_and_its_gradient_whatever_library_multiplies(library, bias, monkeypatch):
@@ -149,7 +140,6 @@ def test_a_dense_layer_is_the_product_and_its_gradient_whatever_library_multipli
         for mine, theirs in zip(*(torch.autograd.grad(y, leaves, back.T) for y in (got, want))):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=10 * near)
 
-
 @pytest.mark.parametrize("way", [experts._sorted_experts, experts._dense_experts])
 @pytest.mark.parametrize("sick", [0, 1, 2])
 def test_dispatch_keeps_a_nan_in_its_seed(sick, way):
@@ -161,7 +151,6 @@ def test_dispatch_keeps_a_nan_in_its_seed(sick, way):
     gradients = torch.autograd.grad(out.square().sum(), list(p.values()))
     assert [v.isfinite().all().item() for v in out] == [s != sick for s in range(3)]
     for grad in gradients: assert [v.isfinite().all().item() for v in grad] == [s != sick for s in range(3)]
-
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
 @pytest.mark.parametrize("label", ["ffn", "glu", "no_ffn", "moe", "moe_glu", "top-2"])

@@ -13,7 +13,6 @@ from moe_redistribution.evidence import statistics as ev, printed as paper
 unit = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 3))
 quick = settings(max_examples=60)
 
-
 # --- intervals ------------------------------------------------------------------------------------
 
 def test_interval_is_t_below_twenty_and_bca_from_there():
@@ -23,13 +22,11 @@ def test_interval_is_t_below_twenty_and_bca_from_there():
     assert np.allclose(ev.interval(x, "t")[1:3], (x.mean() - half, x.mean() + half))
     assert np.allclose(ev.interval(x)[1:3], ev.interval(x, "t")[1:3], atol=.01)
 
-
 @given(st.sampled_from([.1, .25, 1 / 3, 1.0, 0.0]), st.integers(2, 130))
 @quick
 def test_zero_variance_gives_an_interval_of_no_width(value, n):
     i = ev.interval([value] * n)
     assert i.lo == i.hi == i.mean and i.mean == pytest.approx(value) and i.n == n
-
 
 @given(st.lists(unit, min_size=20, max_size=40), st.randoms())
 @settings(max_examples=25)
@@ -38,10 +35,8 @@ def test_bca_is_finite_ordered_and_blind_to_the_order_of_seeds(values, random):
     assert np.isfinite([i.lo, i.hi]).all() and i.lo <= i.hi
     assert ev.interval(shuffled) == i
 
-
 def test_one_seed_has_no_interval():
     assert ev.interval([.3]).mean == .3 and np.isnan(ev.interval([.3])[1:3]).all()
-
 
 @pytest.mark.parametrize("n", [20, 64, 500])
 def test_bca_in_batches_is_bca_at_once_to_the_bit(n):
@@ -50,11 +45,9 @@ def test_bca_in_batches_is_bca_at_once_to_the_bit(n):
         whole = stats.bootstrap((np.sort(x),), mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
         assert ev.interval(x)[1:3] == tuple(whole)
 
-
 def test_bounds_of_bca_move_with_a_shift():
     x = np.random.default_rng(1).choice([0, .25, .5], 64)                 # many resampled means equal the observed one
     assert np.allclose(np.subtract(ev.interval(x + .1)[1:3], ev.interval(x)[1:3]), .1, atol=1e-9)
-
 
 def test_an_interval_of_many_values_takes_no_more_memory_and_too_many_are_refused():
     x = np.random.default_rng(0).normal(size=4_000)                       # 320 MB of draws, were they there at once
@@ -66,14 +59,12 @@ def test_an_interval_of_many_values_takes_no_more_memory_and_too_many_are_refuse
         ev.interval(np.arange(20_001.))
     assert ev.interval(np.arange(20_001.), "t").mean == 10_000
 
-
 @pytest.mark.parametrize("bad", [[.1, np.nan], [np.inf, 1], [], [[.1, .2]]], ids=str)
 def test_nan_and_wrong_shapes_are_refused(bad):
     for ask in (ev.interval, ev.holm, lambda v: ev.welch(v, [.1, .2]), lambda v: ev.paired_permutation([.1, .2], v),
                 lambda v: ev.tost(v, [.1, .2], .05)):
         with pytest.raises(ValueError, match="expected finite numbers.* got .* nearest valid: .* fix:"):
             ask(bad)
-
 
 # --- tests ----------------------------------------------------------------------------------------
 
@@ -84,12 +75,10 @@ def test_paired_permutation_is_brute_force_enumeration(pairs):
     means = [np.mean(np.array(signs) * (a - b)) for signs in product([1, -1], repeat=len(pairs))]
     assert ev.paired_permutation(a, b).p == pytest.approx(np.mean(np.abs(means) >= abs(np.mean(a - b)) - 1e-12))
 
-
 @given(st.lists(st.tuples(unit, unit), min_size=5, max_size=5))
 @quick
 def test_five_pairs_cannot_go_below_a_sixteenth(pairs):
     assert ev.paired_permutation(*np.array(pairs).T).p >= .0625 - 1e-12
-
 
 def test_many_pairs_are_sampled_with_a_seed_and_order_does_not_matter():
     rng = np.random.default_rng(0)
@@ -102,7 +91,6 @@ def test_many_pairs_are_sampled_with_a_seed_and_order_does_not_matter():
     exact = sum(comb(20, k) for k in range(21) if abs(2 * k - 20) >= 4) / 2**20
     assert ev.paired_permutation(same, np.zeros(20)).p == pytest.approx(exact, abs=.02)
 
-
 def test_welch_is_its_textbook_formula_and_certain_where_nothing_varies():
     a, b = np.array([.1, .4, .35, .8]), np.array([.5, .2, .9, .6, .65, .3])
     va, vb = a.var(ddof=1) / 4, b.var(ddof=1) / 6
@@ -114,7 +102,6 @@ def test_welch_is_its_textbook_formula_and_certain_where_nothing_varies():
     assert ev.welch([1, 1], [1, 1]) == (0, 1, 0) and ev.welch([1, 1], [0, 0]) == (1, 0, inf)
     assert np.isnan(ev.welch([.1], [.2, .3]).p)
 
-
 def test_printed_welch_p_needs_ddof_0():
     printed = paper.paper_values().set_index("id")
 
@@ -125,11 +112,9 @@ def test_printed_welch_p_needs_ddof_0():
     for x, y, said in (("tab1.012", "tab1.009", "sec4.2.008"), ("tab1.018", "tab1.015", "sec4.2.011")):
         assert round(p(x, y, 0), 2) == printed.loc[said, "mean"] != round(p(x, y, 1), 2)
 
-
 def test_holm_is_hand_arithmetic():
     assert np.allclose(ev.holm([.01, .04, .03, .005]), [.03, .06, .06, .02])
     assert np.allclose(ev.holm([.5, .9]), [1, 1]) and np.allclose(ev.holm([.2]), [.2])
-
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 @quick
@@ -139,7 +124,6 @@ def test_holm_rejects_what_stepping_down_rejects(p):
     while left and p[left[0]] <= alpha / len(left):
         rejected.add(left.pop(0))
     assert {i for i, q in enumerate(ev.holm(p)) if q <= alpha} == rejected
-
 
 def test_tost_has_three_outcomes():
     noise, zero = np.array([.012, -.02, .004, .015, -.008, .01, -.003, .006]), np.zeros(8)
@@ -152,7 +136,6 @@ def test_tost_has_three_outcomes():
     with pytest.raises(ValueError, match="a margin above 0"):
         ev.tost(noise, zero, 0)
 
-
 @given(st.lists(st.tuples(unit, unit), min_size=3, max_size=30), st.sampled_from([.02, .05, .2]))
 @quick
 def test_tost_is_the_90_percent_interval_inside_the_margin(pairs, margin):
@@ -161,7 +144,6 @@ def test_tost_is_the_90_percent_interval_inside_the_margin(pairs, margin):
     lo, hi = stats.t.interval(.9, len(d) - 1, loc=d.mean(), scale=stats.sem(d))
     assume(min(abs(lo + margin), abs(hi - margin)) > 1e-9)
     assert (ev.tost(*np.array(pairs).T, margin).outcome == "equivalent") == (-margin < lo and hi < margin)
-
 
 # --- verdicts -------------------------------------------------------------------------------------
 
@@ -189,22 +171,18 @@ def test_tost_is_the_90_percent_interval_inside_the_margin(pairs, margin):
 def test_verdict_is_decided_by_rule(case, word):
     assert ev.verdict(**case).verdict == word
 
-
 def test_delta_re_inflates_the_printed_spread_and_is_welchs_interval():
     ours, theirs = np.array([.31, .42, .44, .49, .61]), np.array([.2, .35, .3, .5, .44, .27])
     d, lo, hi = ev.delta(ours.mean(), ours.std(ddof=1), 5, theirs.mean(), theirs.std(), 6)
     oracle = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(.95)
     assert (lo, hi) == pytest.approx((oracle.low, oracle.high)) and d == pytest.approx(ours.mean() - theirs.mean())
 
-
 def test_a_missing_spread_is_not_a_spread_of_zero():
     d, lo, hi = ev.delta(.5, .1, 5, .4, np.nan, 5)
     assert hi - d == pytest.approx(2.7764451051977987 * .1 * np.sqrt(2 / 5))     # t.ppf(.975, 4); ours counted twice
     assert "the paper prints no spread" in ev.verdict(.5, .1, 5, .4, np.nan, 5).reason
 
-
 FIVE = np.array([.1, .1, .1, .15, .2])                     # mean .13 and ddof-0 spread .04, both as exact as they print
-
 
 @pytest.mark.parametrize("change, agrees", [
     ({}, True), (dict(ours_mean=FIVE.mean() + .00049), True), (dict(ours_mean=FIVE.mean() + .00051), False),
@@ -218,19 +196,16 @@ def test_the_printed_digits_themselves_agree_whatever_the_spread_and_a_digit_off
     assert got.delta == pytest.approx((same | change)["ours_mean"] - .13)
     assert ev.verdict(**(same | change), margin=.01, corrected="misprint").verdict == "corrected"
 
-
 def test_a_spread_that_is_a_digit_off_is_not_the_printed_one_even_where_the_mean_is():
     "Printed spreads are ddof 0, ours ddof 1: read as ddof 1, the paper's own seeds would fail to reproduce it."
     own = dict(ours_mean=FIVE.mean(), ours_n=5, paper_mean=.13, paper_std=.04, paper_n=5, digit=.001, margin=.01)
     assert ev.verdict(ours_std=FIVE.std(ddof=1), **own).verdict == "agrees"
     assert ev.verdict(ours_std=FIVE.std(ddof=0), **own).verdict == "inconclusive"
 
-
 @pytest.mark.parametrize("use", [lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5),
                                  lambda: ev.delta(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 5, .4, .1, 1)])
 def test_a_spread_of_one_seed_is_refused_and_not_divided_by_zero(use):
     with pytest.raises(ValueError, match="expected two seeds or more .*; got 1; nearest valid: n = 2; fix:"): use()
-
 
 def test_one_seed_without_a_spread_has_a_difference_and_no_interval():
     assert (ev.delta(.5, float("nan"), 1, .4, .1, 5)[0] == pytest.approx(.1)

@@ -23,7 +23,6 @@ from same import assert_same_runs
 NAMES = ["add7/ffn-h8-silu+d16", "add7/moe-e2k1-h8-silu+d16"]
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
 
-
 def wait_until(true, seconds=60):
     "Waits for `true()` and returns what it gave."
     until = time.monotonic() + seconds
@@ -31,7 +30,6 @@ def wait_until(true, seconds=60):
         assert time.monotonic() < until, "nothing happened"
         time.sleep(0.01)
     return got
-
 
 # ----------------------------------------------------------------------------------------------------------- the word
 
@@ -41,7 +39,6 @@ def wait_until(true, seconds=60):
 def test_every_word_is_read(spec, read):
     assert _read_spec(spec) == read
 
-
 @pytest.mark.parametrize("spec", ["", "locl", "Local", "local:", "local:0", "local:-1", "local:two", "here ", "dask:",
                                   "dask://", "dask://node", "dask://node:", "dask://node:0", "dask://node:65536",
                                   "dask://:8786", "tcp://node:8786", 3, ["here"], Executor], ids=repr)
@@ -50,12 +47,10 @@ def test_a_wrong_word_is_refused_in_one_line(spec):
         with open_executor(spec): pass
     assert "\n" not in str(e.value)
 
-
 def test_what_is_nearly_an_executor_is_told_how_to_become_one():
     client = type("Client", (), dict(get_executor=None, submit=None))()
     with pytest.raises(ValueError, match=r"fix: its .get_executor\(pure=False\)"): _read_spec(client)
     with pytest.raises(ValueError, match=r"fix: JobPool\(it\)"): _read_spec(type("Slurm", (), dict(submit=None))())
-
 
 def test_somebody_elses_executor_passes_through_and_stays_open():
     with ThreadPoolExecutor(1) as pool:
@@ -64,14 +59,12 @@ def test_somebody_elses_executor_passes_through_and_stays_open():
         with pytest.raises(KeyError), open_executor(pool): raise KeyError
         assert pool.submit(divmod, 7, 2).result() == (3, 1)
 
-
 # ------------------------------------------------------------------------------------------------------------ waiting
 
 def test_results_come_in_the_order_of_the_jobs():
     def late(i): time.sleep(0.02 * (4 - i)); return i
     with ThreadPoolExecutor(4) as pool: assert watch(pool, late, [(i,) for i in range(4)]) == [0, 1, 2, 3]
     assert watch("here", late, [(3,), (4,)]) == [3, 4]
-
 
 @pytest.mark.parametrize("place", ["here", "threads"])
 def test_the_first_error_is_raised_after_the_others_are_done(place):
@@ -82,7 +75,6 @@ def test_the_first_error_is_raised_after_the_others_are_done(place):
     with ThreadPoolExecutor(1) as pool, pytest.raises(OSError, match="1"):
         watch("here" if place == "here" else pool, job, [(i,) for i in range(5)], lambda: shown.append(1))
     assert tried == [0, 1, 2, 3, 4] and shown
-
 
 @pytest.mark.parametrize("place", ["show", "submit"])
 def test_an_interrupt_cancels_what_has_not_begun_and_stops_the_pool(place):
@@ -98,17 +90,14 @@ def test_an_interrupt_cancels_what_has_not_begun_and_stops_the_pool(place):
         watch(pool, job, [(i,) for i in range(9)], interrupt, every=0.2)
     assert begun == [0] and stopped == [1]
 
-
 def test_a_worker_given_up_by_dask_is_a_worker_that_died():
     scheduler = pytest.importorskip("distributed.scheduler")
     def job(): raise scheduler.KilledWorker("group", scheduler.WorkerState.__new__(scheduler.WorkerState), 3)
     with pytest.raises(RuntimeError, match="a worker process died; .*fix: "): watch("here", job, [()])
 
-
 # ------------------------------------------------------------------------------------------------------ this machine
 
 def apply(f, *args): return f(*args)
-
 
 def test_local_workers_have_one_thread_and_low_priority_and_are_missed_when_they_die():
     with open_executor("local:1") as pool:
@@ -116,7 +105,6 @@ def test_local_workers_have_one_thread_and_low_priority_and_are_missed_when_they
         assert watch(pool, apply, jobs) == [1, min(19, os.nice(0) + 5), signal.SIG_IGN]
         with pytest.raises(RuntimeError, match="a worker process died; .*fix: "): watch(pool, os._exit, [(1,), (1,)])
     with local_executor() as pool: assert pool._max_workers == len(os.sched_getaffinity(0))    # none is started
-
 
 HOLDS = """
 import sys, time, filelock
@@ -131,12 +119,10 @@ if __name__ == "__main__":
     with open_executor("local:1") as pool: watch(pool, hold, [(sys.argv[1],)] * 3)
 """
 
-
 def lock_is_free(path):
     try:
         with filelock.FileLock(path, timeout=0): return True
     except filelock.Timeout: return False
-
 
 @pytest.mark.audit
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -160,13 +146,11 @@ def test_workers_end_with_who_made_them_and_at_once_on_an_interrupt(tmp_path):
             except ProcessLookupError: pass
             process.wait()
 
-
 def test_what_another_process_cannot_be_sent_is_refused_before_any_work():
     with local_executor(1) as pool:
         with pytest.raises(ValueError, match="another process can be sent.*<lambda>.*; fix: functions"):
             pool.submit(lambda: 1)
         assert not pool._processes
-
 
 # --------------------------------------------------------------------------------------------------------------- Dask
 
@@ -174,7 +158,6 @@ def test_without_dask_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(RuntimeError, match=r"expected .*got .*fix: pip install 'moe_redistribution\[dask\]'"):
         with open_executor("dask://127.0.0.1:8786"): pass
-
 
 @pytest.mark.parametrize("door", ["closed", "silent"])
 def test_a_scheduler_that_does_not_answer_is_refused_in_time(door):
@@ -188,14 +171,12 @@ def test_a_scheduler_that_does_not_answer_is_refused_in_time(door):
             with open_executor(f"dask://127.0.0.1:{s.getsockname()[1]}", timeout=1): pass
         assert time.monotonic() - began < 5 and "\n" not in str(e.value)
 
-
 def test_workers_on_another_disk_are_refused_before_any_training(tmp_path):
     class Client:
         def run(self, f, path): return {"tcp://near": f(path), "tcp://far": f(path.replace("store", "elsewhere"))}
     with pytest.raises(OSError, match="a folder that all workers see .* got 1 without, tcp://far first; fix: "):
         _try_workers(Client(), tmp_path / "store")
     assert not list((tmp_path / "store").iterdir())
-
 
 @pytest.mark.audit
 def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
@@ -228,7 +209,6 @@ def test_a_worker_killed_in_the_middle_of_its_group_costs_no_run(tmp_path):
     train(NAMES, root=near.root, executor="here", **ask)
     assert_same_runs(far, near, NAMES, seeds)
 
-
 # ------------------------------------------------------------------------------------------------------- batch systems
 
 @pytest.mark.audit
@@ -243,7 +223,6 @@ def test_a_batch_system_trains_the_same_runs(tmp_path):
     train(NAMES[:1], root=tmp_path / "near", executor="here", **ask)
     assert_same_runs(Store(tmp_path / "far"), Store(tmp_path / "near"), NAMES[:1], [1, 2])
 
-
 @pytest.mark.parametrize("asked, got", [([], "here"), (["--executor", "local:2"], "local:2")])
 def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_named(asked, got, monkeypatch, tmp_path):
     from moe_redistribution.record import cli, work
@@ -255,7 +234,6 @@ def test_groups_on_a_gpu_are_trained_here_or_side_by_side_if_an_executor_is_name
     (todo, how), = seen
     # all seeds stacked
     assert (how["executor"], how["device"]) == (got, "cuda") and [o.group_size for o in todo] == [128, 128]
-
 
 def test_an_interrupt_cancels_jobs_in_the_queue():
     class Job:
@@ -271,7 +249,6 @@ def test_an_interrupt_cancels_jobs_in_the_queue():
     with JobPool(Queue(), at_once=2) as pool, pytest.raises(KeyboardInterrupt):
         watch(pool, divmod, [(7, 2)] * 5, interrupt, every=0.05)
     assert len(Queue.made) == 2 and all(job.gone.is_set() for job in Queue.made) and time.monotonic() - began < 10
-
 
 def test_a_job_is_set_up_as_a_worker(monkeypatch):
     seen = []

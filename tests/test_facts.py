@@ -13,13 +13,11 @@ TABLE2 = {"add7": ("ffn-h256-silu", "glu-h170-silu", "moe-e4k1-h256-silu", "moe_
 TABLE2["hist"] = TABLE2["modadd"]
 ALL = [f"{task}/{body}" for task, bodies in TABLE2.items() for body in bodies]
 
-
 def fact(name, metric, unit=""):
     rows = _fact_rows(name)
     rows = rows[(rows["metric"] == metric) & (rows["unit"] == unit) & (rows["position"] == "all")]
     assert len(rows) == 1, metric
     return rows["value"].iloc[0]
-
 
 def add7_by_strings():
     "Operation at each answer digit: what must be added to the digit of the question, read off the written numbers."
@@ -29,13 +27,11 @@ def add7_by_strings():
         found.append([f"+{(int(y) - int(x)) % 10}" for x, y in zip(a, b)])
     return np.array(found)
 
-
 def test_operations_of_add_7_are_those_of_the_written_numbers():
     ops = add7_by_strings()
     for op in ("+7", "+1", "+0"):
         assert fact("add7/ffn-h256-silu", f"n_plus{op[1]}_tokens") == (ops == op).sum()
     assert sum((ops == op).sum() for op in ("+7", "+1", "+0")) == ops.size == 4 * fact("add7/ffn-h256-silu", "n_inputs")
-
 
 def test_splits_and_sets_have_the_sizes_that_arithmetic_gives():
     m, h = "modadd/ffn-h512-gelu", "hist/ffn-h512-gelu"
@@ -47,7 +43,6 @@ def test_splits_and_sets_have_the_sizes_that_arithmetic_gives():
             for n in ("L", "T", "refresh_every_epochs", "train_size", "test_size")] == [10, 32, 50, 10_000, 3_000]
     assert fact("add7/ffn-h256-silu", "test_size") == 1000
 
-
 def by_formula(task, body):
     "Biases on dense and MoE layers and none on gated ones; a router maps the residual stream to the experts."
     d = {"add7": 64, "modadd": 128, "hist": 128}[task]
@@ -56,7 +51,6 @@ def by_formula(task, body):
     h = width // E
     one = 3 * d * h if "glu" in variant else d * h + h + h * d + d
     return h, E * one + (d * E if E > 1 else 0)
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_widths_and_parameters_follow_the_formula_and_the_tensors_that_train(name):
@@ -70,14 +64,12 @@ def test_widths_and_parameters_follow_the_formula_and_the_tensors_that_train(nam
     dense = by_formula(name.split("/")[0], TABLE2[name.split("/")[0]][0])[1]
     assert fact(name, "param_tolerance") == pytest.approx(abs(params - dense) / dense)
 
-
 @pytest.mark.parametrize("name", ALL)
 def test_table_2_is_printed_as_it_is_counted(name):
     task, body = name.split("/")
     said = paper.paper_values().query("item == 'tab2' and task == @task").set_index(["variant", "metric"])["mean"]
     for metric in ("hidden_width", "ffn_params"):
         assert fact(name, metric) == said[body.split("-")[0], metric]
-
 
 @pytest.mark.parametrize("name, recipe", [
     ("add7/moe-e4k1-h256-silu", (64, 4, 4, .01, .001, .01, 128, 10_000)),
@@ -91,11 +83,9 @@ def test_the_recipe_is_the_one_that_the_authors_code_ran(name, recipe):
     assert tuple(fact(name, n) for n in names) == pytest.approx(recipe)
     assert fact(name, "uniform_head_share") == 1 / fact(name, "n_heads")
 
-
 def test_the_five_seeds_stand_in_the_printed_order():
     said = paper.paper_values().query("item == 'tab3' and metric == 'seed'").sort_values("id")["mean"]
     assert [fact("add7/ffn-h256-silu", "seed", f"S{i}") for i in range(5)] == list(said) == list(SEEDS)
-
 
 def test_pairs_for_patching_are_those_that_a_double_loop_finds():
     """Same copied digit, different operation, either direction; o3 copies nothing.
@@ -109,7 +99,6 @@ def test_pairs_for_patching_are_those_that_a_double_loop_finds():
         n = int((same & (ops[:, None, j] != ops[None, :, j])).sum())
         mine = found[found["position"] == f"o{j}"].set_index("unit")["value"]
         assert mine.to_dict() == {"patch": n, "patch25": 25}
-
 
 def test_a_fact_has_no_seed_no_stream_and_no_checkpoint():
     for name in ("add7/ffn-h256-silu", "modadd/glu-h340-gelu", "hist/moe-e4k1-h512-gelu+frozen"):

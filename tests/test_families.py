@@ -19,7 +19,6 @@ logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
 HASHED = {"deepseek_v4"}                                       # its first layers choose experts by the token's number
 
-
 def opened(family):
     "In single precision, under the library's own loop over experts and its eager attention."
     model = tiny_model(family)
@@ -27,13 +26,10 @@ def opened(family):
     if family in MIXTURES: model.set_experts_implementation("eager")
     return open_model(model)
 
-
 def alone(s):
     with torch.no_grad(): return s.model(input_ids=TOKENS, use_cache=False).logits
 
-
 def last_mixture(s): return max(l for l, x in enumerate(s.layers) if x.experts is not None)
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_that_is_watched_everywhere_says_what_the_model_says(family):
@@ -42,7 +38,6 @@ def test_a_pass_that_is_watched_everywhere_says_what_the_model_says(family):
     tr = trace(s, TOKENS)
     assert {*tr.activations} == {*s.sites}
     assert (tr["logits"][0] - alone(s)).abs().max() < 1e-4 * alone(s).abs().max().clamp(min=1)
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_edit_that_changes_nothing_changes_exactly_nothing(family):
@@ -54,7 +49,6 @@ def test_an_edit_that_changes_nothing_changes_exactly_nothing(family):
         same = s.run(TOKENS, {site: torch.clone})
         if inner in ("v", "pattern"): assert (same - plain).abs().max() < 1e-5, site       # values are mixed once more
         else: assert torch.equal(same, plain), site
-
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_silent_expert_is_one_without_weights_and_a_barred_one_has_no_token(family):
@@ -71,7 +65,6 @@ def test_a_silent_expert_is_one_without_weights_and_a_barred_one_has_no_token(fa
         if biased is not None: biased[1] = 0
     assert (silent - s.run(TOKENS)).abs().max() < 1e-6
 
-
 @pytest.mark.parametrize("family", first(["qwen2_moe", "deepseek_v4", "gemma4_text"], FAMILIES))
 def test_a_folder_that_save_pretrained_wrote_opens_as_the_model_that_it_was(family, tmp_path):
     model = tiny_model(family)
@@ -79,7 +72,6 @@ def test_a_folder_that_save_pretrained_wrote_opens_as_the_model_that_it_was(fami
     s, own = open_model(tmp_path / "kept"), open_model(model)
     assert [*s.sites] == [*own.sites] and s.sites.absent == own.sites.absent
     assert (s.run(TOKENS) - own.run(TOKENS)).abs().max() < 1e-5
-
 
 def test_what_is_not_there_says_why():
     said = {f: {n: w for x in layers_of(tiny_model(f)) for n, w in x.absent.items()}
@@ -91,7 +83,6 @@ def test_what_is_not_there_says_why():
     assert "adds no two of its modules" in said["beam"]["resid_mid"]
     assert said["gemma4_text"]["router_probs"] == "its weights are shares of no probabilities"
 
-
 @pytest.mark.parametrize("family, mixer, ffn", [
     ("olmo2", "post_attention_layernorm", "post_feedforward_layernorm"), ("llama", "self_attn", "mlp"),
     ("glm4", "post_self_attn_layernorm", "post_mlp_layernorm"), ("granitemoehybrid", "mamba", "block_sparse_moe"),
@@ -100,7 +91,6 @@ def test_what_enters_the_stream_is_found_by_its_sum(family, mixer, ffn):
     for x in layers_of(tiny_model(family))[:1]:
         assert (x.mixer, x.ffn) == (x.whole.get_submodule(mixer), x.whole.get_submodule(ffn))
         assert x.sums and x.scale == (.22 if "granite" in family else 1)
-
 
 def test_a_stream_with_its_own_multiplier_is_told_by_a_family():
     model = tiny_model("granite")
@@ -111,13 +101,11 @@ def test_a_stream_with_its_own_multiplier_is_told_by_a_family():
     assert open_model(tiny_model("olmo2"), family=Family(layers="model.layers")).n_layers == 2
     with pytest.raises(AttributeError): layers_of(model, Family(parts=dict(norm="no_such_norm")))
 
-
 @pytest.mark.parametrize("family, sizes", [("llama4_text", dict(num_local_experts=4, interleave_moe_layer_step=1)),
                                            ("jetmoe", dict(num_local_experts=4, kv_channels=8))])
 def test_a_mixture_that_computes_its_own_experts_is_refused_by_name(family, sizes):
     with pytest.raises(ValueError, match=f"model {family}: expected experts that transformers computes .*; got .*Exp"):
         probe_model(tiny_model(family, **sizes))
-
 
 def test_a_model_of_images_and_text_is_opened_by_its_language_model():
     hf = __import__("transformers")
@@ -139,7 +127,6 @@ def test_a_model_of_images_and_text_is_opened_by_its_language_model():
     assert s.n_layers == 2 and s.probe.experts < 1e-5 and (tr["logits"][0] - alone(s)).abs().max() < 1e-5
     assert trace(s, TOKENS, edits={"L1.E0": torch.zeros_like})["L1.E0"].abs().max() == 0
 
-
 def test_a_hook_of_the_user_s_works_and_is_seen_as_what_it_is():
     model = tiny_model("olmoe")
     model.model.layers[1].register_forward_hook(lambda m, args, out: out + .3)
@@ -148,10 +135,8 @@ def test_a_hook_of_the_user_s_works_and_is_seen_as_what_it_is():
     assert torch.equal(s.run(TOKENS), s.run(TOKENS, {"L1.E0": torch.clone}))
     assert not s.run(TOKENS, {"L1.E0": torch.zeros_like}).equal(s.run(TOKENS))
 
-
 def test_dense_families_have_no_experts():
     assert all(x.experts is None for f in DENSE for x in layers_of(tiny_model(f)))
-
 
 # --------------------------------------------------------------------------------- what a hostile reader found, mended
 
@@ -167,13 +152,11 @@ def test_a_bar_is_for_those_who_would_go_there(family):
     assert s.moved == {f"L{l}.routes": int(went.sum())} and never["logits"].equal(around["logits"])
     assert around[f"L{l}.gates"][0][~went].equal(plain[f"L{l}.gates"][0][~went])
 
-
 @pytest.mark.parametrize("family", ["olmoe", "llama", "mixtral", "granitemoe", "gemma4_text", "qwen3_next"])
 def test_the_middle_of_the_stream_can_be_silent(family):
     s = open_model(tiny_model(family))
     tr = trace(s, TOKENS, edits={"L1.resid_mid": torch.zeros_like})
     assert tr["L1.resid_mid"].abs().max() == 0 and s.moved["L1.resid_mid"] == TOKENS.numel()
-
 
 def test_one_pass_at_a_time_of_a_model():
     s = open_model(tiny_model("olmoe"))
@@ -186,7 +169,6 @@ def test_one_pass_at_a_time_of_a_model():
         with pytest.raises(RuntimeError, match="one at a time of a model"): s.run(TOKENS, {"L0.attn_out": again})
     assert not WATCHED and s.run(TOKENS).equal(plain)
 
-
 def test_a_model_that_sees_later_tokens_is_refused():
     hf = __import__("transformers")
     config = hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -196,7 +178,6 @@ def test_a_model_that_sees_later_tokens_is_refused():
         with pytest.raises(ValueError, match="expected a causal language model; got one whose answers change"):
             open_model(hf.BertForMaskedLM(config).eval())
 
-
 def test_a_part_that_gives_another_shape_is_not_taken_for_the_stream_s():
     hf = __import__("transformers")
     config = hf.OPTConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24,
@@ -205,14 +186,12 @@ def test_a_part_that_gives_another_shape_is_not_taken_for_the_stream_s():
     s = open_model(hf.AutoModelForCausalLM.from_config(config).eval())
     assert all(v.shape[:3] == (1, *TOKENS.shape) for n, v in trace(s, TOKENS).activations.items() if n.endswith("_out"))
 
-
 def test_the_numbers_of_a_token_are_not_taken_for_a_bias():
     "With as many experts as dimensions one token's hidden state has a number an expert, too."
     s = open_model(tiny_model("zaya", num_experts=32))
     one = TOKENS[:1, :1]
     e = next(e for e in range(32) if not (trace(s, one)["L1.routes"] == e).any())
     assert s.run(one, combine_edits(s, {f"L1.E{e}": "route_around"})).equal(s.run(one))
-
 
 def test_positions_are_counted_without_padding():
     s = open_model(tiny_model("gpt_neox"), pad=49)
@@ -222,7 +201,6 @@ def test_positions_are_counted_without_padding():
         plain, padded = s.run(short, edits), s.run(left, edits)
         assert (padded[:, :, 3:] - plain).abs().max() < 1e-5
 
-
 def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
     (tmp_path / "text.txt").write_text("In the beginning there was a router. " * 20)
     for family, there in (("mixtral", True), ("deepseek_v3", False)):
@@ -230,7 +208,6 @@ def test_no_margin_is_given_where_a_bias_takes_part_in_the_choice(tmp_path):
         if not there: s.layers[1].gate.e_score_correction_bias.copy_(3 * torch.randn(8))
         found = text_loads(s, tmp_path / "text.txt", byte_tokens, 16, 4)
         assert ("margin" in set(found["metric"])) == there and "load" in set(found["metric"])
-
 
 def test_choices_that_differ_under_our_attention_are_told(monkeypatch):
     "The share is the larger one of two passes; that with our attention used to be left out."

@@ -14,20 +14,16 @@ from moe_redistribution.instruments.rows import rows
 
 TASKS = {"add7": "add7/ffn-h256-silu", "modadd": "modadd/ffn-h512-gelu", "hist": "hist/ffn-h512-gelu"}
 
-
 @pytest.fixture(autouse=True)
 def nothing_left_open():
     yield
     plt.close("all")
 
-
 def named(ax): return {text.get_text(): text.xy[1] for text in ax.texts}
-
 
 def accuracies(task):
     whole = null_rows(get_task(task)).query("stratum == 'all' and position == @whole_answer(@get_task(@task))")
     return whole.set_index("unit")["value"].to_dict()
-
 
 @pytest.mark.parametrize("task, name", TASKS.items())
 def test_every_task_s_figures_have_its_own_nulls_and_its_own_dots(task, name):
@@ -46,7 +42,6 @@ def test_every_task_s_figures_have_its_own_nulls_and_its_own_dots(task, name):
     dotted = [line.get_ydata()[0] for line in along.lines if line.get_linestyle() == ":"]           # names stand beside curves
     assert sorted(dotted) == sorted(level for n, level in named(last).items() if n != "uniform")
 
-
 def test_an_axis_in_percent_has_a_minus_and_no_hyphen():
     fig, ax = plt.subplots()
     tidy_axes(ax, "lead", 1)
@@ -54,7 +49,6 @@ def test_an_axis_in_percent_has_a_minus_and_no_hyphen():
     fig.canvas.draw()
     said = [t.get_text() for t in ax.get_yticklabels()]
     assert "\N{MINUS SIGN}40%" in said and "40%" in said and not any("-" in t for t in said)
-
 
 def test_a_null_that_the_task_has_not_got_and_two_tasks_in_one_figure_are_refused():
     ax = plt.subplots()[1]

@@ -24,7 +24,6 @@ DENSE, MIXED, DEEP = (f"turned/{body}" for body in ("ffn-h16-silu", "moe-e4k1-h1
 EVERY = (DENSE, MIXED, DEEP)
 RULES = ("first1000",)
 
-
 def turned():
     "Three letters, and then the same from the last to the first."
     n = torch.arange(64)
@@ -33,7 +32,6 @@ def turned():
     return Task("turned", d_vocab=5, d_vocab_out=5, causal=True, tied=True, read=(3, 4, 5), scored=(0, 1, 2),
                 positions=("first", "second", "third"), vocab=tuple("abcd?"), tokens=whole[:, :6].contiguous(),
                 targets=whole[:, 4:].contiguous(), strata=pd.DataFrame({"last": asked[:, 2]}), by=("last",))
-
 
 @pytest.fixture(scope="module")
 def mine():
@@ -47,13 +45,11 @@ def mine():
         for name in [n for n in table if n not in own]: table.put(name, None, None)
         assert dict(table) == own and table.origins == origins
 
-
 @pytest.fixture(scope="module")
 def table(mine):
     "What ablation measures of three untrained models of each condition."
     def own(n): return init(n, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
     return tidy([instruments()["ablation"].rows(own(n), n, [1, 2, 3], stream="paired", rule="final") for n in EVERY])
-
 
 @pytest.fixture(scope="module")
 def history(mine):
@@ -62,12 +58,10 @@ def history(mine):
                                          test=[.2, .5, .6 + .2 * s], loss=[3., 2., 1.]))
     return pd.concat([one(n, s) for n in (DENSE, MIXED, DEEP) for s in (1, 2, 3)])
 
-
 @pytest.fixture(autouse=True)
 def nothing_left_open():
     yield
     plt.close("all")
-
 
 DRAWN = {                                      # name → what is drawn of a table, of some conditions
     "two_ablations": two_ablations,
@@ -75,10 +69,8 @@ DRAWN = {                                      # name → what is drawn of a tab
     "trajectories": lambda t, n: trajectories(t, n, ["test", "loss"], middle="median")}
 CASES = pytest.mark.parametrize("name", DRAWN)
 
-
 @pytest.fixture
 def given(name, request): return request.getfixturevalue("history" if name == "trajectories" else "table")
-
 
 @CASES
 def test_each_figure_function_draws_a_registered_task(name, given):
@@ -88,13 +80,11 @@ def test_each_figure_function_draws_a_registered_task(name, given):
     said = " ".join(t.get_text() for t in fig.findobj(plt.Text))
     assert not any(word in said for word in ("digits", "o0", "o1", "carry")), said
 
-
 @CASES
 def test_a_condition_without_rows_is_named_and_never_an_empty_axis(name, given):
     lacks = DENSE.replace("-h16-", "-h32-")
     with pytest.raises(ValueError, match=f"none of {lacks}.*fix: .*{DENSE}"): DRAWN[name](given, [*EVERY, lacks])
     assert not plt.get_fignums(), "refused before anything is drawn"
-
 
 @CASES
 def test_numbers_that_are_none_are_not_drawn_as_an_empty_axis(name, given):
@@ -105,12 +95,10 @@ def test_numbers_that_are_none_are_not_drawn_as_an_empty_axis(name, given):
     with pytest.raises(ValueError, match="NaN alone"): DRAWN[name](t, list(EVERY))
     assert not plt.get_fignums()
 
-
 @CASES
 def test_a_name_is_drawn_once_however_its_options_are_ordered(name, given):
     with pytest.raises(ValueError, match="each once; got .* twice"): DRAWN[name](given, [*EVERY, DENSE])
     with pytest.raises(ValueError, match="twice"): _named_once([DENSE + "+L2+ffnlr2", DENSE + "+ffnlr2+L2"])
-
 
 def test_a_registered_variant_and_router_have_a_colour_and_a_label_of_their_own(mine):
     names = [f"turned/{b}" for b in ("wavy_glu-h16-silu", "moe-e4k1-h16-silu+by_luck", "glu-h16-silu", "ffn-h16-silu",
@@ -120,14 +108,12 @@ def test_a_registered_variant_and_router_have_a_colour_and_a_label_of_their_own(
     assert colour(names[0]) == colour("turned/wavy_glu-h32-silu") == colour("add7/wavy_glu-h16-silu+d16")
     assert label("turned/wavy_glu-h32-silu") == "wavy glu h32"
 
-
 def test_planted_models_are_drawn_beside_trained_ones():
     names = ["clock", "twin", "modadd/ffn-h512-gelu"]
     table = tidy([rows([.2, .4], [1, 2], condition=n, metric="n_keys") for n in names])
     fig = by_panel(table, names, {"keys": dict(metric="n_keys")})
     assert [t.get_text() for t in fig.axes[0].get_xticklabels()] == ["clock", "twin", "dense"]
     assert colour("clock") != colour("twin")
-
 
 def test_a_figure_never_mixes_checkpoints_that_nobody_chose():
     a, b = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
@@ -140,11 +126,9 @@ def test_a_figure_never_mixes_checkpoints_that_nobody_chose():
     with pytest.raises(ValueError, match="rule of a figure: .*add7/ffn-h256-silu has first256; add7/moe.* has final"):
         _rows_by_name(tidy([one(a, "first256"), one(b, "final")]), [a, b])
 
-
 def test_of_several_layers_all_are_drawn_and_not_the_first(table):
     got = _rows_by_name(table, [MIXED, DEEP], metric="digits", site="ffn_out", edit="zero")
     assert {n: set(f["site"]) for n, f in got.items()} == {MIXED: {"ffn_out"}, DEEP: {"L*.ffn_out"}}
-
 
 def test_a_table_without_a_column_and_a_metric_that_nobody_measured_are_named(table, history):
     with pytest.raises(ValueError, match="column of the table: expected one of .*; got 'siet'"):
@@ -155,13 +139,11 @@ def test_a_table_without_a_column_and_a_metric_that_nobody_measured_are_named(ta
         trajectories(history, [DENSE], "tset")
     with pytest.raises(ValueError, match="a table without rows"): two_ablations(table[:0], [DENSE])
 
-
 def test_what_a_figure_shows_is_what_the_rows_say(table):
     fig = two_ablations(table, [DENSE, DEEP])
     want = table.query("condition == @DEEP and site == 'L*.ffn_out' and edit == 'mean' and metric == 'digits' and "
                        "position == 'first-third' and stratum == 'all'")["value"]
     assert any(np.allclose(line.get_ydata(), np.sort(want)) for line in fig.axes[1].lines if len(line.get_ydata()) == 3)
-
 
 def test_a_single_name_is_a_figure_of_one(table):
     said = " ".join(t.get_text() for t in two_ablations(table, DENSE).findobj(plt.Text))

@@ -26,13 +26,11 @@ from tiers import first
 SPECIAL = ["add7/moe-e4k1-h40-silu+drop0.1", "add7/ffn-h40-silu+ffnlr0.25+freeze_attn", "add7/moe-e4k1-h40-silu+clip0",
            "hist/moe-e2k1-h8-gelu+d32", "modadd/moe-e4k1-h24-gelu+d32+frozen", "add7/ffn-h40-silu+hold_carry2"]
 
-
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "stand-in")
     with Standin() as log: yield log
-
 
 def test_the_stand_in_refuses_what_a_gpu_refuses_and_notes_what_waits(gpu):
     x, here = torch.arange(6., device="cuda").view(2, 3), torch.ones(3)
@@ -53,7 +51,6 @@ def test_the_stand_in_refuses_what_a_gpu_refuses_and_notes_what_waits(gpu):
      torch.where(x > 1, x, 0), x.clone().copy_(here.pin_memory(), non_blocking=True))
     assert not gpu.waits and gpu.kernels["gather.default"] == 1
 
-
 @pytest.mark.parametrize("name", first([VARIANTS["moe"], VARIANTS["glu"]], [*VARIANTS.values(), *OTHERS]))
 def test_gradients_on_a_gpu_are_those_on_a_cpu(name, gpu):
     params, t = population(name, 3), get_task(condition(name).task)
@@ -69,7 +66,6 @@ def test_gradients_on_a_gpu_are_those_on_a_cpu(name, gpu):
         assert (g is None) == (got[n] is None)
         if g is not None: torch.testing.assert_close(got[n].cpu(), g, rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
-
 @pytest.mark.parametrize("name", first([VARIANTS["moe"]], [*VARIANTS.values(), *SPECIAL]))
 def test_a_longer_interval_does_not_wait_more_often_for_a_gpu(name, gpu):
     members, waits = init_members(condition(name), [1] if name.startswith("hist") else [1, 2, 3], "paired", "cuda"), []
@@ -79,7 +75,6 @@ def test_a_longer_interval_does_not_wait_more_often_for_a_gpu(name, gpu):
         waits.append(dict(gpu.waits))
     assert waits[0] == waits[1] and 0 < sum(waits[0].values()) <= 4, waits
 
-
 @pytest.mark.audit
 def test_a_reset_waits_at_its_own_step_only(gpu):
     members, waits = init_members(condition("add7/ffn-h40-silu@4:reset0.25"), [1, 2], "paired", "cuda"), []
@@ -88,7 +83,6 @@ def test_a_reset_waits_at_its_own_step_only(gpu):
         train_interval(members, n)
         waits.append(sum(gpu.waits.values()))
     assert waits[0] == waits[2] < waits[1]
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("name", ["add7/moe-e4k1-h40-silu", "modadd/ffn-h24-gelu+d32", "hist/moe-e2k1-h8-gelu+d32"])
@@ -106,12 +100,10 @@ def test_an_evaluation_waits_as_often_for_twenty_seeds_as_for_two(name, gpu):
             torch.testing.assert_close(scores[metric].cpu(), want, rtol=0, atol=0)
     assert waits[0] == waits[1]
 
-
 @pytest.fixture
 def often(monkeypatch):
     "Evaluations every 20 steps: the stand-in is slow."
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 20)
-
 
 @pytest.mark.audit
 def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_the_other_began(gpu, often, tmp_path):
@@ -131,13 +123,11 @@ def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_t
                 torch.testing.assert_close(*(torch.tensor(r.history[column]) for r in (run, on_cpu)),
                                            rtol=1e-3, atol=2e-3)
 
-
 def test_a_deadline_that_a_core_could_not_keep_stops_no_gpu(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.groups.expected_seconds", lambda *_: 1e6)
     begun = lambda device: train("add7/moe-e4k1-h8-silu+d16", [1], steps=100, root=tmp_path / device, device=device,
                                  executor="here", quiet=True, budget=300.)
     assert len(begun("cpu")) == 0 and len(begun("cuda")) == 1
-
 
 @pytest.mark.audit
 def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu, often, tmp_path, monkeypatch):
@@ -150,7 +140,6 @@ def test_the_command_line_stacks_seeds_on_a_gpu_and_stops_within_its_budget(gpu,
     assert not any(Store().find(n, s, "paired") for n in names for s in seeds)             # whole runs only,
     left = _left_behind(Store(), condition(names[0]), list(seeds), "paired", "cpu")         # and what was begun is kept:
     assert [m.seeds for m in left] == [list(seeds)] and (left[0].step > 0).all()           # seven seeds in one group
-
 
 @pytest.mark.audit
 def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
@@ -165,7 +154,6 @@ def test_ablation_of_a_population_on_a_gpu_counts_the_same_digits(gpu):
     got, want = (ablation_rows(p, c, [0, 1], stream="paired", rule="init", step=0) for p in few)
     assert got.equals(want)
 
-
 @pytest.mark.audit
 @pytest.mark.parametrize("name", ["add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "modadd/moe_glu-e4k1-h340-gelu+d32",
                                   "modadd/ffn-h512-gelu+d32"])
@@ -178,7 +166,6 @@ def test_a_step_launches_as_many_kernels_for_many_seeds_as_for_two(name, gpu):
             sums.append(sum(gpu.kernels.values()))
         return (sums[1] - sums[0]) / 2
     assert 100 < launched(2) == launched(9) < 210
-
 
 def test_a_study_s_stack_learns_on_a_gpu_what_it_learns_on_a_cpu(gpu):
     job = study_jobs(STUDY, "tiny")[0]

@@ -22,18 +22,15 @@ from moe_redistribution.studies.granularity.theory import _found_error, lower_bo
 NUMBERS = paper_values().query("item.str.startswith('004.')")
 ASKED = claims().query("item.str.startswith('004.') or item.str.startswith('contrast_granularity')")
 
-
 def made(names, active=12, d=5, seeds=(0, 1)):
     stack = [mixture(n, active, floor=True) for n in names]
     return stack, {n: v.double() for n, v in init_stack(stack, d, seeds).items()}
-
 
 def test_every_number_of_the_companion_has_one_line_that_answers_it_or_says_why_not():
     lines = ASKED[~ASKED["item"].str.startswith("contrast")]
     assert len(NUMBERS) == 250 and sorted(lines["id"]) == sorted(NUMBERS["id"])
     none = lines[lines["aggregate"] == "none"]
     assert (none["note"] != "").all() and len(none) == 9
-
 
 def test_every_arm_and_student_that_is_asked_about_is_one_of_the_night():
     p = STUDY.presets["night"]
@@ -45,7 +42,6 @@ def test_every_arm_and_student_that_is_asked_about_is_one_of_the_night():
         assert student in {s.name for s in read_arm(arm, p.settings)[2]}, name
         assert set(seed_list(seeds)) <= {*p.arms[arm], 7, 8}, name             # two were added: study … --seeds 7-8
 
-
 def test_a_registered_contrast_compares_what_its_words_say():
     k = lambda n: int(n.rpartition("e")[2].partition("a")[0])
     by_id = ASKED.set_index("id")
@@ -54,7 +50,6 @@ def test_a_registered_contrast_compares_what_its_words_say():
         assert all(much(k(s), k(t)) for t, s in cells) and len(cells) > 5
     for _, s in (c.split("/")[-2:] for c in by_id.loc["contrast.granularity.coarse", "versus"].split()):
         assert s in HALVES
-
 
 @given(st.sampled_from(["", "+sum", "+switch"]), st.integers(1, 4), st.integers(0, 5))
 def test_a_layer_is_the_sum_over_its_active_experts(combine, k, seed):
@@ -71,14 +66,12 @@ def test_a_layer_is_the_sum_over_its_active_experts(combine, k, seed):
             says = says + g * (p["W_down"][0, e * w:(e + 1) * w].T @ h + p["b_down"][0, e])
         torch.testing.assert_close(outputs(p, x, X)[0, 0, :, b], says, rtol=0, atol=1e-12)
 
-
 def test_one_renormalised_active_expert_teaches_its_router_nothing_and_the_other_rule_does():
     stack, p = made(["4e1a", "4e1a+switch", "4e1a+sum"])
     X, y = (torch.randn(2, 5, 64, generator=generator_of("k1", i), dtype=torch.double) for i in range(2))
     out = {n: torch.zeros_like(v) for n, v in p.items()}
     _loss_and_gradients(p, stack, X, y, out)
     assert [bool(out["W_router"][:, e].any()) for _, e, _ in places(stack)] == [False, True, False]
-
 
 @pytest.mark.parametrize("student", ["8e4a", "12e6a", "16e8a", "20e10a"])
 def test_a_teacher_that_is_cut_and_copied_is_the_teacher_exactly_where_its_k_divides_the_student_s(student):
@@ -89,13 +82,11 @@ def test_a_teacher_that_is_cut_and_copied_is_the_teacher_exactly_where_its_k_div
     apart = (outputs(nearest_copy(truth, t, s, 6, blank), [s], X) - outputs(truth, [t], X)).abs().max()
     assert apart < 1e-12 if s.k % t.k == 0 else apart > .01
 
-
 def test_a_copy_that_does_not_fit_is_refused():
     t = mixture("8e4a", 20)
     truth = init_stack([t], 6, [0], "teacher")
     for s, says in ((mixture("16e4a", 20), "expected sparsity 4/8"), (mixture("16e8a", 8), "experts of 3 neurons")):
         with pytest.raises(ValueError, match=says): nearest_copy(truth, t, s, 6, init_stack([s], 6, [0]))
-
 
 def test_a_student_begins_the_same_whoever_is_beside_it_and_seeds_differ():
     alone, together = init_stack([mixture("4e2a", 8)], 3, [5]), init_stack([mixture(n, 8) for n in ("2e1a", "4e2a")],
@@ -103,14 +94,12 @@ def test_a_student_begins_the_same_whoever_is_beside_it_and_seeds_differ():
     assert (torch.equal(alone["W_up"][0], together["W_up"][1, 16:])
             and not torch.equal(together["W_up"][0], together["W_up"][1]))
 
-
 def test_weights_of_kept_experts_sum_to_one_or_to_what_their_scores_say():
     L = torch.randn(2, 6, 9, generator=generator_of("weights"), dtype=torch.double)
     for name, total in (("6e3a", 1.0), ("6e3a+sum", 3.0)):
         G = expert_weights(L, mixture(name, 6))
         assert (G > 0).sum(1).eq(3).all() and torch.allclose(G.sum(1), torch.tensor(total).double())
     assert (expert_weights(L, mixture("6e3a+switch", 6)).sum(1) < 1).all()
-
 
 def test_recorded_errors_are_ratios_and_the_best_look_is_no_worse_than_the_last():
     paths = sorted(table_path("granularity", "").parent.glob("*.parquet"))
@@ -120,7 +109,6 @@ def test_recorded_errors_are_ratios_and_the_best_look_is_no_worse_than_the_last(
         wide = rows.pivot(index=["condition", "seed"], columns="rule", values="value")
         assert wide.notna().all(axis=None) and (wide["best"] <= wide["final"]).all() and (wide["final"] < 1).all()
 
-
 @pytest.mark.parametrize("preset", [n for n, p in STUDY.presets.items() if n not in ("gpu", "paper")])
 def test_every_started_student_of_a_preset_can_be_built(preset):
     p = STUDY.presets[preset]
@@ -129,7 +117,6 @@ def test_every_started_student_of_a_preset_can_be_built(preset):
         for x, error in zip(taught.students, taught.test_errors()[:, 0]):
             exact = arm.startswith("built") and x.k % taught.teacher.k == 0
             assert (error < 1e-10) == exact and error < 1.5, f"{arm}/{x.name}"
-
 
 @given(st.integers(3, 7), st.integers(1, 3), st.integers(0, 50))
 def test_the_least_error_lies_between_what_is_proven_and_what_is_found(n, cells, seed):
@@ -143,14 +130,12 @@ def test_the_least_error_lies_between_what_is_proven_and_what_is_found(n, cells,
     least = min(left) / (w * (v - w @ v).square().sum(1)).sum().item()
     assert _proven_error(v, w, cells) <= least + 1e-9 and least <= _found_error(v, w, cells) + 1e-9
 
-
 def test_the_claim_that_a_teacher_is_out_of_reach_reads_what_is_proven():
     said = statements().query("key == '004-G3'")
     assert set(said["metric"]) == {"proven_error"} and (said["stream"] == "none").all()
     for c in set(" ".join(said["condition"]).split()):
         each = lower_bound_rows(c).pivot(index="seed", columns="metric", values="value")
         assert (each["proven_error"] < each["found_error"]).all() and each["proven_error"].min() > .1
-
 
 def test_cells_that_are_printed_twice_are_the_same_cells():
     twice, bridge = repeated_ids(), ASKED[ASKED["protocol"] == "paper"].set_index("id")["condition"]

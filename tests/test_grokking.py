@@ -23,15 +23,12 @@ T = get_task("modadd")
 runs = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=15)
 near = lambda a, b, eps=1e-9: torch.testing.assert_close(a, b, rtol=eps, atol=eps)
 
-
 def frame(time, reached, condition="c"):
     return pd.DataFrame(dict(condition=condition, stream="authors", seed=range(len(time)), time=time, reached=reached))
-
 
 def histories(tests, every=100):
     one = lambda s, t: dict(condition="c", stream="authors", seed=s, step=np.arange(1, len(t) + 1) * every, test=t)
     return pd.concat([pd.DataFrame(one(s, t)) for s, t in enumerate(tests)], ignore_index=True)
-
 
 # ----------------------------------------------------------------------------------------------------------- survival
 
@@ -46,7 +43,6 @@ def test_kaplan_meier_is_the_plain_product_over_events(drawn):
             if u <= t: want *= 1 - (reached & (time == u)).sum() / (time >= u).sum()
         assert math.isclose(got, want, abs_tol=1e-12)
 
-
 @settings(max_examples=40)
 @given(runs, st.integers(1, 12))
 def test_the_restricted_mean_is_the_area_under_the_curve(drawn, until):
@@ -58,12 +54,10 @@ def test_the_restricted_mean_is_the_area_under_the_curve(drawn, until):
     assert math.isclose(got["restricted_mean"], want, abs_tol=1e-9)
     assert got["median_lo"] <= got["median"] <= got["median_hi"] and got["restricted_mean"] <= until
 
-
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=15))
 def test_without_censoring_the_restricted_mean_is_the_mean(time):
     assert math.isclose(survival(time, [True] * len(time))["restricted_mean"], np.mean(time), rel_tol=1e-12)
-
 
 def test_the_interval_of_the_median_covers_it_as_often_as_it_says():
     rng, true, inside = np.random.default_rng(3), 30_000 * np.log(2), []
@@ -71,7 +65,6 @@ def test_the_interval_of_the_median_covers_it_as_often_as_it_says():
         got = survival(np.minimum(x, 40_000), x <= 40_000)
         inside.append(got["median_lo"] <= true <= got["median_hi"])
     assert .89 <= np.mean(inside) <= .995
-
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 9])
 def test_few_runs_that_all_arrive_do_not_bound_the_median_by_the_last_of_them(n):
@@ -83,12 +76,10 @@ def test_few_runs_that_all_arrive_do_not_bound_the_median_by_the_last_of_them(n)
     assert abs(inside - (1 - .5**n)) < .05 if n < 5 else .93 <= inside <= 1
     assert {math.isinf(g["median_hi"]) for g in got} == {n < 7}
 
-
 @pytest.mark.parametrize("n", [8, 20, 24, 38, 44, 54, 62])
 def test_the_median_is_where_half_have_got_there_though_one_half_is_a_product_of_roundings(n):
     time = np.arange(1, n + 1)
     assert survival(np.minimum(time, n - 1), time < n)["median"] == n // 2
-
 
 def test_what_was_not_watched_is_not_averaged():
     with pytest.raises(ValueError, match="the last time watched"): survival([5, 9], [True, False], until=10)
@@ -96,33 +87,27 @@ def test_what_was_not_watched_is_not_averaged():
     with pytest.raises(ValueError, match="a time and a flag"): survival([1, 2], [True])
     with pytest.raises(ValueError, match="a time and a flag"): survival([], [])
 
-
 def test_a_table_of_arms_has_one_end_that_all_of_them_were_watched_to():
     both = pd.concat([frame([10, 20, 40], [True, True, False]), frame([5, 30], [True, False], "d")])
     got = survival_table(both).set_index("condition")
     assert (got["until"] == 30).all() and got.loc["d", "events"] == 1
     assert math.isclose(got.loc["c", "restricted_mean"], 10 + 10 * 2 / 3 + 10 / 3)
 
-
 # ------------------------------------------------------------------------------------------------------------ two arms
-
 
 def test_an_arm_without_runs_is_not_compared():
     for a, b in (([], [1.]), ([1.], [])):
         with pytest.raises(ValueError, match="runs on both sides"): mann_whitney(a, b)
 
-
 def ranks(slow, fast, cutoff=40_000):
     return sum((s > f) + .5 * (s == f) for s in np.nan_to_num(slow, nan=cutoff)
                for f in np.nan_to_num(fast, nan=cutoff))
-
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([100., 200, 300, 400, np.nan]), min_size=2, max_size=8),
        st.lists(st.sampled_from([100., 200, 300, 400, np.nan]), min_size=2, max_size=8))
 def test_u_counts_the_pairs_in_which_the_slow_arm_is_later(slow, fast):
     assert mann_whitney(np.array(slow), np.array(fast))["U"] == ranks(slow, fast)
-
 
 def test_the_printed_p_follows_from_u_the_sizes_and_eight_ties():
     "U = 390 of 400, n = 20 and 20, eight tied at the end: the normal approximation, by hand."
@@ -139,7 +124,6 @@ def test_the_printed_p_follows_from_u_the_sizes_and_eight_ties():
         got = mann_whitney(np.r_[slow, [np.nan] * 8], fast)
         assert got["U"] == 390 and math.isclose(got["p"], p, rel_tol=1e-9)
 
-
 def test_log_rank_is_scipys_and_any_common_end_will_do():
     rng = np.random.default_rng(1)
     x, y = rng.exponential(30_000, 20).astype(int) + 1, rng.exponential(9_000, 20).astype(int) + 1
@@ -149,7 +133,6 @@ def test_log_rank_is_scipys_and_any_common_end_will_do():
     assert math.isclose(got["logrank_p"], want.pvalue, rel_tol=1e-12)
     assert got == two_arms(slow, fast, cutoff=10**7)
 
-
 def test_a_null_of_two_equal_arms_is_rejected_as_often_as_it_says():
     rng, p = np.random.default_rng(2), []
     for x in rng.exponential(30_000, (100, 2, 20)):
@@ -158,12 +141,10 @@ def test_a_null_of_two_equal_arms_is_rejected_as_often_as_it_says():
         p.append([got["logrank_p"], got["mann_whitney_p"]])
     assert (np.mean(np.array(p) < .1, axis=0) < .17).all() and (np.mean(np.array(p) < .5, axis=0) > .35).all()
 
-
 def test_runs_with_ends_of_their_own_are_not_ranked():
     with pytest.raises(ValueError, match="until 900 at least; got one until 500"):
         two_arms(frame([500, 100], [False, True]), frame([900, 200], [True, True]))
     with pytest.raises(ValueError, match="cutoff that nobody grokked after"): mann_whitney([50_000.], [100.])
-
 
 # ----------------------------------------------------------------------------------------------------- when it grokked
 
@@ -174,12 +155,10 @@ def test_first_time_is_strict_and_the_order_of_rows_does_not_matter():
     assert got["after"].tolist() == [200, 300]
     assert time_to(h, level=.1)["time"].tolist() == [100, 200] and time_to(h, level=.1)["after"].tolist() == [0, 100]
 
-
 def test_evaluations_without_a_value_are_no_evaluations():
     h = histories([[.2, np.nan, .995, np.nan], [.2, .3, np.nan, np.nan]])
     assert time_to(h)["time"].tolist() == [300, 200] and time_to(h)["after"].tolist() == [100, 100]
     with pytest.raises(ValueError, match="'seed': 1"): time_to(histories([[.2, .3], [np.nan, np.nan]]))
-
 
 def test_thinning_a_history_only_widens_the_bracket():
     rng = np.random.default_rng(0)
@@ -189,7 +168,6 @@ def test_thinning_a_history_only_widens_the_bracket():
     first_seen = thin["after"] < full["time"]
     assert first_seen.all() or full.loc[~first_seen, "reached"].all()          # it may have been up and down in between
 
-
 def test_a_failed_run_is_censored_where_it_failed_and_a_rule_not_met_is_no_time():
     table = pd.DataFrame(dict(condition="c", stream="authors", seed=[1, 2, 3], step=[9000, 40000, 40000],
                               first99_step=[8400, 100, 7], failed=pd.array([None, None, 12000], "Int64"),
@@ -197,12 +175,10 @@ def test_a_failed_run_is_censored_where_it_failed_and_a_rule_not_met_is_no_time(
     assert run_times(table)["time"].tolist() == [8400, 40000, 12000]
     with pytest.raises(ValueError, match="nearest"): run_times(table, "first98")
 
-
 def test_the_epoch_of_the_best_accuracy_is_also_given_to_runs_that_never_grok():
     got = _grokking_epochs(histories([[.1, .995, .992, 1.0, .99], [.03, .01, .02, .01, .01]], every=2_000))
     assert got["first99"].tolist()[0] == 4_000 and got["running"].tolist()[0] == 5_000
     assert got["best"].tolist() == [8_000, 2_000] and got[["first99", "running"]].iloc[1].isna().all()
-
 
 def test_growth_is_paired_by_seed():
     h = pd.DataFrame(dict(condition="c", stream="s", seed=[1, 1, 2, 2, 3], step=[5, 9, 5, 9, 9],
@@ -210,11 +186,9 @@ def test_growth_is_paired_by_seed():
     assert growth(h, "norm", 5, 9)["ratio"].tolist() == [.5, 3]
     with pytest.raises(ValueError, match=r"steps with values: \[5, 9\]"): growth(h, "norm", 1, 9)
 
-
 # ---------------------------------------------------------------------------------------------------- progress measures
 
 def logits_of(seed=0): return torch.randn(2, P * P, P + 1, generator=torch.Generator().manual_seed(seed))
-
 
 def test_keeping_waves_of_the_sum_is_a_mask_in_two_dimensional_fourier_space():
     "The way Nanda et al. write it: all (f, g) but (0, 0) and ±(k, k) of the key frequencies are set to zero."
@@ -234,12 +208,10 @@ def test_keeping_waves_of_the_sum_is_a_mask_in_two_dimensional_fourier_space():
     near(parts["excluded"].double(), nll(x - torch.fft.ifft2(flat * mask, dim=(1, 2)).real.flatten(1, 2)), 1e-4)
     near(parts["full"].double(), nll(x.double()), 1e-5)
 
-
 def test_full_loss_is_the_training_loss():
     name, params = "modadd/moe-e4k1-h16-gelu+d32", init("modadd/moe-e4k1-h16-gelu+d32",
                                                         [torch.Generator().manual_seed(0)])
     near(_pair_losses(params, name)["full"].mean(1), loss(params, T.tokens, T.targets, name)[0], 1e-5)
-
 
 def test_key_waves_are_the_fewest_that_hold_the_share():
     power = torch.rand(6, 56, generator=torch.Generator().manual_seed(0), dtype=torch.double)**8
@@ -250,7 +222,6 @@ def test_key_waves_are_the_fewest_that_hold_the_share():
             best = p.sort(descending=True).values
             assert best[:n].sum() >= share * p.sum() > best[:n - 1].sum() and p[k].min() >= best[n - 1]
 
-
 def test_restricted_to_its_own_keys_a_rule_with_quiet_waves_is_still_that_rule():
     "One loud wave ties classes that quiet ones tell apart: with 90 % of the power it would be another model."
     turn = lambda f: (2 * math.pi * f * (torch.arange(P)[:, None] - torch.arange(P + 1)) / P).cos()
@@ -259,12 +230,10 @@ def test_restricted_to_its_own_keys_a_rule_with_quiet_waves_is_still_that_rule()
     assert set((parts["keys"][0].nonzero()[:, 0] + 1).tolist()) == {18, 36, 37}
     near(parts["restricted"].mean(), parts["full"].mean(), 1e-3)
 
-
 def test_gini_is_the_mean_difference_of_pairs():
     x = torch.rand(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     near(gini(x), (x[:, :, None] - x[:, None]).abs().mean((1, 2)) / (2 * x.mean(1)))
     near(gini(x), gini(7 * x.flip(1)))
-
 
 def test_share_of_the_sum_is_one_for_functions_of_the_sum_and_a_113th_for_noise():
     by_sum = torch.randn(1, P, P + 1, generator=torch.Generator().manual_seed(1))[:, T.targets[:, 0]]
@@ -272,7 +241,6 @@ def test_share_of_the_sum_is_one_for_functions_of_the_sum_and_a_113th_for_noise(
     a, b = T.tokens[:, 0], T.tokens[:, 1]
     difference = torch.randn(1, P, P + 1, generator=torch.Generator().manual_seed(1))[:, (a - b) % P]
     assert _sum_share(difference) < 1e-6 and abs(_sum_share(logits_of())[0] * P - 1) < .1
-
 
 @pytest.mark.parametrize("make, name", [(clock, "modadd/ffn-h105-relu"), (bilinear_clock, "modadd/glu-h64-linear")])
 def test_clocks_have_their_frequencies_and_nothing_without_them(make, name):
@@ -284,7 +252,6 @@ def test_clocks_have_their_frequencies_and_nothing_without_them(make, name):
     assert (progress(params, name, others)["restricted_loss"] > 4.6
             and progress(params, name, others)["excluded_loss"] < .01)
 
-
 def test_weight_norms_are_those_of_the_whole_list_of_parameters():
     params = init("modadd/moe_glu-e4k1-h16-gelu+norm+d32", [torch.Generator().manual_seed(s) for s in range(2)])
     got = weight_norms(params)
@@ -293,7 +260,6 @@ def test_weight_norms_are_those_of_the_whole_list_of_parameters():
     ffn = sum((params[n][1].double()**2).sum() for n in ("W_router", "W_gate", "W_up", "W_down"))
     near(got["norm_ffn"][1]**2, ffn)
     near(got["norm_attn"][1]**2 + ffn + got["norm_embed"][1]**2, total - 3 * 32)             # the norms' own weights
-
 
 def test_rows_hold_each_seeds_own_split_and_its_untrained_twin():
     name, seeds = "modadd/moe-e4k1-h16-gelu+d32", [42, 7]
@@ -310,7 +276,6 @@ def test_rows_hold_each_seeds_own_split_and_its_untrained_twin():
     assert math.isclose(authors["gini_W_E", "untrained", "all", 42], _embedding_gini(twin, name)["gini_W_E"].item(),
                         rel_tol=1e-9)
 
-
 def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
     name = "modadd/ffn-h16-gelu+d32"
     n = _grokking_rows(init(name, [torch.Generator()]), name,
@@ -320,7 +285,6 @@ def test_rows_say_over_how_many_pairs_they_are_and_weights_over_none():
     assert whole.to_dict() == {m: [P * P]
                                for m in ("full_loss", "restricted_loss", "excluded_loss", "n_keys", "sum_share")}
     assert all(n["logits", "full_loss", part] == [len(at)] for part, at in zip(("train", "test"), split(T, 42)))
-
 
 def test_refusals_say_why():
     params = init("add7/ffn-h32-relu", [torch.Generator()])

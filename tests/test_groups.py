@@ -29,12 +29,10 @@ TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
 PACKAGE = Path(moe_redistribution.__file__).parents[1]
 
-
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
     "An evaluation every 10 steps, so that a run has many moments to be interrupted at."
     monkeypatch.setitem(RECIPES["add7"], "eval_every", 10)
-
 
 PREAMBLE = """
 import json, sys
@@ -49,13 +47,11 @@ manifests = train_group(name, seeds, root=root, until="full", steps=steps, save_
 print("manifests", json.dumps(manifests, sort_keys=True))
 """
 
-
 def in_another_process(name, seeds, root, steps, save_every=0, before=""):
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE), "MOE_REDISTRIBUTION_HOME": str(root)}
     work = json.dumps([name, seeds, str(root), steps, save_every])
     code = PREAMBLE + before + TRAIN
     return subprocess.Popen([sys.executable, "-c", code, work], env=env, text=True, stdout=subprocess.PIPE)
-
 
 def assert_same(a, b, seeds, name=TINY, stream="authors"):
     "Two stores hold the same runs: weights, history and manifest, to the bit; only the clock may differ."
@@ -67,13 +63,11 @@ def assert_same(a, b, seeds, name=TINY, stream="authors"):
         for m in (x.manifest, y.manifest): [m.pop(n, 0) for n in ("cpu_seconds", "began", "ended")]
         assert x.manifest == y.manifest
 
-
 def count_training(monkeypatch):
     "A list that receives the seeds of every interval that is trained in this process from now on."
     seen, real = [], groups.train_interval
     monkeypatch.setattr(groups, "train_interval", lambda m, n: seen.append(tuple(m.seeds)) or real(m, n))
     return seen
-
 
 # ---------------------------------------------------------------------------------------------------- kill and resume
 
@@ -96,9 +90,7 @@ def test_killed_run_resumes_bitwise(tmp_path):
     assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), seeds)
     assert Store(tmp_path / "killed").load(TINY, 1).history["step"].tolist() == list(range(10, steps + 1, 10))
 
-
 fork = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
-
 
 def dies_before(n, work):
     "Runs `work` in a fork that kills itself before its `n`-th change to what lies on disk; did it come that far?"
@@ -116,11 +108,9 @@ def dies_before(n, work):
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
-
 @pytest.mark.skipif(fork is None, reason="needs fork")
 @pytest.mark.audit
-@pytest.mark.parametrize("save_every", [0, 1e9],
-                         ids=["always saved", "never saved"])
+@pytest.mark.parametrize("save_every", [0, 1e9], ids=["always saved", "never saved"])
 def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
     "Three seeds that end at different steps; killed at every write in turn, each resumes to the bits of the whole."
     def work(root):
@@ -136,13 +126,10 @@ def test_a_kill_at_any_write_loses_nothing(tmp_path, save_every):
         assert not list((root / "groups").rglob("*.state"))                          # nothing unfinished is left over
     assert n > 8                                                                    # two files a run and more
 
-
 class Interrupted(BaseException): pass
-
 
 def until_one_has_left(members, *_):
     if len(members.seeds) == 2: raise Interrupted
-
 
 def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch):
     "Or a kill right after it would start them again in a smaller group, and bits may depend on the company."
@@ -156,7 +143,6 @@ def test_when_a_seed_leaves_its_group_the_others_are_saved(tmp_path, monkeypatch
     go("whole")
     assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), [1, 2, 3])
 
-
 def test_a_run_that_goes_on_began_when_it_first_did_under_the_register_of_then(tmp_path, monkeypatch):
     at = iter("abc")
     monkeypatch.setattr(groups, "has_begun", lambda: dict(began=next(at), registered="then"))
@@ -169,7 +155,6 @@ def test_a_run_that_goes_on_began_when_it_first_did_under_the_register_of_then(t
     _train_group(TINY, [1], root=tmp_path, until="full", steps=60)                          # a longer schedule goes on
     assert Store(tmp_path).load(TINY, 1).manifest["began"] == "a" and next(at) == "c"
 
-
 def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
     "Once a seed has ended, the group's state is without it; asking for more steps must find it again."
     go = lambda **kw: _train_group(TINY, [1, 2, 3], root=tmp_path, until="full", save_every=0, **kw)
@@ -177,7 +162,6 @@ def test_a_longer_schedule_reaches_every_seed_of_a_killed_group(tmp_path):
     with pytest.raises(Interrupted): go(steps=40, tell=until_one_has_left)
     assert _group_path(Store(tmp_path), condition(TINY), [1, 2, 3], "authors").exists()
     assert [m["step"] for m in go(steps=60).values()] == [60, 60, 60]
-
 
 def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_further(tmp_path):
     ends = lambda work, *_: (_ for _ in ()).throw(KeyboardInterrupt) if max(work.step.tolist()) >= 20 else None
@@ -191,7 +175,6 @@ def test_a_group_s_old_state_never_takes_back_what_another_grouping_trained_furt
     assert Store(tmp_path).load(TINY, 1).manifest == further.manifest
     train(TINY, [1, 2], root=tmp_path, steps=100, **HERE)
     assert [Store(tmp_path).load(TINY, s).step for s in (1, 2)] == [100, 100]
-
 
 def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkeypatch):
     """Each from where it had got furthest, whichever group's state has it; another stream's and another condition's
@@ -214,7 +197,6 @@ def test_a_killed_group_s_seeds_go_on_in_groups_of_another_size(tmp_path, monkey
     go(TINY, [1, 2, 3], 999)
     assert not began                                                           # the old state is behind its stored runs
 
-
 @pytest.mark.parametrize("harm", ["bit", "truncated", "empty"])
 def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
     members = init_members(condition(TINY), [1, 2], "authors")
@@ -231,7 +213,6 @@ def test_a_damaged_group_state_restarts_the_group(tmp_path, harm, capsys):
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
     assert path.with_name(f"{path.name}.damaged").exists() and not path.exists()
 
-
 @pytest.mark.parametrize("other", [("add7/ffn-h8-gelu+d16", [1, 2], "authors"), (TINY, [1, 2], "paired"),
                                    (TINY, [3, 4], "authors"), (TINY, [1, 2, 3], "authors")])
 def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
@@ -246,7 +227,6 @@ def test_no_group_goes_on_from_anothers_state(tmp_path, other, capsys):
     assert path.with_name(f"{path.name}.damaged").read_bytes() == bad
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
 
-
 def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_path):
     members = init_members(condition("add7/ffn-h8-gelu+d16"), [1], "authors")
     evaluate(members, train_interval(members, 10))
@@ -255,7 +235,6 @@ def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_pa
     _train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
 
-
 @pytest.mark.parametrize("stream", ["authors", "paired"])
 def test_packed_members_go_on_as_if_nothing_had_happened(stream):
     def go_on(m): return train_interval(m, 5), *evaluate(m, torch.zeros(2)).values(), m.w, m.m, m.v
@@ -263,7 +242,6 @@ def test_packed_members_go_on_as_if_nothing_had_happened(stream):
     evaluate(members, train_interval(members, 5))
     copy = unpack(*deepcopy(pack(members)))
     assert all(map(torch.equal, go_on(members), go_on(copy)))
-
 
 # ----------------------------------------------------------------------------------------------------- several at once
 
@@ -289,7 +267,6 @@ while not pathlib.Path({str(tmp_path / "start")!r}).exists(): time.sleep(.002)
     assert sum(map(len, told)) == 40
     assert {s: m["step"] for a in answers for s, m in a.items()} == {"1": 200, "2": 200, "3": 200}
 
-
 def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     go = lambda names, seeds, **kw: train(names, seeds, root=tmp_path, steps=20, **HERE, **kw)
     go([TINY], [1, 2])
@@ -303,14 +280,12 @@ def test_only_what_is_missing_is_trained(tmp_path, monkeypatch):
     assert seen == [(3,), (3,), (1, 2, 3), (1, 2, 3)]
     assert rows[["condition", "seed", "step"]].values.tolist() == [[c, s, 20] for c in (TINY, DENSE) for s in (1, 2, 3)]
 
-
 def test_any_executor_gives_the_same_runs(tmp_path):
     go = lambda root, executor: train([DENSE, TINY], [1, 2, 3], root=tmp_path / root, steps=20, group_size=2,
                                       **HERE | dict(executor=executor)).drop(columns="cpu_seconds")
     with ThreadPoolExecutor(1) as pool: threads = go("threads", pool)
     assert threads.equals(go("here", "here"))
     for name in (DENSE, TINY): assert_same(Store(tmp_path / "threads"), Store(tmp_path / "here"), [1, 2, 3], name)
-
 
 class LosesItsFirstJob(Executor):
     def __init__(self): self.jobs = 0
@@ -320,7 +295,6 @@ class LosesItsFirstJob(Executor):
         except Exception as e: future.set_exception(e)
         return future
 
-
 def test_a_lost_worker_costs_one_group(tmp_path, monkeypatch):
     "The error is raised, but only after the others are done; the same call again trains the lost group and no other."
     def go(executor):
@@ -328,7 +302,6 @@ def test_a_lost_worker_costs_one_group(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="worker lost"): go(LosesItsFirstJob())
     seen = count_training(monkeypatch)
     assert go("here")["step"].tolist() == [20, 20] and seen == [(1,), (1,)]
-
 
 # ----------------------------------------------------------------------------------------------- longer and shorter
 
@@ -345,7 +318,6 @@ def test_a_longer_schedule_continues_a_shorter_one(tmp_path, name, monkeypatch):
         assert manifest["step"] == 50 and manifest["settled"] and manifest["rules"]["first256"]["step"] == 20
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
 
-
 def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     "A real one: everything right on all inputs, known at the next evaluation, and not a step trained after it."
     RECIPES["add7"]["eval_every"] = 200
@@ -355,7 +327,6 @@ def test_a_seed_leaves_its_group_at_the_selected_checkpoint(tmp_path):
     assert manifest["settled"] and manifest["step"] == run.history["step"].iloc[-1] < 2000
     assert set(run.weights) == {"first256", "first1000"} and manifest["rules"]["first1000"]["reached"]
     assert run.history["exact"].iloc[-1] == 1 and (run.history["exact"].iloc[:-1] < 1).all()
-
 
 def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_goes_on_from_there(tmp_path,
     monkeypatch):
@@ -377,7 +348,6 @@ def test_a_seed_that_stops_at_its_first_rule_keeps_no_weights_of_the_others_and_
     assert train("continued", "selected")["step"] == train("straight", "full")["step"] == 50
     assert_same(Store(tmp_path / "continued"), Store(tmp_path / "straight"), [1], name)
 
-
 # --------------------------------------------------------------------------------------------------- NaN, bad input
 
 def poison(seed_row):
@@ -388,7 +358,6 @@ def poison(seed_row):
         return {}
     measure.calls = 0
     return measure
-
 
 @pytest.mark.parametrize("name", [DENSE, TINY])
 def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path, name, monkeypatch):
@@ -403,13 +372,11 @@ def test_a_seed_with_nan_ends_with_a_recorded_failure_and_keeps_its_row(tmp_path
     seen = count_training(monkeypatch)
     assert go("poisoned")["failed"].fillna(0).tolist() == [21, 0, 0] and seen == []  # a failure is a result
 
-
 def test_a_run_that_is_settled_early_waits_for_its_reset(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
                         lambda members, until: torch.ones(len(members.seeds), dtype=bool))
     train([TINY, TINY + "@30:reset0.25"], [1], root=tmp_path, steps=100, executor="here", quiet=True)
     assert [Store(tmp_path).load(n, 1).step for n in (TINY, TINY + "@30:reset0.25")] == [10, 40]
-
 
 def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.loop.settled_members",
@@ -420,14 +387,12 @@ def test_a_shorter_request_does_not_answer_for_a_run_that_is_still_to_be_reset(t
         run = Store(tmp_path).load(TINY + "@30:reset0.25", 1)
         assert run.manifest["settled"] and run.step == end
 
-
 def test_waiting_for_another_process_ends_with_the_budget(tmp_path):
     with Store(tmp_path).locked(TINY, [1]):
         began = time.time()
         assert _train_group(TINY, [1], root=tmp_path, steps=10, deadline=began + .5) == {}
         assert .4 < time.time() - began < 5
     assert list(_train_group(TINY, [1], root=tmp_path, steps=10, deadline=time.time() + 60)) == [1]
-
 
 def test_a_run_that_is_there_and_not_done_is_not_returned(tmp_path):
     train(TINY, [1], root=tmp_path, steps=20, **HERE)
@@ -436,11 +401,9 @@ def test_a_run_that_is_there_and_not_done_is_not_returned(tmp_path):
             and _train_group(TINY, [1], "authors", "full", tmp_path, steps=10**4, deadline=time.time()) == {})
     assert train(TINY, [1], root=tmp_path, steps=20, budget=60, **HERE)["step"].tolist() == [20]
 
-
 def test_seeds_and_steps_may_be_numpys(tmp_path):
     got = _train_group(TINY, np.array([2, 1]), root=tmp_path, until="full", steps=np.int64(10))
     assert list(got) == [2, 1] and [m["step"] for m in got.values()] == [10, 10]
-
 
 @pytest.mark.parametrize("ask", [
     dict(conditions=[TINY, "add7/fnn-h8-silu"]), dict(conditions=[TINY, "modad/ffn-h512-gelu"]),
@@ -453,7 +416,6 @@ def test_bad_input_is_refused_before_anything_is_trained_or_written(tmp_path, as
     with pytest.raises(ValueError, match="expected .*fix: "):
         train(**dict(conditions=[TINY], seeds=[1], root=root, steps=10) | HERE | ask)
     assert seen == [] and not root.exists()
-
 
 # --------------------------------------------------------------------------------------------------- budgets, other
 # tasks
@@ -477,7 +439,6 @@ def test_a_budget_ends_in_time_with_whole_runs_and_states_from_which_the_rest_go
         assert go()["step"].tolist() == [40] * 4 and clock.now == 1008              # nothing was trained twice
     train([DENSE, TINY], [1, 2], root=tmp_path / "whole", steps=40, **HERE)
     for name in (DENSE, TINY): assert_same(store, Store(tmp_path / "whole"), [1, 2], name)
-
 
 @pytest.mark.parametrize("name",
                          ["modadd/moe-e2k1-h8-gelu+d32", "hist/ffn-h8-gelu+d32", "modadd/ffn-h8-gelu+d32+drop0.1"])

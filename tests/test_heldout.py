@@ -14,7 +14,6 @@ T = get_task("add7")
 BY_HAND = {"carry2": [n for n in range(1000) if n % 100 >= 93], "ones3": [n for n in range(1000) if n % 10 >= 3],
            "tens9": [n for n in range(1000) if n // 10 % 10 == 9]}
 
-
 @pytest.mark.parametrize("rule", BY_HAND)
 def test_parts_are_those_counted_by_hand_and_the_rest_is_what_training_draws_from(rule):
     masks = {name: set(m.nonzero()[:, 0].tolist()) for name, m in parts_of(T, rule).items()}
@@ -22,7 +21,6 @@ def test_parts_are_those_counted_by_hand_and_the_rest_is_what_training_draws_fro
     assert masks["trained"] | masks["held"] == set(range(1000)) and not masks["trained"] & masks["held"]
     plain = {n for n in BY_HAND[rule] if n % 10 < 3}
     assert masks.get("held, no carry", set()) == plain and masks["held, carry"] == set(BY_HAND[rule]) - plain
-
 
 @pytest.mark.parametrize("rule", BY_HAND)
 def test_an_example_has_been_seen_if_each_of_its_tokens_has_at_its_place(rule):
@@ -32,12 +30,10 @@ def test_an_example_has_been_seen_if_each_of_its_tokens_has_at_its_place(rule):
         tokens = T.tokens[n].tolist()
         assert bool(seen[n]) == all(any(T.tokens[m][i] == tok for m in pool) for i, tok in enumerate(tokens))
 
-
 @pytest.mark.parametrize("make, name", [(carry_by_attention, "add7/ffn-h32-relu+d128+hold_tens9"),
                                         (carry_by_experts, "add7/moe-e4k1-h64-relu+hold_carry2")])
 def test_a_model_that_adds_is_right_on_every_part(make, name):
     assert (generalisation(make(), name) == 1).all(axis=None)
-
 
 def test_scores_are_means_over_exactly_the_examples_of_a_part():
     name = "add7/ffn-h8-silu+hold_tens9"
@@ -55,14 +51,12 @@ def test_scores_are_means_over_exactly_the_examples_of_a_part():
         assert np.isclose(whole["value"],
                           np.average([p["value"] for p in parts], weights=[p["n_examples"] for p in parts]))
 
-
 @pytest.mark.parametrize("edits", [{"ffn_out": "zero"}, {"E1": "zero", "H2": "mean"}])
 def test_parts_are_taken_out_by_the_names_that_ablation_gives_them(edits):
     name, params = "add7/moe-e4k1-h64-relu+hold_tens9", carry_by_experts()
     right, got = ablate(params, name, edits), generalisation(params, name, edits)
     held = right[0, BY_HAND["tens9"]].all(-1).double().mean()
     assert got["held"][0] == pytest.approx(held.item()) and (got != generalisation(params, name)).any(axis=None)
-
 
 def test_a_condition_without_a_rule_and_an_unknown_rule_are_refused():
     params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)])

@@ -10,17 +10,14 @@ from moe_redistribution.evidence.table_files import ROOT
 PARTS = ("tasks", "models", "training", "instruments", "language", "evidence", "record")
 HEAVY = {"matplotlib", "scipy", "sklearn", "transformers"}
 
-
 def fresh(script):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-
 
 def test_no_room_of_the_library_imports_what_only_some_of_its_functions_need():
     rooms = [f"moe_redistribution.{p.parent.name}.{p.stem}" for part in PARTS
              for p in sorted((ROOT / "moe_redistribution" / part).glob("[!_]*.py"))]
     loaded = set(fresh(f"import sys, {', '.join(rooms)}; print(*sys.modules)").split())
     assert len(rooms) > 50 and {"torch", "moe_redistribution.record.cli"} < loaded and not HEAVY & loaded
-
 
 AS_MAIN = """
 import os, runpy, sys, warnings
@@ -39,13 +36,10 @@ for name in sys.argv[1:]:
 print("failed:", *failed)
 """
 
-
 def as_main(*names): return subprocess.run([sys.executable, "-c", AS_MAIN, *names], capture_output=True, text=True)
-
 
 MODULES = [".".join(p.relative_to(ROOT).with_suffix("").parts)
            for p in sorted((ROOT / "moe_redistribution").rglob("*.py")) if p.stem not in ("__init__", "_modidx")]
-
 
 def test_a_module_of_the_library_that_registers_something_runs_as_main():
     "`python -m` calls it `__main__`, as a user's own script is called: what it registers was taken for a user's."
@@ -53,11 +47,9 @@ def test_a_module_of_the_library_that_registers_something_runs_as_main():
              "moe_redistribution.instruments.ablation", "moe_redistribution.studies.parrots.study"]
     assert {*names} < {*MODULES} and (done := as_main(*names)).stdout.endswith("failed:\n"), done.stderr
 
-
 @pytest.mark.audit
 def test_every_module_of_the_library_runs_as_main():
     assert len(MODULES) > 120 and (done := as_main(*MODULES)).stdout.endswith("failed:\n"), done.stderr
-
 
 def cpu(script):
     "Seconds of CPU that a fresh interpreter takes, the least of three."
@@ -68,14 +60,11 @@ def cpu(script):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return min(once() for _ in range(3))
 
-
 HELP = "import sys; from moe_redistribution.record.entry import enter; sys.argv[1:] = ['--help']; sys.exit(enter())"
-
 
 @pytest.mark.audit
 def test_help_takes_little_more_than_the_import_of_torch():
     assert cpu(HELP) < 1.3 * cpu("import torch")
-
 
 @pytest.mark.audit
 def test_the_ledger_of_an_item_takes_two_seconds_beyond_its_imports():

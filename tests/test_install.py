@@ -18,11 +18,9 @@ LIB = ROOT / "moe_redistribution"
 PARTS = {"tasks", "models", "training", "instruments", "language", "evidence", "report", "studies", "record"}
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
-
 def run(args, cwd, **env):
     "A fresh Python in a folder, told `args`."
     return subprocess.run([sys.executable, *args], cwd=cwd, env=os.environ | env, capture_output=True, text=True)
-
 
 def test_the_package_imports_nothing_until_a_part_is_asked_for(tmp_path):
     out = run(["-c", """
@@ -37,14 +35,12 @@ except AttributeError as e: print(e)
     assert {"errors", "kinds", "task"} < set(out[3].split()) and out[4] == "False"
     assert "got 'taks'; nearest: 'tasks'; fix: " in out[5]
 
-
 def test_every_part_lists_its_rooms():
     import moe_redistribution as m
     assert {p.name for p in LIB.iterdir() if p.is_dir() and p.name[0] != "_"} == PARTS
     for part in PARTS:
         rooms = {p.stem for p in (LIB / part).iterdir() if p.stem[0] != "_" and p.suffix in ("", ".py")}
         assert rooms and rooms <= set(dir(getattr(m, part))), part
-
 
 def test_a_command_that_needs_the_clone_says_so_at_once(tmp_path):
     "With nothing but the package, as a wheel leaves it: one message, and nothing trained, stored or written before it."
@@ -60,7 +56,6 @@ for c in {commands}: print(main(c.split()), flush=True)
         assert "expected beside the package" in line and line.endswith("clone the repository, then pip install -e .")
     assert {p.name for p in tmp_path.iterdir()} == {"site"} and len([*(tmp_path / "site").iterdir()]) == 1
 
-
 def test_what_is_promised_is_what_the_classifiers_and_make_say():
     project = tomllib.loads(PROJECT)["project"]
     versions = [c.rsplit(" ")[-1] for c in project["classifiers"] if "Python :: 3." in c]
@@ -69,7 +64,6 @@ def test_what_is_promised_is_what_the_classifiers_and_make_say():
     assert f"{versions[0].replace('.', ', ')}) <= sys.version_info" in made
     assert f"\nVERSIONS := {versions[0]} {versions[-1]}\n" in made
     assert "$(MAKE) --no-print-directory versions ||" in made.partition("\naudit:")[2].partition("\n\n")[0]
-
 
 def test_a_python_that_is_not_there_is_said_not_to_be_and_one_that_fails_is_an_error(tmp_path):
     def versions(*said):
@@ -81,11 +75,9 @@ def test_a_python_that_is_not_there_is_said_not_to_be_and_one_that_fails_is_an_e
     wrong = versions("VERSIONS=3.98", f"PATH={tmp_path}:{os.environ['PATH']}")
     assert wrong.returncode and "Tests failed on Python: 3.98" in wrong.stderr
 
-
 def test_what_the_package_runs_with_has_no_bound_that_only_nbdev_needs():
     project = tomllib.loads(PROJECT)["project"]
     assert "fastcore>=1.12.3" in project["dependencies"] and "fastcore<2" in project["optional-dependencies"]["dev"]
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
@@ -98,12 +90,10 @@ def wheel(tmp_path_factory):
     zipfile.ZipFile(next((folder / "out").glob("*.whl"))).extractall(folder / "site")
     return folder / "site"
 
-
 @pytest.mark.audit
 def test_the_wheel_has_every_module_and_file_of_the_package(wheel):
     def files(at): return {p.relative_to(at).as_posix() for p in at.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     assert files(wheel / LIB.name) == files(LIB) and "py.typed" in files(LIB)
-
 
 @pytest.mark.audit
 @pytest.mark.parametrize("commands, said", [
@@ -119,7 +109,6 @@ def test_commands_of_the_wheel_work_in_an_empty_folder(commands, said, wheel, tm
         assert out.returncode == 0, out.stderr
     assert said in out.stdout, out.stdout[-500:]
     assert [p.name for p in wheel.iterdir() if p.suffix != ".dist-info"] == [LIB.name]
-
 
 @pytest.mark.audit
 def test_nbdev_of_today_exports_the_same_modules(tmp_path):

@@ -21,18 +21,15 @@ from moe_redistribution.training.study import Preset, Study, TrainingStudy, run_
 NAME = "add7/ffn-h8-silu"
 HERE = dict(executor="here", quiet=True)
 
-
 def forks(name=NAME, seeds=(1, 2), **how):
     how = dict(until="full", steps=600) | how
     return [Training(f"{name}@450:{e}", seeds, **how) for e in ("reset1", "reset0.5")]
-
 
 def same(a, b, training):
     for s in training.seeds:
         one, two = (Store(root).load(training.condition, s) for root in (a, b))
         assert one.history.equals(two.history)
         assert all(torch.equal(v, two.weights[r][n]) for r, own in one.weights.items() for n, v in own.items())
-
 
 @pytest.mark.audit
 def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
@@ -50,7 +47,6 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
     finally:
         for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
 
-
 @pytest.mark.audit
 def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_stem_is_moved_aside(tmp_path, capsys):
     run_all(forks(), tmp_path, **HERE)
@@ -62,7 +58,6 @@ def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_st
     run_all([other], tmp_path, **HERE), run_all([other], tmp_path / "alone", **HERE)
     same(tmp_path, tmp_path / "alone", other)
     assert "Moved aside; starting this seed at step 0" in capsys.readouterr().err
-
 
 @pytest.mark.audit
 def test_stems_of_measures_with_one_name_are_two_and_a_measure_without_a_name_is_refused(tmp_path):
@@ -78,7 +73,6 @@ def test_stems_of_measures_with_one_name_are_two_and_a_measure_without_a_name_is
     assert forks(measures=(measure(1.),))[0].key != forks(measures=(measure(2.),))[0].key != forks()[0].key
     with pytest.raises(ValueError, match="a function with a name"): _stems(Store(tmp_path), 400, (3,))
 
-
 def test_what_needs_an_arm_goes_when_the_arm_is_done_again(tmp_path):
     told = [1.]
     def run(arm, seeds, settings, desk):
@@ -92,7 +86,6 @@ def test_what_needs_an_arm_goes_when_the_arm_is_done_again(tmp_path):
     assert begin_again(study_jobs(study, arms="b"), tmp_path) == 2 and value() == 12.
     assert run_job(study_jobs(study, arms="c")[0], tmp_path)
 
-
 def test_needs_that_do_not_exist_are_refused_before_any_work():
     preset = Preset("", dict(b=(1,), c=(1, 2)))
     of = lambda needs: Study("s", "", {"small": preset}, print, print, needs=needs)
@@ -101,7 +94,6 @@ def test_needs_that_do_not_exist_are_refused_before_any_work():
     with pytest.raises(ValueError, match=r"b with the seeds of c; got none of \[2\]"):
         study_jobs(of(lambda arm, *_: ("b",) if arm == "c" else ()), arms="c")
     with pytest.raises(ValueError, match="which gives rows"): TrainingStudy("t", "", {"small": preset})
-
 
 def test_many_seeds_are_trained_in_the_groups_that_they_ask_for_also_where_they_are_needed(tmp_path):
     eight = Training(NAME, range(1, 9), group_size=2, steps=200, until="full")
@@ -113,7 +105,6 @@ def test_many_seeds_are_trained_in_the_groups_that_they_ask_for_also_where_they_
     waves = in_waves(study_jobs(both), tmp_path / "other")
     assert [len(w) for w in waves] == [2, 4, 1] and {type(j) for j in waves[0]} == {_Stem}
 
-
 def test_what_fails_does_not_keep_others_from_being_done(tmp_path):
     def run(arm, seeds, settings, desk):
         if arm == "a": raise RuntimeError("a fails")
@@ -122,7 +113,6 @@ def test_what_fails_does_not_keep_others_from_being_done(tmp_path):
                   needs=lambda arm, *_: ("b",) if arm == "c" else ())
     with pytest.raises(ValueError, match="RuntimeError: a fails; fix: see line"): run_study(study, root=tmp_path, **HERE)
     assert [j.is_done(Store(tmp_path)) for j in study_jobs(study)] == [False, True, True]
-
 
 MINE = """
 import torch
@@ -135,18 +125,15 @@ SMALL = Preset("", {NAME: (1,)}, 1, dict(stream="paired", until="full", steps=20
 STUDY = TrainingStudy("mine", "", {"small": SMALL}, read=read, measures=(mine,))
 """
 
-
 def test_a_study_of_trainings_in_a_file_reaches_its_workers(tmp_path):
     (tmp_path / "mine.py").write_text(MINE.replace("NAME", repr(NAME)))
     from moe_redistribution.training.study import study_of
     found = run_study(study_of(tmp_path / "mine.py"), root=tmp_path / "store", executor="local:1", quiet=True)
     assert found["value"].tolist() == [1.]
 
-
 def test_recorded_runs_answer_a_shorter_request():
     job = Training("add7/ffn-h256-silu", (42,), until="full", steps=200)
     assert not unrecorded_jobs([job]) and unrecorded_jobs([replace(job, seeds=(42, 9))])[0].seeds == (9,)
-
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "gpt_oss", "deepseek_v3"])
 def test_scores_are_not_taken_for_probabilities_where_one_expert_has_all_the_weight(family):
@@ -158,7 +145,6 @@ def test_scores_are_not_taken_for_probabilities_where_one_expert_has_all_the_wei
         P = probabilities(own)
         wanted = own.scores.float().sigmoid() if family == "deepseek_v3" else own.scores.float().softmax(-1)
         torch.testing.assert_close(P.float(), wanted)
-
 
 def test_a_condition_without_an_evaluation_before_its_first_event_has_no_stem():
     from moe_redistribution.models.condition import condition

@@ -65,7 +65,6 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
-
 @contextmanager
 def drivers(tmp_path):
     "A function that starts a driver on a store and returns (its process group, a function that waits for its end)."
@@ -85,7 +84,6 @@ def drivers(tmp_path):
             except ProcessLookupError: pass
         parent.kill(), parent.communicate()
 
-
 def intervals(root):
     "What the log says: (condition, first seed of the group) → steps at which intervals of training began, in order."
     out, log = {}, Path(f"{root}.log")
@@ -93,7 +91,6 @@ def intervals(root):
         c, seed, step = line.split()
         out.setdefault((c, int(seed)), []).append(int(step))
     return out
-
 
 def reached(store):
     "(condition, first seed) → step that lies on disk, in the group's state or its runs; Damaged if a kill left half."
@@ -104,16 +101,13 @@ def reached(store):
         out[c, first] = int(unseal(path)[0]["step"].min()) if path.exists() else min(r.step if r else 0 for r in runs)
     return out
 
-
 def begun(root):
     "How many different intervals of training have begun."
     return sum(len(set(starts)) for starts in intervals(root).values())
 
-
 def recorded(store):
     "Finished runs, by the hash of their file."
     return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in (store.root / "v1").rglob("*.safetensors")}
-
 
 @pytest.mark.audit
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -146,9 +140,7 @@ def test_killed_twenty_times_at_random_moments(tmp_path):
     assert 0 < again <= 2 * kills                                                   # two groups are under way at a time
     assert_same_runs(killed, whole, NAMES, SEEDS, manifests=True)
 
-
 class Killed(BaseException): pass
-
 
 @pytest.mark.parametrize("evaluations", [1, 3, 4, 5, 9])
 def test_a_kill_loses_no_more_than_the_time_between_saves(tmp_path, monkeypatch, evaluations):

@@ -76,7 +76,6 @@ OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+cosine", "bits/moe-e2k1-
        "bits/tanh_glu-h8-silu", "add7/tanh_glu-h8-silu+d16", "bits/ffn-h8-silu@50:halve"]
 TRAIN = dict(stream="paired", until="full", quiet=True)
 
-
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     "A user's file, which no later test knows."
@@ -87,13 +86,11 @@ def mine(tmp_path, monkeypatch):
     for file in list(kinds.FILES):
         if Path(file).parent == path.parent: kinds._forget(file), kinds.FILES.pop(file)
 
-
 def same_runs(a, b, name, seeds):
     for s in seeds:
         one, two = (Store(root).load(name, s, "paired") for root in (a, b))
         assert one.history.equals(two.history) and one.weights.keys() == two.weights.keys()
         assert all(torch.equal(v, two.weights[r][n]) for r, w in one.weights.items() for n, v in w.items())
-
 
 # -------------------------------------------------------------------------------------------------- registered, listed
 
@@ -107,7 +104,6 @@ def test_one_call_serves_every_kind_and_each_is_listed_with_where_it_comes_from(
     assert {k for k, _ in listed} == set(KIND_TABLES) and all(x["about"] for x in listed.values())
     assert listed["task", "bits"]["about"] == "Are there two or more ones among four bits?"
 
-
 TAKEN = [("task", "add7"), ("router", "frozen"), ("router", "norm"), ("variant", "moe"), ("event", "reset"),
          ("instrument", "ablation"), ("recipe", "hist"), ("study", "granularity"), ("family", "mixtral")]
 ROOMS = """from moe_redistribution.models.condition import RECIPES
@@ -119,7 +115,6 @@ from moe_redistribution.tasks.kinds import register
 SMALL = RECIPES["add7"]
 """
 
-
 @pytest.mark.parametrize("kind, name", TAKEN, ids=map(" ".join, TAKEN))
 def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
     before = dict(table_of(kind))
@@ -129,7 +124,6 @@ def test_a_name_that_is_taken_is_refused_for_every_kind(kind, name):
         said = make.get(kind, "Study('granularity', '', {'small': Preset('', {'a': (1,)})}, print, print)")
         exec(f"{ROOMS}register({kind!r}, {name!r}, {said})", {"__name__": "__main__"})
     assert "fix: " in str(e.value) and dict(table_of(kind)) == before
-
 
 LACKING = {
     "a recipe without fields": ('register("task", "t", lambda: 0, recipe=dict(lr=1))', "the fields"),
@@ -146,14 +140,12 @@ LACKING = {
     "a kind that there is not": ('register("ruoter", "t", 1)', "nearest: 'router'"),
     "a task that makes none": ('register("task", "t", 3)', "a function that makes the Task")}
 
-
 @pytest.mark.parametrize("text, says", LACKING.values(), ids=LACKING)
 def test_what_a_registered_thing_lacks_is_said_at_once_and_nothing_of_its_file_stays(mine, text, says):
     mine.write_text(MINE + "\n" + text)
     with pytest.raises(ValueError, match=says) as e: import_file(mine)
     assert "import mine.py: " in str(e.value) and str(e.value).count("; fix: ") == 1
     assert not [x for x in kinds.registered_things() if x["origin"] == "mine.py"] and str(mine) not in kinds.FILES
-
 
 UNITS = 'return at("hidden", gate * at("up", product("W_up")).tanh())'
 WRONG = {
@@ -170,7 +162,6 @@ WRONG = {
     "no rules": (', rules=("first1000",)', "", OWN[0], 'register."rules", "bits"'),
     "no recipe": ("recipe=SMALL, ", "", OWN[0], 'register."recipe", "bits"')}
 
-
 @pytest.mark.parametrize("old, new, name, says", WRONG.values(), ids=WRONG)
 def test_what_cannot_train_is_refused_before_any_work(mine, tmp_path, old, new, name, says):
     assert old in MINE
@@ -178,7 +169,6 @@ def test_what_cannot_train_is_refused_before_any_work(mine, tmp_path, old, new, 
     import_file(mine)
     with pytest.raises(ValueError, match=says) as e: train(name, [1], root=tmp_path / "store", executor="here", **TRAIN)
     assert "fix: " in str(e.value) and not (tmp_path / "store").exists()
-
 
 # --------------------------------------------------------------------------------------------------- trained, measured
 
@@ -199,7 +189,6 @@ def test_what_is_registered_trains_resumes_and_is_measured_by_what_the_doors_let
         got = x.rows(dict(params), name, [1, 2], stream="paired", rule="final")
         assert len(got) and got["value"].notna().any(), i
 
-
 def test_a_router_with_rules_of_its_own_is_measured_only_where_no_instrument_takes_the_rules_for_known(mine):
     import_file(mine)
     for name in OWN[1:3]:
@@ -207,7 +196,6 @@ def test_a_router_with_rules_of_its_own_is_measured_only_where_no_instrument_tak
         for i in ("routing", "scores", "rerouting"): assert "the usual routing rules" in lacks[i], name
         assert "own" in long_way(condition(name), condition(name).get_task())
     assert not long_way(condition(OWN[3]), condition(OWN[3]).get_task())         # another variant takes the short way
-
 
 @pytest.mark.parametrize("name", [OWN[0], OWN[3], "bits/tanh_glu-h8-silu+L2"])
 def test_the_short_way_is_the_plain_pass_for_what_is_registered_too(mine, name):
@@ -217,7 +205,6 @@ def test_the_short_way_is_the_plain_pass_for_what_is_registered_too(mine, name):
     at = torch.randint(0, len(t), (2, 9), generator=torch.Generator().manual_seed(3))
     for a, b in zip(*(f(params, t.tokens[at], t.targets[at], condition(name)) for f in (fast_loss, loss))):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
 
 def test_a_table_of_ones_own_is_fixed_as_the_librarys_are_unless_its_class_says_that_it_learns(mine):
     mine.write_text(MINE.replace("import Router", "import Router, Tokens") + """
@@ -232,13 +219,11 @@ class Taught(Tokens):
     names = {w: condition(f"bits/moe-e2k1-h8-silu+{w}") for w in ("tabled", "taught")}
     assert [w for w, c in names.items() if "W_router" in learning_names(c, [0])] == ["taught"]
 
-
 def test_the_bias_of_a_router_follows_the_load(mine, tmp_path):
     import_file(mine)
     train(OWN[1], [1], root=tmp_path / "s", executor="here", **TRAIN)
     bias = Store(tmp_path / "s").load(OWN[1], 1, "paired").weights["final"]["W_router"][0, -1]
     assert bias.abs().max() > .02                                              # which no gradient reaches
-
 
 # -------------------------------------------------------------------------------------------------------- keys, files
 
@@ -254,7 +239,6 @@ def test_a_split_task_with_a_batch_draws_it_from_the_seeds_own_part(mine):
     (whole, _), *_ = batches(t, seeds, "paired", gens, [0, 0], 3, 0)
     assert whole.shape == (2, 4, 5)                                  # three tenths of sixteen, as modular addition has
 
-
 def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, tmp_path):
     def trained():
         import_file(mine)
@@ -266,7 +250,6 @@ def test_an_edited_file_is_other_work_and_the_old_one_finds_its_own_again(mine, 
     assert first == third != second and torch.equal(a, c) and not torch.equal(a, b)
     assert len(list((tmp_path / "s" / "v1").rglob("*.safetensors"))) == 2
 
-
 def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
     alone = _own_digest(mine)
     mine.write_text(MINE + "\nfrom beside_it import X")
@@ -276,13 +259,11 @@ def test_a_file_counts_with_its_neighbours_that_it_imports(mine):
     mine.with_name("pandas.py").write_text("")
     assert len({alone, first, _own_digest(mine)}) == 3
 
-
 def test_a_study_in_an_edited_file_is_other_work(mine, tmp_path):
     found = lambda: run_study(study_of(mine), root=tmp_path / "s", executor="here", quiet=True)["value"].tolist()
     first = found()
     mine.write_text(MINE.replace("LENGTH = 3.", "LENGTH = 4."))
     assert (first, found()) == ([3., 3.], [4., 4.])
-
 
 @pytest.mark.parametrize("how", ["from helper import X", "from .helper import X", "from . import helper\nX = helper.X",
                                  "from shelf import X", "from .shelf.book import X"])
@@ -296,7 +277,6 @@ def test_an_edited_neighbour_is_read_again_in_the_same_process(mine, how):
     one, two = imported(1), imported(22)
     assert (one.X, two.X) == (1, 22) and one.own_hash != two.own_hash and import_file(mine) is two
 
-
 @pytest.mark.parametrize("file, how", [("helper.py", "import helper as h"), ("shelf/book.py", "import shelf.book as h"),
                                        ("shelf/__init__.py", "import shelf as h")])
 def test_two_folders_may_have_a_neighbour_of_one_name(mine, file, how):
@@ -308,7 +288,6 @@ def test_two_folders_may_have_a_neighbour_of_one_name(mine, file, how):
         (folder / "mine.py").write_text(f"{how}\nX = h.X")
     assert [import_file(folder / "mine.py").X for folder in (mine.parent, other, mine.parent)] == [1, 2, 1]
 
-
 def test_what_a_neighbour_registers_goes_when_the_neighbour_is_edited(mine):
     (other := mine.with_name("helper.py")).write_text(MINE)
     mine.write_text("import helper")
@@ -319,13 +298,11 @@ def test_what_a_neighbour_registers_goes_when_the_neighbour_is_edited(mine):
     assert condition(OWN[0].replace("bits", "pieces")).files
     with pytest.raises(ValueError, match="task"): condition(OWN[0])
 
-
 def test_the_librarys_own_conditions_have_no_file_in_their_key(mine):
     before = condition("add7/moe-e4k1-h256-silu").key
     import_file(mine)
     assert condition("add7/moe-e4k1-h256-silu").key == before == "58e3cee59d9e0ee9"
     assert condition("add7/ffn-h8-silu").files == {} and [*condition(OWN[0]).files] == [str(mine)]
-
 
 # -------------------------------------------------------------------------------------------------------------- workers
 
@@ -339,7 +316,6 @@ def test_workers_in_other_processes_know_what_is_registered_and_give_the_same_bi
     for name in own: same_runs(tmp_path / "here", tmp_path / "there", name, (1, 2))
     assert found["value"].tolist() == [3., 3.]
 
-
 SCRIPT = MINE + '''
 if __name__ == "__main__":
     import sys
@@ -349,7 +325,6 @@ if __name__ == "__main__":
     print(len(table))
 '''
 
-
 @pytest.mark.parametrize("executor", first(["here"], ["here", "local:2"]))
 def test_a_script_that_registers_and_trains_shares_its_runs_with_whoever_imports_it(mine, tmp_path, executor):
     (script := mine.with_name("script.py")).write_text(SCRIPT)
@@ -358,7 +333,6 @@ def test_a_script_that_registers_and_trains_shares_its_runs_with_whoever_imports
     import_file(script)
     assert Training(OWN[1], (1, 2), "paired", "full", steps=50).is_done(Store(tmp_path / "s"))
 
-
 def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was_meant(mine, tmp_path):
     import_file(mine)
     files = Training(OWN[0], (1,), "paired", "full").files
@@ -366,7 +340,6 @@ def test_a_file_that_changes_while_a_job_waits_is_not_taken_for_the_one_that_was
     kinds._forget(str(mine)), kinds.FILES.pop(str(mine))                               # as in a process that is new
     with pytest.raises(ValueError, match="expected the file as it was; got another"):
         _carry_with(files, None, tmp_path / "s")
-
 
 # -------------------------------------------------------------------------------------------------- notebook, session
 
@@ -384,7 +357,6 @@ def test_a_cell_that_is_run_again_takes_its_own_place_and_another_of_its_name_is
             exec(cell.replace("class Third", "class Fourth").format(4), session)
     finally: table_of("router").put("third", None, None)
 
-
 def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mine, tmp_path):
     "A session has no file to hash: what it trained says of which code it is."
     import_file(mine)
@@ -395,10 +367,8 @@ def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mi
         warnings.simplefilter("error")
         Store(tmp_path / "s").load(OWN[5], 1, "paired")
 
-
 def test_a_thing_of_this_session_is_registered_without_a_file():
     with pytest.raises(ValueError, match="which is taken"): register("task", "add7", lambda: None)
-
 
 # --------------------------------------------------------------------------------------------- other machines' workers
 
@@ -413,7 +383,6 @@ def test_dasks_workers_know_what_is_registered(mine, tmp_path):
         train(OWN[1], [1, 2], root=tmp_path / "far", executor=at, group_size=1, **TRAIN)
     same_runs(tmp_path / "here", tmp_path / "far", OWN[1], (1, 2))
 
-
 @pytest.mark.audit
 def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
     submitit = pytest.importorskip("submitit")
@@ -425,14 +394,12 @@ def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
         train(OWN[3], [1, 2], root=tmp_path / "far", executor=pool, group_size=1, **TRAIN)
     same_runs(tmp_path / "here", tmp_path / "far", OWN[3], (1, 2))
 
-
 def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
     import_file(mine)
     assert kinds.files_in_use() == {str(mine): _own_digest(mine)}          # this file tried to, and was refused
     mine.write_text("x = 1")
     import_file(mine)
     assert kinds.files_in_use() == {}
-
 
 def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
     "What is only found on request was free for whoever came first; then its own room could not be imported."
@@ -447,13 +414,11 @@ def test_an_instrument_of_the_library_is_taken_before_its_room_is_imported():
     assert "name of a command: expected a new one; got 'train', which is taken" in done.stdout
     assert "True True" in done.stdout                                # what was imported on the way is not taken back
 
-
 BORN_AGAIN = MINE + """
 from moe_redistribution.training.groups import train
 with open("begun", "a") as f: f.write("x")
 train("bits/ffn-h16-silu", [1, 2], root="store", executor="local:2", quiet=True, group_size=1, steps=50)
 """
-
 
 def test_a_file_that_trains_with_workers_where_it_is_imported_is_refused_and_does_not_double_its_processes(tmp_path):
     "Each worker imported the file, and began two workers more."

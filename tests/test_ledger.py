@@ -18,7 +18,7 @@ from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of,
                                                 statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
-from moe_redistribution.evidence.table_files import ROOT, read_table
+from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.selection import rows_behind, rows_of
 
 FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
@@ -27,15 +27,12 @@ SAID, PRINTED = statements(), paper.paper_values().set_index("id")
 SENTENCES = {(c.key, c.protocol): c for c in Claim.of(SAID)}
 MAIN = ["Abstract", "§1", "§4.1", "§4.2", "§4.3", "§5"]
 
-
 @pytest.fixture(scope="module")
 def rows():
     return rows_behind(readings_of())
 
-
 TEXT = {*"key section statement expects quotes numbers verdict page rows note".split(),
         *(f"{k}_{f}" for k in room.PROTOCOLS for f in ("says", "test", "access"))}
-
 
 @pytest.fixture(scope="module")
 def table():
@@ -46,12 +43,10 @@ def table():
     numbers = {c: [""] for c in room.LEDGER_COLUMNS if c not in TEXT}
     return pd.read_csv(ROOT / "results/ledger.csv", dtype=texts, keep_default_na=False, na_values=numbers)
 
-
 def assert_recorded(made, table):
     same = dict(check_dtype=False, rtol=1e-6, atol=1e-9)
     pd.testing.assert_frame_equal(table.reset_index(drop=True), made.reset_index(drop=True),
                                   obj="results/ledger.csv; run make record", **same)
-
 
 def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="zero", position="o0-o3", site="ffn_out",
          metric="digits"):
@@ -59,15 +54,12 @@ def made(condition, got, seeds=SEEDS, stream="authors", rule="first256", edit="z
                              site=site, edit=edit, unit="", position=position, stratum="all", metric=metric, value=got,
                              instrument="ablation"))
 
-
 def said(key, protocol="paper", **other):
     "One line of the statements, with columns changed."
     return SENTENCES[key, protocol]._replace(**other)
 
-
 def says(word, note="", test="", p_same=np.nan):
     return Decision(.1, .05, .15, .1, 5, .06, p_same, test, word, note)
-
 
 # --- the rule ---------------------------------------------------------------------------------------
 
@@ -85,7 +77,6 @@ def says(word, note="", test="", p_same=np.nan):
 def test_a_verdict_follows_from_what_two_protocols_say(by_paper, by_audit, numbers, verdict):
     assert judge(says(by_paper), says(by_audit), numbers) == verdict and verdict in VERDICTS
 
-
 @pytest.mark.parametrize("audited, uncopied, verdict", [
     ("holds", "refuted", "turns on copies"), ("refuted", "holds", "turns on copies"),
     ("holds", "holds", "reproduced on the paper's seeds"), ("holds", "open", "reproduced on the paper's seeds"),
@@ -96,11 +87,9 @@ def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_othe
     # nothing follows without the paper's own evidence
     assert judge(says("open"), says(audited), uncopied=says(uncopied)) == "inconclusive"
 
-
 def test_a_size_in_words_is_at_best_reproduced_in_direction():
     assert judge(says("holds"), says("holds"), ["agrees"], sized=True) == "direction only"
     assert [decide(np.array([.24, .31, .34]), e, .05)[0] for e in ("+~", "-~")] == ["holds", "refuted"]
-
 
 def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
     both = says("holds"), says("holds")
@@ -108,7 +97,6 @@ def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
     assert judge(*both, whose=NEW, forced=True) == "by construction"
     # forced things can be wrong, too
     assert judge(says("holds"), says("refuted"), forced=True) == "contradicted by a control"
-
 
 def test_a_control_contradicts_only_where_it_shows_the_same():
     "A tie to the last bit is a bound of the measure, and a control with nothing to win has no power."
@@ -120,13 +108,11 @@ def test_a_control_contradicts_only_where_it_shows_the_same():
     opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)     # lower still than its control
     assert opposite[0] == "holds"
 
-
 @pytest.mark.parametrize("paper, audited, verdict", [
     ("direction", "holds", "direction only"), ("holds", "direction", "direction only"), ("direction", "refuted",
      "contradicted by a control"), ("direction", "open", "inconclusive"), ("direction", "pending", "pending")])
 def test_an_estimate_below_what_counts_has_a_direction_and_never_holds(paper, audited, verdict):
     assert judge(says(paper), says(audited)) == verdict
-
 
 def test_holds_and_refuted_use_one_margin():
     "From below what counts to above it a claim goes from refuted by direction to holds, and never in one step."
@@ -134,7 +120,6 @@ def test_holds_and_refuted_use_one_margin():
     words = [decide(m + spread, e, .05)[0] for e, m in [("+", .03), ("+", .04), ("+", .049999), ("+", .05), ("+", .2)]]
     assert words == ["refuted", "direction", "direction", "holds", "holds"]
     assert [decide(-m - spread, "-", .05)[0] for m in (.03, .04, .05)] == ["refuted", "direction", "holds"]
-
 
 def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_won(table):
     "Each claim of no difference between two arms that holds has a reading of power, and that reading holds."
@@ -145,14 +130,12 @@ def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_wo
     tied = tied.drop(index=[k for k in tied.index if said(k).versus.startswith("value=")], errors="ignore")
     assert len(tied) > 6 and (tied["power_says"] == "holds").all(), tied.loc[tied["power_says"] != "holds"].index
 
-
 def test_a_claim_turns_on_text_or_size_where_two_presets_decide_it_otherwise():
     assert judge(says("holds"), says("holds"), text=says("refuted")) == "turns on text"
     assert judge(says("refuted"), says("refuted"), text=says("holds")) == "turns on text"
     assert judge(says("holds"), says("holds"), text=says("holds"), size=says("refuted")) == "turns on size"
     assert judge(says("open"), says("holds"), text=says("holds"), size=says("refuted")) == "turns on size"
     assert judge(says("open"), says("holds"), text=says("holds"), size=says("open")) == "inconclusive"
-
 
 def test_a_question_of_our_own_is_found_and_never_reproduced(table):
     assert found_here(NEW) == "found here" and found_here("direction only") == "direction only"
@@ -161,10 +144,8 @@ def test_a_question_of_our_own_is_found_and_never_reproduced(table):
     assert (table.drop(own.index)["asked"] == "paper").all()
     assert not table.drop(own.index)["verdict"].isin(["found here", "not found here"]).any()
 
-
 def test_what_cannot_be_tested_here_says_so():
     assert judge(says("pending", "not testable here: a setting"), says("pending")) == "not testable here"
-
 
 def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_where_it_does_not_matter():
     x = np.array([.24, .31, .34, .40, .49])
@@ -183,14 +164,12 @@ def test_a_difference_holds_where_its_interval_excludes_zero_and_is_refuted_wher
     low = np.array([-.30, .02, -.20, -.25, -.05])                         # surely no .05 above 0, however far below
     assert decide(low, "+", .05)[0] == "refuted" and tost(low, np.zeros(5), .05).p > .5
 
-
 def test_a_tie_is_between_two_readings_and_never_with_a_constant():
     "Both at 0 says that the measure cannot part them; a share of 0 where more is claimed says that there is none."
     same = pd.concat([made(MOE, [.3] * 5), made(FFN, [.3] * 5)])
     assert decision(same, said("4.2-01"))[7:9] == (TIE, "refuted")
     none = decision(made(MOE, [0.] * 5), said("4.2-01", versus="value=0", margin=.05))
     assert (none.says, none.test) == ("refuted", "t interval")
-
 
 @pytest.mark.parametrize("mean, sd, expects, margin",
                          [(.03, .1, "+", 0), (.2, .1, "-", .05), (.01, .1, "0", .05), (.2, .3, "0", .05)])
@@ -203,12 +182,10 @@ def test_seeds_needed_is_the_first_number_that_decides(mean, sd, expects, margin
         return half < abs(mean) or half < margin - (mean if expects == "+" else -mean)
     assert decided(n) and not any(decided(k) for k in range(2, n))
 
-
 def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_on_the_papers_side():
     assert all(np.isnan(v) for v in (seeds_needed(0., .1, "+", 0), seeds_needed(.1, 0., "+", 0),
                                      seeds_needed(.1, np.nan, "+", 0), seeds_needed(.01, .1, "number", .05, fixed=.04)))
     assert seeds_needed(.01, .1, "number", .05) > 10
-
 
 # --- from rows to an answer -------------------------------------------------------------------------
 
@@ -222,7 +199,6 @@ def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
     for word in ("colour=red", "null=luck"):
         with pytest.raises(ValueError, match="fix: "):
             _as_versus(s, word)
-
 
 def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
     a, b = np.array([.3, .4, .5, .6, .7]), np.array([.1, .1, .2, .2, .1])
@@ -238,7 +214,6 @@ def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
     alone = said("4.2-01", condition=FFN, versus="value=.1")
     assert alone.values(made(FFN, b))[0].tolist() == pytest.approx(b - .1)
 
-
 def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
     two = pd.concat([made(MOE, [.3, .4, .5, .6, .7]), made(FFN, [.1, .1, .2, .2, .1])])
     full = decision(two, said("4.2-01"))
@@ -252,7 +227,6 @@ def test_an_answer_waits_for_every_seed_and_leaves_failed_ones_out():
     # nothing recorded on the other task
     assert decision(two, said("abs-02")).says == "pending"
 
-
 def test_a_number_is_decided_by_the_rule_of_numbers():
     s = said("5-01", condition=MOE, versus="", aggregate="mean")
     quoted = lambda v: [dict(verdict="", margin=.05,
@@ -261,14 +235,12 @@ def test_a_number_is_decided_by_the_rule_of_numbers():
     assert [decision(rows, s, quoted(v)).says for v in (.33, .60)] == ["holds", "refuted"]
     assert decision(made(MOE, [.1, .2, .3, .4, .6]), s, quoted(.33)).says == "open"
 
-
 def test_quoted_numbers_decide_a_table_of_settings():
     s = said("A-01")
     word = lambda *w: decision(None, s, [dict(verdict=x) for x in w]).says
     assert [word("agrees", "agrees"), word("agrees", "differs"), word("agrees", "corrected"),
             word("agrees", "inconclusive"), word("agrees", "not attempted"),
             word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
-
 
 # --- the statements ---------------------------------------------------------------------------------
 
@@ -278,13 +250,11 @@ def test_there_are_enough_statements_from_every_part_of_the_paper():
                                                                  "App. E", "App. F", "App. G", "App. H", "App. I"}
     assert all(number[s] >= n for s, n in zip(MAIN, (8, 4, 12, 14, 6, 4)))
 
-
 def test_ids_and_pages_of_every_statement_exist():
     ids = set(" ".join(SAID["quotes"]).split())
     assert ids <= set(PRINTED.index)
     assert all((ROOT / "nbs" / p.partition("#")[0]).is_file() for p in SAID["page"])
     assert SAID["statement"].str.endswith(".").all()
-
 
 def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_nothing_else_changes():
     pairs = SAID[~SAID["protocol"].isin(["paper", "power"])].pivot(index="key", columns="protocol", values=["condition", "versus",
@@ -293,7 +263,6 @@ def test_copies_are_ruled_out_in_every_claim_about_digits_without_the_ffn_and_no
     assert len(both) > 40 and all((both[c, "audited"] == both[c, "uncopied"]).all() for c in pairs.columns.levels[0])
     third = SAID[SAID["protocol"] == "uncopied"]
     assert third["metric"].eq("digits_no_copy").all() and third["position"].eq("o1 o2").all()
-
 
 @pytest.mark.parametrize("column, value", [("quotes", "tab1.999"), ("page", "6_studies/sparsity_moves/none.ipynb"),
                                            ("aggregate", "mode"), ("expects", ">"), ("n", "6"), ("stream", "crossed"),
@@ -305,7 +274,6 @@ def test_a_statement_that_does_not_fit_is_refused_by_name(tmp_path, column, valu
     with pytest.raises(ValueError, match="4.2-01"):
         statements(tmp_path / "s.csv")
 
-
 def test_a_statement_needs_both_protocols_and_a_reason_where_no_rows_decide_it(tmp_path):
     raw = study_lines("statements")
     raw.drop(raw.index[raw["key"] == "4.2-02"][1]).to_csv(tmp_path / "one.csv", index=False)
@@ -315,7 +283,6 @@ def test_a_statement_needs_both_protocols_and_a_reason_where_no_rows_decide_it(t
     raw.to_csv(tmp_path / "why.csv", index=False)
     with pytest.raises(ValueError, match="B-01"):
         statements(tmp_path / "why.csv")
-
 
 # --- the table --------------------------------------------------------------------------------------
 
@@ -346,7 +313,6 @@ def test_no_verdict_is_empty_and_every_one_follows_from_its_line(table):
         assert (r.verdict != "pending" or r.note
                 or "not attempted" in r.numbers), f"{r.key} is pending and does not say why"
 
-
 def decided_by(r, k, margin):
     "What one reading of a line must say if the test that it names decided it, from its numbers alone."
     mean, lo, hi, p, p_same, test = (getattr(r, f"{k}_{f}") for f in ("mean", "lo", "hi", "p", "p_same", "test"))
@@ -362,7 +328,6 @@ def decided_by(r, k, margin):
         if test.endswith("interval") and says == "refuted" and margin > 0: return says if high < margin else None
     if test.startswith(FLIPS): return says if p < .05 else None
     return says if test.endswith("interval") else None
-
 
 def test_no_verdict_stands_whose_named_test_did_not_decide_it(table):
     tests = 0
@@ -380,12 +345,10 @@ def test_no_verdict_stands_whose_named_test_did_not_decide_it(table):
             if test == "BCa interval": assert getattr(r, f"{k}_n") >= 20
     assert tests > 200
 
-
 def test_a_line_that_names_a_test_that_did_not_decide_is_caught(table):
     r = next(table.query("key == '4.2-01'").itertuples())
     assert decided_by(r, "paper", .05) == "holds" and decided_by(r._replace(paper_test="TOST"), "paper", .05) != "holds"
     assert decided_by(r._replace(paper_lo=-.1), "paper", .05) is None
-
 
 def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
     "One question, one answer: a family of nine on six seeds cannot reject, and no interval may say that it did."
@@ -402,7 +365,6 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
     s = said("abs-01", "audited")
     assert _registered_test(rows, s).family == 6 and _registered_test(rows, said("abs-01")) is None
 
-
 def test_too_few_seeds_is_said_where_no_outcome_could_have_decided():
     x = np.array([.24, .31, .34, .40, .49])
     assert decide(x, "+", .05, test=Registered(FLIPS))[:2] == ("open", FEW)
@@ -411,14 +373,12 @@ def test_too_few_seeds_is_said_where_no_outcome_could_have_decided():
     assert decide(np.tile(x, 4), "+", .05, test=Registered("of nine", .28, 1., 9))[:2] == ("open", "")
     assert judge(says("open", test=FEW), says("holds")) == judge(says("holds"), says("open", test=FEW)) == TOO_FEW
 
-
 def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
     for r in table[table["verdict"] == NEW].itertuples():
         assert [said(r.key, k).stream for k in ("paper", "audited")] == ["authors", "paired"], r.key
         assert r.audited_n >= 20, r.key
     here = table[table["verdict"] == HERE]
     assert len(here) > 5 and here["key"].str.match(r"00\d-").all()         # smaller models of ours under every protocol
-
 
 def test_one_cell_has_one_verdict():
     "However often the paper prints a number of a cell, and with however many digits, it is compared once."
@@ -432,7 +392,6 @@ def test_one_cell_has_one_verdict():
     assert (words == 1).all(), words[words > 1]
     assert (same.groupby(same).size() > 1).sum() > 30
 
-
 def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(table):
     files = pd.concat([pd.read_csv(p)
                        for p in sorted((ROOT / "results/paper").glob("*.csv"))]).query("protocol == 'paper'")
@@ -445,7 +404,6 @@ def test_a_number_read_at_another_checkpoint_counts_neither_for_nor_against(tabl
     stopped = at[at["reason"].str.contains("read at first99")]
     assert (stopped["verdict"] == "another checkpoint").all()
 
-
 def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
     r = table.set_index("key").loc["4.2-01"]
     at = lambda n: rows.query("condition == @n and stream == 'authors' and rule == 'first256' and site == 'ffn_out' "
@@ -454,11 +412,9 @@ def test_the_headline_is_the_difference_of_the_recorded_means(table, rows):
     assert len(at(MOE)) == 5 and r["paper_mean"] == pytest.approx(at(MOE).mean() - at(FFN).mean())
     assert r["printed"] == pytest.approx(.324) and r["audited_n"] == 64
 
-
 CONTRASTS = pytest.mark.parametrize("item, protocol, keys", [("contrast_carry", "audited", ("5-02", "4.2-07")),
     ("contrast_carry_final", "audited", ("4.2-06", "4.2-08")),
     ("contrast_uncopied", "uncopied", ("abs-01", "4.2-04", "5-02", "4.2-07"))])
-
 
 def agree(table, registered, protocol, keys):
     for key in keys:
@@ -469,23 +425,19 @@ def agree(table, registered, protocol, keys):
                 and mine[f"{protocol}_n"] == line["n"] == line["n_fixed"])
         assert {"refuted": "equivalent", "holds": "different"}[mine[f"{protocol}_says"]] == line["outcome"]
 
-
 @CONTRASTS
 def test_registered_contrasts_say_the_same(table, item, protocol, keys):
     agree(table, pd.read_csv(ROOT / "results/contrasts.csv").query("family == @item and edit == 'mean'"),
           protocol, keys)
-
 
 @pytest.mark.audit
 @CONTRASTS
 def test_registered_contrasts_say_the_same_when_they_are_computed_again(table, rows, item, protocol, keys):
     agree(table, answers.contrasts(rows, "mean", item=item), protocol, keys)
 
-
 @pytest.mark.audit
 def test_the_committed_ledger_is_its_recomputation(table, rows):
     assert_recorded(room.ledger(rows=rows), table)
-
 
 def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
     """Where an instrument has rows of a condition by some rule, each cell that a claim reads there is among them: a
@@ -503,7 +455,6 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
     assert len(cells) > 800 and len(found) > 100
     assert not sorted(c for c in cells if c[2:4] in measured.get(c[:2], ()) and c[2:] not in found[c[:2]])
 
-
 def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_item_is_refused(table, rows):
     every = Measured(rows)
     for item in ("tab1", "tab9"):
@@ -512,7 +463,6 @@ def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_it
         assert_recorded(part, table[table["key"].isin(part["key"])])
     with pytest.raises(ValueError, match="tab99"):
         room.ledger("tab99", rows=rows)
-
 
 def test_coverage_counts_every_printed_number_once():
     c = coverage()
@@ -523,12 +473,10 @@ def test_coverage_counts_every_printed_number_once():
     held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
     assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
 
-
 def test_text_has_a_line_for_every_claim(table):
     text = ledger_text(table)
     assert (len(text) == len(table) and text.loc["4.2-05", "audited"].endswith("refuted (BCa interval)")
             and (text["verdict"] != "").all())
-
 
 @pytest.mark.parametrize("item, parts", [("fig15", {"fig15a_caption"}), ("fig1", {"fig1"}), ("tab4", {"tab4"}),
                                          ("fig4_left", {"fig4_left"})])
@@ -537,13 +485,11 @@ def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_i
     assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
     assert set(_by_id(item)["item"]) <= got
 
-
 def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
     with pytest.raises(ValueError,
                        match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught:
         paper.printed_items("fig99")
     assert len(str(caught.value)) < 160
-
 
 def test_a_claim_about_learners_reads_the_first_five_that_learned_and_waits_for_nobody_after():
     got = pd.Series([np.nan, 1, 2, np.nan, 3, 4, 5, 6], range(1, 9))

@@ -4,38 +4,30 @@ import re
 
 from test_site import PAGES, cells, offenders, options
 
-
 def code(page): return [c for c in cells(page, "code") if "nbdev_export" not in c["source"]]
 
-
 def exports(cell): return bool({"export", "exports"} & options(cell).keys())
-
 
 def shows(cell):
     "Does a reader see what came of this cell, or that something is asserted of it?"
     if exports(cell) or {"hide", "hide_output"} & options(cell).keys(): return False
     return bool(cell["outputs"] or re.search(r"^\s*assert\b|\btest_\w+\(", cell["source"], flags=re.M))
 
-
 def made(*said):
     "Cells of a page: d defines, x shows, a asserts, h asserts and is hidden, s is silent."
     sources = dict(d="#| exports\ndef f(): assert 0", x="f()", a="assert f()", h="#| hide\nassert f()", s="y = 1")
     return [dict(source=sources[k], outputs=[{}] * (k == "x")) for k in said]
 
-
 def test_only_what_a_reader_sees_counts_as_shown():
     assert [shows(c) for c in made(*"dxahs")] == [False, True, True, False, False]
-
 
 def test_every_room_shows_what_it_defines():
     bad = [p for p in PAGES if any(map(exports, code(p))) and not any(c["outputs"] for c in code(p))]
     assert not bad, f"give a use of what is defined, its value and an assertion: {bad}"
 
-
 # a call may give nothing, and so may a value by an if
 VALUES = (ast.Name, ast.Tuple, ast.List, ast.Dict, ast.DictComp, ast.ListComp, ast.Subscript, ast.Attribute, ast.BinOp,
           ast.Compare, ast.JoinedStr)
-
 
 def mute(page):
     "The last lines of cells that end in a value and show none: they were written after the page was run."
@@ -45,10 +37,8 @@ def mute(page):
     return [c["source"].splitlines()[-1] for c in code(page)
             if not exports(c) and not c["outputs"] and not c["source"].endswith(";") and ends(c["source"])]
 
-
 def test_a_cell_that_ends_in_a_value_shows_it():
     assert not (bad := offenders(PAGES, mute)), f"make outputs NB=…: {bad}"
-
 
 def unchosen(page):
     "Names that `# try …` invites a reader to change, and that look something up before `choose` has refused a wrong one."
@@ -61,7 +51,6 @@ def unchosen(page):
         chosen = names(*(a for n in nodes if isinstance(n, ast.Call) and names(n.func) == {"choose"} for a in n.args))
         found += sorted(free & names(*(n.slice for n in nodes if isinstance(n, ast.Subscript))) - chosen)
     return found
-
 
 def test_what_a_reader_may_change_is_chosen_before_it_looks_something_up():
     assert not (bad := offenders(PAGES, unchosen)), f"choose(what, value, known) before the look-up: {bad}"

@@ -17,7 +17,6 @@ CLAIMS, SUMMARY = "claims.ipynb", "6_studies/sparsity_moves/9z_ledger.ipynb"
 RESULT = r"6_studies/\w+/[1-9]\w*\.ipynb$|claims\.ipynb$"
 TOLD = ["index.ipynb", *(p for p in PAGES if re.match(RESULT, p) and p != CLAIMS)]
 
-
 @cache
 def texts(page):
     "What a page says: its Markdown cells, and the Markdown and HTML that its cells show."
@@ -29,11 +28,9 @@ def texts(page):
             found += ["".join(shown[f]) for f in ("text/markdown", "text/html") if f in shown]
     return found
 
-
 # ----------------------------------------------------------------------------------------------------- where links land
 
 ADDRESS = {re.sub(r"(^|/)\d+[a-zA-Z0-9]*_([^/]+)$", r"\1\2", p).replace(".ipynb", ".html"): p for p in PAGES}
-
 
 def links(page):
     "Every link of a page within the site: (as it is written, the page that it leads to or nothing, its fragment)."
@@ -52,12 +49,10 @@ def links(page):
             if (to := ADDRESS.get(to, to)) in PAGES: yield link, to, fragment
             elif re.search(r"\.(ipynb|html)$", path): yield link, "", fragment
 
-
 def judged(page):
     "Keys of the claims that a page judges: the site's frame makes each an address there (tests/test_ways.py)."
     book = pd.read_csv(ROOT / "results/ledger.csv", usecols=["key", "page"])
     return set(book.loc[book["page"].str.partition("#")[0] == page, "key"])
-
 
 @cache
 def landing(page):
@@ -68,10 +63,8 @@ def landing(page):
         found |= {pandoc_id(h) for h in re.findall(r"^#{2,6}\s+(.+?)\s*$", text, flags=re.M)}
     return found | judged(page)
 
-
 def dead(page):
     return sorted({link for link, to, at in links(page) if not to or at and at not in landing(to)})
-
 
 def test_a_heading_stands_on_its_own():
     "Pandoc takes a heading below a line of text for text, and what leads to it leads nowhere."
@@ -81,26 +74,21 @@ def test_a_heading_stands_on_its_own():
     bad = {p: found for p in PAGES if (found := glued(p))}
     assert not bad, bad
 
-
 def test_every_link_in_a_source_or_a_stored_output_lands():
     bad = {p: found for p in PAGES if (found := dead(p))}
     assert not bad, bad
 
-
 def keys():
     return pd.read_csv(ROOT / "results/ledger.csv", usecols=["key"])["key"].tolist()
-
 
 @pytest.mark.parametrize("page", [CLAIMS, SUMMARY])
 def test_every_claim_has_a_line_to_land_on(page):
     assert not [k for k in keys() if k not in landing(page)]
 
-
 # ------------------------------------------------------------------------------- a number stands where its link leads
 
 NUMBER = r"(?<![\w.,])-?(\d+(?:,\d{3})*(?:\.\d+)?)"
 UNIT = r"(?:%|points?\b|nats\b|NMI\b|epochs?\b)"
-
 
 def plain(text):
     "A text without marks, addresses and tags; the cells of a table stay apart, and every minus is one sign."
@@ -109,13 +97,11 @@ def plain(text):
     text = html.unescape(re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", text))
     return re.sub(r"[*`†+]", "", text).translate(str.maketrans("−–\u202f\u2009\xa0", "--   "))
 
-
 def places(text):
     "Where a text can print numbers: its paragraphs, and every row of its tables with what stands beside the table."
     rows = re.findall(r"<tr\b.*?</tr>", text, flags=re.S) or re.findall(r"^\|.*$", text, flags=re.M)
     beside = re.sub(r"<tr\b.*?</tr>|^\|.*$", "", text, flags=re.M | re.S)
     return [plain(beside + "\n" + row) for row in rows] or [plain(part) for part in re.split(r"\n\s*\n", text)]
-
 
 @cache
 def printed(page, at=""):
@@ -124,7 +110,6 @@ def printed(page, at=""):
     own = [*texts(page), *(options(c).get("fig-cap", "") for c in cells(page, "code"))]
     if page == CLAIMS and at: own = re.findall(rf'<tr id="{re.escape(at)}".*?</tr>', "\n".join(own), flags=re.S)
     return [place for text in own for place in places(text)]
-
 
 def stands(number, unit, text):
     """Does the text print this number, or one with more digits that rounds to it, as what it is: points with their
@@ -141,12 +126,10 @@ def stands(number, unit, text):
         if re.match(rf"\s*(?:{word})", after) or more and unit != "[" and re.match(r"\s*\|", after): return True
     return False
 
-
 def counted(n, text):
     "Does the text print this number as one of seeds?"
     return bool(re.search(rf"(?<![\d.,]){n} (\w+ ){{0,2}}seeds?\b|\bn ?= ?{n}\b|\| *{n}( of \d+)? *\||\b{n} of {n}\b"
                           rf"|seeds \| *{n}\b", text))
-
 
 def told(sentence):
     "The numbers of a sentence: (kind, number, unit) for those with a unit, bounds of intervals, seeds, and k of n."
@@ -156,13 +139,11 @@ def told(sentence):
     yield from (("seeds", n, "") for n in re.findall(r"(?<![\d.,])(\d+) (?:\w+ ){0,1}seeds?\b", said))
     yield from (("of", f"{k} of {n}", "") for k, n in re.findall(r"(?<![\d.,])(\d+) of (\d+)\b", said))
 
-
 def sentences(text):
     "Its sentences with their links; rows of tables, headings and code are none."
     text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.M | re.S)
     text = "\n".join(line for line in text.split("\n") if not re.match(r"\s*([|#]|<\w)", line))
     return re.split(r"(?<=[.!?])\s+(?=[A-Z*\[§(])|(?<=\*\*)\s+(?=[A-Z\[])|\n\s*\n|\n\s*- ", text)
-
 
 def unprinted(page):
     """(number, sentence) wherever no page of results that the sentence links to prints the number, and if the sentence
@@ -184,12 +165,10 @@ def unprinted(page):
             else: found = any(stands(x, unit, place) for place in within)
             if not found: yield f"{x} {unit}".strip(), " ".join(s.split())
 
-
 @pytest.mark.parametrize("page", TOLD)
 def test_the_page_that_a_sentence_links_to_prints_its_number(page):
     bad = list(unprinted(page))
     assert not bad, "\n".join(f"{n}: {s}" for n, s in bad)
-
 
 def test_a_number_is_found_where_it_stands_and_not_where_a_count_does():
     row = "| MoE minus FFN | +45.3 [+42.5, +47.9] points | 64 |"
@@ -201,12 +180,10 @@ def test_a_number_is_found_where_it_stands_and_not_where_a_count_does():
         ("value", "45", "points"), ("value", "43", "["), ("value", "48", "["), ("seeds", "64", ""),
         ("of", "118 of 128", "")]
 
-
 def main(pages):
     for page in pages or TOLD:
         for n, s in unprinted(Path(page).resolve().relative_to(NBS).as_posix() if page not in PAGES else page):
             print(f"{page}\n    {n}: {s}")
-
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -14,15 +14,12 @@ from moe_redistribution.language.streaming import byte_tokens, text_windows
 
 logging.disable_progress_bar()
 
-
 @pytest.fixture(scope="module")
 def s(): return open_model(tiny_model("mixtral", vocab_size=256))
-
 
 def value(rows, **where):
     for k, v in where.items(): rows = rows[rows[k] == v]
     return rows["value"].item()
-
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
 def test_loads_and_margins_are_those_of_a_plain_loop(family, text):
@@ -43,7 +40,6 @@ def test_loads_and_margins_are_those_of_a_plain_loop(family, text):
     got = value(found, metric="margin", unit="", stratum="q0.50", **here)
     assert got == pytest.approx(max(margins[len(margins) // 2], 0), rel=.1, abs=1e-6)
 
-
 def test_pads_and_special_tokens_do_not_count(s, text):
     padded = LanguageModel(s.model, pad=0)
     def spaced(told): return [t for c in byte_tokens(told) for t in ([c, 0] if c == 32 else [c])]
@@ -58,7 +54,6 @@ def test_pads_and_special_tokens_do_not_count(s, text):
         own = rows.query("site == 'L1.routes' and metric == 'load' and rule == 'final'")
         assert own["value"].sum() == pytest.approx(2)
 
-
 def test_a_router_of_equal_rows_is_all_near_ties_and_idle_experts_are_counted(text):
     model = tiny_model("mixtral", vocab_size=256)
     model.model.layers[0].mlp.gate.weight.data[:] = model.model.layers[0].mlp.gate.weight.data[:1]
@@ -69,9 +64,7 @@ def test_a_router_of_equal_rows_is_all_near_ties_and_idle_experts_are_counted(te
     assert table.loc["L0", "idle"] == 2 and table.loc["L0", "entropy"] == pytest.approx(1)
     assert load_map(found).get_xlabel() == "expert"
 
-
 class Stop(Exception): pass
-
 
 def after(n):
     said = []
@@ -79,7 +72,6 @@ def after(n):
         said.append(text)
         if len(said) == n: raise Stop
     return say
-
 
 def test_loads_and_a_comparison_that_were_stopped_go_on_to_the_same_rows(s, text, tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", iter(range(0, 10_000, 10)).__next__)
@@ -90,7 +82,6 @@ def test_loads_and_a_comparison_that_were_stopped_go_on_to_the_same_rows(s, text
         again = ask(s, text, byte_tokens, context=16, batch=4, part=part, say=rest.append)
         assert again.equals(straight) and len(rest) == 25 - 3
 
-
 def test_what_a_run_holds_does_not_grow_with_the_text(s, text, tmp_path):
     long, sizes = tmp_path / "long.txt", []
     long.write_text(text.read_text() * 5)
@@ -99,7 +90,6 @@ def test_what_a_run_holds_does_not_grow_with_the_text(s, text, tmp_path):
         sizes.append((tmp_path / "b.part").stat().st_size)
     assert abs(sizes[1] - sizes[0]) < 64                                          # the names of numbers, no more
     assert stretch_of(3, 7) == 3 and stretch_of(9_999, 10_000) == 199
-
 
 def test_unrelated_routers_agree_as_much_as_shuffled_tokens_and_a_noisy_copy_more(s, text):
     def compared(model): return compare_routes(s, open_model(model), text, byte_tokens, context=16)
@@ -116,7 +106,6 @@ def test_unrelated_routers_agree_as_much_as_shuffled_tokens_and_a_noisy_copy_mor
     assert near.query("metric == 'loss_difference'")["value"].mean() == pytest.approx(lost["B"] - lost["A"])
     assert list(comparison_table(near).index) == ["L0", "L1"]
 
-
 def test_permuted_experts_are_found_again(s, text):
     other, order = deepcopy(s.model), torch.tensor([3, 1, 0, 2])
     for layer in other.model.layers:
@@ -130,7 +119,6 @@ def test_permuted_experts_are_found_again(s, text):
         assert value(found, site=f"L{l}.routes", metric="matched_overlap", unit="permuted") < .9
     assert abs(found.query("metric == 'divergence'")["value"]).max() < 1e-4
 
-
 def test_models_that_do_not_read_the_same_are_refused(s, text):
     for other, says in ((tiny_model("mixtral", vocab_size=300), "two vocabularies of 256"),
                         (tiny_model("mixtral", vocab_size=256, num_local_experts=6), "routers over"),
@@ -140,13 +128,11 @@ def test_models_that_do_not_read_the_same_are_refused(s, text):
     with pytest.raises(ValueError, match="other tokens by the second tokenizer"):
         compare_routes(s, s, text, byte_tokens, lambda told: byte_tokens(told.swapcase()), context=16)
 
-
 class Hangs(torch.nn.Module):
     "As PEFT wraps a model: its adapter lies within the model itself."
     def __init__(self, base): super().__init__(); self.base = base
 
     def get_base_model(self): return self.base
-
 
 def test_a_model_and_its_adapter_that_are_one_module_are_not_compared(s, text):
     with pytest.raises(ValueError, match="two models with modules of their own; got the same modules in both"):

@@ -20,18 +20,15 @@ VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7
             "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e4k1-h40-silu+L2"}
 each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 
-
 def population(name, n_seeds=2):
     "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones."
     c, g = condition(name), torch.Generator().manual_seed(1)
     params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
     return {n: v + .1 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
 
-
 def batch(n=24):
     at = torch.randint(0, 1000, (n,), generator=torch.Generator().manual_seed(2))
     return ADD7.tokens[at], ADD7.targets[at]
-
 
 # ------------------------------------------------------------------------------------------- the oracle: plain modules
 
@@ -52,7 +49,6 @@ def test_population_is_plain_modules_side_by_side(name):
         for n, grad in model.as_member(lambda p: torch.zeros_like(p) if p.grad is None else p.grad).items():
             torch.testing.assert_close(params[n].grad[i], grad[0], rtol=0, atol=1e-10, msg=lambda m: f"{n}: {m}")
 
-
 @pytest.mark.parametrize("name", [*VARIANTS.values(), "modadd/moe_glu-e4k1-h24-gelu", "hist/ffn-h24-gelu",
                                   "hist/moe-e4k1-h24-gelu+norm"])
 def test_a_seed_draws_the_weights_that_modules_made_in_the_authors_order_draw(name):
@@ -61,12 +57,10 @@ def test_a_seed_draws_the_weights_that_modules_made_in_the_authors_order_draw(na
     for n, v in init_one(condition(name), torch.Generator().manual_seed(137)).items():
         torch.testing.assert_close(v, plain[n][0], rtol=1e-6, atol=1e-7, msg=lambda m: f"{n}: {m}")
 
-
 @each_variant
 def test_shapes_are_the_shapes_of_the_weights(name):
     drawn = init(name, [torch.Generator().manual_seed(0)])
     assert {n: tuple(v.shape[1:]) for n, v in drawn.items()} == shapes(condition(name))
-
 
 @each_variant
 def test_a_population_is_its_members_one_after_the_other(name):
@@ -78,11 +72,9 @@ def test_a_population_is_its_members_one_after_the_other(name):
     assert all(torch.equal(v, params[n][1:]) for n, v in last.items()) and last.keys() == params.keys()
     assert all(torch.equal(v, params[n][2:]) for n, v in member(params, 2).items())
 
-
 def test_a_member_as_a_module_computes_what_the_population_computes():
     name, params = VARIANTS["moe"], population(VARIANTS["moe"])
     torch.testing.assert_close(Transformer(params, name, member=1)(ADD7.tokens), forward(params, ADD7.tokens, name)[1])
-
 
 @settings(max_examples=15)
 @given(n=st.integers(0, 999), position=st.integers(1, 7), token=st.integers(0, 11), edited=st.booleans())
@@ -93,9 +85,7 @@ def test_no_logit_depends_on_a_later_token_not_even_with_even_scores(n, position
     assert torch.equal(before[:, :position], after[:, :position])
     assert tokens[0].equal(tokens[1]) or not torch.equal(before[:, position:], after[:, position:])
 
-
 PARAMS = population(VARIANTS["moe"])
-
 
 # -------------------------------------------------------------------------------------------------------- router, gate
 
@@ -118,7 +108,6 @@ def test_top1_renormalised_router_gets_no_task_gradient(monkeypatch):
     noise = router_gradient(VARIANTS["moe"])
     assert (noise < 1e-12).all() and (noise > 0).any()                              # which Adam would turn into steps
 
-
 @settings(max_examples=50)
 @given(st.integers(1, 6).flatmap(lambda E: st.tuples(st.just(E), st.integers(1, E))), st.integers(0, 2**32))
 def test_gates_keep_the_k_most_probable_experts(Ek, seed):
@@ -131,7 +120,6 @@ def test_gates_keep_the_k_most_probable_experts(Ek, seed):
     torch.testing.assert_close(renorm.sum(-1), torch.ones(40, dtype=torch.double))
     torch.testing.assert_close(renorm * switch.sum(-1, keepdim=True), switch)       # the same proportions
 
-
 def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
     even = torch.full((1, 2, 4, 4), .25)
     assert ffn.balance_loss(even, torch.eye(4).expand(1, 2, 4, 4)).item() == pytest.approx(1)
@@ -139,7 +127,6 @@ def test_balance_is_k_when_the_load_is_even_and_E_when_one_expert_has_all():
                             torch.eye(4).roll(1, 0).add(torch.eye(4)).expand(1, 2, 4, 4)).item() == pytest.approx(2)
     one = torch.tensor([1., 0, 0, 0]).expand(1, 2, 4, 4)
     assert ffn.balance_loss(one, one).item() == pytest.approx(4)
-
 
 # ------------------------------------------------------------------------------------------------------ edits and parts
 
@@ -153,13 +140,11 @@ def test_an_edit_changes_its_own_site_and_what_follows_but_nothing_before_it(nam
         assert not torch.equal(edited["logits"], clean["logits"]), site
         assert all(torch.equal(edited[s], clean[s]) for s in order[:i]), site
 
-
 @each_variant
 def test_an_edit_that_gives_back_what_it_got_changes_nothing(name):
     params, (tokens, _) = population(name), batch(4)
     edits = {s: torch.clone for s in sites(condition(name))}
     assert torch.equal(forward(params, tokens, name), forward(params, tokens, name, edits))
-
 
 @pytest.mark.parametrize("label", ["ffn", "glu", "moe", "moe_glu", "top-2", "switch", "norm"])
 def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
@@ -168,7 +153,6 @@ def test_zeroing_ffn_out_is_a_model_without_the_ffn(label):
     rest = {n: v for n, v in params.items() if n in shapes(condition(without))}
     zeroed = forward(params, tokens, name, {"ffn_out": torch.zeros_like})
     torch.testing.assert_close(zeroed, forward(rest, tokens, without), rtol=0, atol=1e-12)
-
 
 @pytest.mark.parametrize("name", [*VARIANTS.values(), "add7/moe-e4k1-h40-silu+tokens",
                                   "add7/moe_glu-e4k2-h24-silu+tokens+L2", "add7/moe-e4k1-h40-silu+inputs",
@@ -180,7 +164,6 @@ def test_predictions_are_what_the_full_forward_pass_reads_out(name):
         full = forward(params, ADD7.tokens, name, edits)[:, :, list(ADD7.read)].argmax(-1)
         assert torch.equal(predict(params, name, edits), full)
 
-
 @pytest.mark.parametrize("name, site, near", [
     ("moe", "ffn_outt", "ffn_out"), ("ffn", "gates", None), ("no_ffn", "ffn_out", None),
     ("two layers", "ffn_out", "L1.ffn_out"), ("moe", "L1.ffn_out", "ffn_out"), ("moe", "L0.embed", "embed")])
@@ -189,7 +172,6 @@ def test_an_edit_that_matches_no_site_is_refused_with_the_sites(name, site, near
         forward(population(VARIANTS[name]), batch(2)[0], VARIANTS[name], {site: torch.zeros_like})
     assert near is None or f"nearest: '{near}'" in str(caught.value)
 
-
 @pytest.mark.parametrize("site", sites(condition(VARIANTS["moe"])))
 def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
     "Even to a shape that would broadcast: the number would be wrong and nobody would know."
@@ -197,7 +179,6 @@ def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
     shape = trace(PARAMS, tokens, VARIANTS["moe"])[site].shape
     with pytest.raises(ValueError) as caught: forward(PARAMS, tokens, VARIANTS["moe"], {site: lambda x: x[..., :1]})
     assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
-
 
 @pytest.mark.parametrize("tokens, says",
                          [([[1, 2, 3]], "[[1, 2, 3]]"), (torch.zeros(2, 3), "float32"),
@@ -214,7 +195,6 @@ def test_examples_that_a_task_has_not_got_are_refused_before_the_embedding(token
         assert says in str(e.value)
     assert predict(params, c, tokens=torch.zeros(0, 3, dtype=int)).shape == (1, 0, 1)
 
-
 @pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")],
                          ids=["nothing", "another type"])
 def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
@@ -222,7 +202,6 @@ def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
                        match=r"edit of 'ffn_out': expected shape and type .*torch.float64; got .*; fix: ") as caught:
         forward(PARAMS, batch(2)[0], VARIANTS["moe"], {"ffn_out": edit})
     assert got in str(caught.value)
-
 
 @pytest.mark.parametrize("label", [v for v in VARIANTS if v != "two layers"])
 def test_parts_sum_to_logits(label):
@@ -238,12 +217,10 @@ def test_parts_sum_to_logits(label):
     assert n["head"] == n["component"] + c.n_heads                                  # H0 … and b_O in place of attn_out
     assert n["expert"] == n["component"] + (c.n_experts - 1 if c.routed else 0)     # E0 … in place of ffn_out
 
-
 def test_parts_of_several_layers_sum_to_the_last_stream():
     params = population(VARIANTS["two layers"])
     tr = trace(params, batch(2)[0], VARIANTS["two layers"])
     for by in SPLITS: assert (sum(parts(tr, params, by).values()) - tr["L1.resid_post"]).abs().max() < 1e-4
-
 
 def test_a_trace_leaves_nothing_behind():
     tokens = batch(2)[0]
@@ -251,7 +228,6 @@ def test_a_trace_leaves_nothing_behind():
     tr = trace(PARAMS, tokens, VARIANTS["moe"], keep=["ffn_out"], edits={"z": torch.zeros_like})
     assert set(tr.activations) == {"ffn_out"} and set(SITES) >= {"ffn_out"}
     assert torch.equal(before, forward(PARAMS, tokens, VARIANTS["moe"]))
-
 
 @pytest.mark.parametrize("task", ["add7", "modadd", pytest.param("hist", marks=pytest.mark.audit)])
 def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_and_no_training_moves_them(task):
@@ -274,7 +250,6 @@ def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_
                    (a, b) in {n: (v, unflatten(init_members(told.c, [1, 2], "paired").w, told.c)[n])
                                                        for n, v in unflatten(told.w, told.c).items()}.items()
                    if n != "W_router")
-
 
 @pytest.mark.parametrize("task", ["add7", "modadd"])
 def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_training_moves_them(task):
@@ -302,7 +277,6 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
     assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"],
                                                               weights[1]["W_router"])
 
-
 @pytest.mark.parametrize("task", ["add7", "modadd"])
 def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_do_not_know_the_token(task):
     act = "silu" if task == "add7" else "gelu"
@@ -326,7 +300,6 @@ def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_
     train_interval(mixed, 3)
     assert torch.equal(routes(mixed), b)
 
-
 @pytest.mark.parametrize("stream", ["paired", "authors"])
 def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_alone_and_in_company(stream):
     names = [f"add7/moe-e4k1-h16-silu+{o}" for o in ("inputs", "redrawn")]
@@ -342,12 +315,10 @@ def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_
     alone = init_members(condition(names[1]), [2], stream); train_interval(alone, 3)
     assert torch.equal(table(alone)[0], seen[-1][1])
 
-
 def test_routes_by_input_need_a_question_before_the_answers():
     with pytest.raises(ValueError, match="a question before the answers.*hist, which is read at every position; fix: "
                        "write \\+tokens"):
         condition("hist/moe-e4k1-h64-gelu+inputs")
-
 
 @pytest.mark.parametrize("fixed", ["tokens", "inputs", "shuffled", "redrawn"])
 def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed):
@@ -355,7 +326,6 @@ def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed
     with pytest.raises(ValueError, match="reads the residual stream.*use \\+frozen"):
         models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c,
                         lambda site, x: x)
-
 
 def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_nothing_is_not_everything():
     c, tokens = VARIANTS["moe"], get_task("add7").tokens[:3]

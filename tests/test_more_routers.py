@@ -13,9 +13,7 @@ from moe_redistribution.training.loop import activations_of, init_members, train
 
 WORDS = ("hashed", "placed", "biased", "expert_choice")
 
-
 def drawn(name, seeds=(1, 2)): return init(name, [torch.Generator().manual_seed(s) for s in seeds])
-
 
 def test_a_biased_router_weighs_experts_as_transformers_deepseek_v3_does():
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
@@ -33,7 +31,6 @@ def test_a_biased_router_weighs_experts_as_transformers_deepseek_v3_does():
     torch.testing.assert_close(own[0, 0], torch.zeros(50, 4).scatter(1, index, weights))
     assert balance.tolist() == [0] and (own[0, 0] > 0).sum(1).eq(2).all()
 
-
 def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_else_moves():
     c = condition("add7/moe-e4k1-h256-silu+biased+L2")
     params, tokens = drawn(c), get_task("add7").tokens[None, :200].expand(2, -1, -1)
@@ -47,7 +44,6 @@ def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_el
     before["W_router"][:, :, -1] = params["W_router"][:, :, -1]
     assert all(torch.equal(v, before[n]) for n, v in params.items())
 
-
 def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_position():
     c = condition("add7/moe-e4k1-h256-silu+expert_choice")
     forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
@@ -56,7 +52,6 @@ def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_posit
         best = sorted(range(40), key=lambda b: -probs[s, b, t, e])[:10]
         assert own[s, :, t, e].nonzero().flatten().tolist() == sorted(best)
         torch.testing.assert_close(own[s, best, t, e], probs[s, best, t, e])
-
 
 def test_a_hash_gives_a_token_one_expert_everywhere_and_a_place_one_to_every_token():
     t, on = get_task("add7"), {}
@@ -71,7 +66,6 @@ def test_a_hash_gives_a_token_one_expert_everywhere_and_a_place_one_to_every_tok
     experts = ROUTERS["hashed"].begin({}, own, t, torch.Generator().manual_seed(3))[0, 0].argmax(-1).bincount()
     assert experts.max() - experts.min() <= 1                                            # tokens of the vocabulary
 
-
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("word", WORDS)
 def test_each_is_trained_by_the_gradient_of_the_plain_pass(word, k):
@@ -85,14 +79,12 @@ def test_each_is_trained_by_the_gradient_of_the_plain_pass(word, k):
     assert (after < before).all() and moved.any() == (word in WORDS[2:])
     if word in WORDS[2:]: assert moved[:, 0, :64].any()                            # the map learns, not the bias alone
 
-
 def test_a_token_that_no_expert_takes_gets_nothing_from_the_ffn():
     c = condition("add7/moe-e4k1-h256-silu+expert_choice")
     forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
     none = (sink["gates"] == 0).all(-1)
     assert none.any() and not sink["ffn_out"][none].any() and sink["ffn_out"][~none].any(-1).all()
     assert not gates(sink["router_probs"], c)[none].eq(0).all(-1).any()                  # the usual rule gives each one
-
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_probabilities(k):
@@ -107,7 +99,6 @@ def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_pro
     torch.testing.assert_close(one, torch.autograd.grad(kept / kept.sum(-1, keepdim=True).detach(), W, ask)[0])
     assert one.abs().sum() > .1
 
-
 @pytest.mark.parametrize("name", ["moe-e4k1-h256-silu+straight", "moe_glu-e4k2-h256-silu+straight",
                                   "moe-e4k1-h64-gelu+frozen+straight"])
 def test_the_short_way_has_the_loss_and_the_gradients_of_the_plain_one_for_straight_weights(name):
@@ -120,7 +111,6 @@ def test_the_short_way_has_the_loss_and_the_gradients_of_the_plain_one_for_strai
         found.append((total, torch.autograd.grad(total, list(own.values()))))
     torch.testing.assert_close(*(x[0] for x in found))
     for n, a, b in zip(params, *(x[1] for x in found)): torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=n)
-
 
 def test_a_frozen_straight_router_differs_from_a_learned_one_in_its_map_alone():
     words, moved = ("straight", "frozen+straight"), {}
@@ -137,7 +127,6 @@ def test_a_frozen_straight_router_differs_from_a_learned_one_in_its_map_alone():
     for same in ("moe-e4k4-h256-silu+straight", "moe-e4k1-h256-silu+hashed+straight"):
         with pytest.raises(ValueError, match="one name for one training"): condition(f"add7/{same}")
 
-
 def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_every_step():
     c = condition("add7/moe-e4k1-h256-silu+rehashed")
     members, tables = init_members(c, [1, 2], "paired"), []
@@ -146,7 +135,6 @@ def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_
         tables.append(unflatten(members.w, c)["W_router"].clone())
     assert not torch.equal(*tables) and not torch.equal(tables[0][0], tables[0][1])
     for table in tables: assert torch.equal(table, table[:, :, :1].expand_as(table))               # at every position
-
 
 def test_several_experts_of_a_hash_have_equal_weights_and_even_loads():
     c, t = condition("add7/moe-e4k2-h256-silu+hashed"), get_task("add7")
