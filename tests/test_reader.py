@@ -9,12 +9,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moe_redistribution.report import pages
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.counts import recorded_claims, recorded_numbers
 from moe_redistribution.studies.sparsity_moves.reading import progress, section_of, section_runs
 from test_links import plain, texts
-from test_site import frame, offenders
+from test_site import offenders
 
 NBS, PROC = ROOT / "nbs", ROOT / "_proc"
 RESULTS = sorted(p.relative_to(NBS).as_posix() for p in NBS.glob("6_studies/*/[1-9]*.ipynb"))
@@ -89,10 +88,6 @@ def tables(folder, page):
             if 'class="shown' in text or "dataframe shown" in text: found.append(Table(text))
     return found
 
-def test_every_table_has_a_caption(processed):
-    bad = offenders(RESULTS, lambda page: [t.rows[:2] for t in tables(processed, page) if not t.caption.strip()])
-    assert not bad, bad
-
 def test_every_row_of_a_comparison_can_be_told_from_every_other(processed):
     def alike(table): return not 0 < len(named := [row[0] for row in table.rows if row]) == len(set(named))
     bad = offenders(RESULTS, lambda page: [t.caption for t in tables(processed, page) if alike(t)])
@@ -113,15 +108,6 @@ def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(proce
         assert re.search(r"`(moe-redistribution|make) [^`]+`", rest), f"{kind} {n} has no command"
     waiting = [r for r in rows if "▲" in r[4]]
     assert 0 < len(waiting) < len(rows), "runs that are missing are marked"
-
-def test_what_a_page_stands_on_is_said_at_its_foot():
-    "Its notebook says so where the rows are read; a reader of the site has a question first."
-    stands = {"data": {frame.STORED: {"hash": "a"}, "text/markdown": "This page stands on 9 rows.", "text/plain": ""}}
-    cell = dict(cell_type="code", source="page = Page()\nOpening(page)", outputs=[stands], metadata={})
-    after = dict(cell_type="markdown", source="## The question", metadata={})
-    first, question, foot = frame.framed({"cells": [cell, after]}, "6_studies/sparsity_moves/x.ipynb")["cells"]
-    assert first["outputs"] == [] and question["source"] == ["## The question"]
-    assert "This page stands on 9 rows." in "".join(foot["source"]) and frame.STORED == pages.STORED
 
 def cells_of(page, start):
     "The rows of a page's Markdown tables whose first cell begins so, as lists of cells."

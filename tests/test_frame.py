@@ -1,0 +1,81 @@
+"""What the site's frame (tools/frame.py) adds to processed pages: folds, one number a figure, nothing from elsewhere."""
+import configparser
+import re
+import sys
+
+import pytest
+
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.report import pages
+
+sys.path.append(str(ROOT / "tools"))
+import frame  # noqa: E402  a script, and so no module of the package
+
+ROOM, RESULT = "2_models/x.ipynb", "6_studies/sparsity_moves/x.ipynb"
+
+def code(source, *outputs):
+    return {"cell_type": "code", "source": source, "outputs": [{"data": d} for d in outputs], "metadata": {}}
+
+@pytest.mark.parametrize("source, shown, page, word", [
+    ("import torch\nfrom a import b", "", ROOM, "set-up"),
+    ("assert 1\ntest_eq(2, 2)\nfor x in y: assert x", "", ROOM, "3 assertions, all hold"),
+    ("x = 1\nassert x", "", RESULT, "1 assertion, holds"),
+    ('#| code-fold: show\n#| code-summary: "Exported source"\ndef f(): assert 0', "", ROOM, "source"),
+    ("def f(): assert 0", "", ROOM, None),                                  # a lesson: nothing is asserted yet
+    ("def f(): return 0", "", RESULT, "set-up"),                            # on a page of results it is in the way
+    ("#| echo: false\nassert 1", "", RESULT, None),
+    ("!moe-redistribution --help", "", "7_record/x.ipynb", None),
+    ("shown", "image/png", RESULT, "how this figure is drawn"), ("shown", "image/png", ROOM, None),
+    ("shown", "text/html", RESULT, "how this table is made"), ("shown", "text/html", ROOM, None),
+    ("shown", "text/markdown", RESULT, "how these words are computed"), ("shown", "text/markdown", ROOM, None),
+    ("x = 1\nassert x\nx", "text/plain", RESULT, None)])                   # a value keeps its code in view
+def test_what_a_cell_holds_and_shows_decides_whether_it_is_folded(source, shown, page, word):
+    cell = code(source, *[{shown: "x", "text/plain": "x"}] * bool(shown))
+    assert frame.fold(cell, page) == word
+    if not shown:
+        made = "".join(frame.framed({"cells": [cell]}, page)["cells"][0]["source"])
+        assert (made.count("code-fold: true"), "code-fold: show" in made) == (bool(word), False)
+
+def test_set_up_in_a_row_is_one_fold_and_what_shows_something_parts_it():
+    shows = code("x", {"image/png": ""})
+    cells = [code("import os"), code("#| hide_input: true\nx = 1"), shows, code("y = 2"), code("z = 3")]
+    made = frame.framed({"cells": cells}, RESULT)["cells"]
+    said = ["".join(c["source"]) for c in made]
+    assert len(made) == 3 and "import os" in said[0] and "x = 1" in said[0] and "hide_input" not in said[0]
+    assert "y = 2" in said[2] and "z = 3" in said[2] and said[2].count("code-summary") == 1
+
+def test_a_figure_shows_one_number_and_keeps_its_anchor():
+    cell = code('#| label: fig-4\n#| fig-cap: "Figure 4. It holds."\nplot()', {"image/png": ""})
+    anchor, made = frame.framed({"cells": [cell]}, RESULT)["cells"]
+    assert ('id="fig-4"' in "".join(anchor["source"])
+            and frame.options("".join(made["source"]))["label"] == "picture-4")
+    assert all(isinstance(c["source"], list) for c in (anchor, made))       # of a string Quarto drops the ends of lines
+
+@pytest.mark.parametrize("git_url", ["", "https://forge/a/b"])
+def test_no_link_into_a_repository_that_is_not_there(git_url):
+    link = f'[source]({git_url and git_url + "/"}blob/main/m.py#L1){{target="_blank" style="float:right"}}\n\n### f\n'
+    made, = frame.framed({"cells": [code("show_doc(f)", {"text/markdown": link})]}, "x.ipynb")["cells"]
+    assert ("[source]" in "".join(made["outputs"][0]["data"]["text/markdown"]),
+            "### f" in str(made)) == (bool(git_url), True)
+    assert git_url in str(frame.navbar(git_url)) and bool(frame.navbar(git_url)) == bool(git_url)
+
+def test_a_table_asks_nobody_for_scripts():
+    made, = frame.framed({"cells": [code("t", {"text/html": "<table></table>", "text/plain": "t"})]},
+                         "x.ipynb")["cells"]
+    data = made["outputs"][0]["data"]
+    assert "text/html" not in data and data["text/markdown"] == ["```{=html}\n", "<table></table>\n", "```\n"]
+
+def test_a_branch_of_any_name_reaches_the_settings_as_an_address():
+    name = 'a"; $(touch x) &|\\1%(b)s)#c'
+    made = configparser.ConfigParser()
+    made.read_string(frame.pointed((ROOT / "settings.ini").read_text(), "https://forge/a/b", name))
+    assert made["DEFAULT"]["git_url"] == "https://forge/a/b" and re.fullmatch(r"[\w.~%/-]+", made["DEFAULT"]["branch"])
+
+def test_what_a_page_stands_on_is_said_at_its_foot():
+    "Its notebook says so where the rows are read; a reader of the site has a question first."
+    stands = {"data": {frame.STORED: {"hash": "a"}, "text/markdown": "This page stands on 9 rows.", "text/plain": ""}}
+    cell = dict(cell_type="code", source="page = Page()\nOpening(page)", outputs=[stands], metadata={})
+    after = dict(cell_type="markdown", source="## The question", metadata={})
+    first, question, foot = frame.framed({"cells": [cell, after]}, RESULT)["cells"]
+    assert first["outputs"] == [] and question["source"] == ["## The question"]
+    assert "This page stands on 9 rows." in "".join(foot["source"]) and frame.STORED == pages.STORED
