@@ -38,6 +38,17 @@ PUBLIC = {name: room for rooms in LISTED.values() for room, names in rooms.items
 __all__ = [*PUBLIC]
 
 # %% ../nbs/all_you_can_call.ipynb #a11c0010
+def _explained(thing):
+    """The same function or class. What its source says beside each argument stands in its docstring from now on, since
+    `help` shows no comments."""
+    if not callable(thing) or "\n\nArguments\n" in (thing.__doc__ or ""): return thing
+    try: said = import_module("fastcore.docments").docments(thing)
+    except (OSError, TypeError): return thing                                  # its source is not at hand
+    lines = [f"    {name}: {text}" for name, text in said.items() if text and name not in ("self", "return")]
+    if said.get("return"): lines.append(f"    returns: {said['return']}")
+    if lines: thing.__doc__ = "\n".join([import_module("inspect").getdoc(thing) or "", "", "Arguments", *lines])
+    return thing
+
 def imported_late(package:str, path:list, names:dict=None) -> tuple:
     """`__getattr__` and `__dir__` of a package: modules under `path` and `names` (→ module), imported when asked for.
 
@@ -45,7 +56,7 @@ def imported_late(package:str, path:list, names:dict=None) -> tuple:
     names = names or {}
     def rooms(): return {m.name for m in iter_modules(path) if m.name[0] != "_"}
     def late(name):
-        if name in names: return getattr(import_module(f"{package}.{names[name]}"), name)
+        if name in names: return _explained(getattr(import_module(f"{package}.{names[name]}"), name))
         if name[0] == "_": raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in (there := rooms()): return import_module(f"{package}.{name}")
         errors = import_module("moe_redistribution.tasks.errors")
@@ -60,7 +71,7 @@ __getattr__, __dir__ = imported_late("moe_redistribution", import_module("moe_re
 
 # %% ../nbs/all_you_can_call.ipynb #a11c0021
 FURTHER = {  # room → names that nothing but a person calls
-    "models.condition": "n_params", "models.edits": "Edit", "models.events": "Exchange", "models.ffn": "balance_loss route",
+    "models.condition": "n_params RECIPES", "models.edits": "Edit", "models.events": "Exchange", "models.ffn": "balance_loss route",
     "models.more_routers": "Biased ExpertChoice Hashed Placed Rehashed", "models.authors": "from_authors",
     "tasks.task": "Doors", "tasks.text": "hub kjv read_text load_text", "training.executors": "JobPool local_executor dask_client",
     "training.store": "home", "instruments.ablation": "ablate_each", "instruments.attribution": "rank1_share",

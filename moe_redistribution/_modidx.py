@@ -2855,6 +2855,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                    'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli._completion': ( '7_record/cli.html#_completion',
                                                                                               'moe_redistribution/record/cli.py'),
+                                               'moe_redistribution.record.cli._in_a_study': ( '7_record/cli.html#_in_a_study',
+                                                                                              'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli._one_line': ( '7_record/cli.html#_one_line',
                                                                                             'moe_redistribution/record/cli.py'),
                                                'moe_redistribution.record.cli._read_arguments': ( '7_record/cli.html#_read_arguments',

@@ -3,6 +3,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,3 +109,37 @@ def test_what_its_own_room_alone_uses_has_an_underscore():
         alone += [f"{path.stem}.{n.name}" for n in own
                   if n.name not in elsewhere and "patch" not in "".join(map(ast.unparse, n.decorator_list))]
     assert not alone, alone
+
+
+def test_help_says_what_each_argument_is_and_says_it_once():
+    done = fresh("from moe_redistribution import ablate; from moe_redistribution import ablate; help(ablate)")
+    assert done.stdout.count("Arguments") == 1 and "edits: site or unit" in done.stdout, done.stderr
+
+
+def test_a_value_that_no_row_has_is_refused_with_the_nearest():
+    rows = pd.DataFrame(dict(edit=["mean", "zero"], seed=[1, 2]))
+    with pytest.raises(ValueError, match="got 'maen'; nearest: 'mean'"): mr.select(rows, edit="maen")
+    with pytest.raises(ValueError, match="seed of rows: expected one of .1.; got 2"): mr.select(rows, edit="mean", seed=2)
+
+
+def test_what_a_newcomer_mistypes_is_told_at_the_door():
+    moe = "add7/moe-e4k1-h256-silu"
+    params, modadd = mr.checkpoint(moe), mr.get_task("modadd")
+    with pytest.raises(ValueError, match="edits: expected site or unit → what takes its place; got 'ffn_out'"):
+        mr.ablate(params, moe, "ffn_out")
+    hits = mr.ablate(params, moe, {"ffn_out": "mean"})
+    with pytest.raises(ValueError, match="nearest: 'add7'"): mr.digits(hits, "add8")
+    with pytest.raises(ValueError, match="digits of modadd: expected hits at its 1 read positions"): mr.digits(hits, modadd)
+    assert (mr.digits(hits, "add7") == mr.digits(hits, mr.get_task("add7"))).all()
+    kept = mr.trace(params, mr.get_task("add7").tokens[:2], moe, "ffn_out")
+    assert kept["ffn_out"].shape[:2] == (5, 2)
+
+
+def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
+    page = json.loads((ROOT / "nbs" / "1_tasks" / "01b_kinds.ipynb").read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(c["source"]) for c in page if c["cell_type"] == "markdown")
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", text, re.S)[1], encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "moe_redistribution", "train", "--import", "mine.py", "--seeds", "1,2",
+                           "parity/moe-e4k1-h64-silu+halved", "--executor", "here"], cwd=tmp_path, text=True,
+                          capture_output=True, env=os.environ | dict(MOE_REDISTRIBUTION_HOME=str(tmp_path)))
+    assert done.returncode == 0 and "Now: Nothing is missing." in done.stdout + done.stderr, done.stderr

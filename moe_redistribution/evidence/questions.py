@@ -72,7 +72,10 @@ ANSWERED = "contrast a b n mean_a mean_b difference lo hi p_holm p_equivalence_h
 @patch
 def answers(self:Question, values) -> pd.DataFrame:
     """A line for each pair, from `values` (columns condition, seed, value): means, the difference a − b
-    and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number."""
+    and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
+
+    The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come below
+    2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*."""
     lines = [dict(contrast=name, a=a, b=b, n=len(self.seeds))
              | paired_contrast(*map(np.array, _paired(values, a, b, self.seeds)), self.margin)
              for name, (a, b) in self.pairs.items()]

@@ -129,6 +129,8 @@ def combine_edits(c:Condition|Subject, edits:dict) -> dict:
     A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
     it."""
     s, out = subject(None, c), {}
+    if not isinstance(edits, dict):
+        refuse("edits", "site or unit → what takes its place", repr(edits), fix='{"ffn_out": "mean"}')
     for name, how in sorted(_spelt(s, edits).items(), key=lambda edit: edit[0] in s.units):
         _add(out, edits_for(s, name, how))
     return out

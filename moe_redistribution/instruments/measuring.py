@@ -110,8 +110,10 @@ def measure_all(
     for name in names:
         wanted, runs = instruments_asked(name, only), [store.find(name, s, stream) for s in seeds]
         if lost := [s for s, r in zip(seeds, runs) if r is None]:
+            there = [w for w in ("authors", "paired", "crossed") if all(store.find(name, s, w) for s in seeds)]
             refuse(f"runs of {name}", f"seeds {list(seeds)} in stream {stream}", f"none of seeds {lost}",
-                   fix=f"train({str(name)!r}, {lost}, stream={stream!r})")
+                   fix=f"stream={there[0]!r}, where they are" if there else
+                   f"train({str(name)!r}, {lost}, stream={stream!r})")
         for i, of in wanted.items():
             rules = (rule,) if rule else rules_for(name, stream, i)
             found.append(measure(runs, name, rules, stream, of.rows))

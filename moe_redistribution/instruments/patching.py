@@ -171,6 +171,7 @@ def patch(
 
     ValueError for an unknown site or position, anything but pairs, and parameters of another condition."""
     c = condition(c)
+    sites = [sites] if isinstance(sites, str) else sites
     t, sites = c.get_task(), list(_patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
     check_population(params, c)

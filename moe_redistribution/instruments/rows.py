@@ -77,10 +77,15 @@ def select(
     """The rows that have the given value in every named column (`where`).
 
     Each column is looked through in what the last one left: name a rare value first. ValueError, with the nearest, for
-    a column that there is not."""
+    a column that there is not, and for a value that no row is left with."""
     every, at = np.arange(len(rows)), slice(None)
     for k in where: choose("row column", k, list(rows))
-    for k, v in where.items(): at = every[at][(rows[k].iloc[at] == v).to_numpy()]
+    for k, v in where.items():
+        left, at = rows[k].iloc[at], every[at][(rows[k].iloc[at] == v).to_numpy()]
+        if not len(at):
+            there = left.unique().tolist()
+            refuse(f"{k} of rows", f"one of {there[:12]}" if there else "any rows", f"{v!r}; {nearest(v, there[:30])}" if there else "none",
+                   fix=f"look at rows[{k!r}].unique()")
     return rows.iloc[at]
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002

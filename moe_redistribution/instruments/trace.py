@@ -47,6 +47,7 @@ def trace(
 
     ValueError for a site or an edit that the model has not got, and for `grad` where its `run` has none."""
     s = subject(params, c)
+    keep = [keep] if isinstance(keep, str) else keep
     sink = Kept(s.sites if keep is None else [name for site in keep for name in each_layer(site, s.sites)])
     if grad and "grad" not in signature(s.run).parameters:
         refuse("grad", "a subject whose run takes it, such as a transformers model", s.name, fix="leave it out")

@@ -256,6 +256,11 @@ def _one_line(e:Exception) -> str:
 
 
 # %% ../../nbs/7_record/05_cli.ipynb #aa57353e
+def _in_a_study(e:Exception) -> str:
+    "What the message on a bug goes on with, where a study's own module is what fails: it may be the caller's."
+    at = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).parts[-3:-2] == ("studies",)]
+    return f"; or, if the study is yours, mend {'/'.join(Path(at[-1].filename).parts[-3:])}, line {at[-1].lineno}" if at else ""
+
 def _carried_out(argv:Sequence) -> int:
     """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line
     each."""
@@ -280,7 +285,7 @@ def _carried_out(argv:Sequence) -> int:
             print(f"moe-redistribution: {said}; fix: mend {at}", file=sys.stderr)
             return 2
         traceback.print_exc()
-        print(BUG, file=sys.stderr)
+        print(BUG + _in_a_study(e), file=sys.stderr)
         return 70
     return 0
 

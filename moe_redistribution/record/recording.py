@@ -27,7 +27,7 @@ from ..training.executors import open_executor, processes, watch
 from ..training.groups import Training
 from ..training.study import Study, TrainingStudy, canonical, find_rows, known_studies, study_jobs
 from ..evidence.claims import Claim, Measured, claims, paper_items, statements
-from ..instruments.rows import ROW_COLUMNS, WHERE, select, tidy, write_frame
+from ..instruments.rows import ROW_COLUMNS, WHERE, tidy, write_frame
 from ..evidence.planned import planned_files
 from ..evidence.registrations import FILE, registrations, unregistered_lines
 from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others,
@@ -162,7 +162,7 @@ def unrecorded_jobs(jobs:Sequence, root:str|Path=None, runs:pd.DataFrame=None) -
         if not isinstance(job, Training): return None if all((job.condition, s) in rows for s in job.seeds) else job
         gone = went.get(job.until, {}).get((job.condition, job.stream), set())
         if len(runs) and job.steps < condition(job.condition).steps:                     # it asks for less than all
-            own = select(runs, condition=job.condition, stream=job.stream)
+            own = runs[(runs["condition"] == job.condition) & (runs["stream"] == job.stream)]
             gone = gone | {*own.loc[own["step"] >= job.steps, "seed"]}
         seeds = tuple(s for s in job.seeds if s not in gone)
         return replace(job, seeds=seeds) if seeds else None

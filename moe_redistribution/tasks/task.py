@@ -264,9 +264,13 @@ def slices(task:Task) -> list:
 # %% ../../nbs/1_tasks/02_task.ipynb #37bb99cb
 def digits(
     correct:torch.Tensor,  # (..., n, read) bool
-    task:Task,  # says which of the read positions are scored
+    task:Task|str,  # or its name: says which of the read positions are scored
 ) -> torch.Tensor:  # (...)
-    "Share of right scored predictions, the paper's per-token accuracy (§3)."
+    "Share of right scored predictions, the paper's per-token accuracy (§3). ValueError for hits of another task."
+    task = get_task(task) if isinstance(task, str) else task
+    if correct.shape[-1] != len(task.read):
+        refuse(f"digits of {task.name}", f"hits at its {len(task.read)} read positions, (..., n, {len(task.read)})",
+               tuple(correct.shape), fix="name the task that the model was asked")
     return correct[..., list(task.scored)].float().mean((-1, -2))
 
 def exact(correct:torch.Tensor):
@@ -285,9 +289,10 @@ def majority(task:Task, by:torch.Tensor=None):
     return out
 
 def nulls(
-    task:Task,  # whose answers are guessed
-) -> dict:  # predictor → (n, read), how likely it is right; digit accuracies are means of these
+    task:Task|str,  # or its name: whose answers are guessed
+) -> dict:  # predictor → (n, read), how likely it is right at each; `digits` of that is a number to beat
     "What predictors score that do not compute: the most frequent answer, the current token, a guess, a task's own."
+    task = get_task(task) if isinstance(task, str) else task
     current = task.tokens[:, list(task.read)]
     guesses = {"most frequent": majority(task), "current token": majority(task, current)}
     if task.d_vocab == task.d_vocab_out: guesses = {"copy": current} | guesses
