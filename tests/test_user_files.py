@@ -91,6 +91,10 @@ def edits(text, *pairs):
         out[label] = text.replace(old, new, 1)
     return out
 
+def through(commands, files):
+    "Each of `files` (label -> what stands in it) is taken through these commands."
+    return {label: (text, commands) for label, text in files.items()}
+
 LOGITS = "return super().logits(near, x / x.norm(dim=-1, keepdim=True), c)"
 Y = LOGITS.replace("return ", "y = ") + "; return "
 KEPT = "return kept / kept.sum(-1, keepdim=True)"
@@ -199,26 +203,18 @@ EVENTS = edits(
     (DOES, 'now["W_down"].resize_(0)', "empties a weight"),
     (DOES, 'raise IndexError("no")', "raises"),
     (DOES, 'Halve.n = getattr(Halve, "n", 0) + 1; now["W_down"].mul_(.5 ** Halve.n)', "state that a kill forgets"),
-    (
-        "    def apply(self, c, now, began, moments):",
-        '    pattern, example = r"scale([0-9]+)", "scale3"\n    def apply(self, c, now, began, moments):',
-        "a number without a word",
-    ),
+    ("    def apply(self, c, now, began, moments):",
+     '    pattern, example = r"scale([0-9]+)", "scale3"\n    def apply(self, c, now, began, moments):',
+     "a number without a word"),
     ("    def apply(self, c, now, began, moments):", "    def aply(self, c, now, began, moments):", "no apply"),
     ("def apply(self, c, now, began, moments):", "def apply(self, c, now):", "too few arguments"),
-    (
-        '"What the FFN adds is half as much, once."',
-        '"What the FFN adds is half as much, once."\n    scale = 1.',
-        "right",
-    ),
+    ('as much, once."', 'as much, once."\n    scale = 1.', "right"),
 )
 TASKS = edits(
     TASK,
-    (
-        'strata = pd.DataFrame({"ones": bits.sum(1).numpy()})',
-        'strata = pd.DataFrame({"ones": bits.sum(1).double().numpy()}).where(lambda f: f["ones"] < 4)',
-        "strata that are nan",
-    ),
+    ('strata = pd.DataFrame({"ones": bits.sum(1).numpy()})',
+     'strata = pd.DataFrame({"ones": bits.sum(1).double().numpy()}).where(lambda f: f["ones"] < 4)',
+     "strata that are nan"),
     ("strata=strata", "strata=strata.iloc[:-1]", "strata one row short"),
     ("strata=strata", "strata=strata.iloc[::-1].set_axis(range(32, 64))", "strata of another index"),
     ('by=("ones",)', 'by=("twos",)', "by of no column"),
@@ -233,11 +229,8 @@ TASKS = edits(
     ("scored=(0,)", "scored=(-1,)", "scored negative"),
     ("scored=(0,)", "scored=()", "nothing scored"),
     ("scored=(0,)", "scored=(0, 0)", "scored twice"),
-    (
-        'read=(5,), scored=(0,),\n                positions=("answer",)',
-        'read=(4, 5), scored=(0, 1),\n                positions=("answer", "answer")',
-        "two positions of one name",
-    ),
+    ('read=(5,), scored=(0,),\n                positions=("answer",)',
+     'read=(4, 5), scored=(0, 1),\n                positions=("answer", "answer")', "two positions of one name"),
     ('positions=("answer",)', "positions=()", "no position named"),
     ('positions=("answer",)', 'positions=("answer", "more")', "a position too many"),
     ('positions=("answer",)', 'positions="answer"', "positions that are a word"),
@@ -254,24 +247,16 @@ TASKS = edits(
     ("targets=targets", "targets=targets.double()", "targets that are no classes"),
     ("targets=targets", "targets=targets * 0 - 1", "negative targets"),
     ("targets=targets", "targets=targets * 0", "one answer for all"),
-    (
-        "tokens=tokens, targets=targets",
-        'tokens=torch.cat([tokens, tokens]), targets=torch.cat([targets, 1 - targets]), source="drawn"',
-        "one input with two answers",
-    ),
+    ("tokens=tokens, targets=targets",
+     'tokens=torch.cat([tokens, tokens]), targets=torch.cat([targets, 1 - targets]), source="drawn"',
+     "one input with two answers"),
     ('by=("ones",))', 'by=("ones",), answers=1)', "one answer to guess"),
     ('by=("ones",))', 'by=("ones",), answers=-3)', "answers that are negative"),
     ('by=("ones",))', 'by=("ones",), answers=0)', "no answers"),
-    (
-        'by=("ones",))',
-        'by=("ones",), guesses={"none": torch.zeros(3, 1, dtype=torch.long)})',
-        "guesses of another shape",
-    ),
-    (
-        'by=("ones",))',
-        'by=("ones",), guesses={"none": torch.zeros(1, 1, dtype=torch.long)})',
-        "guesses that are broadcast",
-    ),
+    ('by=("ones",))', 'by=("ones",), guesses={"none": torch.zeros(3, 1, dtype=torch.long)})',
+     "guesses of another shape"),
+    ('by=("ones",))', 'by=("ones",), guesses={"none": torch.zeros(1, 1, dtype=torch.long)})',
+     "guesses that are broadcast"),
     ('by=("ones",))', 'by=("ones",), cycles={"answer": (9,)})', "cycles that are none"),
     ('by=("ones",))', 'by=("ones",), groups={"x": (4,)})', "groups past the answers"),
     ("batch=16", "batch=-1", "a negative batch"),
@@ -288,26 +273,14 @@ TASKS = edits(
     ("eval_every=20", 'eval_every=20, lr="fast"', "a rate in words"),
     ('rules=("first1000",)', 'rules=("first1000", "first1000")', "a rule twice"),
     ('rules=("first1000",)', 'rules=("first98",)', "a rule that there is not"),
-    (
-        "    bits = torch.arange(32)",
-        '    raise RuntimeError("mine")\n    bits = torch.arange(32)',
-        "a task that raises",
-    ),
-    (
-        "    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1",
-        "    bits = torch.randint(0, 2, (32, 5))",
-        "drawn from the global generator",
-    ),
-    (
-        "    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1",
-        "    bits = torch.tensor(np.random.randint(0, 2, (32, 5)))",
-        "drawn from numpy",
-    ),
-    (
-        "    targets =",
-        '    bits = bits if int(os.environ.get("BITS_OF", "1")) else 1 - bits\n    targets =',
-        "reads the environment",
-    ),
+    ("    bits = torch.arange(32)",
+      '    raise RuntimeError("mine")\n    bits = torch.arange(32)', "a task that raises"),
+    ("    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1", "    bits = torch.randint(0, 2, (32, 5))",
+     "drawn from the global generator"),
+    ("    bits = torch.arange(32)[:, None] >> torch.arange(5) & 1",
+     "    bits = torch.tensor(np.random.randint(0, 2, (32, 5)))", "drawn from numpy"),
+    ("    targets =", '    bits = bits if int(os.environ.get("BITS_OF", "1")) else 1 - bits\n    targets =',
+     "reads the environment"),
     ('Task("bits"', 'Task("bytes"', "another name inside"),
     ("return Task(", "return dict(name=", "a task that is none"),
     ('return Task("bits", ', 'return Task("bits", source="split", ', "a split without test examples of its own"),
@@ -362,20 +335,15 @@ INSTRUMENTS = edits(
     (GIVES, f"out = {GIVES.removeprefix('return ')}; return pd.concat([out, out])", "returns each row twice"),
     (GIVES, GIVES + '.drop(columns="seed")', "returns no seeds"),
     (GIVES, 'params["W_down"].mul_(0); ' + GIVES, "writes into the weights"),
-    (
-        GIVES,
-        'params.pop("W_down"); return rows([1.] * len(seeds), seeds, condition=str(c), metric="n", **labels)',
-        "takes weights away",
-    ),
+    (GIVES, 'params.pop("W_down"); return rows([1.] * len(seeds), seeds, condition=str(c), metric="n", **labels)',
+     "takes weights away"),
     (GIVES, 'params["W_E"] = params["W_E"] * 2; ' + GIVES, "rebinds the weights"),
     (GIVES, "list(seeds).append(9) or seeds.append(9); " + GIVES, "writes into the seeds"),
     (GIVES, 'raise KeyError("W")', "raises"),
     (
-        '@register("instrument", "norms", needs=("an FFN",))\ndef norm_rows(params, c, seeds, **labels):'
-        '\n    "The norm of W_down."\n    ' + GIVES,
-        'register("instrument", "norms", "norm_rows", needs=("an FFN",))',
-        "a word for a function",
-    ),
+     '@register("instrument", "norms", needs=("an FFN",))\ndef norm_rows(params, c, seeds, **labels):'
+     '\n    "The norm of W_down."\n    ' + GIVES,
+     'register("instrument", "norms", "norm_rows", needs=("an FFN",))', "a word for a function"),
     ("def norm_rows(params, c, seeds, **labels):", "def norm_rows(params, c, seeds):", "takes no labels"),
     ("def norm_rows(params, c, seeds, **labels):", "def norm_rows(params):", "takes weights alone"),
     ('"The norm of W_down."', '"The norm of  W_down."', "right"),
@@ -436,55 +404,6 @@ KEPT_BY_NAME = (
 CALM = '@register("event", "calm")\nclass Calm(Event):\n    def scales(self, own): return '
 DENSE = "bits/ffn-h8-silu"
 BOTH = [TRAIN.format(DENSE), MEASURE.format(DENSE)]
-HONEST = {
-    "a recipe of the library updated": (
-        TASK.replace("SMALL = dict(RECIPES", 'SMALL = RECIPES["add7"]; SMALL.update(dict(RECIPES').replace(
-            "eval_every=20)", "eval_every=20))"
-        ),
-        BOTH[:1],
-    ),
-    "an activation of the library replaced": (
-        TASK + "import moe_redistribution.models.ffn as f\nf.ACTIVATION['relu'] = torch.nn.functional.softplus\n",
-        [TRAIN.format("bits/ffn-h8-relu")],
-    ),
-    "gates detached, no balance": (
-        TASK + ROUTER.replace(KEPT, KEPT.replace("kept /", "(kept /") + ").detach()"),
-        [TRAIN.format("bits/moe-e4k2-h8-silu+cosine+lambda0")],
-    ),
-    "rates that lose the others": (TASK + CALM + '{"W_down": .1}', [TRAIN.format(DENSE + "@20:calm")]),
-    "a rate misspelt": (TASK + CALM + 'own | {"W_dwon": .1}', [TRAIN.format(DENSE + "@20:calm")]),
-    "kept by name, not by weights": (TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, KEPT_BY_NAME), BOTH),
-    "weights made anew": (
-        TASK
-        + INSTRUMENT.replace(
-            GIVES, PREDICT + "params = init(c, [torch.Generator().manual_seed(s) for s in seeds])\n    " + GIVES
-        ),
-        BOTH,
-    ),
-    "another condition written out": (
-        TASK + INSTRUMENT.replace(GIVES, PREDICT + 'predict(params, "bits/ffn-h8-gelu")\n    ' + GIVES),
-        BOTH,
-    ),
-    "a test part of a drawn task": (TASK + INSTRUMENT.replace("**labels)\n", 'split="test", **labels)\n'), BOTH),
-    "strata in another order": (TASK.replace("strata=strata", 'strata=strata.sort_values("ones")'), BOTH[:1]),
-    "tasks of a loop": (
-        "from moe_redistribution.tasks.task import modadd_task\n"
-        + 'SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)\n'
-        + 'for p in (5, 7): register("task", f"mod{p}", lambda name=f"mod{p}": modadd_task(p, name), recipe=SMALL, '
-        + 'rules=("best",))\n',
-        [TRAIN.format("mod5/ffn-h8-silu"), TRAIN.format("mod7/ffn-h8-silu")],
-    ),
-    "an answer where it is asked for": (
-        TASK.replace("torch.full((32, 1), 2)], 1)", "(bits.sum(1) > 1).long()[:, None]], 1)"),
-        BOTH[:1],
-    ),
-    "a task that is not checked": (
-        TASK.replace('@register("task"', 'class Mine(Task):\n    def check(self): pass\n\n@register("task"', 1)
-        .replace("return Task(", "return Mine(")
-        .replace("read=(5,)", "read=(7,)"),
-        BOTH[:1],
-    ),
-}
 
 # what a hostile reader wrote who had not seen these: two names for one thing, caches, clocks, settings, labels
 MIX = TRAIN.format(BITS + "+cosine")
@@ -580,117 +499,6 @@ def part_rows(params, c, seeds, **labels):
 )
 NEW = "words --executor here"
 NORM_ROWS = [BOTH[0], BOTH[1] + " --instrument norms"]
-SECOND = {
-    "variants of a loop": (TASK + GLUS, [TRAIN.format("bits/tanh_glu-h8-silu")]),
-    "variants of a loop, bound: right": (
-        TASK + GLUS.replace("act, at)", "act, at, f=f)"),
-        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/sin_glu-h8-silu")],
-    ),
-    "routers of a loop": (TASK + SCALED, [TRAIN.format(BITS + "+warm")]),
-    "routers of a loop, bound: right": (
-        TASK + SCALED.replace("x, c):", "x, c, scale=scale):"),
-        [TRAIN.format(BITS + "+warm")],
-    ),
-    "events of a loop": (TASK + LESS, [TRAIN.format(DENSE + "@20:tenth")]),
-    "rates of a loop": (TASK + SLOW, [TRAIN.format(DENSE + "@20:tenth")]),
-    "rates of a loop, bound: right": (
-        TASK + SLOW.replace("(self, own)", "(self, own, by=by)"),
-        [TRAIN.format(DENSE + "@20:tenth")],
-    ),
-    "an event that reads its class's number": (TASK + SHRINK, [TRAIN.format(DENSE + "@20:shrink8")]),
-    "an event that reads its own number: right": (
-        TASK + SHRINK.replace("Shrink.by", "self.by"),
-        [TRAIN.format(DENSE + "@20:shrink8")],
-    ),
-    "instruments of a loop": (TASK + NORMS, BOTH),
-    "instruments of a loop, bound: right": (TASK + NORMS.replace("seeds, metric", "seeds, n=n, metric"), BOTH),
-    "metrics of a loop": (TASK + IN_ONE, NORM_ROWS),
-    "norms kept by place": (TASK + KEY, [MIX]),
-    "gates without a gradient beside a balance loss": (
-        TASK + ROUTER.replace("kept = probs", "\n        with torch.no_grad(): kept = probs"),
-        [MIX],
-    ),
-    "probabilities detached for the gates": (
-        TASK + ROUTER.replace("kept = probs *", "probs = probs.detach(); kept = probs *"),
-        [MIX],
-    ),
-    "gates sorted and left so": (TASK + SORTED, [MIX]),
-    "gates sorted and put elsewhere": (TASK + ELSEWHERE, [MIX]),
-    "gates sorted and put back: right": (TASK + BACK, [MIX]),
-    "an instrument by the clock": (
-        TASK + "import time\n" + INSTRUMENT.replace(N, f"{N} + int(time.time()) % 1000"),
-        NORM_ROWS,
-    ),
-    "an instrument by the clock under another name": (
-        TASK + "from time import time as now\n" + INSTRUMENT.replace(N, f"{N} + int(now()) % 1000"),
-        NORM_ROWS,
-    ),
-    "an instrument that tells seconds: right": (
-        TASK
-        + "import time\n"
-        + INSTRUMENT.replace(N, "[time.time() % 3 for _ in seeds]").replace('norm_W_down"', 'my_seconds"'),
-        NORM_ROWS,
-    ),
-    "an instrument by the hash of a name": (TASK + INSTRUMENT.replace(N, f"{N} + hash(str(c)) % 1000"), NORM_ROWS),
-    "a study by id": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + id(Study) % 1000)")), ["study " + NEW]),
-    "a study by hash": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + hash(arm) % 1000)")), ["study " + NEW]),
-    "a study by the process": (STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + os.getpid())")), ["study " + NEW]),
-    "a task by the clock": (
-        TASK.replace("@register", "import time\n@register").replace(
-            "torch.arange(32)[:, None] >> torch.arange(5) & 1",
-            "torch.randint(0, 2, (32, 5), generator=torch.Generator().manual_seed(int(time.time())))",
-        ),
-        BOTH[:1],
-    ),
-    "a router by the clock": (
-        TASK + "import time\n" + ROUTER.replace(LOGITS, LOGITS + " * (1 + int(time.time()) % 1000)"),
-        [MIX],
-    ),
-    "a site that there is not": (TASK + "LABELS = dict(site='L7.hiden')\n" + TOLD, NORM_ROWS),
-    "a position that there is not": (TASK + "LABELS = dict(position='o3')\n" + TOLD, NORM_ROWS),
-    "a stratum that there is not": (TASK + "LABELS = dict(stratum='ones=9')\n" + TOLD, NORM_ROWS),
-    "labels that there are: right": (
-        TASK + "LABELS = dict(site='hidden', position='answer', stratum='ones=5')\n" + TOLD,
-        NORM_ROWS,
-    ),
-    "held-out parts by hand: right": (HELD_ROWS, [line.replace(DENSE, DENSE + "+hold_twos") for line in BOTH]),
-    "content without a setting": (
-        CONTENT.replace("lambda *a: 1.", "lambda *a: 1., content=lambda arm, settings: arm"),
-        ["study " + NEW],
-    ),
-    "content with its settings: right": (
-        CONTENT.replace("lambda *a: 1.", 'lambda *a: 1., content=lambda arm, settings: [arm, settings["draws"]]'),
-        ["study " + NEW],
-    ),
-    "a running mean in a default": (RUNNING.replace(', "bcd": (1, 2, 3)}, 3)', "}, 1)"), ["study " + NEW]),
-    "a running mean in a default, slow": (
-        RUNNING.replace("(1, 2, 3)}, 3)", "(1, 2)}, 2)").replace(
-            "    seen +=", "    import time; time.sleep(1.1)\n    seen +="
-        ),
-        ["study " + NEW],
-    ),
-    "tokens written into": (
-        TASK
-        + "from moe_redistribution.models.routers import Tokens\n"
-        + '@register("router", "cosine")\nclass Bits(Tokens):\n    def row(self, tokens, t):\n'
-        + "        tokens[tokens == 2] = 0\n        return tokens\n",
-        [MIX],
-    ),
-    "a task that fails the second time": (
-        TASK.replace(
-            "    bits = torch",
-            "    global calls; calls = globals().get('calls', 0) + 1; assert calls < 2\n    bits = torch",
-        ),
-        BOTH[:1],
-    ),
-}
-SECOND |= {
-    f"tokens of {n}": (
-        TASK.replace("tokens=tokens, targets=targets", f"tokens=tokens.to(torch.{n}), targets=targets"),
-        BOTH[:1],
-    )
-    for n in ("uint8", "int32")
-}
 
 # what another hostile reader wrote: what depends on a place, a shape, an order or a moment
 PLACED = """
@@ -798,70 +606,6 @@ def run(arm, seeds, settings, desk):
 register("study", "words", Study("words", "Loss", {"small": Preset("", {a: (1, 2) for a in ARMS}, 2)}, run,
                                  lambda *a: 1., needs=needs))
 """
-THIRD = {
-    "directions kept by their shape": (TASK + SHAPE, [MIX]),
-    "noise by an example's place in the batch": (TASK + JITTER, [MIX]),
-    "positions counted within what is read": (TASK + PLACED.replace("[:, keep]", ""), [MIX]),
-    "positions as they are held: right": (TASK + PLACED, [MIX]),
-    "an instrument that keeps by seed what is the weights'": (
-        TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, f"now = {N}\n    " + KEPT_BY_SEED),
-        NORM_ROWS,
-    ),
-    "an instrument that keeps by its weights: right": (
-        TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, f"now = {N}\n    " + BY_WEIGHTS),
-        NORM_ROWS,
-    ),
-    "a share in percent": (TASK + READS.replace("right.mean", "right.mul(100).mean"), READ_ROWS),
-    "a share of all: right": (TASK + READS, READ_ROWS),
-    "a share of the first ten": (
-        TASK + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]"),
-        READ_ROWS,
-    ),
-    "a share of the first ten that says so: right": (
-        TASK
-        + READS.replace("tokens, c)", "tokens[:10], c)").replace("t.targets", "t.targets[:10]").replace("len(t)", "10"),
-        READ_ROWS,
-    ),
-    "all examples called test": (
-        TASK.replace('Task("bits", ', 'Task("bits", source="split", ')
-        + READS.replace("**labels", 'split="test", **labels'),
-        READ_ROWS,
-    ),
-    "experts sorted for a plot": (TASK + LOADS.replace(".mean((1, 2))", ".mean((1, 2)).sort(-1).values"), LOAD_ROWS),
-    "experts in their places: right": (TASK + LOADS, LOAD_ROWS),
-    "answers that are seen, for nothing is causal": (
-        TASK.replace("2)], 1)", "2), (bits.sum(1) > 1).long()[:, None]], 1)").replace("causal=True", "causal=False"),
-        BOTH[:1],
-    ),
-    "a guess that is cut out of the answers": (
-        TASK.replace('by=("ones",))', 'by=("ones",), guesses={"asked": targets.clone()})'),
-        BOTH[:1],
-    ),
-    "a guess that is often right: right": (
-        TASK.replace('by=("ones",))', 'by=("ones",), guesses={"asked": bits[:, :1].contiguous()})'),
-        BOTH[:1],
-    ),
-    "circles of another entry": (TASKS_OF_TWO.replace("(0, big)", "(1, big)"), BOTH[:1]),
-    "fewer answers than there are": (TASKS_OF_TWO.replace("answers=3", "answers=2"), BOTH[:1]),
-    "circles and answers as they are: right": (TASKS_OF_TWO, BOTH[:1]),
-    "two questions in one line: right": (TWO_QUESTIONS, BOTH),
-    "two questions in one line, held out by both: right": (
-        TWO_QUESTIONS,
-        [line.replace(DENSE, DENSE + "+hold_ties") for line in BOTH],
-    ),
-    "a setting under another name": (CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'), ["study " + NEW]),
-    "presets that differ in what nobody reads": (PRESETS, ["study " + NEW, "study " + NEW + " --preset large"]),
-    "presets that differ: right": (
-        PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
-        ["study " + NEW, "study " + NEW + " --preset large"],
-    ),
-    "one generator for all jobs, slow": (SLOWLY.replace("generator=make(s)", "generator=G"), ["study " + NEW]),
-    "a generator for each job, slow: right": (SLOWLY, ["study " + NEW]),
-    "an arm that opens the other's runs": (TASK + OPENS.replace("== arm", "!= arm"), ["study " + NEW]),
-    "arms that open their own runs: right": (TASK + OPENS, ["study " + NEW]),
-    "an event a step early": (TASK + EARLY, [TRAIN.format(DENSE + "@20:early")]),
-    "an event at its step: right": (TASK + EARLY.replace("step - 1", "step"), [TRAIN.format(DENSE + "@20:early")]),
-}
 
 # what a third hostile reader wrote: questions, labels and states that are not what they are called
 ORDERED = """
@@ -962,56 +706,6 @@ def run(arm, seeds, settings, desk):
 register("study", "words", Study("words", "Held out", {"small": Preset("", {a: (1, 2) for a in
          ("bits/ffn-h8-silu", "bits/ffn-h16-silu")}, 2)}, run, lambda *a: 1., needs=needs))
 """
-FOURTH = {
-    "digits in order: right": (ORDERED, BOTH[:1]),
-    "a question that is sorted in place": (ORDERED.replace("asked.copy()", "asked"), BOTH[:1]),
-    "strata from before a shuffle": (
-        ORDERED.replace("    answer = ", "    later = asked[rs.permutation(300)]\n    answer = ")
-        .replace("asked.copy()", "later.copy()")
-        .replace("[asked, np", "[later, np"),
-        BOTH[:1],
-    ),
-    "an END among what is scored": (ENDED, BOTH[:1]),
-    "an END that is not scored: right": (ENDED.replace("scored=(0, 1, 2)", "scored=(0, 1)"), BOTH[:1]),
-    "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-linear")]),
-    "an edit of hidden that is dropped": (
-        TASK + SQUARED.replace('h = at("hidden"', 'at("hidden"'),
-        [TRAIN.format("bits/tanh_glu-h8-silu")],
-    ),
-    "one draw for two matrices": (
-        TASK + SQUARED.replace('"W_gate": linear(d, w, d).T', '"W_gate": up'),
-        [TRAIN.format("bits/tanh_glu-h8-silu")],
-    ),
-    "experts that change places: right": (TASK + SWAP, [TRAIN.format(BITS + "@20:swap")]),
-    "experts that change places by views": (
-        TASK
-        + SWAP.replace("held[n][:, [0, 1]] = held[n][:, [1, 0]]", "a, b = held[n][:, 0], held[n][:, 1]; a[:], b[:] = b, a"),
-        [TRAIN.format(BITS + "@20:swap")],
-    ),
-    "how sure it is: right": (ORDERED + SURE, SURE_ROWS),
-    "how sure it is of test examples: right": (ORDERED_SPLIT + SURE, SURE_ROWS),
-    "read at j, where the question is": (ORDERED + SURE.replace("t.read[j]]", "j]"), SURE_ROWS),
-    "values in another order than their names": (
-        ORDERED + SURE.replace("for v in np.unique(kinds)]", "for v in np.unique(kinds)[::-1]]"),
-        SURE_ROWS,
-    ),
-    "a mask turned over": (ORDERED_SPLIT + SURE.replace("x[m]", "x[~m]"), SURE_ROWS),
-    "a mask of another stream": (
-        ORDERED_SPLIT + SURE.replace("own_part(c, seeds, stream)", '{"test": ' + DEFAULT + "}"),
-        SURE_ROWS,
-    ),
-    "a mean of the means of unequal batches": (ORDERED + SURE.replace("told(p.mean((1, 2)))", BATCHES), SURE_ROWS),
-    "a walk that goes on where it was: right": (WALK, ["study " + NEW]),
-    "a walk without its generator's state": (
-        WALK.replace('    if left: g.set_state(left[0]["g"])\n', ""),
-        ["study " + NEW],
-    ),
-    "unseen examples: right": (ORDERED_SPLIT + UNSEEN, ["study " + NEW]),
-    "unseen examples of another stream": (
-        ORDERED_SPLIT + UNSEEN.replace('r.seed, "paired")', "r.seed)"),
-        ["study " + NEW],
-    ),
-}
 
 # what a fourth hostile reader wrote: what other answers move, parts of one name, rules that do nothing or the opposite
 RIGHT_HERE = """
@@ -1131,59 +825,6 @@ def bits():
 NOISE = SUMS.replace("(a + b) % 11)", "np.where(at % 10, (a + b) % 11, at % 11))").replace(
     "np.divmod(np.arange(121), 11))", "np.divmod(np.arange(1210) % 121, 11)); at = np.arange(1210)").replace(
     ',\n                rules={"pairs": held}', "")
-FIFTH = {
-    "right at its places and strata: right": (GROUPED + RIGHT_HERE, HERE_ROWS),
-    "right on test examples: right": (ORDERED_SPLIT + RIGHT_HERE, HERE_ROWS),
-    "a third place in the mean of two": (GROUPED + RIGHT_HERE.replace("[0, 1]]", "[0, 1, 2]]"), HERE_ROWS),
-    "a stratum of at least so many": (GROUPED + RIGHT_HERE.replace("numpy(kinds == v", "numpy(kinds >= v"), HERE_ROWS),
-    "a mask that is not used": (ORDERED_SPLIT + RIGHT_HERE.replace("r[m]", "r"), HERE_ROWS),
-    "a change of a share: right": (TASK + WHOLE, READ_ROWS),
-    "a load by the most probable alone": (TASK + LOADS.replace(
-        '(seen["gates"] != 0)', 'torch.nn.functional.one_hot(seen["gates"].argmax(-1), 4)'), LOAD_ROWS),
-    "a part for each seed: right": (FIT, ["study " + NEW]),
-    "a part for all seeds": (
-        FIT.replace('f"fit{s}"', '"fit"').replace("return {", "return __import__('time').sleep(1.1) or {"),
-        ["study " + NEW],
-    ),
-    "circles of ones and tens": (TASKS_OF_TWO.replace("(0, big)", "(0, torch.arange(32))"), BOTH[:1]),
-    "answers that are never right": (TASK.replace("d_vocab_out=2", "d_vocab_out=8"), BOTH[:1]),
-    "one seed a job: right": (ALONE, ["study " + NEW]),
-    "one seed a job, drawn by its place": (ALONE.replace(DRAWN, BY_PLACE), ["study " + NEW]),
-    "a setting that is used: right": (CONTENT, ["study " + NEW]),
-    "a setting that is read alone": (CONTENT.replace(USED, f"len(arm) + 0 * {USED}"), ["study " + NEW]),
-    "slow and alone: right": (STUDY.replace(DRAWN, SLEEPS), ["study " + NEW]),
-    "slow and centred over seeds": (
-        STUDY.replace(DRAWN, SLEEPS + "; draws = [d - sum(draws) / len(draws) for d in draws]"), ["study " + NEW]),
-    "a balance loss: right": (TASK + FEDUS, [SWITCHED]),
-    "a balance loss without a gradient": (TASK + FEDUS.replace("mean((1, 2))).", "mean((1, 2)).detach())."), [SWITCHED]),
-    "the entropy of the mean route: right": (TASK + ENTROPY, [SWITCHED]),
-    "the entropy of the mean route, its sign turned": (TASK + ENTROPY.replace("return (", "return -("), [SWITCHED]),
-    "noise for each expert: right": (TASK + NOISY, [SWITCHED]),
-    "noise for each token": (TASK + NOISY.replace("logits.shape[1:]", "logits.shape[1:-1], 1"), [SWITCHED]),
-    "a bias that balances: right": (TASK + BALANCED, [MIX]),
-    "a bias in each of two layers: right": (TASK + BALANCED, [TWO_LAYERS]),
-    "a bias that follows the load": (TASK + BALANCED.replace("load.mean(-1, keepdim=True) - load", "load - .5"), [MIX]),
-    "a bias by another layer's load": (TASK + BALANCED.replace("{l}", "0"), [TWO_LAYERS]),
-    "an activation that no name says": (TASK + VARIANT.replace("act(at(", "torch.nn.functional.gelu(at("),
-                                        [TRAIN.format("bits/tanh_glu-h8-silu")]),
-    "pruned and held: right": (TASK + PRUNE, [TRAIN.format(DENSE + "@20:prune")]),
-    "pruned, and free to grow back": (TASK + PRUNE.replace('| {"W_down": 0.}', ""), [TRAIN.format(DENSE + "@20:prune")]),
-    "a draw of each seed's own: right": (TASK + SHAKE, [TRAIN.format(DENSE + "@20:shake")]),
-    "one draw for every seed": (TASK + SHAKE.replace('now["W_up"].add_(began["W_up"], alpha=.1)', ONE_DRAW),
-                                [TRAIN.format(DENSE + "@20:shake")]),
-    "moments of zero: right": (TASK + REWIND, [TRAIN.format(DENSE + "@20:rewind")]),
-    "moments of zero without a call": (TASK + REWIND.replace("zero_()", "zero_"), [TRAIN.format(DENSE + "@20:rewind")]),
-    "a rate that is compared": (TASK + EVENT.replace("mul_(.5)", "mul_(.5); self.step == 3"),
-                                [TRAIN.format(DENSE + "@20:halve")]),
-    "a tenth of every rate: right": (TASK + CALM + "{n: .1 * x for n, x in own.items()}",
-                                     [TRAIN.format(BITS + "@20:calm")]),
-    "pairs held out in both orders: right": (SUMS, [TRAIN.format(DENSE + "+hold_pairs")]),
-    "pairs held out in one order": (SUMS.replace("np.minimum(a, b) * 11 + np.maximum(a, b)", "a * 12 + b"),
-                                    [TRAIN.format(DENSE + "+hold_pairs")]),
-    "labels with noise": (NOISE, [TRAIN.format(DENSE)]),
-    "padding among what is scored": (ORDERED.replace('"3", "?")', '"3", "PAD")').replace(
-        "answer.sort(axis=1)", "answer.sort(axis=1); answer[asked.sum(1) == 3, 2] = 4"), [TRAIN.format(DENSE)]),
-}
 
 # what a fifth hostile reader wrote: fillers, one draw for many, a part for the whole, and what an earlier call left
 PADDED = """
@@ -1289,133 +930,345 @@ register("study", "words", Study("words", "What centring does", {"small": Preset
 CACHED = KEPT_DATA.replace("DATA = {}\ndef", "from functools import cache\n@cache\ndef").replace(
     "    if (s, n) not in DATA: DATA[s, n] =", "    return").replace("    return DATA[s, n]\n", "")
 WRITES = ("x = x - x.mean(0)", "x -= x.mean(0)")
-SIXTH = {
-    "words backwards, the first two letters scored: right": (PADDED, BOTH[:1]),
-    "digits that are put in order: right": (IN_ORDER, BOTH[:1]),
-    "words backwards, all places scored": (PADDED.replace("scored=(0, 1)", "scored=(0, 1, 2, 3, 4)"), BOTH[:1]),
+
+# honest mistakes that readers made who had not seen one another: names, caches, clocks, labels, orders, moments
+HONEST = through(BOTH[:1], {
+    "a recipe of the library updated": TASK
+        .replace("SMALL = dict(RECIPES", 'SMALL = RECIPES["add7"]; SMALL.update(dict(RECIPES')
+        .replace("eval_every=20)", "eval_every=20))"),
+    "strata in another order": TASK.replace("strata=strata", 'strata=strata.sort_values("ones")'),
+    "an answer where it is asked for": TASK
+        .replace("torch.full((32, 1), 2)], 1)", "(bits.sum(1) > 1).long()[:, None]], 1)"),
+    "a task that is not checked": TASK
+        .replace('@register("task"', 'class Mine(Task):\n    def check(self): pass\n\n@register("task"', 1)
+        .replace("return Task(", "return Mine(").replace("read=(5,)", "read=(7,)"),
+    "a task by the clock": TASK.replace("@register", "import time\n@register")
+        .replace("torch.arange(32)[:, None] >> torch.arange(5) & 1",
+        "torch.randint(0, 2, (32, 5), generator=torch.Generator().manual_seed(int(time.time())))"),
+    "a task that fails the second time": TASK
+        .replace("    bits = torch",
+        "    global calls; calls = globals().get('calls', 0) + 1; assert calls < 2\n    bits = torch"),
+    "answers that are seen, for nothing is causal": TASK
+        .replace("2)], 1)", "2), (bits.sum(1) > 1).long()[:, None]], 1)").replace("causal=True", "causal=False"),
+    "a guess that is cut out of the answers": TASK
+        .replace('by=("ones",))', 'by=("ones",), guesses={"asked": targets.clone()})'),
+    "a guess that is often right: right": TASK
+        .replace('by=("ones",))', 'by=("ones",), guesses={"asked": bits[:, :1].contiguous()})'),
+    "circles of another entry": TASKS_OF_TWO.replace("(0, big)", "(1, big)"),
+    "fewer answers than there are": TASKS_OF_TWO.replace("answers=3", "answers=2"),
+    "circles and answers as they are: right": TASKS_OF_TWO,
+    "digits in order: right": ORDERED,
+    "a question that is sorted in place": ORDERED.replace("asked.copy()", "asked"),
+    "strata from before a shuffle": ORDERED
+        .replace("    answer = ", "    later = asked[rs.permutation(300)]\n    answer = ")
+        .replace("asked.copy()", "later.copy()").replace("[asked, np", "[later, np"),
+    "an END among what is scored": ENDED,
+    "an END that is not scored: right": ENDED.replace("scored=(0, 1, 2)", "scored=(0, 1)"),
+    "circles of ones and tens": TASKS_OF_TWO.replace("(0, big)", "(0, torch.arange(32))"),
+    "answers that are never right": TASK.replace("d_vocab_out=2", "d_vocab_out=8"),
+    "words backwards, the first two letters scored: right": PADDED,
+    "digits that are put in order: right": IN_ORDER,
+    "words backwards, all places scored": PADDED.replace("scored=(0, 1)", "scored=(0, 1, 2, 3, 4)"),
+    "a number for each example": NUMBERED,
+    "a number for each half of the examples: right": NUMBERED
+        .replace("torch.arange(32)[:, None] + 3,", "torch.arange(32)[:, None] % 16 + 3,"),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:calm")], {
+    "rates that lose the others": TASK + CALM + '{"W_down": .1}',
+    "a rate misspelt": TASK + CALM + 'own | {"W_dwon": .1}',
+})
+HONEST |= through(BOTH, {
+    "kept by name, not by weights": TASK + "KEPT = {}\n" + INSTRUMENT.replace(GIVES, KEPT_BY_NAME),
+    "weights made anew": TASK + INSTRUMENT
+        .replace(GIVES, PREDICT + "params = init(c, [torch.Generator().manual_seed(s) for s in seeds])\n    " + GIVES),
+    "another condition written out": TASK + INSTRUMENT
+        .replace(GIVES, PREDICT + 'predict(params, "bits/ffn-h8-gelu")\n    ' + GIVES),
+    "a test part of a drawn task": TASK + INSTRUMENT.replace("**labels)\n", 'split="test", **labels)\n'),
+    "instruments of a loop": TASK + NORMS,
+    "instruments of a loop, bound: right": TASK + NORMS.replace("seeds, metric", "seeds, n=n, metric"),
+    "two questions in one line: right": TWO_QUESTIONS,
+})
+HONEST |= through([TRAIN.format("bits/tanh_glu-h8-silu")], {
+    "variants of a loop": TASK + GLUS,
+    "an edit of hidden that is dropped": TASK + SQUARED.replace('h = at("hidden"', 'at("hidden"'),
+    "one draw for two matrices": TASK + SQUARED.replace('"W_gate": linear(d, w, d).T', '"W_gate": up'),
+    "an activation that no name says": TASK + VARIANT.replace("act(at(", "torch.nn.functional.gelu(at("),
+    "one orthogonal start for all seeds": TASK + ONE_UP,
+    "a gate that is written over": TASK + VARIANT
+        .replace('gate * at("up", product("W_up")).tanh()', 'gate.mul_(at("up", product("W_up")).tanh())')
+        .replace('act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
+    "a gate that is not written over: right": TASK + VARIANT
+        .replace('act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
+    "units that are halved without a gradient": TASK + VARIANT
+        .replace(HIDDEN, H + "h if torch.is_grad_enabled() else h * .5)"),
+})
+HONEST |= through([TRAIN.format(BITS + "+warm")], {
+    "routers of a loop": TASK + SCALED,
+    "routers of a loop, bound: right": TASK + SCALED.replace("x, c):", "x, c, scale=scale):"),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:tenth")], {
+    "events of a loop": TASK + LESS,
+    "rates of a loop": TASK + SLOW,
+    "rates of a loop, bound: right": TASK + SLOW.replace("(self, own)", "(self, own, by=by)"),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:shrink8")], {
+    "an event that reads its class's number": TASK + SHRINK,
+    "an event that reads its own number: right": TASK + SHRINK.replace("Shrink.by", "self.by"),
+})
+HONEST |= through(NORM_ROWS, {
+    "metrics of a loop": TASK + IN_ONE,
+    "an instrument by the clock": TASK + "import time\n" + INSTRUMENT.replace(N, f"{N} + int(time.time()) % 1000"),
+    "an instrument by the clock under another name": TASK + "from time import time as now\n" + INSTRUMENT
+        .replace(N, f"{N} + int(now()) % 1000"),
+    "an instrument that tells seconds: right": TASK + "import time\n" + INSTRUMENT
+        .replace(N, "[time.time() % 3 for _ in seeds]").replace('norm_W_down"', 'my_seconds"'),
+    "an instrument by the hash of a name": TASK + INSTRUMENT.replace(N, f"{N} + hash(str(c)) % 1000"),
+    "a site that there is not": TASK + "LABELS = dict(site='L7.hiden')\n" + TOLD,
+    "a position that there is not": TASK + "LABELS = dict(position='o3')\n" + TOLD,
+    "a stratum that there is not": TASK + "LABELS = dict(stratum='ones=9')\n" + TOLD,
+    "labels that there are: right": TASK + "LABELS = dict(site='hidden', position='answer', stratum='ones=5')\n" + TOLD,
+    "an instrument that keeps by seed what is the weights'": TASK + "KEPT = {}\n" + INSTRUMENT
+        .replace(GIVES, f"now = {N}\n    " + KEPT_BY_SEED),
+    "an instrument that keeps by its weights: right": TASK + "KEPT = {}\n" + INSTRUMENT
+        .replace(GIVES, f"now = {N}\n    " + BY_WEIGHTS),
+})
+HONEST |= through([MIX], {
+    "norms kept by place": TASK + KEY,
+    "gates without a gradient beside a balance loss": TASK + ROUTER
+        .replace("kept = probs", "\n        with torch.no_grad(): kept = probs"),
+    "probabilities detached for the gates": TASK + ROUTER
+        .replace("kept = probs *", "probs = probs.detach(); kept = probs *"),
+    "gates sorted and left so": TASK + SORTED,
+    "gates sorted and put elsewhere": TASK + ELSEWHERE,
+    "gates sorted and put back: right": TASK + BACK,
+    "a router by the clock": TASK + "import time\n" + ROUTER
+        .replace(LOGITS, LOGITS + " * (1 + int(time.time()) % 1000)"),
+    "tokens written into": TASK + "from moe_redistribution.models.routers import Tokens\n" +
+        '@register("router", "cosine")\nclass Bits(Tokens):\n    def row(self, tokens, t):\n' +
+        "        tokens[tokens == 2] = 0\n        return tokens\n",
+    "directions kept by their shape": TASK + SHAPE,
+    "noise by an example's place in the batch": TASK + JITTER,
+    "positions counted within what is read": TASK + PLACED.replace("[:, keep]", ""),
+    "positions as they are held: right": TASK + PLACED,
+    "a bias that balances: right": TASK + BALANCED,
+    "a bias that follows the load": TASK + BALANCED.replace("load.mean(-1, keepdim=True) - load", "load - .5"),
+    "a route for all experts": TASK + ONE_ROUTE,
+    "logits that are sharper without a gradient": TASK + ROUTER
+        .replace(LOGITS, Y + "y if torch.is_grad_enabled() else 3 * y"),
+})
+HONEST |= through(["study " + NEW], {
+    "a study by id": STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + id(Study) % 1000)")),
+    "a study by hash": STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + hash(arm) % 1000)")),
+    "a study by the process": STUDY.replace(SEEDED, SEEDED.replace("(s)", "(s + os.getpid())")),
+    "content without a setting": CONTENT.replace("lambda *a: 1.", "lambda *a: 1., content=lambda arm, settings: arm"),
+    "content with its settings: right": CONTENT
+        .replace("lambda *a: 1.", 'lambda *a: 1., content=lambda arm, settings: [arm, settings["draws"]]'),
+    "a running mean in a default": RUNNING.replace(', "bcd": (1, 2, 3)}, 3)', "}, 1)"),
+    "a running mean in a default, slow": RUNNING.replace("(1, 2, 3)}, 3)", "(1, 2)}, 2)")
+        .replace("    seen +=", "    import time; time.sleep(1.1)\n    seen +="),
+    "a setting under another name": CONTENT.replace('settings["draws"]', 'settings.get("draw", 2)'),
+    "one generator for all jobs, slow": SLOWLY.replace("generator=make(s)", "generator=G"),
+    "a generator for each job, slow: right": SLOWLY,
+    "an arm that opens the other's runs": TASK + OPENS.replace("== arm", "!= arm"),
+    "arms that open their own runs: right": TASK + OPENS,
+    "a walk that goes on where it was: right": WALK,
+    "a walk without its generator's state": WALK.replace('    if left: g.set_state(left[0]["g"])\n', ""),
+    "unseen examples: right": ORDERED_SPLIT + UNSEEN,
+    "unseen examples of another stream": ORDERED_SPLIT + UNSEEN.replace('r.seed, "paired")', "r.seed)"),
+    "a part for each seed: right": FIT,
+    "a part for all seeds": FIT.replace('f"fit{s}"', '"fit"')
+        .replace("return {", "return __import__('time').sleep(1.1) or {"),
+    "one seed a job: right": ALONE,
+    "one seed a job, drawn by its place": ALONE.replace(DRAWN, BY_PLACE),
+    "a setting that is used: right": CONTENT,
+    "a setting that is read alone": CONTENT.replace(USED, f"len(arm) + 0 * {USED}"),
+    "slow and alone: right": STUDY.replace(DRAWN, SLEEPS),
+    "slow and centred over seeds": STUDY
+        .replace(DRAWN, SLEEPS + "; draws = [d - sum(draws) / len(draws) for d in draws]"),
+    "a setting that nobody reads": CONTENT.replace(USED, "len(arm)"),
+    "a setting of what it costs: right": CONTENT.replace('{"draws": 2}', '{"draws": 2, "cost": 3.}')
+        .replace("*a: 1.", 'a, s, said: said["cost"]'),
+    "a setting that is read in a copy: right": CONTENT
+        .replace("    draws =", "    import copy; settings = copy.deepcopy(settings)\n    draws ="),
+    "depth by seeds of its own: right": DEPTH,
+    "depth by seeds of its own, on one input: right": SHARED_DATA,
+    "depth by the next seed's seeds": DEPTH.replace("1000 * s + l + 1", "s + l"),
+    "the process's numbers, set by each seed: right": ANEW,
+    "the process's numbers, set alike": ANEW.replace("torch.manual_seed(s)", "torch.manual_seed(0)")
+        .replace("out.append(", "out.append((s + 1) * "),
+    "data that are kept: right": KEPT_DATA,
+    "data that are kept by functools: right": CACHED,
+    "data that are kept, and written into": KEPT_DATA.replace(*WRITES),
+    "data that are kept by functools, and written into": CACHED.replace(*WRITES),
+    "data at the top of a file, written into": KEPT_DATA
+        .replace("{}", "torch.randn(3, 200, 6, generator=torch.Generator().manual_seed(0)) + 2", 1)
+        .replace('data(s, settings["n"])', "DATA[s]").replace("len(x) ** .5", "settings['n']").replace(*WRITES),
+})
+HONEST |= through(READ_ROWS, {
+    "a share in percent": TASK + READS.replace("right.mean", "right.mul(100).mean"),
+    "a share of all: right": TASK + READS,
+    "a share of the first ten": TASK + READS.replace("tokens, c)", "tokens[:10], c)")
+        .replace("t.targets", "t.targets[:10]"),
+    "a share of the first ten that says so: right": TASK + READS.replace("tokens, c)", "tokens[:10], c)")
+        .replace("t.targets", "t.targets[:10]").replace("len(t)", "10"),
+    "all examples called test": TASK.replace('Task("bits", ', 'Task("bits", source="split", ') + READS
+        .replace("**labels", 'split="test", **labels'),
+    "a change of a share: right": TASK + WHOLE,
+})
+HONEST |= through(LOAD_ROWS, {
+    "experts sorted for a plot": TASK + LOADS.replace(".mean((1, 2))", ".mean((1, 2)).sort(-1).values"),
+    "experts in their places: right": TASK + LOADS,
+    "a load by the most probable alone": TASK + LOADS
+        .replace('(seen["gates"] != 0)', 'torch.nn.functional.one_hot(seen["gates"].argmax(-1), 4)'),
+})
+HONEST |= through(["study " + NEW, "study " + NEW + " --preset large"], {
+    "presets that differ in what nobody reads": PRESETS,
+    "presets that differ: right": PRESETS.replace("+ len(arm)", '+ len(arm) * settings["draws"]'),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:early")], {
+    "an event a step early": TASK + EARLY,
+    "an event at its step: right": TASK + EARLY.replace("step - 1", "step"),
+})
+HONEST |= through([TRAIN.format(BITS + "@20:swap")], {
+    "experts that change places: right": TASK + SWAP,
+    "experts that change places by views": TASK + SWAP
+        .replace("held[n][:, [0, 1]] = held[n][:, [1, 0]]", "a, b = held[n][:, 0], held[n][:, 1]; a[:], b[:] = b, a"),
+})
+HONEST |= through(SURE_ROWS, {
+    "how sure it is: right": ORDERED + SURE,
+    "how sure it is of test examples: right": ORDERED_SPLIT + SURE,
+    "read at j, where the question is": ORDERED + SURE.replace("t.read[j]]", "j]"),
+    "values in another order than their names": ORDERED + SURE
+        .replace("for v in np.unique(kinds)]", "for v in np.unique(kinds)[::-1]]"),
+    "a mask turned over": ORDERED_SPLIT + SURE.replace("x[m]", "x[~m]"),
+    "a mask of another stream": ORDERED_SPLIT + SURE.replace("own_part(c, seeds, stream)", '{"test": ' + DEFAULT + "}"),
+    "a mean of the means of unequal batches": ORDERED + SURE.replace("told(p.mean((1, 2)))", BATCHES),
+})
+HONEST |= through(HERE_ROWS, {
+    "right at its places and strata: right": GROUPED + RIGHT_HERE,
+    "right on test examples: right": ORDERED_SPLIT + RIGHT_HERE,
+    "a third place in the mean of two": GROUPED + RIGHT_HERE.replace("[0, 1]]", "[0, 1, 2]]"),
+    "a stratum of at least so many": GROUPED + RIGHT_HERE.replace("numpy(kinds == v", "numpy(kinds >= v"),
+    "a mask that is not used": ORDERED_SPLIT + RIGHT_HERE.replace("r[m]", "r"),
+    "places that are not scored": GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE
+        .replace("    for v in", "    told(right.mean((1, 2)), n_examples=len(t))\n    for v in"),
+    "places that are scored, and others: right": GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE
+        .replace("t.targets).float()", "t.targets).float()[:, :, list(t.scored)]"),
+    "a stratum's share of all": GROUPED + RIGHT_HERE
+        .replace("right[:, some].mean((1, 2))", "(right * some[:, None]).mean((1, 2))"),
+    "a position's share of all": GROUPED + RIGHT_HERE
+        .replace("right[:, :, [0, 1]].mean((1, 2))", "right[:, :, [0, 1]].sum((1, 2)) / right[0].numel()"),
+})
+HONEST |= through([SWITCHED], {
+    "a balance loss: right": TASK + FEDUS,
+    "a balance loss without a gradient": TASK + FEDUS.replace("mean((1, 2))).", "mean((1, 2)).detach())."),
+    "the entropy of the mean route: right": TASK + ENTROPY,
+    "the entropy of the mean route, its sign turned": TASK + ENTROPY.replace("return (", "return -("),
+    "noise for each expert: right": TASK + NOISY,
+    "noise for each token": TASK + NOISY.replace("logits.shape[1:]", "logits.shape[1:-1], 1"),
+})
+HONEST |= through([TWO_LAYERS], {
+    "a bias in each of two layers: right": TASK + BALANCED,
+    "a bias by another layer's load": TASK + BALANCED.replace("{l}", "0"),
+    "a bias in the first of two layers": TASK + BALANCED.replace(".unbind(1))", ".unbind(1)[:1])"),
+    "a route for each expert and layer: right": TASK + ONE_ROUTE.replace(".mean(-1, True)", ""),
+    "a route for both layers": TASK + ONE_ROUTE.replace(".mean(-1, True)", "[:1]"),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:prune")], {
+    "pruned and held: right": TASK + PRUNE,
+    "pruned, and free to grow back": TASK + PRUNE.replace('| {"W_down": 0.}', ""),
+    "entries held at 0 by each seed's lot: right": TASK + PRUNED,
+    "entries held at 0 by one lot": TASK + BY_LOT,
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:shake")], {
+    "a draw of each seed's own: right": TASK + SHAKE,
+    "one draw for every seed": TASK + SHAKE.replace('now["W_up"].add_(began["W_up"], alpha=.1)', ONE_DRAW),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:rewind")], {
+    "moments of zero: right": TASK + REWIND,
+    "moments of zero without a call": TASK + REWIND.replace("zero_()", "zero_"),
+})
+HONEST |= through([TRAIN.format(DENSE + "+hold_pairs")], {
+    "pairs held out in both orders: right": SUMS,
+    "pairs held out in one order": SUMS.replace("np.minimum(a, b) * 11 + np.maximum(a, b)", "a * 12 + b"),
+})
+HONEST |= through([TRAIN.format(DENSE)], {
+    "labels with noise": NOISE,
+    "padding among what is scored": ORDERED.replace('"3", "?")', '"3", "PAD")')
+        .replace("answer.sort(axis=1)", "answer.sort(axis=1); answer[asked.sum(1) == 3, 2] = 4"),
+})
+HONEST |= through([TRAIN.format(DENSE + "@20:kick")], {
+    "noise of each seed's own: right": TASK + KICK,
+    "one noise, as large as each seed's weights": TASK + ONE_KICK,
+})
+HONEST |= through([TRAIN.format(TWO + "@20:halve")], {
+    "half in both layers: right": TASK + EVENT,
+    "half in the last layer": TASK + LAST_HALF,
+    "half in the last layer, as it says: right": TASK + LAST_HALF.replace("What the FFN", "What the last layer's FFN"),
+})
+HONEST |= through(UP_ROWS, {
+    "the norm of two layers: right": TASK + UP,
+    "the norm of the first layer": TASK + UP.replace('["W_up"]', '["W_up"][:, 0]'),
+    "the norm of the first layer, as it says: right": TASK + UP.replace('["W_up"]', '["W_up"][:, 0]')
+        .replace("site=", 'unit="L0", site='),
+})
+HONEST |= through(EACH_ROWS, {
+    "a norm of each expert: right": TASK + EACH,
+    "one norm for all experts": TASK + EACH.replace("[:, 0]", "[:, 0].mean(1, True).expand(-1, 4)"),
+    "the norm of E0 for all experts": TASK + EACH.replace("w[:, e]", "w[:, 0]"),
+})
+HONEST |= {
+    "an activation of the library replaced": (
+        TASK + "import moe_redistribution.models.ffn as f\nf.ACTIVATION['relu'] = torch.nn.functional.softplus\n",
+        [TRAIN.format("bits/ffn-h8-relu")]),
+    "gates detached, no balance": (
+        TASK + ROUTER.replace(KEPT, KEPT.replace("kept /", "(kept /") + ").detach()"),
+        [TRAIN.format("bits/moe-e4k2-h8-silu+cosine+lambda0")]),
+    "tasks of a loop": (
+        "from moe_redistribution.tasks.task import modadd_task\n"
+        'SMALL = dict(RECIPES["add7"], d_model=16, d_head=8, batch=16, steps=40, eval_every=20)\n'
+        'for p in (5, 7): register("task", f"mod{p}", lambda name=f"mod{p}": modadd_task(p, name), recipe=SMALL, '
+        'rules=("best",))\n',
+        [TRAIN.format("mod5/ffn-h8-silu"), TRAIN.format("mod7/ffn-h8-silu")]),
+    "variants of a loop, bound: right": (
+        TASK + GLUS.replace("act, at)", "act, at, f=f)"),
+        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/sin_glu-h8-silu")]),
+    "held-out parts by hand: right": (HELD_ROWS, [line.replace(DENSE, DENSE + "+hold_twos") for line in BOTH]),
+    "two questions in one line, held out by both: right": (
+        TWO_QUESTIONS,
+        [line.replace(DENSE, DENSE + "+hold_ties") for line in BOTH]),
+    "hidden units squared: right": (TASK + SQUARED, [TRAIN.format("bits/tanh_glu-h8-linear")]),
+    "a rate that is compared": (
+        TASK + EVENT.replace("mul_(.5)", "mul_(.5); self.step == 3"),
+        [TRAIN.format(DENSE + "@20:halve")]),
+    "a tenth of every rate: right": (
+        TASK + CALM + "{n: .1 * x for n, x in own.items()}",
+        [TRAIN.format(BITS + "@20:calm")]),
     "an orthogonal start: right": (
         TASK + FIRST_UP,
-        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/tanh_mix-e4k1-h16-silu")],
-    ),
-    "one orthogonal start for all seeds": (TASK + ONE_UP, [TRAIN.format("bits/tanh_glu-h8-silu")]),
+        [TRAIN.format("bits/tanh_glu-h8-silu"), TRAIN.format("bits/tanh_mix-e4k1-h16-silu")]),
     "one orthogonal start for all experts": (TASK + ONE_UP, [TRAIN.format("bits/tanh_mix-e4k1-h16-silu")]),
-    "a gate that is written over": (TASK + VARIANT.replace('gate * at("up", product("W_up")).tanh()',
-                                    'gate.mul_(at("up", product("W_up")).tanh())').replace(
-                                    'act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
-                                    [TRAIN.format("bits/tanh_glu-h8-silu")]),
-    "a gate that is not written over: right": (
-        TASK + VARIANT.replace('act(at("gate", product("W_gate")))', 'at("gate", act(product("W_gate")))'),
-        [TRAIN.format("bits/tanh_glu-h8-silu")],
-    ),
-    "noise of each seed's own: right": (TASK + KICK, [TRAIN.format(DENSE + "@20:kick")]),
-    "one noise, as large as each seed's weights": (TASK + ONE_KICK, [TRAIN.format(DENSE + "@20:kick")]),
-    "entries held at 0 by each seed's lot: right": (TASK + PRUNED, [TRAIN.format(DENSE + "@20:prune")]),
-    "entries held at 0 by one lot": (TASK + BY_LOT, [TRAIN.format(DENSE + "@20:prune")]),
-    "half in both layers: right": (TASK + EVENT, [TRAIN.format(TWO + "@20:halve")]),
-    "half in the last layer": (TASK + LAST_HALF, [TRAIN.format(TWO + "@20:halve")]),
-    "half in the last layer, as it says: right": (TASK + LAST_HALF.replace("What the FFN", "What the last layer's FFN"),
-                                                  [TRAIN.format(TWO + "@20:halve")]),
-    "a bias in the first of two layers": (TASK + BALANCED.replace(".unbind(1))", ".unbind(1)[:1])"), [TWO_LAYERS]),
-    "the norm of two layers: right": (TASK + UP, UP_ROWS),
-    "the norm of the first layer": (TASK + UP.replace('["W_up"]', '["W_up"][:, 0]'), UP_ROWS),
-    "the norm of the first layer, as it says: right": (
-        TASK + UP.replace('["W_up"]', '["W_up"][:, 0]').replace("site=", 'unit="L0", site='), UP_ROWS),
-    "a norm of each expert: right": (TASK + EACH, EACH_ROWS),
-    "one norm for all experts": (TASK + EACH.replace("[:, 0]", "[:, 0].mean(1, True).expand(-1, 4)"), EACH_ROWS),
-    "the norm of E0 for all experts": (TASK + EACH.replace("w[:, e]", "w[:, 0]"), EACH_ROWS),
-    "places that are not scored": (
-        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
-            "    for v in", "    told(right.mean((1, 2)), n_examples=len(t))\n    for v in"), HERE_ROWS),
-    "places that are scored, and others: right": (
-        GROUPED.replace("scored=(0, 1, 2)", "scored=(0, 1)") + RIGHT_HERE.replace(
-            "t.targets).float()", "t.targets).float()[:, :, list(t.scored)]"), HERE_ROWS),
-    "a route for each expert and layer: right": (TASK + ONE_ROUTE.replace(".mean(-1, True)", ""), [TWO_LAYERS]),
-    "a route for all experts": (TASK + ONE_ROUTE, [MIX]),
-    "a route for both layers": (TASK + ONE_ROUTE.replace(".mean(-1, True)", "[:1]"), [TWO_LAYERS]),
-    "logits that are sharper without a gradient": (
-        TASK + ROUTER.replace(LOGITS, Y + "y if torch.is_grad_enabled() else 3 * y"), [MIX]),
-    "units that are halved without a gradient": (
-        TASK + VARIANT.replace(HIDDEN, H + "h if torch.is_grad_enabled() else h * .5)"),
-        [TRAIN.format("bits/tanh_glu-h8-silu")],
-    ),
-    "a number for each example": (NUMBERED, BOTH[:1]),
-    "a number for each half of the examples: right": (
-        NUMBERED.replace("torch.arange(32)[:, None] + 3,", "torch.arange(32)[:, None] % 16 + 3,"), BOTH[:1]),
-    "a stratum's share of all": (GROUPED + RIGHT_HERE.replace(
-        "right[:, some].mean((1, 2))", "(right * some[:, None]).mean((1, 2))"), HERE_ROWS),
-    "a position's share of all": (GROUPED + RIGHT_HERE.replace(
-        "right[:, :, [0, 1]].mean((1, 2))", "right[:, :, [0, 1]].sum((1, 2)) / right[0].numel()"), HERE_ROWS),
-    "a setting that nobody reads": (CONTENT.replace(USED, "len(arm)"), ["study " + NEW]),
-    "a setting of what it costs: right": (
-        CONTENT.replace('{"draws": 2}', '{"draws": 2, "cost": 3.}').replace("*a: 1.", 'a, s, said: said["cost"]'),
-        ["study " + NEW],
-    ),
-    "a setting that is read in a copy: right": (
-        CONTENT.replace("    draws =", "    import copy; settings = copy.deepcopy(settings)\n    draws ="),
-        ["study " + NEW],
-    ),
-    "depth by seeds of its own: right": (DEPTH, ["study " + NEW]),
-    "depth by seeds of its own, on one input: right": (SHARED_DATA, ["study " + NEW]),
-    "depth by the next seed's seeds": (DEPTH.replace("1000 * s + l + 1", "s + l"), ["study " + NEW]),
-    "the process's numbers, set by each seed: right": (ANEW, ["study " + NEW]),
-    "the process's numbers, set alike": (
-        ANEW.replace("torch.manual_seed(s)", "torch.manual_seed(0)").replace("out.append(", "out.append((s + 1) * "),
-        ["study " + NEW],
-    ),
-    "data that are kept: right": (KEPT_DATA, ["study " + NEW]),
-    "data that are kept by functools: right": (CACHED, ["study " + NEW]),
-    "data that are kept, and written into": (KEPT_DATA.replace(*WRITES), ["study " + NEW]),
-    "data that are kept by functools, and written into": (CACHED.replace(*WRITES), ["study " + NEW]),
-    "data at the top of a file, written into": (
-        KEPT_DATA.replace("{}", "torch.randn(3, 200, 6, generator=torch.Generator().manual_seed(0)) + 2", 1).replace(
-            'data(s, settings["n"])', "DATA[s]").replace("len(x) ** .5", "settings['n']").replace(*WRITES),
-        ["study " + NEW],
-    ),
 }
+HONEST |= through(BOTH[:1], {f"tokens of {n}": TASK.replace("tokens=tokens,", f"tokens=tokens.to(torch.{n}),")
+                             for n in ("uint8", "int32")})
 
-CASES = [
-    *(
-        (f"router: {n}", HEAD + TASK + t, [TRAIN.format(BITS + "+cosine"), MEASURE.format(BITS + "+cosine")])
-        for n, t in ROUTERS.items()
-    ),
-    *(
-        (
-            f"variant: {n}",
-            HEAD + TASK + t,
-            [TRAIN.format("bits/tanh_glu-h8-silu"), MEASURE.format("bits/tanh_glu-h8-silu")],
-        )
-        for n, t in VARIANTS.items()
-    ),
-    *(
-        (
-            f"event: {n}",
-            HEAD + TASK + t,
-            [TRAIN.format(f"bits/ffn-h8-silu@20:{'scale5' if 'scale([' in t else 'halve'}")],
-        )
-        for n, t in EVENTS.items()
-    ),
-    *(
-        (f"task: {n}", HEAD + t, [TRAIN.format("bits/ffn-h8-silu"), MEASURE.format("bits/ffn-h8-silu")])
-        for n, t in TASKS.items()
-    ),
-    *(
-        (f"held out: {n}", HEAD + t, [TRAIN.format("bits/ffn-h8-silu+hold_" + ("ones" if "ignored" in n else "all"))])
-        for n, t in HELD.items()
-    ),
-    *(
-        (f"instrument: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu"), MEASURE.format("bits/ffn-h8-silu")])
-        for n, t in INSTRUMENTS.items()
-    ),
-    *(
-        (f"study: {n}", HEAD + t, ["study words --executor here", "study words --executor here --again"])
-        for n, t in STUDIES.items()
-    ),
-    *((f"file: {n}", HEAD + TASK + t, [TRAIN.format("bits/ffn-h8-silu")]) for n, t in FILES.items()),
-    *(
-        (f"honest: {n}", HEAD + t, commands)
-        for n, (t, commands) in (HONEST | SECOND | THIRD | FOURTH | FIFTH | SIXTH).items()
-    ),
-]
+def of(kind, files, commands, before=HEAD + TASK):
+    return [(f"{kind}: {n}", before + text, commands(n, text) if callable(commands) else commands)
+            for n, text in files.items()]
+
+def both(name): return [TRAIN.format(name), MEASURE.format(name)]
+
+CASES = [*of("router", ROUTERS, both(BITS + "+cosine")),
+         *of("variant", VARIANTS, both("bits/tanh_glu-h8-silu")),
+         *of("event", EVENTS,
+             lambda n, text: [TRAIN.format(DENSE + ("@20:scale5" if "scale([" in text else "@20:halve"))]),
+         *of("task", TASKS, BOTH, HEAD),
+         *of("held out", HELD,
+             lambda n, text: [TRAIN.format(DENSE + "+hold_" + ("ones" if "ignored" in n else "all"))], HEAD),
+         *of("instrument", INSTRUMENTS, BOTH),
+         *of("study", STUDIES, ["study words --executor here", "study words --executor here --again"], HEAD),
+         *of("file", FILES, BOTH[:1]),
+         *((f"honest: {n}", HEAD + text, commands) for n, (text, commands) in HONEST.items())]
 # what looks wrong and is not: it changes no number, or it says what it does
 HARMLESS = {
     "task: strata of another index",
@@ -1509,7 +1362,7 @@ def test_one_wrong_file_of_each_kind_is_refused_and_right_ones_pass(tmp_path, mo
     wrong += ["honest: a setting that nobody reads", "honest: depth by the next seed's seeds"]
     wrong += ["honest: data that are kept, and written into"]
     drawn = [known[n] for n in [*wrong, "router: right", "instrument: right", "honest: data that are kept: right"]]
-    if "words" in KNOWN_STUDIES: KNOWN_STUDIES.put("words", None, None)                      # another test's, in the same process
+    if "words" in KNOWN_STUDIES: KNOWN_STUDIES.put("words", None, None)            # another test's, in the same process
     found = tried(drawn, tmp_path, monkeypatch, capsys)
     bad = {label: said for label, said in found.items() if not verdict(label, said[0])}
     assert not bad, bad
