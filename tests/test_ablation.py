@@ -3,12 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, null_rows, edits_for,
-                                                     _share_rows, derangement, combine_edits, units, _partner,
+from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, _share_rows, derangement, combine_edits, units, _partner,
                                                      _side_by_side)
-from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward, init, predict
-from moe_redistribution.models.planted import carry_by_experts
 from moe_redistribution.tasks.task import get_task, slices, spans, strata
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
@@ -62,12 +59,6 @@ def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
     assert (torch.equal(_partner(everybody)[0, :, 0], derangement(1000))
             and (_partner(~everybody)[0, :, 0] == torch.arange(1000)).all())
 
-def test_the_planted_tens_survive_an_exchange_of_their_expert_only_where_the_other_carry_wrote_the_same_digit():
-    right = ablate(carry_by_experts(), "add7/moe-e4k1-h64-relu", {"E1": "resample"})[0]
-    carried = [n for n in range(1000) if n % 10 >= 3]                             # a random other one has it: 69 of 699
-    lost = sum(not right[n, 1] for n in carried)
-    assert lost == (~right).sum() and abs(lost - 700 * 630 / 699) < 10
-
 @pytest.mark.parametrize("edits",
                          [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
                           {"H0": "mean", "z": "reversed"}, {"E2": "zero", "expert_out": "mean"}])
@@ -101,14 +92,10 @@ def test_units_of_a_deeper_model_carry_their_layer():
     assert torch.equal(ablate(params, TWO, {"L1.H2": "zero"}), right(without, TWO))
 
 @pytest.mark.parametrize("unit, name, says", [
-    ("E1", DENSE, "a dense FFN has no experts"), ("H9", DENSE, "nearest: 'H"), ("H0", TWO, "nearest: 'L..H0'"),
-    ("L0H0", TWO, "L0. to L1. or L.. before one of"), ("L1.H0", DENSE, "expected one of H0, H1, H2, H3"),
-    ("mlp_out", DENSE, "expected one of"), ("gates", DENSE, "expected one of")])
+    ("H9", DENSE, "nearest: 'H"), ("L0H0", TWO, "L0. to L1. or L.. before one of"),
+    ("L1.H0", DENSE, "expected one of H0, H1, H2, H3"), ("gates", DENSE, "expected one of")])
 def test_what_a_model_has_not_got_is_refused(unit, name, says):
     with pytest.raises(ValueError, match=says): ablate(population(name), name, {unit: "zero"})
-
-def test_a_slip_in_the_replacement_is_refused_for_units_too():
-    with pytest.raises(ValueError, match="nearest: 'mean'"): edits_for(DENSE, "H0", "means")
 
 def greedy(params, name, edits):
     "Token by token for every input, each with a forward pass of its own; edits are constants."
@@ -147,7 +134,6 @@ def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_noth
 def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
     with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
         decode(population(MOE), MOE, {"E1": how})
-    with pytest.raises(ValueError, match="a dense FFN has no experts"): decode(population(DENSE), DENSE, {"E1": "zero"})
 
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
@@ -178,5 +164,3 @@ def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():
     whole = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' "
                       "and stratum == 'all'")["value"].iloc[0]
     assert np.isclose(np.average(counts["value"], weights=counts["n_examples"]), whole)
-    nulls = null_rows(T).query("stratum == 'operation=+1' and position == 'o1'").set_index("unit")["value"]
-    assert nulls["pass-through"] == 0 and set(condition(n).task for n in (MOE, DENSE)) == {"add7"}

@@ -70,22 +70,9 @@ def test_a_model_read_from_their_form_computes_what_their_form_computes(name):
         theirs = logits_of(state, tokens, c, t.causal)
         assert mine.shape == theirs.shape and (mine - theirs).abs().max() < 2e-4 * theirs.abs().max()
 
-@pytest.mark.parametrize("name", NAMES[::3])
-def test_what_is_written_in_their_form_is_read_back_bit_by_bit(name):
-    c, state = condition(name), state_of(name)
-    params, _ = from_authors(state, c.activation, c.top_k)
-    again = to_authors(params, name)
-    assert set(again) == set(state) and all(torch.equal(again[n], v)
-                                            for n, v in state.items() if n != "pos_embed.weight")
-    assert again["pos_embed.weight"].shape == state["pos_embed.weight"].shape
-
-def test_what_a_file_does_not_say_is_taken_from_the_caller():
-    state = state_of("add7/moe-e4k1-h24-silu")
-    assert _read_condition(state, "gelu", 2, "+frozen") == "add7/moe-e4k2-h24-gelu+frozen"
-    assert from_authors({"model_state_dict": state}, "silu")[1] == "add7/moe-e4k1-h24-silu"
-
 def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradiction_goes_through():
     state = state_of("add7/ffn-h24-silu")
+    assert _read_condition(state, "gelu", 1, "+freeze_ffn") == "add7/ffn-h24-gelu+freeze_ffn"
     kept = {"model_state_dict": state, "config": {"activation": "gelu"}}
     assert from_authors(kept)[1] == from_authors([kept, kept], "gelu")[1] == "add7/ffn-h24-gelu"
     with pytest.raises(ValueError, match="expected one, since weights do not show it; got None"): from_authors(state)
@@ -93,15 +80,10 @@ def test_an_activation_comes_from_the_config_and_neither_none_nor_a_contradictio
         from_authors(kept, "silu")
 
 @pytest.mark.parametrize("spoil, message", [
-    (lambda s: {n: v for n, v in s.items() if n != "atn.o_proj.bias"}, "atn.o_proj.bias"),
-    (lambda s: s | {"vocab.weight": torch.zeros(40, 64)}, "expected a vocabulary"),
     (lambda s: s | {"ffn.up_proj.bias": torch.zeros(3)}, "expected .* got"),
-    (lambda s: {"model_state_dict": s, "config": {"num_digits": 2}}, "3 digits"),
-    (lambda s: [s, state_of("add7/ffn-h12-silu")], "expected one condition")],
-    ids=["a parameter missing", "another vocabulary", "another shape", "another task", "two conditions"])
+    (lambda s: [s, state_of("add7/ffn-h12-silu")], "expected one condition")], ids=["another shape", "two conditions"])
 def test_files_that_are_not_a_population_of_the_paper_are_refused(spoil, message):
-    with pytest.raises(ValueError, match=message):
-        from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
+    with pytest.raises(ValueError, match=message): from_authors(spoil(state_of("add7/ffn-h24-silu")), "silu")
 
 class Sharp(Router):
     def logits(self, held, x, c): return 9 * super().logits(held, x, c)
@@ -129,6 +111,3 @@ def own_things():
 def test_what_their_classes_cannot_hold_is_not_written(made, said, message, own_things):
     with pytest.raises(ValueError, match=message): to_authors(init(made, [torch.Generator()]), said)
 
-def test_a_file_without_an_ffn_is_refused():
-    with pytest.raises(ValueError, match="expected an FFN; got no up_proj.weight"):
-        from_authors({n: v for n, v in state_of("add7/ffn-h24-silu").items() if not n.startswith("ffn.")}, "silu")
