@@ -4,7 +4,9 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
+from pathlib import Path
 
 _home = tempfile.mkdtemp(prefix="moe_redistribution-")
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
@@ -26,7 +28,6 @@ settings.register_profile("search", deadline=None, suppress_health_check=[Health
                           max_examples=500)
 settings.load_profile("same")
 
-
 @pytest.fixture(autouse=True)
 def same_draws():
     "A test that draws without a seed draws the same whichever tests its worker had before."
@@ -34,10 +35,26 @@ def same_draws():
     np.random.seed(0)
     random.seed(0)
 
-
 @pytest.fixture
 def text(tmp_path):
     "A file of 1,650 characters."
     path = tmp_path / "text.txt"
     path.write_text("And God said, Let there be light: and there was light. " * 30)
     return path
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    "A store of one's own, and a place where rows may be written."
+    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    "Where a user's file may be written; what is registered in its folder no later test knows."
+    from moe_redistribution.tasks import kinds
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (path := tmp_path / "own" / "mine.py").parent.mkdir()
+    yield path
+    for file in list(kinds.FILES):
+        if Path(file).parent == path.parent: kinds._forget(file), kinds.FILES.pop(file)

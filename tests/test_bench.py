@@ -3,40 +3,15 @@ measured again."""
 import json
 import pandas as pd
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from moe_redistribution.training.bench import (HEADLINE, _as_row, floor_for, _floor_limit, keep, _plain_for,
                                                _share_of, _target, train_for)
-from moe_redistribution.models import ffn as experts, population as models
 from moe_redistribution.training import bench as bench_room
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.training.engine import fast_loss, flops, products
-from moe_redistribution.models.population import init
+from moe_redistribution.training.engine import flops
 from moe_redistribution.tasks.data import full_batch
 from moe_redistribution.tasks.task import get_task
-
-FULL = [f"{task}/{v}" for task in ("modadd", "hist") for v in
-        ("ffn-h24-gelu+d32", "glu-h24-silu+d32", "moe-e4k1-h24-gelu+d32", "moe-e4k2-h24-gelu+d32",
-         "moe_glu-e4k1-h24-gelu+d32+norm", "no_ffn+d32")]
-
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
-def test_the_flop_formula_of_a_full_batch_is_what_torch_counts(name, plain, monkeypatch):
-    """Exactly for plain dense models; tables and a router come on top of the floor, and scores may be fewer than one
-    per example."""
-    monkeypatch.setattr(experts, "ONEDNN", None)                    # the counter knows no operator of oneDNN
-    c = condition(name)
-    t, at = get_task(c.task), torch.arange(full_batch(get_task(c.task)))[None] % len(get_task(c.task))
-    params, loss = init(c, [torch.Generator().manual_seed(1)]), models.loss if plain else fast_loss
-    with FlopCounterMode(display=False) as counter, torch.no_grad(): loss(params, t.tokens[at], t.targets[at], c)
-    floor = flops(c, plain=plain) / 3                                                        # a third: no backward here
-    if not plain:                              # the scores of all pairs of rows are fewer than those of 10,000 examples
-        _, b, m, k, n = next(p for p in products(c) if p[0] == "scores")
-        floor -= max(0, 2 * k * (b * m * n - c.n_heads * (t.n_ctx * t.d_vocab)**2))
-    most = 1 if plain and not c.routed else 1.4
-    assert 1 <= counter.get_total_flops() / floor <= most
 
 @pytest.mark.parametrize("task", HEADLINE)
 def test_a_full_batch_has_as_many_examples_as_the_formula_says(task):

@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Measured, Reading, claims,
-                                                each_name, _as_versus, stand_in, statements)
+from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading, claims,
+                                                each_name, statements)
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
@@ -62,36 +62,16 @@ def test_readings_are_all_that_a_claim_reads_and_no_constant():
     assert all(isinstance(r, Reading) and each_name(r.condition) for cs in TABLES.values() for c in cs
                for r in c.readings)
 
-def test_only_a_reading_of_the_best_epoch_has_a_stand_in():
-    best = READING._replace(condition="modadd/ffn-h512-gelu", rule="best")
-    assert stand_in(READING) is None and stand_in(best).rule == "first99"
-    assert stand_in(best._replace(condition="granularity.small/grid/8e4a")) is None
-    with pytest.raises(ValueError, match="column in versus: expected one of .*; got 'aggregate'"):
-        _as_versus(READING, "aggregate=mean")
-
-def test_a_reading_is_made_once_however_many_claims_share_it(monkeypatch):
-    from moe_redistribution.evidence import claims as claims_room
-    looked, real, rows = [], claims_room._cell, Measured(ROWS)
-    monkeypatch.setattr(claims_room, "_cell", lambda rows, r, *at: looked.append(at[0]) or real(rows, r, *at))
-    for how in ("difference", "ratio", "mean"): CLAIM._replace(aggregate=how).values(rows)
-    assert looked == [MOE, FFN] and Measured.of(rows) is rows
-
-def test_a_seed_that_failed_stays_and_one_that_is_missing_is_named():
-    x, notes = CLAIM.values(ROWS)
-    assert x.index.tolist() == [1, 2, 3] and x[:2].tolist() == pytest.approx([.4, .4]) and np.isnan(x[3])
-    assert notes == [f"1 of 3 seeds failed and left out: {FFN}, seeds 3"]
-    _, notes = CLAIM.at(seeds=[1, 2, 9]).values(ROWS)
-    assert [n.split(",")[0] for n in notes] == [f"missing run: {n}" for n in (MOE, FFN)]
-    _, notes = CLAIM.at(rule="final").values(ROWS)
-    assert all(n.startswith("not measured: digits of") for n in notes) and len(notes) == 2
-
 def test_a_percentage_is_refused_also_of_what_a_share_leaves():
-    percent = CLAIM._replace(unit_factor=100, versus="", aggregate="mean")
+    percent = CLAIM._replace(unit_factor=100, versus="", aggregate="mean", metric="1 - digits")
     negative = made(MOE, [-.5, .2, .3])                                     # 1 - x is 1.5, and a fraction all the same
-    assert percent._replace(metric="1 - digits").values(negative)[0].tolist() == pytest.approx([1.5, .8, .7])
-    for metric in ("digits", "1 - digits"):
-        with pytest.raises(ValueError, match="made .paper.: expected fractions; got values up to 70"):
-            percent._replace(metric=metric).values(ROWS.assign(value=100 * ROWS["value"]))
+    assert percent.values(negative)[0].tolist() == pytest.approx([1.5, .8, .7])
+    with pytest.raises(ValueError, match="made .paper.: expected fractions; got values up to 70"):
+        percent.values(ROWS.assign(value=100 * ROWS["value"]))
+
+def test_a_line_that_no_row_answers_says_why():
+    none = claims().query("aggregate == 'none'")
+    assert len(none) > 30 and (none["note"] != "").all()
 
 # --- one item reads its own cells -------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
 from moe_redistribution.record.coverage import _printed_rows
 from moe_redistribution.record.work import _read_trainings, _with_steps
-from moe_redistribution.tasks import commands, kinds
+from moe_redistribution.tasks import commands
 from moe_redistribution.tasks.commands import COMMANDS, command
 from moe_redistribution.tasks.data import STREAMS
 from moe_redistribution.training import executors
@@ -137,17 +137,12 @@ def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_it
         for files in found["files"]: assert all((ROOT / f).exists() for f in files.split()), files
         for page in " ".join(found["page"]).split(): assert (ROOT / "nbs" / page).exists(), page
 
-def test_a_number_that_is_not_printed_is_refused_with_the_nearest(capsys):
-    assert main(["rows", "tab77"]) == 2
-    assert "nearest" in (said := capsys.readouterr().err) and said.count("\n") == 1
-
 LOOPS = ["v1/add7/ffn-h8-silu+d16+steps200", "v1/add7", "v1", "progress", "."]
 
 @pytest.mark.parametrize("place", LOOPS)
-def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path, capsys, monkeypatch):
+def test_a_link_to_itself_in_the_store_is_one_message_with_a_fix(place, tmp_path, capsys, home):
     (loop := tmp_path / "home" / place).parent.mkdir(parents=True, exist_ok=True)
     loop.symlink_to(loop.name)
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
     words = ["train", "add7/ffn-h8-silu+d16", "--steps", "200", "--seeds", "1", "--until", "full", "--executor", "here"]
     assert main(words) == 2
     err = capsys.readouterr().err.splitlines()[-1]
@@ -197,13 +192,6 @@ def test_the_script_for_zsh_is_that_for_bash_in_its_own_frame(capsys):
     assert said.endswith(cli._completion("bash") + "\n") and "bashcompinit" in said.splitlines()[0]
 
 # ------------------------------------------------------------------------------------------------- steps, measured
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    "A store of one's own, and a place where rows may be written."
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
 
 SMALL = "add7/ffn-h64-silu"
 
@@ -266,12 +254,9 @@ def test_what_nobody_has_is_refused_with_the_seeds_that_are_recorded(home, capsy
 # --------------------------------------------------------------------------------------------------- files of one's own
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (path := tmp_path / "mine.py").write_text(MINE)
-    yield str(path)
-    kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
+def mine(own_file, home):
+    own_file.write_text(MINE)
+    return str(own_file)
 
 @pytest.mark.parametrize("executor", first(["here"], ["here", "local:2"]))
 def test_what_a_file_registers_is_trained_and_measured_from_the_command_line(executor, mine, tmp_path, capsys):
@@ -298,8 +283,7 @@ def test_every_command_takes_files_of_ones_own(mine, capsys):
     assert main(["bench", "--instruments", "--task", "histogram", "--import", mine + "x"]) == 2
     assert "mine.pyx" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
-def test_without_its_file_a_name_is_unknown_in_one_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+def test_without_its_file_a_name_is_unknown_in_one_line(capsys, home):
     assert main(["train", OWN[0]]) == 2
     assert "task: expected one of" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
@@ -478,9 +462,8 @@ def test_a_model_as_a_module_says_what_it_is():
     for words in (f"{name}, ", " parameters", "attn: W_Q (1, 4, 64, 16)", "router: W_router (1, 64, 4)",
                   "experts: W_up (1, 4, 64, 4)", "norm: w_ln1 (1, 64)"): assert words in said
 
-@pytest.mark.parametrize("name, says", [("two-widths", "nearest valid: two_widths"), ("Routers", "nearest valid: routers"),
-                                        ("routers", "taken: nbs/6_studies/routers"), ("history", "taken: a kind of rows")])
-def test_a_new_study_with_a_name_that_is_taken_or_none_leaves_nothing_behind(name, says, capsys):
-    before = (ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())
-    assert main(["new", "study", name]) == 2 and says in capsys.readouterr().err
-    assert ((ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())) == before
+def test_a_new_study_with_a_name_that_is_taken_leaves_nothing_behind(capsys):
+    def there(): return (ROOT / "_quarto.yml").read_bytes(), sorted((ROOT / "nbs/6_studies").iterdir())
+    before = there()
+    assert main(["new", "study", "routers"]) == 2 and "taken: nbs/6_studies/routers" in capsys.readouterr().err
+    assert there() == before

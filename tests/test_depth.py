@@ -23,6 +23,7 @@ from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.groups import _train_group
 from moe_redistribution.training.loop import init_members, unflatten
 from moe_redistribution.training.store import Store
+from same import assert_same_runs
 from tiers import first
 
 DENSE, MOE = "add7/ffn-h8-silu+L2", "add7/moe-e2k1-h8-silu+L2"
@@ -48,13 +49,6 @@ def moved(params, l):
 
 def steps_of(name, n): return n * RECIPES[condition(name).task]["eval_every"]
 
-def assert_same(a, b, name):
-    for s in (1, 2):
-        x, y = (Store(root).load(name, s, "paired") for root in (a, b))
-        assert x.history.equals(y.history) and x.step == y.step > 1
-        assert {*x.weights["final"]} == {*y.weights["final"]}
-        assert all(torch.equal(v, y.weights["final"][n]) for n, v in x.weights["final"].items())
-
 # ------------------------------------------------------------------------------------------------ trains and resumes
 
 @pytest.mark.parametrize("name", first([OPTIONS[3]], ASKED + OPTIONS))
@@ -63,7 +57,7 @@ def test_a_deep_run_that_is_interrupted_ends_with_the_same_bits(name, tmp_path):
     _train_group(name, [1, 2], "paired", "full", tmp_path / "whole", steps=steps_of(name, intervals))
     for n in range(intervals):
         _train_group(name, [1, 2], "paired", "full", tmp_path / "parts", steps=steps_of(name, n + 1))
-    assert_same(tmp_path / "whole", tmp_path / "parts", name)
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts", name, (1, 2), "paired")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.audit
@@ -78,7 +72,7 @@ def test_a_deep_run_that_is_killed_ends_with_the_same_bits(name, tmp_path):
     child.start(), child.join()
     assert child.exitcode == -signal.SIGKILL and list((tmp_path / "killed" / "groups").rglob("*.state"))
     for root in ("killed", "whole"): _train_group(name, *work, tmp_path / root, steps=steps_of(name, 3))
-    assert_same(tmp_path / "whole", tmp_path / "killed", name)
+    assert_same_runs(tmp_path / "whole", tmp_path / "killed", name, (1, 2), "paired")
 
 def trained(name, root, steps):
     _train_group(name, [1], "paired", "full", root, steps=steps)

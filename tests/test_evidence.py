@@ -1,6 +1,6 @@
 """Oracles and properties of the evidence room: no statistic is compared with itself."""
 from itertools import product
-from math import comb, inf
+from math import inf
 import tracemalloc
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from scipy import stats
 
-from moe_redistribution.evidence import statistics as ev, printed as paper
+from moe_redistribution.evidence import statistics as ev
 
 unit = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 3))
 quick = settings(max_examples=60)
@@ -22,21 +22,12 @@ def test_interval_is_t_below_twenty_and_bca_from_there():
     assert np.allclose(ev.interval(x, "t")[1:3], (x.mean() - half, x.mean() + half))
     assert np.allclose(ev.interval(x)[1:3], ev.interval(x, "t")[1:3], atol=.01)
 
-@given(st.sampled_from([.1, .25, 1 / 3, 1.0, 0.0]), st.integers(2, 130))
-@quick
-def test_zero_variance_gives_an_interval_of_no_width(value, n):
-    i = ev.interval([value] * n)
-    assert i.lo == i.hi == i.mean and i.mean == pytest.approx(value) and i.n == n
-
 @given(st.lists(unit, min_size=20, max_size=40), st.randoms())
 @settings(max_examples=25)
 def test_bca_is_finite_ordered_and_blind_to_the_order_of_seeds(values, random):
     i, shuffled = ev.interval(values), random.sample(values, len(values))
     assert np.isfinite([i.lo, i.hi]).all() and i.lo <= i.hi
     assert ev.interval(shuffled) == i
-
-def test_one_seed_has_no_interval():
-    assert ev.interval([.3]).mean == .3 and np.isnan(ev.interval([.3])[1:3]).all()
 
 @pytest.mark.parametrize("n", [20, 64, 500])
 def test_bca_in_batches_is_bca_at_once_to_the_bit(n):
@@ -75,22 +66,6 @@ def test_paired_permutation_is_brute_force_enumeration(pairs):
     means = [np.mean(np.array(signs) * (a - b)) for signs in product([1, -1], repeat=len(pairs))]
     assert ev.paired_permutation(a, b).p == pytest.approx(np.mean(np.abs(means) >= abs(np.mean(a - b)) - 1e-12))
 
-@given(st.lists(st.tuples(unit, unit), min_size=5, max_size=5))
-@quick
-def test_five_pairs_cannot_go_below_a_sixteenth(pairs):
-    assert ev.paired_permutation(*np.array(pairs).T).p >= .0625 - 1e-12
-
-def test_many_pairs_are_sampled_with_a_seed_and_order_does_not_matter():
-    rng = np.random.default_rng(0)
-    a, b, order = rng.normal(.03, .1, 64), rng.normal(0, .1, 64), rng.permutation(64)
-    p = ev.paired_permutation(a, b).p
-    assert p == ev.paired_permutation(a[order], b[order]).p
-    assert p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=.02)
-    assert ev.paired_permutation(a + 9, b).p == pytest.approx(2e-4)   # never 0: the flip we saw counts, twice
-    same = np.r_[np.ones(12), -np.ones(8)]                                       # only the number of plus signs matters
-    exact = sum(comb(20, k) for k in range(21) if abs(2 * k - 20) >= 4) / 2**20
-    assert ev.paired_permutation(same, np.zeros(20)).p == pytest.approx(exact, abs=.02)
-
 def test_welch_is_its_textbook_formula_and_certain_where_nothing_varies():
     a, b = np.array([.1, .4, .35, .8]), np.array([.5, .2, .9, .6, .65, .3])
     va, vb = a.var(ddof=1) / 4, b.var(ddof=1) / 6
@@ -101,16 +76,6 @@ def test_welch_is_its_textbook_formula_and_certain_where_nothing_varies():
         assert ev.welch_from_stats(*printed, ddof=ddof) == pytest.approx(ev.welch(a, b).p)
     assert ev.welch([1, 1], [1, 1]) == (0, 1, 0) and ev.welch([1, 1], [0, 0]) == (1, 0, inf)
     assert np.isnan(ev.welch([.1], [.2, .3]).p)
-
-def test_printed_welch_p_needs_ddof_0():
-    printed = paper.paper_values().set_index("id")
-
-    def p(x, y, ddof):
-        return ev.welch_from_stats(*(printed.loc[i, c] for i in (x, y) for c in ("mean", "std", "n_seeds")), ddof)
-    assert p("tab1.012", "tab1.009", 0) == pytest.approx(.559, abs=5e-4)         # protocol, section 0
-    assert p("tab1.018", "tab1.015", 0) == pytest.approx(.477, abs=5e-4)
-    for x, y, said in (("tab1.012", "tab1.009", "sec4.2.008"), ("tab1.018", "tab1.015", "sec4.2.011")):
-        assert round(p(x, y, 0), 2) == printed.loc[said, "mean"] != round(p(x, y, 1), 2)
 
 def test_holm_is_hand_arithmetic():
     assert np.allclose(ev.holm([.01, .04, .03, .005]), [.03, .06, .06, .02])
@@ -125,16 +90,11 @@ def test_holm_rejects_what_stepping_down_rejects(p):
         rejected.add(left.pop(0))
     assert {i for i, q in enumerate(ev.holm(p)) if q <= alpha} == rejected
 
-def test_tost_has_three_outcomes():
+def test_tost_of_unpaired_seeds_of_one_pair_and_where_nothing_varies():
     noise, zero = np.array([.012, -.02, .004, .015, -.008, .01, -.003, .006]), np.zeros(8)
-    assert ev.tost(noise, zero, .05).outcome == "equivalent"
-    assert ev.tost(noise + .08, zero, .05).outcome == "different"
-    assert ev.tost(noise * 10, zero, .05).outcome == "inconclusive"
     assert ev.tost(noise, zero, .05, paired=False).outcome == "equivalent"
     assert ev.tost([.3, .3], [.3, .3], .05)[1:3] == (0, 1) and ev.tost([.4, .4], [.3, .3], .05).outcome == "different"
     assert ev.tost([.3], [.3], .05).outcome == "inconclusive"
-    with pytest.raises(ValueError, match="a margin above 0"):
-        ev.tost(noise, zero, 0)
 
 @given(st.lists(st.tuples(unit, unit), min_size=3, max_size=30), st.sampled_from([.02, .05, .2]))
 @quick
@@ -196,17 +156,10 @@ def test_the_printed_digits_themselves_agree_whatever_the_spread_and_a_digit_off
     assert got.delta == pytest.approx((same | change)["ours_mean"] - .13)
     assert ev.verdict(**(same | change), margin=.01, corrected="misprint").verdict == "corrected"
 
-def test_a_spread_that_is_a_digit_off_is_not_the_printed_one_even_where_the_mean_is():
-    "Printed spreads are ddof 0, ours ddof 1: read as ddof 1, the paper's own seeds would fail to reproduce it."
-    own = dict(ours_mean=FIVE.mean(), ours_n=5, paper_mean=.13, paper_std=.04, paper_n=5, digit=.001, margin=.01)
-    assert ev.verdict(ours_std=FIVE.std(ddof=1), **own).verdict == "agrees"
-    assert ev.verdict(ours_std=FIVE.std(ddof=0), **own).verdict == "inconclusive"
+def test_a_spread_of_one_seed_is_refused_and_not_divided_by_zero_and_without_one_there_is_no_interval():
+    for use in (lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 1, .4, .1, 5),
+                lambda: ev.delta(.5, .1, 5, .4, .1, 1)):
+        with pytest.raises(ValueError, match="expected two seeds or more .*; got 1; nearest valid: n = 2; fix:"): use()
+    d, *bounds = ev.delta(.5, float("nan"), 1, .4, .1, 5)
+    assert d == pytest.approx(.1) and np.isnan(bounds).all()
 
-@pytest.mark.parametrize("use", [lambda: ev.welch_from_stats(.5, .1, 1, .4, .1, 5),
-                                 lambda: ev.delta(.5, .1, 1, .4, .1, 5), lambda: ev.delta(.5, .1, 5, .4, .1, 1)])
-def test_a_spread_of_one_seed_is_refused_and_not_divided_by_zero(use):
-    with pytest.raises(ValueError, match="expected two seeds or more .*; got 1; nearest valid: n = 2; fix:"): use()
-
-def test_one_seed_without_a_spread_has_a_difference_and_no_interval():
-    assert (ev.delta(.5, float("nan"), 1, .4, .1, 5)[0] == pytest.approx(.1)
-            and np.isnan(ev.delta(.5, float("nan"), 1, .4, .1, 5)[1:]).all())

@@ -3,14 +3,12 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from moe_redistribution.training.groups import Training, _group_path, split_grou
 from moe_redistribution.training.jobs import missing_jobs
 from moe_redistribution.training.store import Store, seal
 from moe_redistribution.training.loop import evaluate, init_members, train_interval
+from same import assert_same_runs
 
 TINY, DENSE = "add7/moe-e2k1-h8-silu+d16", "add7/ffn-h8-silu+d16"
 HERE = dict(until="full", executor="here", quiet=True)
@@ -53,15 +52,7 @@ def in_another_process(name, seeds, root, steps, save_every=0, before=""):
     code = PREAMBLE + before + TRAIN
     return subprocess.Popen([sys.executable, "-c", code, work], env=env, text=True, stdout=subprocess.PIPE)
 
-def assert_same(a, b, seeds, name=TINY, stream="authors"):
-    "Two stores hold the same runs: weights, history and manifest, to the bit; only the clock may differ."
-    for s in seeds:
-        x, y = a.load(name, s, stream), b.load(name, s, stream)
-        assert x.history.equals(y.history) and x.weights.keys() == y.weights.keys()
-        for rule, p in x.weights.items():
-            assert all(torch.equal(v, y.weights[rule][n]) for n, v in p.items()), (s, rule)
-        for m in (x.manifest, y.manifest): [m.pop(n, 0) for n in ("cpu_seconds", "began", "ended")]
-        assert x.manifest == y.manifest
+def assert_same(a, b, seeds, name=TINY): assert_same_runs(a, b, name, seeds, manifests=True)
 
 def count_training(monkeypatch):
     "A list that receives the seeds of every interval that is trained in this process from now on."
@@ -70,25 +61,6 @@ def count_training(monkeypatch):
     return seen
 
 # ---------------------------------------------------------------------------------------------------- kill and resume
-
-@pytest.mark.audit
-def test_killed_run_resumes_bitwise(tmp_path):
-    "SIGKILL at three random moments; everything that was told before a kill is still there after it."
-    steps, seeds, told = 400, [1, 2], []
-    for intervals in (4, 3, 5):
-        child = in_another_process(TINY, seeds, tmp_path / "killed", steps)
-        for i in range(intervals):
-            told.append(int(child.stdout.readline().split()[1]))
-            if i == 0: began = time.monotonic()
-        time.sleep(random.uniform(0, 3) * (time.monotonic() - began) / (intervals - 1))  # somewhere in the next three
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
-        told += [int(line.split()[1]) for line in child.stdout.read().splitlines()]
-    assert told == sorted(set(told)) and 120 <= told[-1] < steps                    # nothing was trained twice
-    _train_group(TINY, seeds, root=tmp_path / "killed", until="full", steps=steps)
-    _train_group(TINY, seeds, root=tmp_path / "whole", until="full", steps=steps)
-    assert_same(Store(tmp_path / "killed"), Store(tmp_path / "whole"), seeds)
-    assert Store(tmp_path / "killed").load(TINY, 1).history["step"].tolist() == list(range(10, steps + 1, 10))
 
 fork = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
@@ -234,14 +206,6 @@ def test_a_strangers_state_among_the_states_of_a_condition_is_passed_over(tmp_pa
     _train_group(TINY, [1, 2], root=tmp_path, until="full", steps=40)
     _train_group(TINY, [1, 2], root=tmp_path / "clean", until="full", steps=40)
     assert_same(Store(tmp_path), Store(tmp_path / "clean"), [1, 2])
-
-@pytest.mark.parametrize("stream", ["authors", "paired"])
-def test_packed_members_go_on_as_if_nothing_had_happened(stream):
-    def go_on(m): return train_interval(m, 5), *evaluate(m, torch.zeros(2)).values(), m.w, m.m, m.v
-    members = init_members(condition(TINY), [1, 2], stream)
-    evaluate(members, train_interval(members, 5))
-    copy = unpack(*deepcopy(pack(members)))
-    assert all(map(torch.equal, go_on(members), go_on(copy)))
 
 # ----------------------------------------------------------------------------------------------------- several at once
 

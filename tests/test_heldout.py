@@ -7,7 +7,7 @@ from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.tasks.data import training_pool
 from moe_redistribution.instruments.heldout import generalisation, heldout_rows, parts_of, seen_before
 from moe_redistribution.models.population import init, predict
-from moe_redistribution.models.planted import carry_by_attention, carry_by_experts
+from moe_redistribution.models.planted import carry_by_experts
 from moe_redistribution.tasks.task import get_task
 
 T = get_task("add7")
@@ -29,11 +29,6 @@ def test_an_example_has_been_seen_if_each_of_its_tokens_has_at_its_place(rule):
     for n in BY_HAND[rule][::7]:
         tokens = T.tokens[n].tolist()
         assert bool(seen[n]) == all(any(T.tokens[m][i] == tok for m in pool) for i, tok in enumerate(tokens))
-
-@pytest.mark.parametrize("make, name", [(carry_by_attention, "add7/ffn-h32-relu+d128+hold_tens9"),
-                                        (carry_by_experts, "add7/moe-e4k1-h64-relu+hold_carry2")])
-def test_a_model_that_adds_is_right_on_every_part(make, name):
-    assert (generalisation(make(), name) == 1).all(axis=None)
 
 def test_scores_are_means_over_exactly_the_examples_of_a_part():
     name = "add7/ffn-h8-silu+hold_tens9"
@@ -58,8 +53,3 @@ def test_parts_are_taken_out_by_the_names_that_ablation_gives_them(edits):
     held = right[0, BY_HAND["tens9"]].all(-1).double().mean()
     assert got["held"][0] == pytest.approx(held.item()) and (got != generalisation(params, name)).any(axis=None)
 
-def test_a_condition_without_a_rule_and_an_unknown_rule_are_refused():
-    params = init("add7/ffn-h8-silu", [torch.Generator().manual_seed(0)])
-    for call in (generalisation, lambda p, c: heldout_rows(p, c, [0])):
-        with pytest.raises(ValueError, match="held-out rule"): call(params, "add7/ffn-h8-silu")
-    with pytest.raises(ValueError, match="nearest: 'carry2'"): parts_of(T, "carry3")

@@ -17,6 +17,7 @@ from moe_redistribution.training.jobs import begin_again, run_job, run_all, in_w
 from moe_redistribution.training.loop import TASK_RULES, register_task
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import Preset, Study, TrainingStudy, run_study, study_jobs
+from same import assert_same_runs
 
 NAME = "add7/ffn-h8-silu"
 HERE = dict(executor="here", quiet=True)
@@ -24,12 +25,6 @@ HERE = dict(executor="here", quiet=True)
 def forks(name=NAME, seeds=(1, 2), **how):
     how = dict(until="full", steps=600) | how
     return [Training(f"{name}@450:{e}", seeds, **how) for e in ("reset1", "reset0.5")]
-
-def same(a, b, training):
-    for s in training.seeds:
-        one, two = (Store(root).load(training.condition, s) for root in (a, b))
-        assert one.history.equals(two.history)
-        assert all(torch.equal(v, two.weights[r][n]) for r, own in one.weights.items() for n, v in own.items())
 
 @pytest.mark.audit
 def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
@@ -43,7 +38,7 @@ def test_a_stem_of_other_data_is_not_taken_up_and_again_sets_it_aside(tmp_path):
         assert begin_again(forks(name), tmp_path / "a") >= 6
         assert not list((tmp_path / "a" / "stems").rglob("*.safetensors"))
         run_all(forks(name), tmp_path / "a", **HERE), run_all(forks(name), tmp_path / "b", **HERE)
-        for f in forks(name): same(tmp_path / "a", tmp_path / "b", f)
+        for f in forks(name): assert_same_runs(tmp_path / "a", tmp_path / "b", f.condition, f.seeds)
     finally:
         for table in (TASKS, RECIPES, TASK_RULES, _made): table.pop("stemmed", None)
 
@@ -56,7 +51,7 @@ def test_a_fork_that_ends_before_its_stem_is_trained_without_it_and_a_damaged_st
     other = Training(f"{NAME}@450:reset0.75", (1, 2), until="full", steps=600)
     for p in (tmp_path / "stems").rglob("*.resume"): p.write_bytes(p.read_bytes()[:-9] + b"x" * 9)
     run_all([other], tmp_path, **HERE), run_all([other], tmp_path / "alone", **HERE)
-    same(tmp_path, tmp_path / "alone", other)
+    assert_same_runs(tmp_path, tmp_path / "alone", other.condition, other.seeds)
     assert "Moved aside; starting this seed at step 0" in capsys.readouterr().err
 
 @pytest.mark.audit
@@ -125,10 +120,10 @@ SMALL = Preset("", {NAME: (1,)}, 1, dict(stream="paired", until="full", steps=20
 STUDY = TrainingStudy("mine", "", {"small": SMALL}, read=read, measures=(mine,))
 """
 
-def test_a_study_of_trainings_in_a_file_reaches_its_workers(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE.replace("NAME", repr(NAME)))
+def test_a_study_of_trainings_in_a_file_reaches_its_workers(own_file, tmp_path):
+    own_file.write_text(MINE.replace("NAME", repr(NAME)))
     from moe_redistribution.training.study import study_of
-    found = run_study(study_of(tmp_path / "mine.py"), root=tmp_path / "store", executor="local:1", quiet=True)
+    found = run_study(study_of(own_file), root=tmp_path / "store", executor="local:1", quiet=True)
     assert found["value"].tolist() == [1.]
 
 def test_recorded_runs_answer_a_shorter_request():

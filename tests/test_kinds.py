@@ -2,6 +2,7 @@
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import init, loss
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.data import batches, generators, split
-from moe_redistribution.tasks.kinds import KIND_TABLES, _own_digest, import_file, register, table_of
+from moe_redistribution.tasks.kinds import KIND_TABLES, _own_digest, import_file, table_of
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss, long_way
 from moe_redistribution.training.executors import JobPool, local_executor
@@ -21,6 +22,7 @@ from moe_redistribution.training.loop import learning_names
 from moe_redistribution.training.jobs import _carry_with
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study, study_of
+from same import assert_same_runs
 from tiers import first
 
 PAGE = (Path(__file__).parent.parent / "nbs" / "own.py").read_text(encoding="utf-8")     # has the routers
@@ -77,20 +79,11 @@ OWN = ["bits/moe-e2k1-h8-silu", "bits/moe-e4k2-h16-silu+cosine", "bits/moe-e2k1-
 TRAIN = dict(stream="paired", until="full", quiet=True)
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    "A user's file, which no later test knows."
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own").mkdir()
-    (path := tmp_path / "own" / "mine.py").write_text(MINE)
-    yield path
-    for file in list(kinds.FILES):
-        if Path(file).parent == path.parent: kinds._forget(file), kinds.FILES.pop(file)
+def mine(own_file):
+    own_file.write_text(MINE)
+    return own_file
 
-def same_runs(a, b, name, seeds):
-    for s in seeds:
-        one, two = (Store(root).load(name, s, "paired") for root in (a, b))
-        assert one.history.equals(two.history) and one.weights.keys() == two.weights.keys()
-        assert all(torch.equal(v, two.weights[r][n]) for r, w in one.weights.items() for n, v in w.items())
+def same_runs(a, b, name, seeds): assert_same_runs(a, b, name, seeds, "paired")
 
 # -------------------------------------------------------------------------------------------------- registered, listed
 
@@ -367,32 +360,27 @@ def test_what_was_trained_says_of_which_code_a_registered_variant_or_event_is(mi
         warnings.simplefilter("error")
         Store(tmp_path / "s").load(OWN[5], 1, "paired")
 
-def test_a_thing_of_this_session_is_registered_without_a_file():
-    with pytest.raises(ValueError, match="which is taken"): register("task", "add7", lambda: None)
-
 # --------------------------------------------------------------------------------------------- other machines' workers
 
-@pytest.mark.audit
-def test_dasks_workers_know_what_is_registered(mine, tmp_path):
+def dask_pool(tmp_path):
     distributed = pytest.importorskip("distributed")
-    import_file(mine)
-    train(OWN[1], [1, 2], root=tmp_path / "here", executor="here", group_size=1, **TRAIN)
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None,
                                   host="127.0.0.1", silence_logs="CRITICAL") as cluster:
-        at = f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
-        train(OWN[1], [1, 2], root=tmp_path / "far", executor=at, group_size=1, **TRAIN)
-    same_runs(tmp_path / "here", tmp_path / "far", OWN[1], (1, 2))
+        yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
+
+def batch_pool(tmp_path):
+    jobs = pytest.importorskip("submitit").AutoExecutor(tmp_path / "logs", cluster="local")
+    jobs.update_parameters(timeout_min=5)
+    with JobPool(jobs, at_once=2) as pool: yield pool
 
 @pytest.mark.audit
-def test_jobs_of_a_batch_system_know_what_is_registered(mine, tmp_path):
-    submitit = pytest.importorskip("submitit")
+@pytest.mark.parametrize("made, name", [(dask_pool, OWN[1]), (batch_pool, OWN[3])])
+def test_workers_on_other_machines_know_what_is_registered(made, name, mine, tmp_path):
     import_file(mine)
-    jobs = submitit.AutoExecutor(tmp_path / "logs", cluster="local")
-    jobs.update_parameters(timeout_min=5)
-    train(OWN[3], [1, 2], root=tmp_path / "here", executor="here", group_size=1, **TRAIN)
-    with JobPool(jobs, at_once=2) as pool:
-        train(OWN[3], [1, 2], root=tmp_path / "far", executor=pool, group_size=1, **TRAIN)
-    same_runs(tmp_path / "here", tmp_path / "far", OWN[3], (1, 2))
+    train(name, [1, 2], root=tmp_path / "here", executor="here", group_size=1, **TRAIN)
+    with contextmanager(made)(tmp_path) as pool:
+        train(name, [1, 2], root=tmp_path / "far", executor=pool, group_size=1, **TRAIN)
+    same_runs(tmp_path / "here", tmp_path / "far", name, (1, 2))
 
 def test_a_job_carries_files_that_have_registered_something_and_no_others(mine):
     import_file(mine)
