@@ -1,4 +1,4 @@
-"""What the site's frame (tools/frame.py) adds to processed pages: folds, one number a figure, nothing from elsewhere."""
+"""What the site's frame (tools/frame.py) adds to a page: folds, one number a figure, nothing from elsewhere."""
 import configparser
 import re
 import sys

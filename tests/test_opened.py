@@ -19,17 +19,14 @@ from moe_redistribution.instruments.routing import coactivation, effective_exper
 from moe_redistribution.language.streaming import tokenizer_of
 from moe_redistribution.instruments.trace import Kept, trace
 from tiers import first
+from toys import eager_model
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(3))
 MOE = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")   # others: test_families
 every_family = pytest.mark.parametrize("family", MOE)
 
-def opened(family, dtype=torch.float64, **sizes):
-    "In double precision, with the library's own loop over experts and eager attention: its faster ways are single."
-    model = tiny_model(family, dtype=dtype, **sizes)
-    model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
-    return open_model(model, TOKENS)
+def opened(family, dtype=torch.float64, **sizes): return open_model(eager_model(family, dtype, **sizes), TOKENS)
 
 def alone(s, tokens=None):
     with torch.no_grad(): return s.model(input_ids=s.task.tokens if tokens is None else tokens, use_cache=False).logits

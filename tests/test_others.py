@@ -19,8 +19,7 @@ from moe_redistribution.record import recording, sound
 from moe_redistribution.record.cli import main
 from moe_redistribution.record.sound import OLDER, THIS_CODE
 from moe_redistribution.studies.sparsity_moves.study import STUDY
-from moe_redistribution.training import company
-from moe_redistribution.training import loop, sources as sources_room, store as store_room
+from moe_redistribution.training import company, loop, sources as sources_room, store as store_room
 from moe_redistribution.training.groups import train
 from moe_redistribution.training.sources import code_by_room
 from moe_redistribution.training.store import Store, seal, sources, unseal

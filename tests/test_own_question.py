@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.population import forward
 from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import gradients
+from toys import untrained
 
 NBS = Path(__file__).parent.parent / "nbs"
 ARMS = ["ffn-h64-silu", "bilinear-h64-silu", "moe-e4k2-h64-silu", "moe-e4k2-h64-silu+cosine", "moe-e4k2-h64-silu+relu"]
@@ -39,14 +40,14 @@ def test_the_tasks_of_the_page_are_sums_and_sorted_letters():
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_of_the_page_learns_from_every_weight(task, arm):
     name = f"{task}/{arm}"
-    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    params = untrained(name, (1, 2))
     loss, grads = gradients(params, *some(task), condition(name))
     assert loss.isfinite().all() and {n for n, g in grads.items() if g is None or not g.any()} <= {"b_up"}
 
 def test_a_cosine_hears_no_length_and_a_relu_gives_tokens_as_many_experts_as_they_need():
     for arm in ARMS[3:]:
         c = condition(f"sort/{arm}")
-        params = init(c, [torch.Generator().manual_seed(s) for s in (1, 2)])
+        params = untrained(c, (1, 2))
         forward(params, some("sort")[0], c, sink=(sink := {}))
         x, W = sink["resid_mid"], params["W_router"][:, 0]
         one, two = (c.routing.logits(W, a * x, c) for a in (1., 2.))

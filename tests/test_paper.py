@@ -253,10 +253,6 @@ def test_a_claims_file_with_a_column_less_or_without_rows_is_refused(tmp_path):
         with pytest.raises(ValueError, match="claims.csv: expected rows of .*; got .* fix: git checkout"):
             claims(tmp_path / "claims.csv")
 
-def test_seeds_are_read_as_lists_and_as_ranges():
-    assert (seed_list("1-4") == [1, 2, 3, 4] and seed_list("512 42") == [42, 512] and seed_list("0") == [0])
-    assert len(seed_list("1-128")) == 128
-
 def test_the_aggregates_are_explained_and_all_in_use(bridge):
     assert (set(bridge["aggregate"]) == set(AGGREGATES) and all(len(text) > 10 for text in AGGREGATES.values()))
 

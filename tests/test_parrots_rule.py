@@ -79,18 +79,6 @@ def test_the_librarys_strata_know_the_exceptions():
 
 # ------------------------------------------------------------------------------------------------------------ register
 
-def test_a_task_is_registered_everywhere_at_once_and_only_once():
-    own = lambda: _with_exceptions("add7own", .1, 0)
-    register_task("add7own", own, RECIPES["add7"] | {"batch": 16}, ["first1000"])
-    c = condition("add7own/ffn-h8-silu")
-    assert (c.batch, get_task(c.task).name, list(init_members(c, [1], "paired").best)) == (16, "add7own", ["first1000"])
-    for name in ("add7own", "add7"):
-        with pytest.raises(ValueError, match=f"'{name}', which is taken.*fix: "):
-            register_task(name, own, RECIPES["add7"])
-    for name in ("Add7", "add7/x", "add7+x", "add7@x", "", "7add"):
-        with pytest.raises(ValueError, match="a word in small letters"): register_task(name, own, RECIPES["add7"])
-        assert name not in TASKS
-
 def test_a_refused_task_leaves_nothing_behind():
     for recipe, rules in (({"lr": 1}, ()), (RECIPES["add7"], ["first98"])):
         with pytest.raises(ValueError): register_task("halfway", lambda: RULE, recipe, rules)

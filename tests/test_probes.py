@@ -91,12 +91,6 @@ def test_lookup_is_a_dictionary():
     said = [np.bincount(seen[k]).argmax() if k in seen else usual for k in keys[~fit].tolist()]
     assert _lookup_accuracy(keys, y, fit, ~fit).item() == pytest.approx(np.mean(np.array(said) == y[0, ~fit].numpy()))
 
-def test_code_reports_what_is_learnt_by_heart():
-    noise, coin = torch.randn(120, 150, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 2
-    found = probe(noise, coin, setting="code")
-    assert found["accuracy"] == found["control"] == 1 and probe(noise, coin)["accuracy"] < .75
-    assert not SETTINGS["code"].split and SETTINGS["spec"].lr == 1e-3 and SETTINGS["spec"].batch == 128
-
 def test_a_constant_or_scaled_feature_changes_nothing():
     x, y = noisy(population=1)
     scaled = torch.cat([x * 1000 + 7, torch.full_like(x[..., :3], 2.)], -1)
@@ -124,21 +118,19 @@ def test_tokens_alone_counts_by_hand():
     y = torch.tensor((t.strata["operation_o2"] == "+1").tolist()).long()
     assert _tokens_alone("add7/ffn-h8-silu", y[None], fit, fit, [2]).item() == pytest.approx(.97)
 
-@pytest.mark.parametrize("x, y, says", [(torch.ones(5, 2), torch.zeros(4), "one label a row"),
-                                        (torch.ones(4, 2), torch.zeros(4), "labels of two kinds"),
-                                        (torch.full((4, 2), torch.nan), torch.arange(4), "finite features")])
-def test_bad_input_is_refused(x, y, says):
-    with pytest.raises(ValueError, match=says): probe(x, y)
+def test_settings_are_the_paper_s():
+    assert not SETTINGS["code"].split and SETTINGS["spec"].lr == 1e-3 and SETTINGS["spec"].batch == 128
 
-def test_another_task_or_setting_is_refused():
-    p = init("hist/ffn-h8-gelu", [torch.Generator()])
-    with pytest.raises(ValueError, match=r"expected a task with operations \(add7\); got hist"):
-        _probe_rows(p, "hist/ffn-h8-gelu", [0])
-    with pytest.raises(ValueError, match="nearest: 'spec'"): probe(torch.ones(4, 2), torch.arange(4), setting="specs")
+def rows_of(measure, name, **how): return measure(init(name, [torch.Generator()]), name, [0], **how)
 
-@pytest.mark.parametrize("measure, name", [(_probe_rows, "add7/ffn-h8-silu"), (_answer_rows, "modadd/ffn-h8-gelu+d32")])
-def test_a_site_that_the_model_has_not_got_is_refused_and_not_passed_over(measure, name):
-    p = init(name, [torch.Generator()])
-    for asked, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),
-                        ((), "one or more; got none")):
-        with pytest.raises(ValueError, match=says): measure(p, name, [0], at_sites=asked)
+@pytest.mark.parametrize("call, says", [
+    (lambda: probe(torch.ones(4, 2), torch.zeros(4)), "labels of two kinds"),
+    (lambda: probe(torch.full((4, 2), torch.nan), torch.arange(4)), "finite features"),
+    (lambda: probe(torch.ones(4, 2), torch.arange(4), setting="specs"), "nearest: 'spec'"),
+    (lambda: rows_of(_probe_rows, "hist/ffn-h8-gelu"), r"expected a task with operations \(add7\); got hist"),
+    *((lambda how=how, m=measure, n=name: rows_of(m, n, at_sites=how), says)
+      for measure, name in ((_probe_rows, "add7/ffn-h8-silu"), (_answer_rows, "modadd/ffn-h8-gelu+d32"))
+      for how, says in ((("mlp_out",), "site: expected one of .*; got 'mlp_out'"), (("ffn_out", "gate"), "got 'gate'"),
+                        ((), "one or more; got none")))])
+def test_what_cannot_be_probed_is_refused(call, says):
+    with pytest.raises(ValueError, match=says): call()

@@ -1,10 +1,6 @@
-"""What a stranger sees: the processed pages say their answer first, their tables can be read, and every figure leads to
+"""What a stranger sees: pages say their answer first, their tables can be read, and every figure leads to
 its rows."""
-import json
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -13,48 +9,25 @@ from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.record.counts import recorded_claims, recorded_numbers
 from moe_redistribution.studies.sparsity_moves.reading import progress, section_of, section_runs
 from test_links import plain, texts
-from test_site import offenders
+from test_site import RESULTS, cells, offenders, options
 
-NBS, PROC = ROOT / "nbs", ROOT / "_proc"
-RESULTS = sorted(p.relative_to(NBS).as_posix() for p in NBS.glob("6_studies/*/[1-9]*.ipynb"))
-FIRST = ["index.ipynb", "figures_tables.ipynb", "status.ipynb"]
+NBS = ROOT / "nbs"
 
-@pytest.fixture(scope="module")
-def processed(tmp_path_factory):
-    """Folder of the pages as nbdev hands them to Quarto: those of `make check`, if no notebook is younger, else made
-    here."""
-    made, notebooks = sorted(PROC.rglob("*.ipynb")), sorted(NBS.rglob("*.ipynb"))
-    oldest, youngest = min((p.stat().st_mtime for p in made), default=0), max(p.stat().st_mtime for p in notebooks)
-    if len(made) == len(notebooks) and oldest > youngest: return PROC
-    folder = tmp_path_factory.mktemp("site")
-    for name in ("settings.ini", "nbs", "moe_redistribution", "_quarto.yml"): (folder / name).symlink_to(ROOT / name)
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}
-    run = "from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)"
-    done = subprocess.run([sys.executable, "-c", run], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder / "_proc"
-
-def shown(folder, page):
-    "The cells of a processed page that show something, in order: (what is read first of each, the cell)."
+def shown(page):
+    "The cells of a page that show something, in order: what is read first of each. Of the title nbdev makes the header."
     out = []
-    for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "raw" or not source.strip(): continue
-        silent = cell["cell_type"] == "code" and re.search(r"^#\|\s*echo:\s*false", source, flags=re.M)
+    for cell in cells(page)[1:]:
+        own = options(cell)
+        if "hide" in own or own.get("include") == "false" or not cell["source"].strip(): continue
+        silent = cell["cell_type"] == "code" and ("hide_input" in own or own.get("echo") == "false")
         said = ["".join(o.get("data", {}).get("text/markdown", "")) for o in cell.get("outputs", [])]
-        text = "\n".join(filter(None, said if silent else [source, *said]))
-        if re.sub(r"<!--.*?-->", "", text, flags=re.S).strip(): out.append((text, cell))
+        text = "\n".join(filter(None, said if silent else [cell["source"], *said]))
+        if re.sub(r"<!--.*?-->", "", text, flags=re.S).strip(): out.append(text)
     return out
 
-def sentences(text):
-    "The sentences of a Markdown text, links and marks taken off."
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)|[*_`]", lambda m: m[1] or "", text)
-    parts = re.split(r"(?<=[.!?])\s+(?=[A-Z0-9–+−-])|\n\s*\n|\n[-|#]", text)
-    return [p for p in (re.sub(r"\s+", " ", x).strip(" -|") for x in parts) if len(p.split()) > 2]
-
-def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with_a_number(processed):
+def test_a_page_of_results_says_its_answer_first_in_three_or_four_lines_and_with_a_number():
     def wrong(page):
-        texts = [text for text, _ in shown(processed, page)]
+        texts = shown(page)
         # first whose it is, and the finding in words
         text = next((x for x in texts[:6] if x.startswith("**In short**")), texts[0])
         lines = [line for line in text.split("\n") if line.startswith("- ")]
@@ -79,25 +52,25 @@ class Table(HTMLParser):
         if self.at in ("caption", "summary"): self.caption += data
         elif self.at == "td": self.rows[-1][-1] += data
 
-def tables(folder, page):
+def tables(page):
     found = []
-    for cell in json.loads((folder / page).read_text(encoding="utf-8"))["cells"]:
+    for cell in cells(page):
         for o in cell.get("outputs", []):
             text = ("".join(o.get("data", {}).get("text/html", ""))
                     or "".join(o.get("data", {}).get("text/markdown", "")))
             if 'class="shown' in text or "dataframe shown" in text: found.append(Table(text))
     return found
 
-def test_every_row_of_a_comparison_can_be_told_from_every_other(processed):
+def test_every_row_of_a_comparison_can_be_told_from_every_other():
     def alike(table): return not 0 < len(named := [row[0] for row in table.rows if row]) == len(set(named))
-    bad = offenders(RESULTS, lambda page: [t.caption for t in tables(processed, page) if alike(t)])
+    bad = offenders(RESULTS, lambda page: [t.caption for t in tables(page) if alike(t)])
     assert not bad, f"page, and the captions of its tables with two rows of one name: {bad}"
 
-def test_comparisons_are_shown_in_this_form_all_over_the_site(processed):
-    assert sum(len(tables(processed, page)) for page in RESULTS) > 40
+def test_comparisons_are_shown_in_this_form_all_over_the_site():
+    assert sum(len(tables(page)) for page in RESULTS) > 40
 
-def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere(processed):
-    text = "\n".join(t for t, _ in shown(processed, "figures_tables.ipynb"))
+def test_the_index_has_every_figure_and_table_and_its_links_lead_somewhere():
+    text = "\n".join(shown("figures_tables.ipynb"))
     rows = re.findall(r"^\| \[(Figure|Table) (\d+)\]\(([^)#]+)(?:#([^)]*))?\) [^|]+\|(.*)$", text, flags=re.M)
     assert ([(k, int(n)) for k, n, *_ in rows]
             == [("Figure", i) for i in range(1, 27)] + [("Table", i) for i in range(1, 14)])

@@ -37,16 +37,6 @@ def test_a_slice_of_a_permutation_is_the_same_alone():
     whole = _keyed_permutation(10**8, np.arange(200_000), 3)
     assert np.array_equal(_keyed_permutation(10**8, np.arange(65_000, 66_000), 3), whole[65_000:66_000])
 
-def test_names_and_numbers_of_a_book_are_unique():
-    book = PhoneBook(100_000, seed=1)
-    tokens = book.entries(np.arange(book.n))
-    for part in (tokens[:, 1:6], tokens[:, 7:15]):
-        assert len(torch.unique(part, dim=0)) == book.n
-
-def test_a_book_may_use_every_number_there_is():
-    said = PhoneBook(1000, digits=3).entries(range(1000))[:, 7:10] - 26
-    assert sorted((said * torch.tensor([100, 10, 1])).sum(1).tolist()) == list(range(1000))
-
 def test_an_entry_has_16_tokens_of_39_as_in_the_paper():
     book = PhoneBook(1000)
     tokens = book.entries(range(1000))
@@ -67,19 +57,14 @@ def test_a_book_of_three_million_takes_no_memory_until_it_is_read():
     assert peak < 2e6                                                   # bytes; a list of its names would take 24 MB
 
 @pytest.mark.parametrize("n, batch", [(100, 40), (7, 20), (12, 12)])
-def test_an_epoch_repeats_no_entry_and_epochs_differ(n, batch):
+def test_an_epoch_repeats_no_entry_and_epochs_and_seeds_differ(n, batch):
     book = PhoneBook(n)
     row = {tuple(t): i for i, t in enumerate(book.entries(range(n)).tolist())}
     at = book.batches(batch, seed=5)
     seen = [row[tuple(t)] for step in range(3 * n // batch + 1) for t in at(step).tolist()]
     epochs = [tuple(seen[i * n:(i + 1) * n]) for i in range(3)]
     assert all(sorted(e) == list(range(n)) for e in epochs) and len(set(epochs)) == 3
-
-def test_training_resumes_at_any_step():
-    at = PhoneBook(1000).batches(64, seed=2)
-    before = [at(step) for step in range(50)]
-    assert torch.equal(PhoneBook(1000).batches(64, seed=2)(49), before[49])
-    assert not torch.equal(PhoneBook(1000).batches(64, seed=3)(49), before[49])
+    assert not torch.equal(at(0), book.batches(batch, seed=6)(0))
 
 def test_queries_are_different_entries_of_the_book():
     book = PhoneBook(5000)
@@ -211,12 +196,6 @@ def test_labels_of_length2_path_are_those_of_networkx():
         g = nx.Graph([("s", t) for t in row[:5] if t] + [("d", t - 5) for t in row[5:10] if t])
         assert row[10] == 11 and y == (nx.shortest_path_length(g, "s", "d") == 2 if nx.has_path(g, "s", "d") else 0)
 
-def test_both_classes_have_the_same_numbers_of_edges():
-    for seed in range(5):
-        tokens, label = length2_path(12, 1000, seed)
-        sizes = torch.stack([(tokens[:, :10] > 0).sum(1), (tokens[:, 10:20] > 0).sum(1)], 1)
-        assert label.sum() == 500 and sorted(sizes[label == 0].tolist()) == sorted(sizes[label == 1].tolist())
-
 def test_no_single_token_tells_the_class():
     tokens, label = length2_path(12, 40_000, seed=0)
     there = (tokens[:, :20] > 0).double()
@@ -231,10 +210,6 @@ def test_given_the_sizes_every_pair_of_sets_of_a_class_is_equally_likely():
         counts = torch.unique(code[these], return_counts=True)[1].double()
         assert len(counts) == pairs
         assert ((counts - counts.mean())**2 / counts.mean()).sum() < pairs + 5 * (2 * pairs)**.5
-
-def test_sets_depend_on_the_seed_only():
-    a, b, c = (length2_path(8, 100, s)[0] for s in (0, 0, 1))
-    assert torch.equal(a, b) and not torch.equal(a, c)
 
 @pytest.mark.parametrize("r", [4, 8, 10])
 def test_no_pair_of_sets_is_on_both_sides_nor_with_its_sets_exchanged(r):

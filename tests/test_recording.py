@@ -15,7 +15,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen_examples
 from moe_redistribution.tasks.errors import Faults
-from moe_redistribution.models.population import init, predict
+from moe_redistribution.models.population import predict
 from moe_redistribution.instruments.instrument import _Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import _not_in, _record_one, _record_runs
 from moe_redistribution.record.runs import stored_runs
@@ -28,6 +28,7 @@ from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS, rows as rows_of_values, tidy
 from tiers import first
+from toys import untrained
 
 INSTRUMENTS = instruments()
 def with_only(some): return replace(STUDY, measured=lambda name: some)
@@ -43,7 +44,7 @@ def test_every_instrument_fits_something_and_no_room_is_forgotten():
 @pytest.mark.parametrize("instrument", first({"ablation", "attribution", "routing"}, INSTRUMENTS))
 def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
     name = names_for(instrument)[0]
-    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2, 3)])
+    params = untrained(name, (1, 2, 3))
     alone = {n: v[1:2] for n, v in params.items()}
     rows = INSTRUMENTS[instrument].rows
     among = rows(params, name, [1, 2, 3], stream="authors", rule="final")
@@ -56,18 +57,18 @@ def test_a_seed_s_rows_do_not_depend_on_who_is_measured_with_it(instrument):
                          first(INSTRUMENTS.keys() - {"ablation", "histogram", "probes", "speed"}, INSTRUMENTS))
 def test_rows_have_the_house_s_columns_and_name_each_number_once(instrument):
     name = names_for(instrument)[-1]
-    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    params = untrained(name, (1, 2))
     table = INSTRUMENTS[instrument].rows(params, name, [1, 2], stream="authors", rule="final")
     assert tuple(table) == ROW_COLUMNS and len(table) and set(table["seed"]) == {1, 2}
     assert not table.duplicated([c for c in table if c not in ("value", "n_examples")]).any()
     assert not np.isinf(table["value"]).any() and (table["condition"] == name).all()
     assert len(table) <= 2000, f"{len(table) // 2} rows a seed"
 
-@pytest.mark.parametrize("name", ["add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32",
-                                  "hist/moe-e2k1-h8-gelu+tokens"])
+@pytest.mark.parametrize("name", first(["add7/moe-e4k1-h16-silu+tokens"], [
+    "add7/moe-e4k1-h16-silu+tokens", "modadd/moe_glu-e2k1-h8-gelu+tokens+d32", "hist/moe-e2k1-h8-gelu+tokens"]))
 def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
     "One that refused would end `record` in the middle of a condition."
-    params = init(name, [torch.Generator().manual_seed(1)])
+    params = untrained(name, [1])
     # slow, and refuse no router
     fit = [i for i, x in instruments_for(name).items() if not x.live and i not in ("ablation", "attribution", "probes")]
     assert all(len(INSTRUMENTS[i].rows(params, name, [1], stream="authors", rule="final")) for i in fit)
@@ -79,7 +80,7 @@ def test_every_instrument_that_fits_routes_from_a_table_measures_them(name):
                                              [i for i, x in INSTRUMENTS.items() if not x.live]))
 def test_parameters_of_another_condition_and_seeds_that_are_not_its_members_are_refused(instrument):
     name = names_for(instrument)[0]
-    params = init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
+    params = untrained(name, (1, 2))
     measure = lambda p, seeds: INSTRUMENTS[instrument].rows(p, name, seeds, stream="authors", rule="final")
     narrow = {n: v[..., :2, :] if n == "W_down" else v[..., :2] if n in ("W_gate", "W_up", "b_up") else v
               for n, v in params.items()}
@@ -291,13 +292,6 @@ def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, man
     assert everything(study.root, 42) == before, "and the other seed's replacement leaves it alone"
     assert pd.read_csv(study.root / "results/replaced.csv")["seed"].tolist() == [137]
 
-def test_a_run_without_weights_where_the_recorded_one_has_rows_is_refused(study):
-    study.another(42)
-    run = study.other.load(NAME, 42)
-    study.other.save(replace(run, weights={"first256": run.weights["first256"]}))
-    assert runs._shortfall(study.other.load(NAME, 42), study.root) == ["weights by first1000"]
-    assert runs._shortfall(study.store.load(NAME, 42), study.root) == []
-
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
     before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
     go = lambda names: recording._record(study.other, study.root, say=lambda text: None, replace=names)
@@ -330,7 +324,6 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
     kept = unseal(path)[0]["W_E"][1:]
     assert runs._withdraw(NAME, "first256", [42], study.root) == [137] and torch.equal(unseal(path)[0]["W_E"], kept)
     assert pd.read_csv(counts)["seed"].tolist() == [137] and unseal(path)[1]["seeds"] == [137]
-    with pytest.raises(ValueError, match="got 42"): runs._withdraw(NAME, "first256", [42], study.root)
     assert runs._withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
 
 # ------------------------------------------------------------------------------------------------------ unseen examples
@@ -338,7 +331,7 @@ def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes
 @pytest.mark.parametrize("name, there", first(BUT_HIST := [("add7/ffn-h16-silu", False), ("modadd/glu-h16-gelu", True)],
                                               [*BUT_HIST, ("hist/moe-e2k1-h16-gelu", True)]))
 def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, there):
-    params = init(name, [torch.Generator().manual_seed(1)])
+    params = untrained(name, [1])
     rows = ablation_of(params, name, [1], "authors", ("zero",), rule="best")
     own = rows[rows["split"] == "test"]
     t = get_task(name.split("/")[0])
@@ -350,7 +343,7 @@ def test_whole_answers_are_also_scored_on_what_a_seed_never_trained_on(name, the
 
 def test_what_answers_know_of_the_count_is_recorded_of_unseen_sequences(monkeypatch):
     name = "hist/ffn-h16-gelu"
-    params = init(name, [torch.Generator().manual_seed(1)])
+    params = untrained(name, [1])
     monkeypatch.setattr(sys.modules[INSTRUMENTS["histogram"].rows.__module__], "PROTOCOLS", ())
     rows = INSTRUMENTS["histogram"].rows(params, name, [1], stream="authors", rule="best")
     kinds = lambda split: set(zip(*(rows.loc[(rows["split"] == split) & (rows["metric"] != "selective_5"), c]

@@ -169,17 +169,6 @@ def test_of_add7_32_whole_trajectories_come_first_then_the_five_seeds_then_the_1
             and len(fixed) == 16)
     assert all(s == tuple(range(33 if n in {o.condition for o in long} else 1, 129)) for n, s in rest.items())
 
-def test_second_and_third_are_the_headline_models_in_their_order():
-    shapes = ["ffn-h512-gelu", "moe-e4k1-h512-gelu", "glu-h340-gelu", "moe_glu-e4k1-h340-gelu"]
-    at = {p: [o.condition for o in orders() if o.priority == p] for p in range(2, 6)}
-    assert at[2] == [f"modadd/{s}"
-                     for s in [*shapes, "moe-e4k1-h512-gelu+frozen", "no_ffn", "moe-e4k2-h512-gelu+frozen"]]
-    assert at[3] == [f"hist/{s}" for s in [*shapes, "no_ffn", "ffn-h512-gelu+ffnlr0.25"]]
-    assert at[4][:2] == at[2][:2] and at[4][2:4] == ["modadd/glu-h512-gelu", "modadd/moe_glu-e4k1-h512-gelu"]
-    fourth = list(dict.fromkeys(o.experiment for o in orders() if o.priority == 4))
-    assert (fourth == [f"modadd-{w}" for w in "seeds gelu narrow top2 experts lambda regularised width".split()]
-            + ["replicates-modadd"])
-
 def test_a_task_goes_as_far_and_in_such_groups_as_its_figures_and_its_batch_ask_for():
     for o in orders():
         task = condition(o.condition).task

@@ -24,10 +24,6 @@ def raw(y): return ev.variance_split(y, n_resamples=2)["raw"][:4].to_numpy()
 
 # ------------------------------------------------------------------------------------------------------------ the split
 
-def test_planted_parts_are_recovered():
-    sds = np.array([6., 3, 2, 4])
-    assert raw(planted(np.random.default_rng(0), sds, 150, 150, 2)) == pytest.approx(sds**2, rel=.2)
-
 @pytest.mark.parametrize("k", range(4))
 def test_what_is_planted_in_one_source_is_found_there_and_nowhere_else(k):
     y = planted(np.random.default_rng(k), np.eye(4)[k], 60, 60, 2)
@@ -85,8 +81,8 @@ def test_a_constant_has_no_variance_and_no_share():
     t = ev.variance_split(np.full((3, 3, 2), .7))
     assert (t[["raw", "variance", "share"]].abs() < 1e-6).all(axis=None)
 
-@pytest.mark.parametrize("y", [np.zeros((8, 8)), np.zeros((8, 8, 1)), np.zeros((1, 8, 2)), np.full((2, 2, 2), np.nan)],
-                         ids=["no repetitions", "one repetition", "one init", "nan"])
+@pytest.mark.parametrize("y", [np.zeros((8, 8)), np.zeros((1, 8, 2)), np.full((2, 2, 2), np.nan)],
+                         ids=["no repetitions", "one init", "nan"])
 def test_what_cannot_be_split_is_refused(y):
     with pytest.raises(ValueError, match="expected finite .* got shape .* fix: "): ev.variance_split(y)
 

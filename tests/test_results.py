@@ -36,11 +36,9 @@ from moe_redistribution.studies.sparsity_moves.reading import _recorded_checkpoi
 from moe_redistribution.studies.sparsity_moves.study import STUDY
 from moe_redistribution.report.figures import pick
 from moe_redistribution.training.groups import train
-from moe_redistribution.training.store import of_clone
-from moe_redistribution.models.population import predict
+from moe_redistribution.training.store import Damaged, _listed_hashes, of_clone, Store
 from moe_redistribution.studies.sparsity_moves.experiments import conditions_for
 from moe_redistribution.training.bench import keep
-from moe_redistribution.training.store import Damaged, Store, _listed_hashes, of_clone
 from moe_redistribution.tasks.task import digits, get_task
 from tiers import first
 
@@ -127,14 +125,6 @@ def test_definitions_that_changed_without_a_word_are_refused_where_they_are_coun
         for read in (registrations._definitions, registrations.unregistered_lines, design.check_design):
             with pytest.raises(Damaged, match=f"data/parrots/{name}.csv: expected"): read()
         path.write_bytes(good)
-
-def test_a_change_that_was_meant_is_read_after_make_sums(copied):
-    good = (path := copied / "data/parrots/trials.csv").read_bytes()
-    path.write_bytes(good + b"\n")
-    with pytest.raises(Damaged): of_clone(path)
-    table_files.write_sums(copied)
-    assert of_clone(path) == path
-    path.write_bytes(good), table_files.write_sums(copied)
 
 def test_the_largest_page_reads_its_rows_in_about_a_second():
     began = time.process_time()
@@ -390,8 +380,3 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_p
     monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "file" / "below"))
     assert main(["train", "add7/ffn-h64-silu"]) == 2
     assert "MOE_REDISTRIBUTION_HOME" in capsys.readouterr().err
-
-def test_predictions_of_a_seed_do_not_depend_on_who_stands_beside_it():
-    params = checkpoints.checkpoint(TABLE1["MoE"])
-    alone = predict({n: v[2:3] for n, v in params.items()}, TABLE1["MoE"])
-    assert (alone[0] == predict(params, TABLE1["MoE"])[2]).all()

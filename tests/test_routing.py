@@ -12,7 +12,7 @@ from sklearn.metrics.cluster import expected_mutual_information
 from moe_redistribution.instruments import rerouting, routing
 from moe_redistribution.instruments.ablation import edits_for, derangement
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import forward, init, predict
+from moe_redistribution.models.population import forward, predict
 from moe_redistribution.models.planted import carry_by_experts, carry_by_ffn
 from moe_redistribution.instruments.rerouting import (_rerouted_answers, _as_in, _cells, drops, gradient_norms,
                                                       permuted_experts,
@@ -24,6 +24,7 @@ from moe_redistribution.tasks.task import get_task, labels
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.instruments.trace import trace
 from plain import load_member
+from toys import untrained
 
 ADD7 = get_task("add7")
 VARIANTS = {"moe": "add7/moe-e4k1-h40-silu", "moe_glu": "add7/moe_glu-e4k1-h24-silu", "top-2": "add7/moe-e4k2-h40-gelu",
@@ -34,7 +35,7 @@ codes = lambda n: st.lists(st.integers(0, n - 1), min_size=2, max_size=60)
 
 def population(name, n_seeds=2, loud=30.0):
     "Random weights with an FFN loud enough for its routes to matter to the predictions."
-    params = init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)])
+    params = untrained(name, range(n_seeds))
     return {n: v * (loud if n == "W_down" else 3 if n == "W_router" else 1) for n, v in params.items()}
 
 def table_of(a, b): return crosstab(torch.tensor(a), torch.tensor(b)[None], max(a) + 1, max(b) + 1)
@@ -98,10 +99,6 @@ def test_tables_count_the_first_choice_where_there_is_a_label():
     assert (got["operation"].numpy() == want).all()
     assert torch.equal(got["within"].sum(1), got["operation"])
     assert torch.equal(got["within"].sum(2), got["position_token"])
-
-def test_independent_routing_reproduces_the_papers_null():
-    null = nmi(routing.iid_tables([1000, 777, 2223], 4))
-    assert abs(null.mean() - .00075) < 5e-5 and abs(null.std() - .00043) < 5e-5
 
 @pytest.mark.parametrize("name", ["add7", "modadd", "hist"])
 def test_known_is_what_one_would_write_down_token_by_token(name):
@@ -184,10 +181,6 @@ def test_rerouting_by_identity_changes_nothing(name):
     one_to_a_cell = tabled_gates(torch.arange(5000).view(1000, 5), condition(name).top_k)
     torch.testing.assert_close(forward(params, ADD7.tokens, name, one_to_a_cell, read_only=True),
                                forward(params, ADD7.tokens, name, read_only=True))
-
-def test_a_router_that_is_a_table_is_its_table():
-    plain = forward(PLANTED, ADD7.tokens, BY_EXPERTS, read_only=True)
-    assert torch.equal(forward(PLANTED, ADD7.tokens, BY_EXPERTS, tabled_gates(_cells(ADD7)), read_only=True), plain)
 
 @each_variant
 def test_exchanged_gates_are_exchanged_experts(name):
@@ -323,21 +316,14 @@ def test_an_expert_can_be_taken_away_while_routes_are_held(how):
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 @pytest.mark.parametrize("call, says", [
-    (lambda: routes(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router .*takes every token; fix: "),
     (lambda: gradient_norms(carry_by_ffn(), "add7/ffn-h32-relu"), "expected a model with a router"),
     (lambda: routing.routing_rows(carry_by_ffn(), "add7/ffn-h32-relu", [0]), "expected a model with a router"),
-    (lambda: routes(PLANTED, BY_EXPERTS, layer=1), "L1.router_probs"),
     (lambda: check_routed(PLANTED, BY_EXPERTS + "+L2"), "expected one layer; got 2"),
     (lambda: routes(PLANTED, "add7/moe-e2k1-h64-relu"), r"expected W_router \(1, 64, 2\).* got \(1, 64, 4\)"),
     (lambda: routes(carry_by_ffn(), BY_EXPERTS), "expected W_router .* got None"),
-    (lambda: nmi(torch.ones(1, 2, 2), "maximum"), "normalisation: expected one of .*nearest: 'max'"),
     (lambda: saturation(PLANTED, population(BY_EXPERTS), BY_EXPERTS), "same seeds twice; got 1 and 2"),
-    (lambda: permuted_experts([1, 2, 3]), "each expert once"),
     (lambda: routing.routing_rows(PLANTED, BY_EXPERTS, [0], draws=0), "one draw or more for the floors; got 0"),
     (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, []), "one set of edits or more; got none"),
-    (lambda: _rerouted_answers(PLANTED, BY_EXPERTS, [{"z": torch.zeros_like}]),
-     "expected one of gates, expert_out.*`predict`"),
-    (lambda: routes_held(PLANTED, BY_EXPERTS, permuted_experts([1, 0, 2, 3])), "leave the gates alone"),
     (lambda: routes_held(PLANTED, BY_EXPERTS, {"router_probs": "mean"}),
      "leave the gates alone; got one of router_probs"),
     (lambda: _as_in(PLANTED, population("add7/moe-e2k1-h64-relu")), r"router \(1, 1, 64, 4\); got \(2, 1, 64, 2"),

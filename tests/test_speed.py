@@ -4,12 +4,12 @@ import torch
 
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import _train_group
-from moe_redistribution.models.population import init
 from moe_redistribution.instruments.speed import _train_to, _components, speed, _speed_rows, speeds
 from moe_redistribution.training.store import Store
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from plain import load_member
+from toys import untrained
 
 VARIANTS = {"ffn": "add7/ffn-h24-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h24-silu",
             "top-2": "add7/moe-e4k2-h24-silu", "switch": "add7/moe_glu-e4k1-h24-silu+switch",
@@ -19,7 +19,7 @@ each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
 
 def pair(name, n_seeds=2):
     "Two populations in double precision, the second a little way from the first."
-    before = {n: v.double() for n, v in init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
+    before = {n: v.double() for n, v in untrained(name, range(n_seeds)).items()}
     g = torch.Generator().manual_seed(9)
     return before, {n: v + .03 * torch.randn(v.shape, generator=g).double() for n, v in before.items()}
 
@@ -119,20 +119,6 @@ def test_order_of_inputs_does_not_matter():
     a, b = (speed(before, after, VARIANTS["glu"], ["ffn_out"], x)["ffn_out"] for x in (tokens, tokens.flip(0)))
     for f in a: torch.testing.assert_close(a[f], b[f])
 
-def test_a_moved_router_is_own_movement_but_not_with_routes_kept():
-    before, _ = pair(VARIANTS["moe"])
-    after = before | {"W_router": -before["W_router"]}
-    v = speed(before, after, VARIANTS["moe"])
-    assert ((v["ffn_out"]["own"] > .1).all() and (v["ffn_out"]["kept"] == 0).all()
-            and (v["E0"]["own"].nan_to_num() == 0).all())
-
-def test_a_constant_shift_has_no_centred_speed():
-    before, _ = pair(VARIANTS["ffn"])
-    after = {n: v.clone() for n, v in before.items()}
-    after["b_down"][:, 0, 0, 3] += .25
-    v = speed(before, after, VARIANTS["ffn"])["ffn_out"]
-    assert v["own"].tolist() == pytest.approx([.25, .25]) and v["own_centred"].max() < 1e-9
-
 def test_an_expert_without_tokens_has_no_speed():
     before, after = pair(VARIANTS["moe"])
     before["W_router"].zero_()                                             # all are tied, so one expert gets everything
@@ -185,12 +171,6 @@ def test_the_first_step_scales_with_the_learning_rate_of_the_component_alone(nam
     other = {"ffn_out": "attn_out", "attn_out": "ffn_out"}[site]
     torch.testing.assert_close(a[other]["own"], b[other]["own"], rtol=1e-5, atol=1e-6)
 
-@pytest.mark.parametrize("name, site", [("add7/moe-e2k1-h8-silu+freeze_ffn", "ffn_out"),
-                                        ("add7/moe-e2k1-h8-silu+freeze_attn", "attn_out")])
-def test_what_is_frozen_has_no_speed_of_its_own_and_yet_moves(name, site):
-    for v in speeds(name, [1], at=[0, 8], gap=5).values():
-        assert v[site]["own"].item() == 0 and v[site]["total"].item() > 0
-
 def test_a_frozen_router_keeps_its_routes():
     for v in speeds("add7/moe-e4k1-h16-silu+frozen", [1, 2], at=[0, 20]).values():
         torch.testing.assert_close(v["ffn_out"]["own"], v["ffn_out"]["kept"], rtol=1e-5, atol=1e-6)
@@ -208,8 +188,6 @@ def test_rows_name_step_form_and_unit():
     assert metrics == {"own_distance", "own_centred_distance", "total_distance", "total_centred_distance", "size"}
 
 @pytest.mark.parametrize("call, says", [
-    (lambda a, b: speed(a, b, "add7/ffn-h24-silu", ["E0"]), "a dense FFN has no experts"),
-    (lambda a, b: speed(a, b, "add7/ffn-h24-silu", ["attn"]), "nearest: 'attn_out'"),
     (lambda a, b: speed(a, {n: v[:1] for n, v in b.items()}, "add7/ffn-h24-silu"), "expected 2 seeds as before; got 1"),
     (lambda a, b: speeds("add7/ffn-h24-silu", [1], at=[-1]), "steps from 0 on"),
     (lambda a, b: speeds("add7/ffn-h24-silu", [1], at=[]), "steps from 0 on"),

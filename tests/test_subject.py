@@ -10,15 +10,15 @@ from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.copying import copying_rows
 from moe_redistribution.instruments.patching import patching_rows
 from moe_redistribution.instruments.patterns import pattern_rows, patterns
-from moe_redistribution.instruments.rerouting import _rerouted_answers
-from moe_redistribution.instruments.rerouting import routes_held
+from moe_redistribution.instruments.rerouting import _rerouted_answers, routes_held
 from moe_redistribution.instruments.routing import routes
 from moe_redistribution.instruments.subject import Population, Subject, Wrapped, subject
 from moe_redistribution.instruments.trace import parts, trace
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.edits import Edit, PerMember
-from moe_redistribution.models.population import Transformer, forward, init, predict, sites, watcher
+from moe_redistribution.models.population import Transformer, forward, predict, sites, watcher
 from moe_redistribution.tasks.task import get_task
+from toys import untrained
 
 T = get_task("add7")
 MOE, DENSE, TWO, NORM = ("add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+L2",
@@ -27,7 +27,7 @@ S = 3
 
 def population(name, n=S):
     "Untrained, with embeddings so small that what is said is not the copy of the current token, whatever is put in."
-    params = init(name, [torch.Generator().manual_seed(s) for s in range(n)])
+    params = untrained(name, range(n))
     return params | {"W_E": .1 * params["W_E"], "W_pos": .1 * params["W_pos"]}
 
 def answer(logits): return logits[:, :, list(T.read)].argmax(-1)

@@ -12,20 +12,16 @@ from moe_redistribution.language.opened import open_model
 from moe_redistribution.language.streaming import (byte_tokens, in_groups, text_ablation, text_loss, text_windows,
                                                    units_of)
 from moe_redistribution.language.routing_edits import At, replay, steer
-from moe_redistribution.models.population import init
 from moe_redistribution.record.cli import main
 from tiers import first
+from toys import eager_model, untrained
 
 MIXED = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "minimax_m2",
          "ernie4_5_moe", "hunyuan_v1_moe", "lfm2_moe", "granitemoe", "jamba")
 W = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(0))
 some_families = pytest.mark.parametrize("family", first(["deepseek_v3", "gpt_oss", "olmoe"], MIXED))
 
-def opened(family="olmoe", tokens=W, **more):
-    "In double precision, with the library's own loop over experts and attention: its faster ways are single."
-    model = tiny_model(family, dtype=torch.float64)
-    model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
-    return open_model(model, tokens, **more)
+def opened(family="olmoe", tokens=W, **more): return open_model(eager_model(family), tokens, **more)
 
 def gates(s, how=None, site="L1.gates"):
     edits = how if isinstance(how, dict) else how and {"L1.routes": how}
@@ -73,9 +69,7 @@ def test_k_counts_experts_in_the_router_s_own_order(family):
     for k, x in g.items(): assert ((x != 0).sum(-1) == k).all()
     assert ((g[2] != 0) >= (g[1] != 0)).all() and ((g[3] != 0) >= (g[2] != 0)).all()
 
-def test_a_k_that_the_groups_leave_no_room_for_is_refused():
-    with pytest.raises(ValueError, match="groups of this router leave room for; got k=5"):
-        opened("deepseek_v3").run(W, {"L1.routes": "k=5"})
+def test_a_k_beyond_the_experts_is_refused():
     with pytest.raises(ValueError, match="k from 1 to 4, its experts; got k=5"): opened().run(W, {"L1.routes": "k=5"})
 
 @some_families
@@ -109,11 +103,9 @@ def test_an_expert_outside_the_chosen_groups_has_the_weight_that_it_had_before_t
     torch.testing.assert_close(g[..., 0] / g[..., 7], P[..., 0] / P[..., 7], rtol=1e-4, atol=0)
 
 @pytest.mark.parametrize("bad, says", [
-    (lambda r: r * 0, "rows of zeros, as of tokens that were not recorded, first in window 0 at token 0"),
     (lambda r: r[..., :1], r"\(2, 9, 2\): windows, tokens, k; got torch.int64 \(2, 9, 1\)"),
     (lambda r: r[:, :5], r"got torch.int64 \(2, 5, 2\)"),
     (lambda r: r[..., :1].expand(2, 9, 2), "rows of zeros|an expert twice in a token"),
-    (lambda r: torch.where(r == 3, 9, r), "experts above 3"),
     (lambda r: torch.where(r == 3, -1, r), "-1, a token without an expert"),
     (lambda r: r.double(), "torch.float64")])
 def test_routes_that_no_router_can_have_made_are_refused(bad, says):
@@ -176,8 +168,7 @@ def test_the_ablate_command_takes_words_sets_and_all_layers(tmp_path, capsys):
                  "--unit", "L0.routes", "--edit", "never:E2", "--out", str(out)]) == 0
     assert "a checkpoint without that expert may raise them" in capsys.readouterr().err
 
-@pytest.mark.parametrize("how, says", [("mean", "never:E3, only:E2,E5, k=3"), ("never:E9", "nearest: 'E"),
-                                       ("only:", "one of never"), ([], "one of never"),
+@pytest.mark.parametrize("how, says", [("only:", "one of never"), ([], "one of never"),
                                        ("never:E0,E1,E2", "not barred; got 1"),
                                        ("never:E0,E1,E2,E3", "an expert that may work"), ("zero@", "behind the @")])
 def test_a_word_that_means_nothing_is_refused_with_what_does(how, says):
@@ -285,9 +276,6 @@ def test_a_mask_says_which_tokens_of_which_window():
     assert s.moved == {"L0.ffn_out": 2}
     s.run(W, {"L1.routes": At("only:E2", mask)})
     assert s.moved["L1.routes"] <= 2
-    with pytest.raises(ValueError, match="one row for each of 2 windows"):
-        s.run(W, {"L0.ffn_out": At("zero", mask[:1])})
-    with pytest.raises(ValueError, match="count positions"): At("zero", -1)
 
 @some_families
 def test_never_from_some_token_on_is_never_there_and_the_plain_choice_before(family):
@@ -306,7 +294,6 @@ def test_steering_adds_a_vector_where_it_is_told():
     moved = tr["L0.resid_post"] - trace(s, W)["L0.resid_post"]
     assert s.moved == {} and not moved[:, :, :5].any()
     torch.testing.assert_close(moved[:, :, 5:], (3. * v).double().expand_as(moved[:, :, 5:]))
-    with pytest.raises(ValueError, match="32 numbers"): s.run(W, {"embed": steer(torch.ones(5))})
 
 # -------------------------------------------------------------------------------------------------------------- names
 
@@ -329,7 +316,7 @@ def test_an_ablation_of_twelve_layers_gives_them_in_order(tmp_path):
 
 def test_all_layers_are_named_at_once_in_every_subject():
     name = "add7/moe-e2k1-h8-silu+L2"
-    pop = Population(init(name, [torch.Generator().manual_seed(0)]), name)
+    pop = Population(untrained(name, [0]), name)
     tokens, names = pop.task.tokens[:3], ["L0.attn_out", "L1.attn_out"]
     zero = {"L*.attn_out": torch.zeros_like}
     each = dict.fromkeys(names, torch.zeros_like)

@@ -10,7 +10,7 @@ import pytest
 
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.report.overviews import page_of
-from moe_redistribution.record.counts import claims_table, _judged_here, recorded_claims
+from moe_redistribution.record.counts import claims_table, recorded_claims
 from moe_redistribution.evidence.claims import PROTOCOLS, statements
 from moe_redistribution.record.ways import _claim_files, _claim_rows, _contrasts_of, ways_out, _write_claim_rows
 from tiers import first
@@ -100,7 +100,3 @@ def test_the_files_of_the_site_are_written_for_every_claim_that_reads_rows(tmp_p
     assert len(pd.read_csv(tmp_path / "4.2-05.csv")) == len(_claim_rows("4.2-05"))
     silent = [k for k in CLAIMS if not _claim_files(k)]
     assert all(CLAIMS[k].paper_n == CLAIMS[k].audited_n == 0 for k in silent)
-
-def test_a_page_lists_what_it_judges_with_addresses_for_what_it_does_not_show():
-    foot = _judged_here([CLAIMS["abs-01"], CLAIMS["002-M5"]], ["abs-01"], "../../")
-    assert 'id="002-M5"' in foot and 'id="abs-01"' not in foot and "../../rows/claims/abs-01.csv" in foot
