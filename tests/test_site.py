@@ -672,4 +672,4 @@ if __name__ == "__main__":
     asked = {p.removeprefix("nbs/") for p in sys.argv[1:]}
     for name, (among, wrong, _) in RULES.items():
         bad = offenders([x for x in among if not asked or x in asked], wrong)
-        print(f"{len(bad):4} {name.replace('_', ' ')}", *(f"     {x}: {said}" for x, said in bad.items() if asked), sep="\n")
+        print(f"{len(bad):4} {name.replace('_', ' ')}", *(f"     {x}: {bad[x]}" for x in bad if asked), sep="\n")
