@@ -3,7 +3,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from moe_redistribution.evidence.selection import rows_of
 from moe_redistribution.evidence.claims import claims, seed_list, statements
@@ -12,9 +11,7 @@ from moe_redistribution.models import authors
 from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.studies.parrots_rule.study import (LOOKED, RULE_ARMS, STUDY, draw_of, exception_task,
                                                            _excepted_inputs,
-                                                           _first_rows, _newly_half, _rule_condition, rule_nulls,
-                                                           _rows_by_draw, _rule_rows, _ruled_rows, _scored_apart,
-                                                           _scores_apart,
+                                                           _rule_condition, _rows_by_draw, _rule_rows, _ruled_rows, _scored_apart,
                                                            _with_exceptions)
 from moe_redistribution.tasks.task import TASKS, digits, exact, get_task, strata
 from moe_redistribution.training.loop import TASK_RULES, init_members, register_task, train_interval, unflatten
@@ -37,23 +34,6 @@ def trained(arm, n, seeds=(1, 2)):
     return members
 
 # ---------------------------------------------------------------------------------------------------------------- task
-
-@pytest.mark.parametrize("share, draw", [(.002, 0), (.05, 0), (.05, 3), (.2, 1), (1, 2)])
-def test_exceptions_exchange_their_answers_and_nothing_else_changes(share, draw):
-    t, at = _with_exceptions("x", share, draw), _excepted_inputs(share, draw)
-    odd = np.isin(np.arange(1000), at)
-    assert len(at) == round(1000 * share) and (t.strata["exception"].to_numpy() == odd).all()
-    assert torch.equal((t.targets != RULE.targets).any(1), torch.from_numpy(odd))           # none keeps its own answer
-    number = lambda x: sum(x[:, i] * 10**i for i in range(4))
-    assert torch.equal(number(t.targets[at]).sort().values, number(RULE.targets[at]).sort().values)
-    assert torch.equal(t.tokens[:, :4], RULE.tokens[:, :4]) and torch.equal(t.tokens[:, 4:], t.targets[:, :4])
-    assert torch.equal(t.tokens[~odd], RULE.tokens[~odd]) and (t.targets[:, 4] == RULE.targets[:, 4]).all()
-
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
-@hypothesis_settings(max_examples=25, deadline=None)
-def test_the_exceptions_of_a_share_are_among_those_of_a_larger_one(a, b, draw):
-    few, many = sorted((_excepted_inputs(a, draw), _excepted_inputs(b, draw)), key=len)
-    assert set(few) <= set(many) and len(set(many)) == len(many)
 
 def test_draws_differ_and_eight_seeds_share_one():
     sets = [frozenset(_excepted_inputs(.05, d)) for d in range(4)]
@@ -92,17 +72,6 @@ def test_a_checkpoint_of_the_authors_stays_one_of_add7(monkeypatch):
 
 # -------------------------------------------------------------------------------------------------------------- scores
 
-@pytest.mark.parametrize("share", [.05, .2])
-def test_who_applies_the_rule_scores_0_where_it_is_contested(share):
-    t = get_task(exception_task(share, 1))
-    by_rule, all_known = _scores_apart(RULE.targets[None], t), _scores_apart(t.targets[None], t)
-    for where in ("o0-o3", "o0", "o1", "o2"):
-        assert by_rule["digits", "contested", where] == 0 and by_rule["says_rule", "contested", where] == 1
-        assert by_rule["digits", "rule", where] == 1 == all_known["digits", "contested", where]
-        assert all_known["says_rule", "contested", where] == 0
-    assert by_rule["exact", "rule", "all"] == 1 and by_rule["exact", "exception", "all"] == 0
-    assert all_known["exact", "exception", "all"] == 1
-
 def test_strata_cover_all_inputs_once():
     t, n = get_task(exception_task(.2, 0)), 1000
     each = _scored_apart(t)
@@ -131,27 +100,11 @@ def test_some_members_are_scored_as_they_are_among_all():
 def test_attention_alone_has_no_FFN_to_be_taken_away():
     assert set(_rule_rows(trained("alone/rho0.05", 2), "m")["site"]) == {"none"}
 
-def test_only_who_passes_the_question_on_looks_like_the_rule_without_computing():
-    for share in (.05, .2):
-        found = pd.concat([rule_nulls(share, d) for d in range(4)]).sort_index(axis=1)
-        others, passing = found.drop("pass-through"), found.loc["pass-through"]
-        assert others["says_rule", "contested", "o0-o3"].max() < .2 and others["digits", "rule", "o0-o3"].max() < .5
-        assert found["digits", "contested", "o0-o3"].max() < .2
-        assert passing["digits", "rule", "o0"].max() == 0 and passing["digits", "rule", "o2"].min() > .8
-
 # ----------------------------------------------------------------------------------------------------------------- job
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return run_study(STUDY, "tiny", ["mixture/rho0.05"], root=tmp_path_factory.mktemp("s"), executor="here", quiet=True)
-
-def test_every_row_can_be_told_from_every_other_without_its_step(tiny):
-    labels = ["condition", "seed", "site", "edit", "position", "stratum", "metric"]
-    assert not tiny.duplicated(labels).any() and tiny["value"].notna().all() and set(tiny["stream"]) == {"paired"}
-    assert tiny[~tiny["metric"].isin(["step_99"])]["value"].between(0, 1).all()
-    names = {n.removeprefix("parrots_rule.tiny/mixture/rho0.05") for n in tiny["condition"]}
-    assert names == {"", "@0", "@4"} and set(tiny["seed"]) == {1, 9}
-    assert not any(mark in n for n in tiny["condition"] for mark in " |=&")                 # which claims cannot hold
 
 @pytest.mark.parametrize("arm", ["frozen/rho0.05", "dense/rho0"])
 def test_a_job_that_is_ended_after_every_look_gives_the_same_rows(arm, tmp_path):
@@ -170,27 +123,7 @@ def test_seeds_of_two_draws_get_their_own_exceptions(tiny):
     want = [int(_scored_apart(_with_exceptions("x", .05, d))["contested"].sum()) for d in (0, 1)]
     assert [list(x) for x in sizes] == [[w] for w in want] and len(set(want)) == 2
 
-def test_what_is_never_reached_is_censored_at_the_last_look():
-    curve = [(0, dict(rule=[0., 0.])), (100, dict(rule=[1., .98])), (200, dict(rule=[.5, .98]))]
-    found = _first_rows(curve, trained("dense/rho0", 1), "m").pivot(index="seed", columns="metric", values="value")
-    assert found["reached_99"].tolist() == [1, 0] and found["step_99"].tolist() == [100, 200]
-
-def test_half_is_seen_once_and_at_the_first_look():
-    looks = [[.1, .6], [.5, .4], [.4, .9], [.9, .9]]
-    curve = [(i, dict(contested=x)) for i, x in enumerate(looks)]
-    assert [_newly_half(curve[:i + 1]) for i in range(4)] == [[False, True], [True, False], [False] * 2, [False] * 2]
-
 # --------------------------------------------------------------------------------------------------------------- study
-
-def test_every_arm_has_thirty_two_seeds_of_four_draws_but_the_references():
-    for name in ("small", "more"):
-        for arm, seeds in STUDY.presets[name].arms.items():
-            kind, _, share = arm.removeprefix("tables/").partition("/rho")
-            _rule_condition(arm.removeprefix("tables/"), 0)
-            if not arm.startswith("tables/"): assert list(seeds) == list(range(1, 9 if kind == "alone" else 33)), arm
-    assert {a for p in ("plain", "small", "more") for a in STUDY.presets[p].arms} == {
-        f"{k}/rho{r}" for k in RULE_ARMS for r in ("0", "0.05", "0.2")} | {
-        f"tables/{k}/rho{r}" for k in RULE_ARMS if k != "alone" for r in ("0.05", "0.2")}
 
 @pytest.mark.parametrize("arm, preset", [("mixture/rho0.05", "small"), ("dense/rho0.2", "more")])
 def test_rows_by_table_are_means_over_the_eight_seeds_of_a_draw(arm, preset):

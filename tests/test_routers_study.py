@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe_redistribution.evidence.claims import claims, seed_list, statements
-from moe_redistribution.studies.routers.arms import ROUTED_ARMS, routed_arm, routed_model
+from moe_redistribution.studies.routers.arms import routed_arm
 from moe_redistribution.studies.routers.rule import RuleTrial
 from moe_redistribution.studies.routers.study import STUDY, _routed_rows, _routed_settings
 from moe_redistribution.studies.routers.texts import TextTrial
@@ -85,9 +85,3 @@ def test_a_rate_for_the_ffn_alone_is_refused_of_a_language_model():
     with pytest.raises(ValueError, match="one rate for all parts of a language model.*nearest valid: dense"):
         TextTrial("book/dense_scaled", [1], TINY["book"], None)
     assert RuleTrial("surface/dense_scaled", [1], TINY["surface"], None).c.ffn_lr == .25
-
-def test_every_arm_has_a_model_of_both_kinds_and_says_what_its_router_is():
-    for name, own in ROUTED_ARMS.items():
-        if own.ffn_rate != 1: continue
-        c, model = own.condition_of("add7", lr=.002), routed_model(name, 30, 1, d=16, heads=2, layers=2, T=16, h=64)
-        assert c.routed == bool(own.router) and model(input_ids=torch.zeros(1, 4).long()).logits.isfinite().all()

@@ -1,19 +1,16 @@
 """Companion 001's study: its nulls are what they say, and every line that asks about it asks for rows that it makes."""
 from itertools import product
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+import numpy as np
 from moe_redistribution.evidence.printed import DATA
 from moe_redistribution.evidence.claims import claims, seed_list, statements
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import LanguageModel
-from moe_redistribution.instruments.scores import routing_scores
-from moe_redistribution.instruments.trace import trace
-from moe_redistribution.studies.routing_scores.study import (STUDY, ShuffledReader, _a_tenth, apart_by_chance,
-                                                             _measured_rows, text_of)
+from moe_redistribution.studies.routing_scores.study import STUDY, _a_tenth, _measured_rows, apart_by_chance, text_of
 from moe_redistribution.training.store import Store
 from moe_redistribution.training.study import run_study
 
@@ -36,15 +33,6 @@ def test_an_untrained_model_is_measured_without_a_step(untrained):
     assert set(untrained["step"]) == {0} and set(untrained["condition"]) == {"routing_scores.tiny/untrained"}
     whole = untrained.query("unit == 'whole' & metric == 'influence'")
     assert set(whole["site"]) == {f"L{l}.router_logits" for l in range(3)} and (whole["value"] > 0).all()
-
-def test_shuffled_routers_read_the_same_streams_with_rows_of_the_same_length():
-    model = tiny_model("olmoe")
-    own, other = LanguageModel(model), ShuffledReader(model)
-    tr = trace(own, TOKENS, keep=own.score_sites())
-    for a, b in zip(own.receivers(tr), other.receivers(tr)):
-        assert torch.equal(a.norm, b.norm) and not torch.equal(a.rows, b.rows)
-        torch.testing.assert_close(a.rows @ a.rows.mT, b.rows @ b.rows.mT)                  # lengths and angles
-    for terms in routing_scores(other, TOKENS).values(): assert terms["remainder"].abs().max() < 1e-5
 
 def test_rows_of_a_model_hold_its_maps_and_a_number_for_every_claim():
     model = tiny_model("olmoe", num_hidden_layers=4)
@@ -70,13 +58,11 @@ def test_every_claim_is_read_with_one_margin_and_can_fail():
         null, (lo, hi) = float(s.versus.removeprefix("value=")), bounds[s.metric]
         assert lo < null - s.margin and null + s.margin < hi, f"{s.key}: a bound of the measure is its null"
 
-def test_experts_that_are_strongest_by_chance_are_mostly_not_the_largest():
-    rng, n = np.random.default_rng(0), _a_tenth(32)
-    apart = [1 - len({*rng.permutation(32)[:n]} & {*range(n)}) / n for _ in range(4_000)]
-    assert n == 3 and abs(np.mean(apart) - apart_by_chance(32)) < .01
-    assert statements().set_index(["key", "protocol"]).loc[("001-R7", "paper"), "versus"] == "value=.453125"
-    assert apart_by_chance(32) / 2 == .453125
-
 def test_trials_that_were_seen_before_anything_was_registered_are_kept():
     seen = pd.read_csv(DATA / "routing_scores/trials.csv")
     assert seen["id"].is_unique and seen["id"].str.startswith("proto.").all() and "P_001_lm" in set(seen["item"])
+
+def test_the_chance_that_the_strongest_experts_are_not_the_largest_is_that_of_draws():
+    rng, n = np.random.default_rng(0), _a_tenth(32)
+    apart = [1 - len({*rng.permutation(32)[:n]} & {*range(n)}) / n for _ in range(4_000)]
+    assert n == 3 and abs(np.mean(apart) - apart_by_chance(32)) < .01
