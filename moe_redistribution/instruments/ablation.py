@@ -55,9 +55,8 @@ def units(c:str|Condition|Subject) -> list:
 
 def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
     """The edits (site → edit) that replace a site, a head or an expert by zero, mean, resample, or as `edits.Edit`
-    says: by what a function makes of it, or by a tensor with a seed axis.
-
-    Raises ValueError for what the model has not got, and for an expert of a dense FFN."""
+    says: by what a function makes of it, or by a tensor with a seed axis. Raises ValueError for what the model has not
+    got, and for an expert of a dense FFN."""
     s, out = subject(None, c), {}
     named_one = not (callable(how) or isinstance(how, torch.Tensor))
     for name in each_part(s, unit):
@@ -82,7 +81,6 @@ def _partner(on):
     before = torch.where(here < n_on, (here - 1) % n_on.clamp(min=1), here)
     return torch.empty_like(first).scatter_(1, first, first.gather(1, before))
 
-# %% ../../nbs/4_instruments/03_ablation.ipynb #c2e2c966
 def each_part(s:Subject, unit:str) -> list:
     """The sites or units that a name stands for, as a subject calls them: in each layer for `L*.`, each member of a set
     such as `L3.E1+E4`. ValueError for what it has not got."""
@@ -125,7 +123,6 @@ def _told_who(prefix, e, how):
 # %% ../../nbs/4_instruments/03_ablation.ipynb #cc61aadf
 def combine_edits(c:Condition|Subject, edits:dict) -> dict:
     """One set of edits from `edits`: unit or site → replacement, in any order. Two units of one site are both replaced.
-
     A site is replaced before its heads and experts, so that an expert's mean is over the tokens that new gates send
     it."""
     s, out = subject(None, c), {}
@@ -227,7 +224,6 @@ def whole_answer(t:Task):
     "The name of the span of all scored positions, such as o0-o3."
     return next(iter(spans(t)))
 
-# %% ../../nbs/4_instruments/03_ablation.ipynb #3c9a3577
 def _split_rows(right:torch.Tensor, t:Task, splits:dict, seeds:Sequence[int], **labels) -> list:
     "Row frames of `right` (s, n, read) on each seed's own part of the examples; `splits`: name → mask (s, n)."
     hit = right[:, :, list(t.scored)].double().mean(2)
@@ -245,7 +241,6 @@ def _share_rows(hit:torch.Tensor, t:Task, seeds:Sequence[int], only:Sequence=Non
 
 def _score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list:
     """Row frames for predictions (s, n, read): digits by position and stratum, exact match, and the share that copies.
-
     `splits` (name → mask (s, n)) adds rows for each seed's own part of the examples, `losses` (s, n, read) in nats
     their mean."""
     predicted = predicted.cpu()
@@ -270,10 +265,9 @@ def main_sites(c:Condition|Subject) -> list:
 def ablation_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int],
                   edits:Sequence[str]=("zero", "mean", "resample"), at_sites:Sequence[str]=MAIN_SITES, splits:dict=None,
                   fine:bool=False, **labels) -> pd.DataFrame:
-    """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B).
-
-    `labels`: stream, rule, step and any other row column; `splits` as in `_score_rows`. `MAIN_SITES` stand for
-    `main_sites`. `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
+    """Rows of a population (s = len(seeds)): unablated, and each site under each replacement (§3, App. B). `labels`:
+    stream, rule, step and any other row column; `splits` as in `_score_rows`. `MAIN_SITES` stand for `main_sites`.
+    `fine` adds each head and expert, and digits on the model's own prefix. ValueError without a site."""
     s = subject(params, c)
     s.check(seeds)
     here, labels = _asked(s, at_sites), dict(condition=s.name) | labels

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from ..tasks.errors import choose, refuse
 from ..tasks.task import Task, slices
-from ..models.condition import Condition, condition
+from ..models.condition import Condition
 from .trace import trace, parts, SPLITS
 from ..models.population import check_population, member
 from .rows import rows, tidy
@@ -22,11 +22,9 @@ from .subject import reads_weights
 @reads_weights
 def attribution(params:dict, c:str|Condition, by:str="component", centred:bool=True, freeze_norm:bool=False) -> dict:
     """Each part's term in the logit of the right answer, name → (s, n, read), for all inputs of the task (App. B).
-
     `by`: one of `trace.SPLITS`; the terms sum to the logit, or if `centred` to the logit minus its mean over the
-    vocabulary. Raises ValueError for parameters of another condition, and for a model with RMSNorm
-    unless `freeze_norm`: its logits are no sum, but become one with each token's own scale held fixed."""
-    c = condition(c)
+    vocabulary. Raises ValueError for parameters of another condition, and for a model with RMSNorm unless
+    `freeze_norm`: its logits are no sum, but become one with each token's own scale held fixed."""
     choose("split", by, SPLITS)
     if c.norm and not freeze_norm:
         refuse("attribution", "a model without norm",
@@ -70,9 +68,8 @@ def _coarse_terms(terms:dict) -> dict:
 # %% ../../nbs/4_instruments/05_attribution.ipynb #28eee28c
 def attention_share(terms:dict) -> torch.Tensor:
     """|attn| / (|attn| + |ffn|) of each prediction, (s, n, read), as in the paper (Fig. 8, 10); the embedding is left
-    out. With several layers, of what all their attention and all their FFNs write.
-
-    `terms`: of the split "component", or `_coarse_terms`; ValueError for others."""
+    out. With several layers, of what all their attention and all their FFNs write. `terms`: of the split "component",
+    or `_coarse_terms`; ValueError for others."""
     inner = {n.rpartition(".")[2] for n in terms}
     _of_split(terms, "attn_out" in inner and inner <= {"embed", "attn_out", "ffn_out"}, "attention_share",
               '"component"')
@@ -83,9 +80,7 @@ def attention_share(terms:dict) -> torch.Tensor:
 # %% ../../nbs/4_instruments/05_attribution.ipynb #d9ac8ebd
 def ranked_heads(terms:dict, t:Task) -> torch.Tensor:
     """Mean terms of heads (s, rank, scored): heads sorted inside each seed by Σ |mean| over the scored positions
-    (C.2.1).
-
-    `terms`: of the split "head" or "all"; ValueError without heads."""
+    (C.2.1). `terms`: of the split "head" or "all"; ValueError without heads."""
     own = [x for n, x in terms.items() if n.rpartition(".")[2][0] == "H"]
     _of_split(terms, bool(own), "ranked", '"head"')
     heads = torch.stack(own, 1)[..., list(t.scored)].mean(2)

@@ -49,7 +49,6 @@ def _gram(gate:torch.Tensor, up:torch.Tensor, symmetric:bool=False):
 
 def _top_singular(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, k:int=10, symmetric:bool=False):
     """The k largest singular values (..., k) of a tensor, coefficients (..., w, k) of its tables V_k = Σ c_m g_m u_mᵀ.
-
     `symmetric`: of (T + Tᵀ)/2, all that counts where both factors read one x. Where there is no k-th table: nan."""
     strength, left = torch.linalg.eigh(down.mT @ _gram(gate, up, symmetric) @ down)
     strength, left = strength[..., -k:].flip(-1).clamp(min=0).sqrt(), left[..., -k:].flip(-1)
@@ -89,7 +88,6 @@ def _combined_power(on_sum:torch.Tensor, cross:torch.Tensor, out:torch.Tensor):
 
 def _token_power(gate:torch.Tensor, up:torch.Tensor, out:torch.Tensor, read:Sequence):
     """Of combinations `out` (..., w, n) of units: power in waves 1 to 56 of a + b (..., 56, n), and in all (..., n).
-
     The combination is M[a, b] = Σ_m out_m (g_m·x_a u_m·x_b + g_m·x_b u_m·x_a), x_a and x_b from `read`, without what
     depends on a or b alone; powers are sums over pairs."""
     return _combined_power(*_units_read(gate, up, read), out)
@@ -131,10 +129,9 @@ def _redrawn_factors(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, c:Co
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #730b7f3f
 def scores(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, reads:dict, W_U:torch.Tensor, k:int=10) -> dict:
     """Numbers (s,) of a tensor by reader, means over experts. `reads`: reader → two (s, 1, p, d); `W_U` (s, d, v).
-
     concentration (folded, ceiling 1), concentration_paper (half of it), sum_share_top: means over k strongest tables,
-    with `_symmetric` those of (T + Tᵀ)/2. sum_share: of the whole tensor, σ²-weighted; _logits: as logits see it.
-    nan where a reader finds nothing that depends on both a and b."""
+    with `_symmetric` those of (T + Tᵀ)/2. sum_share: of the whole tensor, σ²-weighted; _logits: as logits see it. nan
+    where a reader finds nothing that depends on both a and b."""
     seen = down @ (W_U - W_U.mean(-1, keepdim=True))[:, None].to(down)
     tables = {which: _top_singular(gate, up, down, k, bool(which))[1] for which in ("", "_symmetric")}
     whole, got = {"": down @ down.mT, "_logits": seen @ seen.mT}, {}
@@ -153,9 +150,8 @@ def scores(gate:torch.Tensor, up:torch.Tensor, down:torch.Tensor, reads:dict, W_
 # %% ../../nbs/4_instruments/14_bilinear.ipynb #a3495d89
 @torch.no_grad()
 def with_nulls(params:dict, c:Condition, draws:int=20, seed:int=0) -> dict:
-    """reader → null → `scores`: of the tensor itself under "none" (s,), of each of `FACTOR_NULLS` (draws, s).
-
-    A `random` draw is ten Gaussian tables; it has no whole and no logits: its share of the sum stands for these too."""
+    """reader → null → `scores`: of the tensor itself under "none" (s,), of each of `FACTOR_NULLS` (draws, s). A
+    `random` draw is ten Gaussian tables; it has no whole and no logits: its share of the sum stands for these too."""
     c, generator = _check_bilinear(c), torch.Generator().manual_seed(seed)
     if draws < 1: refuse("with_nulls", "one draw or more of each null", draws, fix="draws=20")
     own, W_U, reads = _factors(params, c), params["W_U"], {n: _readers(params, c, n) for n in READERS}

@@ -23,9 +23,8 @@ from .subject import reads_weights
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #6aa6ea59
 def group_mean(h:torch.Tensor, groups:torch.Tensor, weight:torch.Tensor=None):
-    """Mean over the inputs of each group: h (s, inputs, n), groups (inputs,) from 0 on → (s, groups, n).
-
-    `weight` (s, inputs, n) weighs inputs; a group with none gets the neuron's own weighted mean."""
+    """Mean over the inputs of each group: h (s, inputs, n), groups (inputs,) from 0 on → (s, groups, n). `weight` (s,
+    inputs, n) weighs inputs; a group with none gets the neuron's own weighted mean."""
     G = int(groups.max()) + 1
     add = lambda x: x.new_zeros(len(x), G, x.shape[-1]).index_add_(1, groups.to(x.device), x)
     if weight is None: return add(h) / groups.bincount(minlength=G).to(h)[:, None]
@@ -49,9 +48,8 @@ def spectrum(means:torch.Tensor, folded:bool=True):
 FLOOR = 1e-12                                                     # the authors' limit of what is alive
 
 def concentration(means:torch.Tensor, protocol:str="audited"):
-    """Share of a neuron's strongest wave, (s, groups, n) → (s, n).
-
-    paper: unfolded, ceiling .5, 0 below a power of 1e-12 (App. B). audited: folded, ceiling 1, NaN without power."""
+    """Share of a neuron's strongest wave, (s, groups, n) → (s, n). paper: unfolded, ceiling .5, 0 below a power of
+    1e-12 (App. B). audited: folded, ceiling 1, NaN without power."""
     choose("protocol", protocol, ("paper", "audited"))
     power = spectrum(means, protocol == "audited")
     total = power.sum(1)
@@ -73,9 +71,8 @@ def _check(c):
 @torch.no_grad()
 def neurons(params:dict, c:Condition, resid:torch.Tensor=None) -> dict:
     """What the FFN does at read-out positions: "gate", "up", "hidden" and "gates" (s, inputs, read, neurons), experts
-    side by side; "ffn_out", "resid_mid" (s, inputs, read, d), "logits"; "reach" (s, neurons), ‖W_down row‖².
-
-    `resid` replaces the FFN's input. Raises ValueError for what has no circle, no FFN or several layers."""
+    side by side; "ffn_out", "resid_mid" (s, inputs, read, d), "logits"; "reach" (s, neurons), ‖W_down row‖². `resid`
+    replaces the FFN's input. Raises ValueError for what has no circle, no FFN or several layers."""
     c, sink = _check(c), {}
     t = c.get_task()
     if resid is None:
@@ -115,9 +112,7 @@ def all_pairs(n:int):
 
 def _wave_share(h:torch.Tensor):
     """Share of each neuron's variance over (a, b) in the waves of its best frequency; its variance: (s, p², n) → (s,
-    n).
-
-    A constant has no variance and a share of NaN. ValueError for activations that are on no p² pairs."""
+    n). A constant has no variance and a share of NaN. ValueError for activations that are on no p² pairs."""
     a, b, p = all_pairs(h.shape[1])
     h = h.double()                                               # a constant is its mean exactly
     h = h - h.mean(1, keepdim=True)
@@ -141,15 +136,12 @@ def key_frequencies(share:torch.Tensor, keep:float=.9) -> list:
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2c62638a
 def _kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Sequence[int]):
     """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s,
-    len(ms)).
-
-    Raises ValueError for other tasks than modadd."""
+    len(ms)). Raises ValueError for other tasks than modadd."""
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 
 def neurons_needed(params:dict, c:Condition, n:dict, weight:torch.Tensor, goal:float=.99) -> float:
     """A number of neurons that keep `goal` of all pairs right, where one less do not; NaN if all do not. For one seed.
-
     Found by bisection: an upper bound of the smallest such number, as accuracy need not rise with every neuron."""
     if len(weight) > 1: refuse("enough", "one seed", len(weight), fix="take them one by one")
     accuracy, low, high = _keeping(params, c, n, weight), 0, weight.shape[1]
@@ -188,9 +180,7 @@ def _principal_components(h:torch.Tensor, groups:torch.Tensor, k:int=10):
 # %% ../../nbs/4_instruments/13_fourier.ipynb #981e1537
 def random_neurons(params:dict, seeds:Sequence[int]) -> dict:
     """The same model with every neuron's input weights turned to a random direction of the same length, one draw a
-    seed.
-
-    ValueError unless each member of the population has a seed: several would share one draw."""
+    seed. ValueError unless each member of the population has a seed: several would share one draw."""
     out, seeds = dict(params), list(seeds)
     if len(seeds) != (n := len(params["W_up"])):
         refuse("random_neurons", f"{n} seeds, one a member of the population", len(seeds), fix="name them all")
@@ -228,7 +218,6 @@ def _routed(n, j, groups):
     yield "concentration_routed_paper", "hidden", "", concentration(means, "paper").mean(1)
     yield "concentration_weighted_routed", "hidden", "", weighted_mean(concentration(means), weight)
 
-# %% ../../nbs/4_instruments/13_fourier.ipynb #840b59c1
 def _model(params, c, n, groups):
     "(metric, site, unit, value (1,)) of one modadd model beyond single neurons."
     x = n["hidden"] * n["gates"] if "gates" in n else n["hidden"]

@@ -61,7 +61,6 @@ def _pair_logits(params:dict, c:str|Condition):
 # %% ../../nbs/4_instruments/16_grokking.ipynb #9e3a3def
 def _split_losses(logits:torch.Tensor, keys:torch.Tensor=None):
     """Losses of every pair (s, p²), by name: `full`, `restricted` to the key waves, `excluded`; and the keys (s, 56).
-
     `logits`: (s, p², v). Restricted keeps the mean and the waves of a + b in `keys` (default: 99.9 % of their power),
     excluded removes these waves from each pair's logits (Nanda et al. 2023)."""
     a, b, p = all_pairs(logits.shape[1])
@@ -123,13 +122,11 @@ def _neuron_waves(params:dict, c:Condition) -> dict:
     each = [one(i) for i in range(len(params["W_E"]))]
     return {k: torch.cat([e[k] for e in each]) for k in each[0]}
 
-# %% ../../nbs/4_instruments/16_grokking.ipynb #de08c1c0
 @torch.no_grad()
 def progress(params:dict, c:Condition, keys:torch.Tensor=None) -> dict:
-    """Progress measures (s,) of modular addition, a measure for `training.evaluate`.
-
-    full_loss, restricted_loss, excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with
-    one layer that has an FFN what `_neuron_waves` says of its neurons."""
+    """Progress measures (s,) of modular addition, a measure for `training.evaluate`. full_loss, restricted_loss,
+    excluded_loss on all pairs, n_keys, sum_share, Gini coefficients, weight norms, and with one layer that has an FFN
+    what `_neuron_waves` says of its neurons."""
     c = check_modular(c, "progress")
     logits = _pair_logits(params, c)
     parts = _split_losses(logits, keys)

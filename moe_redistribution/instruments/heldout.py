@@ -44,9 +44,8 @@ def _with_rule(c):
 
 @reads_weights
 def generalisation(params:dict, c:str|Condition, edits:dict=None) -> pd.DataFrame:
-    """Exact match of each seed on each part of the examples: one column a part, one row a seed.
-
-    ValueError without a rule. `edits` as for `ablation.ablate`."""
+    """Exact match of each seed on each part of the examples: one column a part, one row a seed. ValueError without a
+    rule. `edits` as for `ablation.ablate`."""
     c, t = _with_rule(c)
     right = predict(params, c, combine_edits(c, edits or {}), finite=True).cpu() == t.targets
     return pd.DataFrame({name: exact(right[:, mask]).numpy() for name, mask in parts_of(t, c.hold).items()})

@@ -34,10 +34,8 @@ def _paper_sequences() -> torch.Tensor:
 @torch.no_grad()
 def count_probes(params:dict, c:str|Condition, protocol:str="audited", steps:int=None) -> dict:
     """Linear probes of the count in the residual stream (Tab. 10): site → {accuracy, control, majority, by_count,
-    control_by_count}.
-
-    Each (s,), those by count (s, 9) for counts 1–9; under `paper` accuracy alone. `steps`: fewer of the fit.
-    Raises ValueError for another task, several layers and an unknown protocol."""
+    control_by_count}. Each (s,), those by count (s, 9) for counts 1–9; under `paper` accuracy alone. `steps`: fewer of
+    the fit. Raises ValueError for another task, several layers and an unknown protocol."""
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
     tokens = _paper_sequences() if paper else c.get_task().tokens[:N_PROBED]
@@ -73,7 +71,6 @@ def _as_printed(x, y, sequence, steps):
     w = fit_adam(x[:, fit], hot[:, fit], PAPER, 0, steps)[:, :, 0]
     return {"accuracy": ((x[:, ~fit] @ w).argmax(-1) == y[~fit]).float().mean(1)}
 
-# %% ../../nbs/4_instruments/15_histogram.ipynb #880041dc
 def _lifts(found:dict) -> dict:
     "attn_lift and ffn_lift (s,): what accuracy gains from embedding to resid_mid, and from there to resid_post."
     acc = {s: found[s]["accuracy"] for s in RESIDUAL_SITES}
@@ -115,7 +112,6 @@ def _what_it_knows(answers:torch.Tensor, truth:torch.Tensor) -> dict:
                 order=spearmanr(answers, truth).statistic if varied else 0.0,
                 information=mutual_info_score(answers, truth) / mutual_info_score(truth, truth))
 
-# %% ../../nbs/4_instruments/15_histogram.ipynb #1f9cb322
 def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) -> float:
     """What a line through the ten logits (n, LENGTH, 10) tells about the counts `truth` (n, LENGTH), as a share of
     their entropy.
@@ -140,10 +136,9 @@ def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) 
 @torch.no_grad()
 @reads_weights
 def _known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> dict:
-    """`_what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,).
-
-    `edits`: site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed
-    is asked about, or all. Raises ValueError as `_histogram_rows` does."""
+    """`_what_it_knows` and `read_out` of a population on the clean set with sites replaced: reading → (s,). `edits`:
+    site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed is asked
+    about, or all. Raises ValueError as `_histogram_rows` does."""
     c = _hist(c)
     t = c.get_task()
     truth = counts(t.tokens)
@@ -158,10 +153,8 @@ def _known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor
 # %% ../../nbs/4_instruments/15_histogram.ipynb #888fd3a4
 @reads_weights
 def _by_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> torch.Tensor:
-    """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12).
-
-    `edits` and `among` as in `_known_of_count`; nan for a count that none of them has. Raises ValueError as
-    `_histogram_rows` does."""
+    """Accuracy (s, 9) for counts 1–9 on the clean set with sites replaced (Tab. 12). `edits` and `among` as in
+    `_known_of_count`; nan for a count that none of them has. Raises ValueError as `_histogram_rows` does."""
     c = _hist(c)
     t = c.get_task()
     hit = (predict(params, c, combine_edits(c, edits), finite=True) == t.targets.to(params["W_E"].device)).float()
@@ -169,7 +162,6 @@ def _by_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None)
     if among is None: return torch.stack([hit[:, of].mean(1) for of in here], 1)
     return torch.stack([torch.stack([h[of & own[:, None]].mean() for of in here]) for h, own in zip(hit.cpu(), among)])
 
-# %% ../../nbs/4_instruments/15_histogram.ipynb #e1c59d3c
 BY_COUNT = {"by_count": "probe_accuracy", "control_by_count": "probe_control"}
 
 @reads_weights
@@ -214,7 +206,6 @@ def _answers(params, c, seeds, splits, labels) -> list:
                     for k, v in _known_of_count(params, c, edits, among).items()]
     return out
 
-# %% ../../nbs/4_instruments/15_histogram.ipynb #adf9c60d
 def _held_out(t):
     "Number of held-out labels of each count from 0 on, and of shuffled ones: the examples behind the numbers by count."
     y, sequence = counts(t.tokens[:N_PROBED]).flatten(), torch.arange(N_PROBED).repeat_interleave(LENGTH)

@@ -376,13 +376,11 @@ def _say_if_placed_otherwise(f, of, got, once, params, c, seeds, how, took, tabl
     if took < .3: _say_if_left_out(of, got, once, params, condition(c), seeds, how)
     if took < .3: _say_if_moved(of, got, once, params, condition(c), seeds, how)
 
-
 # %% ../../nbs/4_instruments/01c_instrument.ipynb #5d1e8a44
 def checked_rows(f:callable, name:str=None) -> callable:
-    """A user's instrument with all that is checked of it; one of the library as it is.
-
-    ValueError (expected, got, fix) for rows that are not what was asked for, that depend on a seed's company or on
-    chance, for weights that were changed, and for an error, with its line."""
+    """A user's instrument with all that is checked of it; one of the library as it is. ValueError (expected, got, fix)
+    for rows that are not what was asked for, that depend on a seed's company or on chance, for weights that were
+    changed, and for an error, with its line."""
     if not of_users(f) or hasattr(f, "checked"): return f
     if name in _of_library():                             # which nobody else can take: a page of ours defines it again
         f.checked = True

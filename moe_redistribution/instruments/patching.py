@@ -26,10 +26,9 @@ PATCHING_PROTOCOLS = ("audited", "paper", "control")
 
 def pairs(task:Task, protocol:str="audited") -> dict:
     """Position → pairs of example numbers (n_pairs, 2), target then source, that ask for different operations (§C.5).
-
     audited: all that share the copied digit, both directions; paper: five +1 targets by five +0 sources (Fig. 14);
-    control: 5,000 that share the copied digit *and* the operation, so that nothing should change.
-    Raises ValueError for a task whose predictions are not labelled by operation."""
+    control: 5,000 that share the copied digit *and* the operation, so that nothing should change. Raises ValueError for
+    a task whose predictions are not labelled by operation."""
     choose("protocol", protocol, PATCHING_PROTOCOLS)
     if "operation" not in task.by:
         refuse("pairs", "a task with operations (add7)", f"{task.name}, which labels no operation",
@@ -88,9 +87,8 @@ def _mix(a, target, b, source): return a.index_select(0, target) + b.index_selec
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9b9798ec
 def _after_attention(params:dict, c:Condition, mid:torch.Tensor):
-    """Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d).
-
-    ValueError for several layers: the next one looks at other positions."""
+    """Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d). ValueError
+    for several layers: the next one looks at other positions."""
     if c.n_layers > 1: refuse("after_attention", "one layer", f"{c.n_layers} in {c.name}", fix="use `patch`")
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])
@@ -149,7 +147,6 @@ def _patch_by_running(params, c, t, chosen, wanted):
         out[where] = {"none": clean} | {site: _sliced(run(site), target, source) for site in wanted}
     return out
 
-# %% ../../nbs/4_instruments/06_patching.ipynb #d0f533b5
 def _by_token(here, tokens, params, c):
     "Predictions (k, n) of each of k tokens with the attention output of each input, and which of the k each input has."
     kinds, which = tokens.unique(return_inverse=True)
@@ -170,7 +167,6 @@ def patch(
     """Predictions of targets with a site taken from their sources (App. B, §C.5).
 
     ValueError for an unknown site or position, anything but pairs, and parameters of another condition."""
-    c = condition(c)
     sites = [sites] if isinstance(sites, str) else sites
     t, sites = c.get_task(), list(_patch_sites(c) if sites is None else sites)
     _check(c, t, chosen, sites)
@@ -199,7 +195,6 @@ def _patch_one(params, c, t, chosen, sites):
         out[where] = said
     return out
 
-# %% ../../nbs/4_instruments/06_patching.ipynb #3d7eaf82
 def _check(c, t, chosen, sites):
     "Refuses, before any work, what `patch` cannot answer."
     heads = [s for s in _patch_sites(c) if _inner(s)[0] == "H"]
@@ -229,7 +224,6 @@ def _breaks(said:dict, task:Task, chosen:dict) -> dict:
     def one(where, got): return {site: (x != got["none"]) & ~flip[where][site] for site, x in got.items()}
     return {where: one(where, got) for where, got in said.items()}
 
-# %% ../../nbs/4_instruments/06_patching.ipynb #d1356ee6
 def _copies(said:dict, task:Task, chosen:dict) -> dict:
     "Position → site → whether it is broken and now says the target's own current token, (s, n_pairs) bool."
     lost = _breaks(said, task, chosen)
@@ -259,7 +253,7 @@ def _pair_strata(task:Task, chosen:dict) -> dict:
 @reads_weights
 def flip_rates(params:dict, c:str|Condition, sites:Sequence[str]=None, protocol:str="audited") -> pd.DataFrame:
     "Flip rates, mean over seeds: one row a site, one column a position and direction; `sites` as in `patch`."
-    task = condition(c).get_task()
+    task = c.get_task()
     chosen = pairs(task, protocol)
     flip, masks = flips(patch(params, c, chosen, sites), task, chosen), _pair_strata(task, chosen)
     rate = lambda got, mask: {site: x[:, mask].double().mean().item() for site, x in got.items() if site != "none"}

@@ -28,9 +28,8 @@ def heads(c:str|Condition|Subject) -> list:
 @torch.no_grad()
 @opens
 def patterns(params:dict|Subject, c:str|Condition|None, numbers:Sequence[int]=None, weighted:bool=False):
-    """Attention (s, n, head, query, key) on all inputs of the task, or on the examples `numbers`.
-
-    `weighted`: times ‖v W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
+    """Attention (s, n, head, query, key) on all inputs of the task, or on the examples `numbers`. `weighted`: times ‖v
+    W_O‖ of the key, in units of the residual stream. Raises ValueError for unknown examples."""
     s = subject(params, c)
     if weighted and not isinstance(s, Population):
         refuse("patterns", "a population, whose W_O they are weighted by", s.name, fix="leave weighted out")
@@ -61,9 +60,8 @@ PATTERN_PROTOCOLS = ("audited", "paper")
 
 def _query_mask(c:Condition|Subject, numbers:Sequence[int]=None, stratum:str="all",
                protocol:str="audited") -> torch.Tensor:
-    """Which examples count at which query place: bool (n, place). `stratum`: a name of `tasks.strata`.
-
-    Raises ValueError for unknown names, for the paper's numbers on another task, and where nothing is left."""
+    """Which examples count at which query place: bool (n, place). `stratum`: a name of `tasks.strata`. Raises
+    ValueError for unknown names, for the paper's numbers on another task, and where nothing is left."""
     t, paper = subject(None, c).task, choose("protocol", protocol, PATTERN_PROTOCOLS) == "paper"
     masks = strata(t)
     mask = masks[choose("stratum", stratum, list(masks))]
@@ -137,7 +135,6 @@ def relation(params:dict|Subject, c:str|Condition|None):
     sums = {"to_self": own.expand_as(same), "to_same": same, "to_other": ~(same | own)}
     return {k: torch.einsum("snhqk,nqk->shq", x, m.to(x)) / len(t) for k, m in sums.items()}
 
-# %% ../../nbs/4_instruments/07_patterns.ipynb #cdd3ffdb
 @instrument("patterns")
 @opens
 def pattern_rows(params:dict|Subject, c:str|Condition|None, seeds:Sequence[int], **labels) -> pd.DataFrame:

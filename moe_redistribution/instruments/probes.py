@@ -135,7 +135,6 @@ def _answers(features, every, fit, how, seed, steps):
     w = torch.cat([fitted(hot[:k, fit]), fitted(hot[k:, fit])], 2)
     return (x @ w.flatten(2)).unflatten(2, hot.shape[::2]).masked_fill(_absent(hot[:, fit]), -torch.inf).argmax(-1)
 
-# %% ../../nbs/4_instruments/12_probes.ipynb #e2f9236d
 def _check(features, targets):
     y = torch.as_tensor(np.asarray(targets))
     y = y[None] if y.ndim == 1 else y
@@ -189,9 +188,8 @@ def _tokens_alone(c:str|Condition, y:torch.Tensor, fit:torch.Tensor, score:torch
     return _lookup_accuracy((t.tokens[:, at] + t.d_vocab * at)[:, place].flatten(), y, fit, score)
 
 def features(params:dict, c:str|Condition, at_sites:Sequence[str]) -> dict:
-    """Sites at the scored places: name → (s, n, place, d).
-
-    Of an FFN with experts, gate, up and hidden are those of all experts on every token, as the authors took them."""
+    """Sites at the scored places: name → (s, n, place, d). Of an FFN with experts, gate, up and hidden are those of all
+    experts on every token, as the authors took them."""
     t = condition(c).get_task()
     tr = trace(params, t.tokens, c, keep=list(at_sites))
     return {s: tr[s][:, :, [t.read[j] for j in t.scored]].flatten(3) for s in at_sites}
@@ -201,16 +199,14 @@ PROBED_SITES = ("embed", "attn_out", "resid_mid", "gate", "up", "hidden", "ffn_o
 ANSWER = ("resid_mid", "gate", "up", "hidden", "ffn_out")
 
 def _sites(c, at_sites):
-    """Sites of the condition among `at_sites`, of every layer.
-
-    What a caller asks for it must have; the lists of this page are cut to what it has."""
+    """Sites of the condition among `at_sites`, of every layer. What a caller asks for it must have; the lists of this
+    page are cut to what it has."""
     if not at_sites: refuse("site", "one or more", "none", fix=f"for example {PROBED_SITES[:2]}")
     own = [s.split(".")[-1] for s in sites(c)]
     for s in () if at_sites in (PROBED_SITES, ANSWER) else at_sites:
         choose("site", s, list(dict.fromkeys(own)), "use one of these")
     return [s for s, last in zip(sites(c), own) if last in at_sites]
 
-# %% ../../nbs/4_instruments/12_probes.ipynb #e714a98f
 @reads_weights
 def _probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequence[str]=("audited",),
                at_sites:Sequence[str]=PROBED_SITES, **labels) -> pd.DataFrame:
@@ -218,7 +214,6 @@ def _probe_rows(params:dict, c:str|Condition, seeds:Sequence[int], settings:Sequ
     balanced, balanced_control; without a site, majority and tokens_alone. The edit is the setting; `spec` and `code`
     take one probe over all places. `labels`: stream, rule, step and any other row column. Raises ValueError for another
     task, and for a site that the model has not got."""
-    c = condition(c)
     t = c.get_task()
     if "operation" not in t.by:
         refuse("probe_rows", "a task with operations (add7)", f"{t.name}, which has none",
@@ -259,7 +254,6 @@ def _site_rows(x, y, js, setting, seeds, labels):
     return [rows(found[m][:, i], seeds, metric=f"{by}_{m}", n_examples=n, **labels)
             for i, by in enumerate(asked) for m in metrics]
 
-# %% ../../nbs/4_instruments/12_probes.ipynb #7612c860
 def _null_rows(c, y, where, seeds, labels):
     out = []
     for place, js in where.items():

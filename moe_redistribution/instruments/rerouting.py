@@ -47,9 +47,8 @@ def _rerouted_answers(params:dict, c:str|Condition, each:Sequence):
 
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #6084d716
 def drops(right:torch.Tensor, t:Task):
-    """Fall in accuracy by label: `right` (edit, s, n, read) with the unedited model first → label → (edit − 1, s).
-
-    The labels are those of the last of `t.by`, and "all" of them together."""
+    """Fall in accuracy by label: `right` (edit, s, n, read) with the unedited model first → label → (edit − 1, s). The
+    labels are those of the last of `t.by`, and "all" of them together."""
     what = labels(t, t.by[-1])
     masks = {"all": what != ""} | {v: what == v for v in np.unique(what) if v}
     share = {v: right[:, :, torch.from_numpy(m)].double().mean(-1) for v, m in masks.items()}
@@ -77,7 +76,6 @@ def uniform_gates() -> dict:
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #fb3cfd0c
 def tabled_gates(cells:torch.Tensor, k:int=1) -> dict:
     """The edit that gives each token the gates of its cell in `cells` (n, read): the k experts with the largest means.
-
     Their weights are in proportion to those means and sum to what gates sum to in the cell."""
     flat = cells.flatten()
     def edit(g):
@@ -95,21 +93,12 @@ def _cells(t:Task):
     "Codes (n, read) of (position, current token)."
     return torch.arange(len(t.read)) * t.d_vocab + t.tokens[:, list(t.read)]
 
-# %% ../../nbs/4_instruments/09_rerouting.ipynb #20152c88
-def _as_in(params:dict, other:dict) -> dict:
-    "Parameters whose router is `other`'s (a learned, initial or another seed's): it reads the stream of `params`."
-    a, b = (tuple(p["W_router"].shape) for p in (params, other))
-    if a != b: refuse("as_in", f"a router {a}", b, fix="take one of the same condition and seeds")
-    return params | {"W_router": other["W_router"]}
-
 # %% ../../nbs/4_instruments/09_rerouting.ipynb #19ad45bc
 @torch.no_grad()
 @reads_weights
 def routes_held(params:dict, c:str|Condition, edits:dict):
     """Predictions (s, n, read) under `edits` (as for `ablation.ablate`), every token with the gates that it has without
-    them.
-
-    Raises ValueError for a dense model, and for edits of the gates themselves."""
+    them. Raises ValueError for a dense model, and for edits of the gates themselves."""
     c, out = check_routed(params, c), []
     if own := {"gates", "router_probs"} & {u.removeprefix("L0.") for u in edits}:
         refuse("routes_held", "edits that leave the gates alone", f"one of {own.pop()}", fix="use `_rerouted_answers`")
@@ -126,10 +115,8 @@ def routes_held(params:dict, c:str|Condition, edits:dict):
 @reads_weights
 def gradient_norms(params:dict, c:str|Condition, tokens:torch.Tensor=None, targets:torch.Tensor=None) -> dict:
     """Norms (s,) of the gradient of the task loss on router and experts, and of λ × balance loss on the router (both
-    §2).
-
-    Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens` (b,
-    t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
+    §2). Where training holds a parameter fixed (+frozen, +freeze_ffn) it is the gradient that it would get. On `tokens`
+    (b, t) and `targets` (b, read), or else on a fixed draw of up to 256 of the task's examples."""
     c = check_routed(params, c)
     t, out = c.get_task(), []
     if tokens is None: tokens, targets = (x[derangement(len(t))[:256]] for x in (t.tokens, t.targets))

@@ -42,7 +42,6 @@ def check_routed(params:dict, c:str|Condition, seeds:Sequence[int]=None, layers:
 @reads_weights
 def routes(params:dict, c:str|Condition, everywhere:bool=False, layer:int=None):
     """Chosen experts (s, n, read, k), most probable first, and probabilities (s, n, read, e), on all of a task.
-
     `everywhere`: at all positions of the input, as the balance loss counts them. ValueError without a router, and for a
     `layer` that there is not, or none of several."""
     c = check_routed(params, c, layers=LIMITS["layers"])
@@ -75,9 +74,8 @@ def effective_experts(chosen:torch.Tensor, n_experts:int):
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #9199919f
 def coactivation(chosen:torch.Tensor, n_experts:int):
-    """Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent.
-
-    Tokens on which nobody works (-1) are none."""
+    """Share of tokens on which experts i and j both work (s, e, e), and that share if the two were independent. Tokens
+    on which nobody works (-1) are none."""
     on = torch.nn.functional.one_hot(chosen + 1, n_experts + 1)[..., 1:].sum(-2).flatten(1, 2).double()  # s, tokens, e
     n = (chosen >= 0).any(-1).flatten(1).sum(1)[:, None]
     each = on.sum(1) / n
@@ -114,9 +112,8 @@ def explained_share(table:torch.Tensor):
 
 # %% ../../nbs/4_instruments/08_routing.ipynb #19618219
 def label_codes(t:Task) -> dict:
-    """What is known of each labelled prediction, name → codes (N,): position, current token, both, label, all.
-
-    The label is the last of `t.by` (operation, wraps, count). "at": the mask (n, read) of labelled predictions."""
+    """What is known of each labelled prediction, name → codes (N,): position, current token, both, label, all. The
+    label is the last of `t.by` (operation, wraps, count). "at": the mask (n, read) of labelled predictions."""
     what = labels(t, by := t.by[-1])
     at = torch.from_numpy(what != "")
     position = torch.arange(len(t.read)).expand(len(t), -1)[at]
@@ -133,7 +130,6 @@ def n_codes(codes:torch.Tensor):
 # %% ../../nbs/4_instruments/08_routing.ipynb #35406b4b
 def tables(chosen:torch.Tensor, t:Task, n_experts:int):
     """Counts of the first-chosen expert of `chosen` (s, n, read, k) against all `label_codes`: name → (s, known, e).
-
     Under "within" (s, position_token, label, e)."""
     facts, by = label_codes(t), t.by[-1]
     first = chosen[..., 0][:, facts.pop("at")]

@@ -56,9 +56,8 @@ def _by_layer(column):
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #c36316c1
 def tidy(frames:Sequence) -> pd.DataFrame:
-    """All rows in one frame, in a fixed order, so that the same measurements always give the same bytes.
-
-    ValueError (expected, got, fix) for a frame without some column, and for a row that stands there twice."""
+    """All rows in one frame, in a fixed order, so that the same measurements always give the same bytes. ValueError
+    (expected, got, fix) for a frame without some column, and for a row that stands there twice."""
     whole = pd.concat(frames, ignore_index=True)
     if lost := [c for c in ROW_COLUMNS if c not in whole]:
         refuse("rows", f"the columns {', '.join(ROW_COLUMNS)}", f"none called {', '.join(lost)}", "rows(values, seeds)")
@@ -69,7 +68,6 @@ def tidy(frames:Sequence) -> pd.DataFrame:
     first = ", ".join(f"{c} {out[c].iloc[again[0]]}" for c in ("condition", "seed", "site", "edit", "metric"))
     refuse("rows", "each once", f"{len(again)} again, first of {first}", fix="drop the repetitions")
 
-# %% ../../nbs/4_instruments/01_rows.ipynb #6c6f14eb
 def select(
     rows:pd.DataFrame,  # in long form
     **where,  # column → the value that rows have in it
@@ -103,7 +101,6 @@ def write_frame(frame:pd.DataFrame, path:str|Path):
     bytes. ValueError for another suffix; an OSError leaves an old file alone."""
     return write_whole(path, TABLE_FORMS[_table_form(path)](frame))
 
-# %% ../../nbs/4_instruments/01_rows.ipynb #f11e0003
 def writable_path(path:str|Path) -> Path:
     "A path under which a file can be made. OSError (expected, got, fix) where it cannot."
     there = next(p for p in Path(path).absolute().parents if p.exists())

@@ -59,7 +59,6 @@ def stream_terms(self:Population, tr:Trace, by:str="component"):
         of_ffn, l = inner in ("ffn_out", "b_down") or inner[0] == "E", int(layer[1:] or 0)
         if not (one and of_ffn): yield name, 0 if inner in ("embed", "tok", "pos") else 2 * l + 1 + of_ffn, u
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #ada740bf
 @patch
 def receivers(self:Population, tr:Trace) -> list:
     c, out = check_routed(self.params, self.condition, layers=self.n_layers), []
@@ -93,13 +92,11 @@ def mean_square(x:torch.Tensor):
     "Mean of squares in double precision."
     return x.double().square().mean()
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #d3e522db
 @torch.no_grad()
 def routing_scores(s:Subject, tokens:torch.Tensor, by:str="component") -> dict:
-    """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits.
-
-    For a few windows; `score_rows_of` needs less memory. ValueError for a model without routers, or whose scores are
-    not the sum of these terms."""
+    """Site of a router → {sender: (s, b, t, E)}; with `remainder`, which is to be small, they sum to its logits. For a
+    few windows; `score_rows_of` needs less memory. ValueError for a model without routers, or whose scores are not the
+    sum of these terms."""
     tr = trace(s, tokens, keep=s.score_sites(by))
     routers = s.receivers(tr)
     out = {r.site: {} for r in routers}
@@ -125,7 +122,6 @@ def measures(r:Receiver, part:torch.Tensor, null:torch.Tensor=None) -> torch.Ten
     return torch.stack([part.var(-1, correction=0), part.clamp(min=0).mean(-1), part.clamp(max=0).mean(-1),
                         (middle(part) * middle(r.logits)).mean(-1), moved, null])
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #fb7964d1
 class Tally:
     "Sums over tokens, batch by batch, of the measures of every (router, sender), within masks (b, t) by name."
     def __init__(self): self.sums, self.n = defaultdict(float), defaultdict(float)
@@ -165,7 +161,6 @@ def tally(s:Subject, tokens:torch.Tensor, by:str="component", masks:dict=None, i
         into.add(r, "remainder", rest, masks), into.add(r, "whole", r.logits, masks)
     return into
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #755fd89b
 def score_rows_of(s:Subject, batches:Iterable, seeds:Sequence[int]=(0,), by:str="component",
                   **labels) -> pd.DataFrame:
     "Rows of all measures over `batches` of tokens (b, t): site = router, unit = sender. Memory is that of one batch."

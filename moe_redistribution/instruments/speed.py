@@ -28,7 +28,6 @@ def _components(c:str|Condition) -> list:
 @torch.no_grad()
 def movement(before:dict, after:dict, c:str|Condition, tokens:torch.Tensor=None) -> dict:
     """How outputs move between two populations: (component, form) → (s, n, read, d), in units of the residual stream.
-
     Forms: own, total, and kept for a routed FFN; `was` is the output before. An expert `E0` has own alone, and `here`
     (s, n, read): which tokens go to it before. Read-out positions only; on all inputs, or on `tokens` (n, t)."""
     c = condition(c)
@@ -72,7 +71,6 @@ def rms_length(x:torch.Tensor, here:torch.Tensor=None):
 
 def speed(before:dict, after:dict, c:str|Condition, at:Sequence[str]=None, tokens:torch.Tensor=None) -> dict:
     """Component → form → RMS movement (s,) between two populations of one condition; `at`: some of `_components`.
-
     Forms: own, total (and kept), each also `_centred`; size, of the output before. An expert: own, over its tokens (nan
     if it has none). Raises ValueError for an unknown component, an expert of a dense FFN, unequal populations."""
     c, S = condition(c), len(before["W_E"])
@@ -106,7 +104,6 @@ def _train_to(members:Members, to:int):
 def speeds(c:Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[int]=STEPS, gap:int|str=1,
            only:Sequence[str]=None) -> dict:
     """Step k → `speed` of a population from step k to k + gap, or with gap "start" from 0 to k; `only`: components.
-
     Raises ValueError for bad seeds, streams, steps or components before any training."""
     c, at = check_work(c, seeds, stream, "selected"), sorted(set(at))
     for n in only or (): choose("component", n, _components(c))
@@ -121,9 +118,8 @@ def speeds(c:Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[i
 def _speed_rows(c:str|Condition, seeds:Sequence[int], stream:str="authors", at:Sequence[int]=STEPS, gap:int|str=1,
                **labels) -> pd.DataFrame:
     """Rows of `speeds` (a control for §4.2, App. D): metric own_step, kept_step, total_step, …_centred_step and size,
-    by step and component.
-
-    With another gap own_10steps …, with gap "start" own_distance …. Units of the residual stream; rule training."""
+    by step and component. With another gap own_10steps …, with gap "start" own_distance …. Units of the residual
+    stream; rule training."""
     over = {1: "step", "start": "distance"}.get(gap, f"{gap}steps")
     name = lambda form: form if form == "size" else f"{form}_{over}"
     where = lambda n: dict(site=n[:n.rfind(".") + 1] + "expert_out", unit=n) if n in units(c) else dict(site=n)

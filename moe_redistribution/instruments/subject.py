@@ -9,8 +9,6 @@ __all__ = ['Subject', 'Population', 'subject', 'opens', 'reads_weights', 'Wrappe
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 
-from fastcore.basics import patch
-
 import torch
 from ..tasks.errors import refuse
 from ..tasks.capabilities import check_tokens
@@ -47,62 +45,52 @@ class Subject:
         if seeds is not None and len(seeds) != self.n_seeds:
             refuse("seeds", f"{self.n_seeds}, one a member of {self.name}", len(seeds), fix="name them all")
 
-# %% ../../nbs/4_instruments/01b_subject.ipynb #6b893a4e
-@patch
-def watch(self:Subject, edits:dict=None, sink:dict=None):
-    "The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are `left`."
-    inner = site_watcher(self.sites, edits, sink, self.n_seeds)
-    kept = () if sink is None else getattr(sink, "keep", self.sites)
-    asked = {site for n in edits or {} for site in each_layer(n, self.sites)} | {*kept}
-    self.left = dict.fromkeys(n for n in self.sites if n in asked)
-    def at(site, value):
-        self.left.pop(site, None)
-        return inner(site, value)
-    return at
+    def watch(self, edits:dict=None, sink:dict=None):
+        """The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are
+        `left`."""
+        inner = site_watcher(self.sites, edits, sink, self.n_seeds)
+        kept = () if sink is None else getattr(sink, "keep", self.sites)
+        asked = {site for n in edits or {} for site in each_layer(n, self.sites)} | {*kept}
+        self.left = dict.fromkeys(n for n in self.sites if n in asked)
+        def at(site, value):
+            self.left.pop(site, None)
+            return inner(site, value)
+        return at
 
-@patch
-def reached(self:Subject):
-    "ValueError if the pass that is over did not come by a site that was edited or kept."
-    (left, self.left) = ([*self.left], {})
-    if not left: return
-    refuse(self.name, f"a pass through {', '.join(left[:3])}{' …' * (len(left) > 3)}",
-           f"one that reached {len(left)} of these sites nowhere", fix="other sites: this pass has not got these")
+    def reached(self):
+        "ValueError if the pass that is over did not come by a site that was edited or kept."
+        (left, self.left) = ([*self.left], {})
+        if not left: return
+        refuse(self.name, f"a pass through {', '.join(left[:3])}{' …' * (len(left) > 3)}",
+               f"one that reached {len(left)} of these sites nowhere", fix="other sites: this pass has not got these")
 
-# %% ../../nbs/4_instruments/01b_subject.ipynb #3912b5a1
-@patch
-def predict_and_lose(self:Subject, edits:dict=None):
-    "(predictions (s, n, read), losses in nats of that shape, or None) on the task's inputs."
-    return self.predict(edits), None
+    def predict_and_lose(self, edits:dict=None):
+        "(predictions (s, n, read), losses in nats of that shape, or None) on the task's inputs."
+        return self.predict(edits), None
 
-@patch
-def own_edit(self:Subject, unit:str, how:str):
-    "The edits (site → edit) that a word of the subject's own stands for; None where it has no such word."
+    def own_edit(self, unit:str, how:str):
+        "The edits (site → edit) that a word of the subject's own stands for; None where it has no such word."
 
-@patch
-def replacement(self:Subject, site:str, how:str):
-    "What puts zero, mean or resample at a site in the subject's own way (a function); None for the usual one."
+    def replacement(self, site:str, how:str):
+        "What puts zero, mean or resample at a site in the subject's own way (a function); None for the usual one."
 
-@patch
-def real(self:Subject, tokens:torch.Tensor):
-    "Which of `tokens` are no padding: all, unless a subject says otherwise."
-    return torch.ones(tokens.shape, dtype=torch.bool)
+    def real(self, tokens:torch.Tensor):
+        "Which of `tokens` are no padding: all, unless a subject says otherwise."
+        return torch.ones(tokens.shape, dtype=torch.bool)
 
-@patch
-def members(self:Subject) -> list:
-    "Each member as a subject of its own."
-    if self.n_seeds == 1: return [self]
-    refuse(self.name, "a method `members`", "none", fix="see Population", error=NotImplementedError)
+    def members(self) -> list:
+        "Each member as a subject of its own."
+        if self.n_seeds == 1: return [self]
+        refuse(self.name, "a method `members`", "none", fix="see Population", error=NotImplementedError)
 
-@patch
-def each(self:Subject, edits:dict=None) -> list:
-    "(member, its edits) of every member: a subject of its own, and what `edits` (site → edit) are for it."
-    return [(m, of_members(edits, slice(i, i + 1), self.n_seeds)) for i, m in enumerate(self.members())]
+    def each(self, edits:dict=None) -> list:
+        "(member, its edits) of every member: a subject of its own, and what `edits` (site → edit) are for it."
+        return [(m, of_members(edits, slice(i, i + 1), self.n_seeds)) for i, m in enumerate(self.members())]
 
 # %% ../../nbs/4_instruments/01b_subject.ipynb #f0bf39e6
 class Population(Subject):
-    """A population as a subject: its parameters, and the condition that says what they are.
-
-    Without parameters: its names."""
+    """A population as a subject: its parameters, and the condition that says what they are. Without parameters: its
+    names."""
     def __init__(self, params:dict, c:str|Condition):
         self.params, self.condition = params, condition(c)
         c = self.condition
@@ -153,9 +141,7 @@ def reads_weights(f:Callable):
 # %% ../../nbs/4_instruments/01b_subject.ipynb #fbe9690a
 class Wrapped(Subject):
     """A function of tokens (b, t) and `at(site, value)` to logits (b, t, v), such as a module that calls `at`, as a
-    subject.
-
-    `at` adds and takes off the seed axis of one."""
+    subject. `at` adds and takes off the seed axis of one."""
     def __init__(self, name:str, task:Task, sites:Iterable[str], of:Callable, **more):
         self.name, self.task, self.sites, self.of = name, task, list(sites), of
         self.__dict__ |= more

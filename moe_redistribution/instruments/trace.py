@@ -59,10 +59,9 @@ def trace(
 SPLITS = ("component", "head", "source", "expert", "all")
 
 def parts(tr:Trace, params:dict, by:str="component") -> dict:
-    """Terms of the final residual stream: name → (s, b, t, d). `by`: one of `SPLITS`.
-
-    Names: embed, attn_out, ffn_out; finer ones in their place: tok and pos; H0…Hn or, by source, the task's places, and
-    b_O; E0…En, and b_down. With several layers they are L0.attn_out and so on. Without a router the FFN stays whole."""
+    """Terms of the final residual stream: name → (s, b, t, d). `by`: one of `SPLITS`. Names: embed, attn_out, ffn_out;
+    finer ones in their place: tok and pos; H0…Hn or, by source, the task's places, and b_O; E0…En, and b_down. With
+    several layers they are L0.attn_out and so on. Without a router the FFN stays whole."""
     choose("split", by, SPLITS)
     if not isinstance(tr.subject, Population):
         refuse("parts", "a population, whose weights it reads", tr.subject.name, fix="read its sites")

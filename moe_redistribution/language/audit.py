@@ -153,58 +153,50 @@ class AuditPlan:
             if (k := self.keys.index((u, how))) not in found: found.append(k)
         return found
 
+    def drawn_in(self, k:int, windows) -> torch.Tensor:
+        "In which of the windows, given by their numbers, key k has draws beside it."
+        return (windows + self.turn_of[k]) % self.every == 0 if k < self.own else torch.zeros(len(windows)).bool()
+
+    def pairs_of(self, b:RecordedBatch, k:int) -> torch.Tensor:
+        "The pairs (b, t, E) of the experts of key k in a batch."
+        gates, mine = b.gates_of((unit := self.keys[k][0]).layer), _numbers(unit)
+        out = torch.zeros_like(gates, dtype=torch.bool)
+        out[..., mine] = gates[..., mine] != 0
+        return out
+
+    def pair_pass(self, b:RecordedBatch, sums, keys:torch.Tensor, pairs:torch.Tensor, barred:torch.Tensor=None):
+        "The pass that edits `pairs` (b, t, E), whose windows belong to `keys` (b); None if there are none."
+        unit, how = self.keys[int(keys.max())]
+        if not len(at := pairs.flatten(1).any(1).nonzero()[:, 0].cpu()): return None
+        touched = pairs[at].any(-1)
+        on = touched[..., None] & barred if barred is not None and how == "route_around" else pairs[at]
+        gates, gate = b.gates_of(unit.layer), self.s.layers[unit.layer].gate
+        by_scores = how == "route_around" and not _has_biases(gate, b.said["gate", unit.layer][0], gates.shape[-1])
+        edits = _pair_edits(unit.layer, how, on, gates[at], self.means, by_scores)
+        return AuditPass(sums, keys[at], edits, at, touched)
+
+    def site_edits(self, k:int) -> dict:
+        "The edits of the heads or sites of key k."
+        unit, how = self.keys[k]
+        each = {u: mean_edits(self.s, self.means, u) if how == "mean" else how for u in unit.members}
+        return combine_edits(self.s, each)
+
+    def own_pass(self, b:RecordedBatch, k:int):
+        "The pass of key k on a batch, or None if nobody goes to it."
+        unit, n = self.keys[k][0], len(b.tokens)
+        keys = torch.full((n,), k)
+        if unit.kind != "experts": return AuditPass("effect", keys, self.site_edits(k), torch.arange(n), None)
+        barred = torch.zeros(b.gates_of(unit.layer).shape[-1], dtype=torch.bool, device=b.gates_of(unit.layer).device)
+        barred[_numbers(unit)] = True
+        return self.pair_pass(b, "effect", keys, self.pairs_of(b, k), barred)
+
 # %% ../../nbs/4b_language/08d_audit.ipynb #8551edb2
 AuditPass = namedtuple("AuditPass", "sums keys edits at touched")
-
-@patch
-def drawn_in(self:AuditPlan, k:int, windows) -> torch.Tensor:
-    "In which of the windows, given by their numbers, key k has draws beside it."
-    return (windows + self.turn_of[k]) % self.every == 0 if k < self.own else torch.zeros(len(windows)).bool()
-
-@patch
-def pairs_of(self:AuditPlan, b:RecordedBatch, k:int) -> torch.Tensor:
-    "The pairs (b, t, E) of the experts of key k in a batch."
-    gates, mine = b.gates_of((unit := self.keys[k][0]).layer), _numbers(unit)
-    out = torch.zeros_like(gates, dtype=torch.bool)
-    out[..., mine] = gates[..., mine] != 0
-    return out
 
 def _has_biases(gate:torch.nn.Module, args:Sequence, E:int) -> bool:
     "Has a router a number for each of E experts beside their scores, its own or among the `args` that it is given?"
     own = [*gate.named_parameters(), *gate.named_buffers()]
     return any("bias" in n and v.numel() == E for n, v in own) or any(of_experts(x, E) for x in args)
-
-
-
-# %% ../../nbs/4b_language/08d_audit.ipynb #3fcc82fc
-@patch
-def pair_pass(self:AuditPlan, b:RecordedBatch, sums, keys:torch.Tensor, pairs:torch.Tensor, barred:torch.Tensor=None):
-    "The pass that edits `pairs` (b, t, E), whose windows belong to `keys` (b); None if there are none."
-    unit, how = self.keys[int(keys.max())]
-    if not len(at := pairs.flatten(1).any(1).nonzero()[:, 0].cpu()): return None
-    touched = pairs[at].any(-1)
-    on = touched[..., None] & barred if barred is not None and how == "route_around" else pairs[at]
-    gates, gate = b.gates_of(unit.layer), self.s.layers[unit.layer].gate
-    by_scores = how == "route_around" and not _has_biases(gate, b.said["gate", unit.layer][0], gates.shape[-1])
-    edits = _pair_edits(unit.layer, how, on, gates[at], self.means, by_scores)
-    return AuditPass(sums, keys[at], edits, at, touched)
-
-# %% ../../nbs/4b_language/08d_audit.ipynb #945cb27d
-@patch
-def site_edits(self:AuditPlan, k:int) -> dict:
-    "The edits of the heads or sites of key k."
-    unit, how = self.keys[k]
-    return combine_edits(self.s, {u: mean_edits(self.s, self.means, u) if how == "mean" else how for u in unit.members})
-
-@patch
-def own_pass(self:AuditPlan, b:RecordedBatch, k:int):
-    "The pass of key k on a batch, or None if nobody goes to it."
-    unit, n = self.keys[k][0], len(b.tokens)
-    keys = torch.full((n,), k)
-    if unit.kind != "experts": return AuditPass("effect", keys, self.site_edits(k), torch.arange(n), None)
-    barred = torch.zeros(b.gates_of(unit.layer).shape[-1], dtype=torch.bool, device=b.gates_of(unit.layer).device)
-    barred[_numbers(unit)] = True
-    return self.pair_pass(b, "effect", keys, self.pairs_of(b, k), barred)
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #41e253dd
 @patch

@@ -7,7 +7,6 @@ __all__ = ['NORM_EPS', 'exact_dtype', 'linear_weight', 'Layered', 'check_sums', 
            'answer_terms']
 
 # %% ../../nbs/4b_language/06_decomposition.ipynb #8aa73633
-from fastcore.basics import patch
 import torch
 from ..tasks.errors import choose, refuse
 from ..instruments.subject import Subject
@@ -41,22 +40,75 @@ def linear_weight(module:torch.nn.Module, what:str, dtype:torch.dtype):
 class Layered(Subject):
     "A subject with `layers`, each a `Layer`; their weights say what the terms of its stream are."
 
-@patch
-def stream_terms(self:Layered, tr:Trace, by:str="component"):
-    """(sender, depth, (1, b, t, d)) of all terms of the stream; a router in layer l reads those of depth ≤ 2 l + 1.
+    def stream_terms(self, tr:Trace, by:str="component"):
+        """(sender, depth, (1, b, t, d)) of all terms of the stream; a router in layer l reads those of depth ≤ 2 l + 1.
+        `by`: whole outputs; attention by head; FFNs by expert; all."""
+        choose("senders", by, SENDERS)
+        check_sums(self)
+        yield "embed", 0, tr["embed"]
+        for l, x in enumerate(self.layers):
+            p, heads, experts = f"L{l}.", by in ("head", "all"), by in ("expert", "all") and x.experts is not None
+            if x.mixer is not None:
+                own = self._heads(tr, x, p) if heads else [(f"{p}attn_out", tr[p + "attn_out"])]
+                yield from ((name, 2 * l + 1, u * x.scale) for name, u in own)
+            if x.ffn is not None:
+                own = self._experts(tr, x, p) if experts else [(f"{p}ffn_out", tr[p + "ffn_out"])]
+                yield from ((name, 2 * l + 2, u * x.scale) for name, u in own)
 
-    `by`: whole outputs; attention by head; FFNs by expert; all."""
-    choose("senders", by, SENDERS)
-    check_sums(self)
-    yield "embed", 0, tr["embed"]
-    for l, x in enumerate(self.layers):
-        p, heads, experts = f"L{l}.", by in ("head", "all"), by in ("expert", "all") and x.experts is not None
-        if x.mixer is not None:
-            own = self._heads(tr, x, p) if heads else [(f"{p}attn_out", tr[p + "attn_out"])]
-            yield from ((name, 2 * l + 1, u * x.scale) for name, u in own)
-        if x.ffn is not None:
-            own = self._experts(tr, x, p) if experts else [(f"{p}ffn_out", tr[p + "ffn_out"])]
-            yield from ((name, 2 * l + 2, u * x.scale) for name, u in own)
+    def _heads(self, tr, x, p):
+        if x.o is None or x.mixer is not x.attn:
+            refuse(f"heads of {p[:-1]}", "heads that enter the stream one by one", type(x.mixer).__name__,
+                   fix="by='component'")
+        z, exact, o = tr[p + "z"], exact_dtype(tr[p + "z"]), x.o
+        W = _dense_weight(o, f"heads of {p[:-1]}", exact).unflatten(1, (x.heads, -1))                            # d h k
+        heads = [z[:, :, :, h].to(exact) @ W[:, h].T for h in range(x.heads)]
+        bias = getattr(o, "bias", None)
+        own = o(z[0].flatten(2)) - (0 if bias is None else bias)                          # whatever else hangs beside W
+        check_remainder(own - sum(heads)[0], own, sum(map(mean_square, heads)), f"heads of {p[:-1]}", z.dtype)
+        yield from ((f"{p}H{h}", u) for h, u in enumerate(heads))
+        if bias is not None: yield f"{p}b_O", bias.expand_as(tr[p + "attn_out"])
+
+    def _experts(self, tr, x, p):
+        if not x.additive or x.ffn is not x.block:
+            refuse(f"experts of {p[:-1]}", "experts that enter the stream one by one", type(x.ffn).__name__,
+                   fix="by='component': there is a norm or a map between")
+        exact = exact_dtype(tr[p + "ffn_out"])
+        gates = tr[p + "gates"][0].flatten(0, 1).to(exact)
+        for e in range(gates.shape[1]):
+            out, mine = torch.zeros_like(tr[p + "ffn_out"], dtype=exact), gates[:, e] != 0
+            out[0].flatten(0, 1)[mine] = gates[mine, e, None] * tr[f"{p}E{e}"][0].to(exact)
+            yield f"{p}E{e}", out
+        if f"{p}shared_out" in self.sites: yield f"{p}shared_out", tr[p + "shared_out"]
+
+    def receivers(self, tr:Trace) -> list:
+        """A `Receiver` for the router of every layer that has one; sums are made in single precision or better.
+        ValueError for a model without routers that read the stream."""
+        out = []
+        for l, x in enumerate(self.layers):
+            if x.rows is None or x.reader is None: continue
+            mid, logits = tr[f"L{l}.resid_mid"], tr[f"L{l}.router_logits"]
+            exact = exact_dtype(mid)
+            weight, norm = rms_of(x.norm, mid.to(exact), f"router of L{l}")
+            rows, name = _dense_weight(x.rows, f"router of L{l}", exact)[None, :logits.shape[-1]], f"L{l}.router_logits"
+            out.append(Receiver(name, rows, weight[None], norm, logits.to(exact), tr[f"L{l}.routes"], 2 * l + 1))
+        if out: return out
+        dense = all(x.experts is None for x in self.layers)
+        refuse("scores", "a model with routers that read the middle of the stream",
+               f"{self.name}, " + ("which is dense" if dense else "whose routers do not, or are adapted"), "olmoe",
+               "merge adapters, or open another mixture")
+
+    def router_bias(self, r):
+        "A router's own bias as a term of its score (1, 1, 1, E), or None."
+        bias = getattr(self.layers[r.depth // 2].rows, "bias", None)
+        return None if bias is None else bias[:r.logits.shape[-1]].to(r.logits.dtype).expand_as(r.logits)
+
+    def score_sites(self, by:str="component") -> list:
+        "The sites that `stream_terms` and `receivers` read."
+        inner = {"attn_out", "ffn_out", "resid_mid", "router_logits", "routes"}
+        if by in ("head", "all"): inner |= {"z"}
+        if by in ("expert", "all"): inner |= {"gates", "shared_out"}
+        whole = lambda site: site == "embed" or site.split(".")[-1] in inner
+        return [s for s in self.sites if whole(s) or by in ("expert", "all") and s in self.units]
 
 def check_sums(s:Layered):
     "ValueError for a subject with a layer whose parts do not sum to its stream."
@@ -65,40 +117,11 @@ def check_sums(s:Layered):
         refuse(f"terms of {s.name}", "layers whose parts sum to the stream", f"L{l}: {x.absent['resid_mid']}", "olmoe",
                "ablate and trace open it; terms need a sum")
 
-# %% ../../nbs/4b_language/06_decomposition.ipynb #cca67348
-@patch
-def _heads(self:Layered, tr, x, p):
-    if x.o is None or x.mixer is not x.attn:
-        refuse(f"heads of {p[:-1]}", "heads that enter the stream one by one", type(x.mixer).__name__,
-               fix="by='component'")
-    z, exact, o = tr[p + "z"], exact_dtype(tr[p + "z"]), x.o
-    W = _dense_weight(o, f"heads of {p[:-1]}", exact).unflatten(1, (x.heads, -1))                             # d h k
-    heads = [z[:, :, :, h].to(exact) @ W[:, h].T for h in range(x.heads)]
-    bias = getattr(o, "bias", None)
-    own = o(z[0].flatten(2)) - (0 if bias is None else bias)                          # whatever else hangs beside W
-    check_remainder(own - sum(heads)[0], own, sum(map(mean_square, heads)), f"heads of {p[:-1]}", z.dtype)
-    yield from ((f"{p}H{h}", u) for h, u in enumerate(heads))
-    if bias is not None: yield f"{p}b_O", bias.expand_as(tr[p + "attn_out"])
-
-@patch
-def _experts(self:Layered, tr, x, p):
-    if not x.additive or x.ffn is not x.block:
-        refuse(f"experts of {p[:-1]}", "experts that enter the stream one by one", type(x.ffn).__name__,
-               fix="by='component': there is a norm or a map between")
-    exact = exact_dtype(tr[p + "ffn_out"])
-    gates = tr[p + "gates"][0].flatten(0, 1).to(exact)
-    for e in range(gates.shape[1]):
-        out, mine = torch.zeros_like(tr[p + "ffn_out"], dtype=exact), gates[:, e] != 0
-        out[0].flatten(0, 1)[mine] = gates[mine, e, None] * tr[f"{p}E{e}"][0].to(exact)
-        yield f"{p}E{e}", out
-    if f"{p}shared_out" in self.sites: yield f"{p}shared_out", tr[p + "shared_out"]
-
 # %% ../../nbs/4b_language/06_decomposition.ipynb #14345ec2
 NORM_EPS = ("variance_epsilon", "eps", "epsilon")
 
 def rms_of(norm, x:torch.Tensor, what:str):
     """(weight (d,), divisor (…, 1)) of an RMSNorm module at x (…, d), in the dtype of x; None for the module: 1 and 1.
-
     ValueError for another kind of norm: it is tried on a draw. Some families keep the weight less 1."""
     if norm is None: return x.new_ones(x.shape[-1]), x.new_ones(*x.shape[:-1], 1)
     own, eps = getattr(norm, "weight", None), next((getattr(norm, n) for n in NORM_EPS if hasattr(norm, n)), 0.)
@@ -113,41 +136,6 @@ def rms_of(norm, x:torch.Tensor, what:str):
             ours = draw.float() / divisor(draw.float()) * w
             if nearly_equal(norm(draw).to(lower), ours.to(lower)): return w.to(x), divisor(x)
     refuse(what, "an RMSNorm", type(norm).__name__, "olmoe", "open another family")
-
-# %% ../../nbs/4b_language/06_decomposition.ipynb #4ae39a90
-@patch
-def receivers(self:Layered, tr:Trace) -> list:
-    """A `Receiver` for the router of every layer that has one; sums are made in single precision or better. ValueError
-    for a model without routers that read the stream."""
-    out = []
-    for l, x in enumerate(self.layers):
-        if x.rows is None or x.reader is None: continue
-        mid, logits = tr[f"L{l}.resid_mid"], tr[f"L{l}.router_logits"]
-        exact = exact_dtype(mid)
-        weight, norm = rms_of(x.norm, mid.to(exact), f"router of L{l}")
-        rows, name = _dense_weight(x.rows, f"router of L{l}", exact)[None, :logits.shape[-1]], f"L{l}.router_logits"
-        out.append(Receiver(name, rows, weight[None], norm, logits.to(exact), tr[f"L{l}.routes"], 2 * l + 1))
-    if out: return out
-    dense = all(x.experts is None for x in self.layers)
-    refuse("scores", "a model with routers that read the middle of the stream",
-           f"{self.name}, " + ("which is dense" if dense else "whose routers do not, or are adapted"), "olmoe",
-           "merge adapters, or open another mixture")
-
-# %% ../../nbs/4b_language/06_decomposition.ipynb #f9c3c835
-@patch
-def router_bias(self:Layered, r):
-    "A router's own bias as a term of its score (1, 1, 1, E), or None."
-    bias = getattr(self.layers[r.depth // 2].rows, "bias", None)
-    return None if bias is None else bias[:r.logits.shape[-1]].to(r.logits.dtype).expand_as(r.logits)
-
-@patch
-def score_sites(self:Layered, by:str="component") -> list:
-    "The sites that `stream_terms` and `receivers` read."
-    inner = {"attn_out", "ffn_out", "resid_mid", "router_logits", "routes"}
-    if by in ("head", "all"): inner |= {"z"}
-    if by in ("expert", "all"): inner |= {"gates", "shared_out"}
-    whole = lambda site: site == "embed" or site.split(".")[-1] in inner
-    return [s for s in self.sites if whole(s) or by in ("expert", "all") and s in self.units]
 
 # %% ../../nbs/4b_language/06_decomposition.ipynb #3efc2a61
 @torch.no_grad()

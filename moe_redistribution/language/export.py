@@ -26,21 +26,18 @@ def save_member(path:str|Path, params:dict, c:str|Condition, seed:int|None=None,
                 member:int|None=None) -> Path:
     """Writes one member, named by its seed or its place, to a safetensors file: parameters without the seed axis, and
     in the metadata `condition`, `seed` (if known), `source` (hashes of the code that it needs) and a hash. Whole or not
-    at all; the same member, the same tensors.
-
-    ValueError for another condition's parameters, and for a seed or place that is not there."""
+    at all; the same member, the same tensors. ValueError for another condition's parameters, and for a seed or place
+    that is not there."""
     c = check_population(params, c)
     place, seeds = place_of(params, seed, member), getattr(params, "seeds", None)
     own = {n: v[place].detach().cpu().contiguous() for n, v in params.items()}
     said = dict(format="pt", condition=c.name, sha256=seal_hash(own, c.name), source=json.dumps(sources(c)))
     return write_whole(path, safetensors.torch.save(own, said | (dict(seed=str(seeds[place])) if seeds else {})))
 
-# %% ../../nbs/4b_language/07e_export.ipynb #2fceee6a
 def open_member(path:str|Path) -> tuple:
-    """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote.
-
-    A warning where the code that it needs, as a user's own router, is not what it was. `Damaged` for a file that is not
-    what was written; ValueError for another safetensors file."""
+    """(parameters with a seed axis of one, condition name) of a file that `save_member` wrote. A warning where the code
+    that it needs, as a user's own router, is not what it was. `Damaged` for a file that is not what was written;
+    ValueError for another safetensors file."""
     try:
         with safetensors.safe_open(path, "pt") as f:
             said, own = f.metadata() or {}, {n: f.get_tensor(n) for n in f.keys()}
@@ -59,9 +56,8 @@ LENS_VARIANTS, LENS_ACTIVATIONS = ("ffn", "glu", "moe_glu", "no_ffn"), ("silu", 
 
 @by_name
 def _lens_config(c:str|Condition) -> dict:
-    """The configuration of one of a condition's models, as TransformerLens asks for it.
-
-    ValueError for what its architecture cannot hold, with what it can."""
+    """The configuration of one of a condition's models, as TransformerLens asks for it. ValueError for what its
+    architecture cannot hold, with what it can."""
     mapped = not c.routed or c.routing.reads_stream and not own_rules(c)
     if c.ffn not in LENS_VARIANTS or c.activation not in LENS_ACTIVATIONS or not mapped:
         refuse("TransformerLens", f"{', '.join(LENS_VARIANTS)} in silu, gelu or relu, routed by a map of the stream",
@@ -112,10 +108,8 @@ def _bridge(config, own):
 def to_transformer_lens(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None):
     """One member, named by its seed or its place, as a model of TransformerLens: up to its version 3 a
     `HookedTransformer`, after that a `TransformerBridge`, which has no experts. Called with tokens it gives our logits,
-    for all its positions and without an axis of seeds.
-
-    ImportError without the package; ValueError for what its architecture cannot hold, another condition's parameters,
-    and a seed or place that is not there."""
+    for all its positions and without an axis of seeds. ImportError without the package; ValueError for what its
+    architecture cannot hold, another condition's parameters, and a seed or place that is not there."""
     c = check_population(params, c)
     config, place = _lens_config(c), place_of(params, seed, member)
     try: import transformer_lens  # noqa: F401
@@ -163,14 +157,11 @@ def _hf_state(p:dict, c:str|Condition) -> dict:
     whole = {f"transformer.{n}": v for n, v in out.items()} | head
     return {n: v.detach().cpu().float().clone() for n, v in whole.items()}
 
-# %% ../../nbs/4b_language/07e_export.ipynb #b819679d
 def to_transformers(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None):
     """One member, named by its seed or its place, as an `ImageGPTForCausalImageModeling`, whose `save_pretrained`
     writes a folder that transformers opens. Called with tokens it gives our logits, as `.logits`, without an axis of
-    seeds.
-
-    ImportError without transformers; ValueError for what it cannot hold, another condition's parameters, and a seed or
-    place that is not there."""
+    seeds. ImportError without transformers; ValueError for what it cannot hold, another condition's parameters, and a
+    seed or place that is not there."""
     c = check_population(params, c)
     config, place = _hf_config(c), place_of(params, seed, member)
     model = with_transformers().ImageGPTForCausalImageModeling(config).eval()

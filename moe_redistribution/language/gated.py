@@ -40,9 +40,8 @@ class Gate(nn.Module):
 @dataclass(frozen=True)
 class Gating:
     """How scores act on attention: `form` in `GATE_FORMS`, scores `by` one in `SCORES`; `k`: entries that a query keeps
-    (hard, topk_tau); `tau`: temperature of topk_tau; `seed` of scores that are drawn once.
-
-    ValueError (expected, got, nearest) for another form or source, and for k below 1 where it is needed."""
+    (hard, topk_tau); `tau`: temperature of topk_tau; `seed` of scores that are drawn once. ValueError (expected, got,
+    nearest) for another form or source, and for k below 1 where it is needed."""
     form: str = "post"
     k: int = None
     by: str = "gate"
@@ -137,12 +136,10 @@ def _register_gated():
     AttentionMaskInterface.register(GATED, eager_mask)
     return transformers
 
-# %% ../../nbs/4b_language/03_gated.ipynb #17324039
 @torch.no_grad()
 def attention_layers(model:torch.nn.Module) -> dict:
-    """The attention modules of a causal transformers model, in order → their number of heads.
-
-    ValueError (expected, got, fix) for a model whose attention does not take the interface, or adds to it."""
+    """The attention modules of a causal transformers model, in order → their number of heads. ValueError (expected,
+    got, fix) for a model whose attention does not take the interface, or adds to it."""
     if known := {m: m.gate_heads for m in model.modules() if hasattr(m, "gate_heads")}: return known
     _register_gated()
     found, name = {}, model.config.model_type
@@ -167,12 +164,10 @@ def new_gates(model:torch.nn.Module, d_gate:int, seed:int) -> nn.ModuleList:
 
 def _parameter(x): return x if isinstance(x, nn.Parameter) else nn.Parameter(torch.as_tensor(x).clone())
 
-# %% ../../nbs/4b_language/03_gated.ipynb #e5269823
 def _keep_input(module, args, kwargs): module.gate_input = args[0] if args else kwargs["hidden_states"]
 
 def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     """Puts gates and a gating on every attention layer of `model`, in place; `scales` (layers, h): a head's factor.
-
     ValueError (expected, got, fix) if gates are asked for and not given, or do not fit."""
     layers = attention_layers(model)
     if how and how.by == "gate" and gates is None:
@@ -189,7 +184,6 @@ def attach(model:torch.nn.Module, gates=None, how:Gating=None, scales=None):
     model.gate_before = getattr(model, "gate_before", model.config._attn_implementation)
     model.set_attn_implementation(GATED)
 
-# %% ../../nbs/4b_language/03_gated.ipynb #823c959a
 _OWN = ("gating", "gate_heads", "gate_layer", "gate_input", "attn_gate", "attn_scale")
 
 def _detach(model:torch.nn.Module) -> nn.Module:

@@ -35,7 +35,6 @@ def _above_zero(**sizes):
 
 def split_text(path, tokenize, context, held, batch, steps):
     """(windows (n, context + 1) of about `held` tokens, function of the step to (batch, context + 1) of what follows).
-
     ValueError for a text that leaves no window to train on, and for sizes below 1."""
     _above_zero(tokens=held, batch=batch, steps=steps)
     every = text_windows(path, tokenize, context)
@@ -95,10 +94,9 @@ def _unfrozen_job(model, name, held, batches, x, desk, last, how):
 def gates_study(model, name, held, batches, key, ks, d_gate=32, losses=("kl",), steps=1000, lr=1e-2, batch=8,
                 unfreeze=(), seed=0) -> Study:
     """The study of a model's gates: arms `gates/distilled`, and for N in `unfreeze` `gates/unfreezeN_learned` and
-    `gates/unfreezeN_random`; rows go by the model's name. It takes all threads that torch has.
-
-    `held`, `batches` as of `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of
-    it as they are now. ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
+    `gates/unfreezeN_random`; rows go by the model's name. It takes all threads that torch has. `held`, `batches` as of
+    `split_text`; `key`: what else an answer belongs to: all weights and all tokens are part of it as they are now.
+    ValueError for a loss, a k, a number of layers, tokens or a learning rate that does not fit."""
     ks, losses, unfreeze = (list(dict.fromkeys(x)) for x in (ks, losses, unfreeze))                  # rows once each
     for l in losses: choose("loss", l, list(DISTILLED))
     _above_zero(steps=steps, batch=batch, d_gate=d_gate)

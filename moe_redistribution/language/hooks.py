@@ -42,48 +42,40 @@ class _Listener:
                f"another by up to {(parts - whole).abs().max():.2g}", fix="open it again, and see its report",
                error=RuntimeError)
 
+    def heard(self, part:str):
+        "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part with a stand-in."
+        if part in self.kept: return self.kept[part]
+        refuse(f"{self.prefix[:-1]}", "a pass by all parts that were opened", f"one that left out its {part}",
+               fix="open it again as it is now", error=RuntimeError)
+
+    def into(self, module:torch.nn.Module, args:tuple, kwargs:dict):
+        x = args[0] if args else kwargs["hidden_states"]
+        self.kept["shape"] = x.shape[:2]
+        self.kept["pre"] = new = self.at("embed", x) if self.prefix == "L0." else x
+        if new is not x: return ((new, *args[1:]), kwargs) if args else (args, kwargs | dict(hidden_states=new))
+
+    def mix(self, module:torch.nn.Module, args:tuple):
+        new = self.at("z", own := args[0].unflatten(-1, (self.x.heads, -1)))
+        return None if new is own else (new.flatten(-2).to(args[0].dtype), *args[1:])
+
+    def after_mixer(self, module:torch.nn.Module, args:tuple, out):
+        first = first_tensor(out)
+        new = self.at("attn_out", first)
+        if self.x.reader is not None:
+            pre, scale = self.kept["pre"].to(new.device), self.x.scale              # a model may be spread over devices
+            mid = pre + (new if scale == 1 else new * scale)
+            if (changed := self.at("resid_mid", mid)) is not mid:
+                new = new + (changed - mid) / scale
+                mid = pre + (new if scale == 1 else new * scale)                     # as the layer will add it, rounded
+            self.kept["mid"] = mid
+        if new is not first: return _put_first(out, new)
+
+    def before_reader(self, module:torch.nn.Module, args:tuple, kwargs:dict):
+        if self.wants("resid_mid"): self.fits(first_tensor(args or kwargs), self.heard("mid"), "resid_mid")
+
 def _put_first(out:Sequence, new:torch.Tensor):
     "What a module gave, with `new` as its first tensor."
     return (new, *out[1:]) if isinstance(out, tuple) else new
-
-# %% ../../nbs/4b_language/05b_hooks.ipynb #b29336fc
-@patch
-def heard(self:_Listener, part:str):
-    "What an earlier hook of this pass kept. RuntimeError where it was never called, as of a part with a stand-in."
-    if part in self.kept: return self.kept[part]
-    refuse(f"{self.prefix[:-1]}", "a pass by all parts that were opened", f"one that left out its {part}",
-           fix="open it again as it is now", error=RuntimeError)
-
-# %% ../../nbs/4b_language/05b_hooks.ipynb #8c952ded
-@patch
-def into(self:_Listener, module:torch.nn.Module, args:tuple, kwargs:dict):
-    x = args[0] if args else kwargs["hidden_states"]
-    self.kept["shape"] = x.shape[:2]
-    self.kept["pre"] = new = self.at("embed", x) if self.prefix == "L0." else x
-    if new is not x: return ((new, *args[1:]), kwargs) if args else (args, kwargs | dict(hidden_states=new))
-
-@patch
-def mix(self:_Listener, module:torch.nn.Module, args:tuple):
-    new = self.at("z", own := args[0].unflatten(-1, (self.x.heads, -1)))
-    return None if new is own else (new.flatten(-2).to(args[0].dtype), *args[1:])
-
-@patch
-def after_mixer(self:_Listener, module:torch.nn.Module, args:tuple, out):
-    first = first_tensor(out)
-    new = self.at("attn_out", first)
-    if self.x.reader is not None:
-        pre, scale = self.kept["pre"].to(new.device), self.x.scale                # a model may be spread over devices
-        mid = pre + (new if scale == 1 else new * scale)
-        if (changed := self.at("resid_mid", mid)) is not mid:
-            new = new + (changed - mid) / scale
-            mid = pre + (new if scale == 1 else new * scale)                      # as the layer will add it, rounded
-        self.kept["mid"] = mid
-    if new is not first: return _put_first(out, new)
-
-# %% ../../nbs/4b_language/05b_hooks.ipynb #44385059
-@patch
-def before_reader(self:_Listener, module:torch.nn.Module, args:tuple, kwargs:dict):
-    if self.wants("resid_mid"): self.fits(first_tensor(args or kwargs), self.heard("mid"), "resid_mid")
 
 # %% ../../nbs/4b_language/05b_hooks.ipynb #f329ddcd
 @patch
@@ -215,7 +207,6 @@ def check_places(places:Sequence):
 @contextmanager
 def listening(model:torch.nn.Module, layers:Sequence, at:Callable, wanted:set, told:dict):
     """Within it a pass of `model` calls `at(site, value)` at the sites in `wanted`. The model is left as it was.
-
     `told`: `real` (b, t), which tokens are no padding; `moved`, where tokens that changed experts are counted."""
     attending = any(s.endswith((".v", ".pattern")) for s in wanted)
     mixed = any(x.experts is not None for x in layers)

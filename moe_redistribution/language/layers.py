@@ -72,7 +72,6 @@ def _on_interface(module:torch.nn.Module) -> bool:
     "Are these experts that transformers computes by a registered function?"
     return hasattr(type(module), "_apply_gate") and hasattr(module, "is_transposed")   # a wrapper hands names on
 
-# %% ../../nbs/4b_language/05_layers.ipynb #46f90c4f
 @contextmanager
 def _recorded_calls(layers:Sequence):
     "Within it every call of a module of `layers` is put into the lists that it gives, one a layer."
@@ -201,7 +200,6 @@ def _block_parts(calls, experts, block):
     *_, shared, gate = min(found, key=lambda f: f[:2])
     return parts | dict(shared=shared, shared_gate=gate)
 
-# %% ../../nbs/4b_language/05_layers.ipynb #6dca94db
 def _between(calls, experts, block, rest, made):
     "What a block, whose output is `rest` without experts, does to what they `made` besides adding it."
     times = 1. if made is None else (((block.made - rest) * made).sum() / made.square().sum()).item()
@@ -227,7 +225,6 @@ class _Hearing:
         self.seen[site] = value.shape
         return value
 
-# %% ../../nbs/4b_language/05_layers.ipynb #7207fbbf
 def _attention_parts(calls:Sequence, heard:dict) -> dict:
     "Attention, its heads and the map to its output as fields of `Layer`; {} where nothing called the interface."
     own = [c for c in calls if c.module in heard and "v" in heard[c.module].seen]
@@ -261,7 +258,6 @@ def _mixes(call):
     try: return call.given is not None and call.given.ndim == 3 and _looks_at_others(call)
     except (TypeError, ValueError, RuntimeError): return False
 
-# %% ../../nbs/4b_language/05_layers.ipynb #9d45a254
 def _reader(calls, mixer, scale):
     "The first and outermost call that is given the stream after the mixer; None if the FFN reads what the mixer read."
     whole = calls[-1]
@@ -344,7 +340,6 @@ def probe_tokens(model:torch.nn.Module):
     pad = getattr(config, "pad_token_id", None)
     return torch.where(tokens == pad, (tokens + 1) % n, tokens) if pad is not None else tokens
 
-# %% ../../nbs/4b_language/05_layers.ipynb #a3aec182
 @torch.no_grad()
 def probe_digest(model:torch.nn.Module) -> str:
     "A hash of what a model says to `probe_tokens` by its own functions: adapters, hooks and settings have their say."
@@ -386,7 +381,6 @@ def _check_numbers(kind, plain, calls):
     refuse(f"model {kind}", "finite numbers for a few tokens", f"nan or infinity, first at {bad[0]}",
            fix="the weights as published")
 
-# %% ../../nbs/4b_language/05_layers.ipynb #de1c1f61
 def _with_ours(model, said, plain, calls, heard) -> tuple:
     "How far the logits are with our experts, and with our attention too (nan: of another kind); the routes of each."
     routes = []
@@ -408,10 +402,9 @@ def _with_ours(model, said, plain, calls, heard) -> tuple:
 # %% ../../nbs/4b_language/05_layers.ipynb #2fb9b319
 @torch.no_grad()
 def probe_model(model:torch.nn.Module, family=None) -> _Probe:
-    """A model tried on a few tokens, its own functions against ours.
-
-    ValueError for one whose layers are not found, whose experts go past transformers' interface, whose numbers are not
-    finite, or whose experts our function does not compute."""
+    """A model tried on a few tokens, its own functions against ours. ValueError for one whose layers are not found,
+    whose experts go past transformers' interface, whose numbers are not finite, or whose experts our function does not
+    compute."""
     transformers_here(), check_here(model), check_experts(model)
     kind, family = model.config.model_type, family or FAMILIES.get(model.config.model_type, Family())
     tokens, own = probe_tokens(model).to(device_of(model)), _decoder_layers(model, family)
@@ -455,7 +448,6 @@ def _with_router(x:Layer, calls:Sequence) -> Layer:
     beside = dict.fromkeys(("router_logits", "router_probs"), "more than its map makes its scores: merge adapters")
     return replace(x, gate=None, absent=x.absent | beside)
 
-# %% ../../nbs/4b_language/05_layers.ipynb #6e4badaa
 def _chosen_anyhow(call, own) -> bool:
     "Does a router choose the same experts when its scores are turned round?"
     turned = route_again(call.module, call.args, call.kwargs, own.E, -own.scores[:, :own.E])

@@ -34,7 +34,6 @@ def _tokens_told(say:Callable, each:int):
     "`say(text)` as a function of how many batches of `each` tokens are done; None if there is none."
     return say and (lambda i: say(f"{i * each:,} tokens"))
 
-# %% ../../nbs/4b_language/08b_loads.ipynb #851adab1
 def summed_over_text(groups:Iterable, add:Callable, state:dict, part:str|Path=None, key:str=None, say:Callable=None,
                      every:int=5):
     """Calls `add(i, group)`, which adds to the tensors in the dict `state`, for each group in turn. In `part` they are
@@ -85,7 +84,6 @@ def _route_sites(s:LanguageModel, l:int) -> list:
     "The sites of a router that loads are read from; some have no scores, such as one that looks a token up."
     return [n for n in (f"L{l}.routes", f"L{l}.gates", f"L{l}.router_logits") if n in s.sites]
 
-# %% ../../nbs/4b_language/08b_loads.ipynb #019f1ed7
 def _add_loads(state:dict, l:int, tr:Trace, counts:torch.Tensor):
     "Adds one batch to the sums of layer l; `counts` (tokens): who counts."
     g = tr[f"L{l}.gates"][0].flatten(0, 1)[counts]
@@ -202,7 +200,6 @@ def _add_comparison(state:dict, l:int, tr_a:Trace, tr_b:Trace, counts:torch.Tens
         for what, v in zip(("same", "shared", "table"), _pair_counts(on[0], other)): new[f"{name} {what}"] = v
     for name, v in new.items(): state[f"{l} {name}"] = state.get(f"{l} {name}", 0) + v
 
-# %% ../../nbs/4b_language/08b_loads.ipynb #ddd7cc4d
 def _best_matching(table:torch.Tensor):
     "The one-to-one matching of rows to columns of a square table with the largest sum: (columns, sum)."
     from scipy.optimize import linear_sum_assignment

@@ -35,7 +35,6 @@ from ..instruments.trace import Trace
 # %% ../../nbs/4b_language/07_opened.ipynb #91c00962
 def _text_task(tokens:torch.Tensor, d_vocab:int, name:str="text", pad:int=None) -> Task:
     """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
-
     ValueError if they are no such windows, or hold the token `pad`."""
     fits = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2 and tokens.shape[1] > 1
     if not fits or not tokens.numel() or tokens.min() < 0 or tokens.max() >= d_vocab:
@@ -51,11 +50,10 @@ def _text_task(tokens:torch.Tensor, d_vocab:int, name:str="text", pad:int=None) 
 
 # %% ../../nbs/4b_language/07_opened.ipynb #c318e323
 class LanguageModel(TextSubject):
-    """A causal transformers model as a subject; `tokens`: windows (n, T + 1) that its instruments read.
-
-    `moved`: after a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`:
-    windows at a time in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for
-    none: it goes to no expert, and no mean, resample or count has it. It changes nothing before it (see `real`)."""
+    """A causal transformers model as a subject; `tokens`: windows (n, T + 1) that its instruments read. `moved`: after
+    a pass, how many tokens each edit changed (of router_logits: how many got other experts). `batch`: windows at a time
+    in `predict`; a mean or a resample is over one batch. `pad`: a token in `run` that stands for none: it goes to no
+    expert, and no mean, resample or count has it. It changes nothing before it (see `real`)."""
     side_by_side = False                                   # experts' outputs have no axis of examples to part
     def __init__(self, model:torch.nn.Module, tokens:torch.Tensor=None, name:str=None, batch:int=None, pad:int=None,
                  family=None):
@@ -77,18 +75,69 @@ class LanguageModel(TextSubject):
         self.units = [f"L{l}.{u}" for l, x in enumerate(self.layers) for u in unit_names(x)]
     device = property(lambda self: torch.device(device_of(self.model)))
 
-# %% ../../nbs/4b_language/07_opened.ipynb #c318e324
-@patch
-def real(self:LanguageModel, tokens:torch.Tensor):
-    "Which of `tokens` are no padding. ValueError for padding between others if the same token ends a text."
-    real = torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
-    if self.pad is None or self.pad not in _ends_of(self.model) or not real.any(): return real
-    inside = ~real & (real.cumsum(1) > 0) & (real.flip(1).cumsum(1).flip(1) > 0)
-    if not inside.any(): return real
-    row, at = inside.nonzero()[0].tolist()
-    refuse("tokens", f"padding at the ends of a row, since {self.pad} also ends a text", f"one in row {row} at {at}",
-           fix="another token for padding, or a document a row")
+    def real(self, tokens:torch.Tensor):
+        "Which of `tokens` are no padding. ValueError for padding between others if the same token ends a text."
+        real = torch.ones_like(tokens, dtype=torch.bool) if self.pad is None else tokens != self.pad
+        if self.pad is None or self.pad not in _ends_of(self.model) or not real.any(): return real
+        inside = ~real & (real.cumsum(1) > 0) & (real.flip(1).cumsum(1).flip(1) > 0)
+        if not inside.any(): return real
+        row, at = inside.nonzero()[0].tolist()
+        refuse("tokens", f"padding at the ends of a row, since {self.pad} also ends a text",
+               f"one in row {row} at {at}", fix="another token for padding, or a document a row")
 
+    def run(self, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False, grad:bool=False):
+        """Logits (1, b, t, v) of tokens (b, t); with `grad` they and what the sink keeps have a graph, in which
+        whatever is kept stands on the way to the logits: what does not (`_no_way`) is left out. RuntimeError if the
+        parts of a block do not sum to its output, or a part is no longer the model's; ValueError for tokens that the
+        model has no place for, a site that the pass does not reach, what is not finite, and a gradient by what has
+        none."""
+        with torch.set_grad_enabled(grad): return self._run(tokens, edits, sink, grad)
+
+    def _run(self, tokens, edits, sink, grad, whole=False):
+        "`run` once gradients are on or off; `whole`: is this all of the text that an edit is for?"
+        tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
+        check_tokens_of(self.model, tokens), check_hooks(self.model)
+        self.here = self.real(tokens)
+        self.places = places_of(self.here)
+        self.reach = int(self.places.max()) + 1 if whole else None
+        mask, more = None if self.pad is None else self.here.long(), {}
+        if mask is not None and not self.here[:, 0].all():                                # padding on the left has none
+            if "position_ids" in signature(self.model.forward).parameters: more["position_ids"] = self.places.clamp(min=0)
+        with self.passes(edits := combine_edits(self, edits or {}), sink, grad) as (at, _):
+            logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits[None]
+        if not isinstance(sink, Finite):
+            said = logits if self.pad is None else logits[:, self.here]
+            check_finite(said, self.name, lambda sink: self.run(tokens, edits, sink))
+        logits = at("logits", logits)
+        return self.reached() or logits
+
+    def replacement(self, site:str, how:str):
+        if self.pad is None or how == "zero" or _of_expert(site): return None
+        return partial(replace_among, lambda x: counted_at(site, self.here.to(x.device), x), how)
+
+    def _each(self, of, edits, tokens):
+        "`of(slice, logits)` of all windows, about `batch` at a time, put together along their axis."
+        ends, moved = [0, *np.cumsum(_batch_sizes(len(tokens), self.batch)).tolist()], defaultdict(int)
+        out = []
+        for at in map(slice, ends, ends[1:]):
+            with torch.no_grad(): out.append(of(at, self._run(tokens[at], edits, None, False, whole=True)))
+            for site, n in self.moved.items(): moved[site] += n
+        self.moved = dict(moved)
+        return torch.cat(out, 1)
+
+    def predict(self, edits:dict=None, tokens:torch.Tensor=None):
+        return self._each(lambda at, x: x.argmax(-1), edits, self.task.tokens if tokens is None else tokens)
+
+    def predict_and_lose(self, edits:dict=None):
+        "(most probable next tokens, losses in nats), each (1, n, t), on the task's windows; one pass gives both."
+        def both(at, logits):
+            x, target = logits[0].float(), self.task.targets[at].to(logits.device)
+            lost = torch.nn.functional.cross_entropy(x.flatten(0, 1), target.flatten(), reduction="none")
+            return torch.stack([x.argmax(-1).float(), lost.view_as(target)], -1)[None]
+        said, losses = self._each(both, edits, self.task.tokens).unbind(-1)
+        return said.long(), losses
+
+# %% ../../nbs/4b_language/07_opened.ipynb #c318e324
 def _ends_of(model:torch.nn.Module) -> set:
     "The tokens that end a text, as a model's configs say."
     said = [getattr(c, "eos_token_id", None) for c in (model.config, model.config.get_text_config(),
@@ -99,37 +148,6 @@ def unit_names(x:Layer) -> list:
     "Heads and experts of a `Layer`."
     return ([f"H{h}" for h in range(x.heads) if "z" not in x.absent]
             + [f"E{e}" for e in range(0 if x.experts is None else n_experts(x.experts))])
-
-# %% ../../nbs/4b_language/07_opened.ipynb #3f7c3018
-@patch
-def run(self:LanguageModel, tokens:torch.Tensor, edits:dict=None, sink:dict=None, read_only:bool=False,
-        grad:bool=False):
-    """Logits (1, b, t, v) of tokens (b, t); with `grad` they and what the sink keeps have a graph, in which whatever is
-    kept stands on the way to the logits: what does not (`_no_way`) is left out. RuntimeError if the parts of a block do
-    not sum to its output, or a part is no longer the model's; ValueError for tokens that the model has no place for, a
-    site that the pass does not reach, what is not finite, and a gradient by what has none."""
-    with torch.set_grad_enabled(grad): return self._run(tokens, edits, sink, grad)
-
-# %% ../../nbs/4b_language/07_opened.ipynb #0a326df1
-@patch
-def _run(self:LanguageModel, tokens, edits, sink, grad, whole=False):
-    "`run` once gradients are on or off; `whole`: is this all of the text that an edit is for?"
-    tokens = tokens.expand(1, *tokens.shape[-2:])[0].to(self.device)
-    check_tokens_of(self.model, tokens), check_hooks(self.model)
-    self.here = self.real(tokens)
-    self.places = places_of(self.here)
-    self.reach = int(self.places.max()) + 1 if whole else None
-    mask = None if self.pad is None else self.here.long()
-    if mask is not None and not self.here[:, 0].all() and "position_ids" in signature(self.model.forward).parameters:
-        more = dict(position_ids=self.places.clamp(min=0))                             # padding on the left has none
-    else: more = {}
-    with self.passes(edits := combine_edits(self, edits or {}), sink, grad) as (at, _):
-        logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits[None]
-    if not isinstance(sink, Finite):
-        said = logits if self.pad is None else logits[:, self.here]
-        check_finite(said, self.name, lambda sink: self.run(tokens, edits, sink))
-    logits = at("logits", logits)
-    return self.reached() or logits
 
 # %% ../../nbs/4b_language/07_opened.ipynb #3f7c3019
 @patch
@@ -189,42 +207,11 @@ def _changed_tokens(site:str, before:torch.Tensor, after:torch.Tensor, real:torc
     differs = (differs & mask).transpose(2, 3) if site.endswith(".pattern") else differs & mask
     return int(differs.flatten(3).any(-1).sum())
 
-@patch
-def replacement(self:LanguageModel, site:str, how:str):
-    if self.pad is None or how == "zero" or _of_expert(site): return None
-    return partial(replace_among, lambda x: counted_at(site, self.here.to(x.device), x), how)
-
-# %% ../../nbs/4b_language/07_opened.ipynb #1030e9a8
-@patch
-def _each(self:LanguageModel, of, edits, tokens):
-    "`of(slice, logits)` of all windows, about `batch` at a time, put together along their axis."
-    ends, moved = [0, *np.cumsum(_batch_sizes(len(tokens), self.batch)).tolist()], defaultdict(int)
-    out = []
-    for at in map(slice, ends, ends[1:]):
-        with torch.no_grad(): out.append(of(at, self._run(tokens[at], edits, None, False, whole=True)))
-        for site, n in self.moved.items(): moved[site] += n
-    self.moved = dict(moved)
-    return torch.cat(out, 1)
-
 # %% ../../nbs/4b_language/07_opened.ipynb #d4f5e594
 def _batch_sizes(n:int, batch:int) -> list:
     "Sizes of batches of about `batch` of n windows, as even as can be, so that none is left alone."
     k = max(1, n // (batch or n))
     return [n // k + (i < n % k) for i in range(k)]
-
-@patch
-def predict(self:LanguageModel, edits:dict=None, tokens:torch.Tensor=None):
-    return self._each(lambda at, x: x.argmax(-1), edits, self.task.tokens if tokens is None else tokens)
-
-@patch
-def predict_and_lose(self:LanguageModel, edits:dict=None):
-    "(most probable next tokens, losses in nats), each (1, n, t), on the task's windows; one pass gives both."
-    def both(at, logits):
-        x, target = logits[0].float(), self.task.targets[at].to(logits.device)
-        lost = torch.nn.functional.cross_entropy(x.flatten(0, 1), target.flatten(), reduction="none")
-        return torch.stack([x.argmax(-1).float(), lost.view_as(target)], -1)[None]
-    said, losses = self._each(both, edits, self.task.tokens).unbind(-1)
-    return said.long(), losses
 
 # %% ../../nbs/4b_language/07_opened.ipynb #8da565f3
 @patch
@@ -233,7 +220,8 @@ def own_edit(self:LanguageModel, unit:str, how:str):
     stands for; None for another edit."""
     _check_decides(unit)
     if (limit := limit_of(how)) is not None: return self._at_some(unit, limit)
-    if unit.endswith(".routes"): return {unit: route_edit(unit, how, self._experts_of(unit))}
+    if unit.endswith(".routes"):
+        return {unit: route_edit(unit, how, n_experts(self.layers[int(unit[1:].partition(".")[0])].experts))}
     if not isinstance(how, str): return None
     if how in ("mean", "resample") and ".E" not in unit and self.task:
         if min(_batch_sizes(len(self.task), self.batch)) > 1: return None
@@ -248,10 +236,6 @@ def own_edit(self:LanguageModel, unit:str, how:str):
 
 # %% ../../nbs/4b_language/07_opened.ipynb #8da565f4
 @patch
-def _experts_of(self:LanguageModel, unit):
-    return n_experts(self.layers[int(unit[1:].partition(".")[0])].experts)
-
-@patch
 def _at_some(self:LanguageModel, unit, limit):
     "What `unit` becomes at some tokens; what an expert's is routed around, by the choice of its router."
     prefix, _, e = unit.partition(".E")
@@ -260,7 +244,6 @@ def _at_some(self:LanguageModel, unit, limit):
 
 def _never(e, x): return x.index_fill(-1, torch.tensor([e], device=x.device), -torch.inf)
 
-# %% ../../nbs/4b_language/07_opened.ipynb #67ea3c45
 class _Moved:
     "An edit of gates that gives an expert's weight to another, for each (e, other) in `pairs`."
     def __init__(self, pairs:tuple): self.pairs = pairs
@@ -319,7 +302,6 @@ def _made_of(x:Layer) -> tuple:
     why = {w: ", ".join(s for s in x.absent if x.absent[s] == w) for w in x.absent.values()}
     return mixes, has, "; ".join(f"{sites}: {w}" for w, sites in why.items())
 
-# %% ../../nbs/4b_language/07_opened.ipynb #5c93c671
 @patch
 def report(self:LanguageModel) -> _Report:
     "What of this model is reached, what is not and why, and how far our functions are from its own: tried now."

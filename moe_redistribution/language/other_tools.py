@@ -50,7 +50,6 @@ def from_lens(hook:str, router:str="gate") -> str:
 # %% ../../nbs/4b_language/07d_other_tools.ipynb #aa7e8279
 def routes_from_engine(arrays, s:Subject) -> dict:
     """Layer → routes (b, t, k) for `replay`, from a request's `routed_experts` (t, layers, k) or some of one length.
-
     ValueError for what is no such array, for layers that are not this model's, and experts that it has not got."""
     own = {l: x.experts for l, x in enumerate(s.layers) if x.experts is not None}
     read = [read_routes(a) for a in (arrays if isinstance(arrays, (list, tuple)) else [arrays])]
@@ -76,7 +75,6 @@ def read_routes(x) -> torch.Tensor:
     refuse("routed_experts", "integers (tokens, layers, k), one row or more", f"{x.dtype} {x.shape}",
            fix="what the engine returned, prompt first")
 
-# %% ../../nbs/4b_language/07d_other_tools.ipynb #90734eb8
 def routes_to_engine(routes:torch.Tensor, dtype=np.int16) -> list:
     """A request's `routed_experts` (t, layers with experts, k) for each window of routes (layer → (b, t, k), or with an
     axis of one before). ValueError for layers of several k, and tokens without an expert."""

@@ -30,12 +30,68 @@ from .routing_edits import limit_of
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #17f22382
 class TextSubject(Layered):
-    """A `Layered` subject with a transformers `model` that runs tokens (b, t).
-
-    A class of it has `passes(edits)`: a context in which every pass of `model` has these edits at the tokens that
-    `here` and `places` (b, t) describe. It gives `at(site, value)`, and what listeners are told. `reach`: how many
-    positions the text will have, or None where a pass may be one of several."""
+    """A `Layered` subject with a transformers `model` that runs tokens (b, t). A class of it has `passes(edits)`: a
+    context in which every pass of `model` has these edits at the tokens that `here` and `places` (b, t) describe. It
+    gives `at(site, value)`, and what listeners are told. `reach`: how many positions the text will have, or None where
+    a pass may be one of several."""
     reach = None
+
+    def generate(self, tokens:torch.Tensor, new:int, edits:dict=None, stop=None, **more) -> torch.Tensor:
+        """The next `new` tokens (b, new) after `tokens` (b, t), greedy whatever the model's own defaults, under
+        `edits`.
+
+        `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
+        `more`: `SAYS_BY` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the
+        rows of a prompt are n, one after another. ValueError for edits not of one token at a time, and texts that do
+        not fit."""
+        tokens, made = _prompts(tokens).to(self.device), combine_edits(self, edits := edits or {})
+        check_hooks(self.model), _check_one_token(edits, made), check_tokens_of(self.model, tokens)
+        prompt, mask = _left_padded(tokens, self.real(tokens))
+        if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
+        check_tokens_of(self.model, tokens.new_zeros(1, tokens.shape[1] + new))
+        stops = None if stop is None else torch.as_tensor(stop, device=tokens.device).flatten()
+        config = _settings(new, stops, self.pad, more)
+        self.here, self.places = mask, mask.cumsum(1) - 1
+        self.reach = int(self.places.max()) + new                                           # none sees the last one
+        with torch.no_grad(), without_defaults(self.model), self.passes(made) as (at, told):
+            handles = (steps := _Steps(self, told, at, stops, mask)).hang(self.model)
+            try:
+                with _in_words(): out = self.model.generate(prompt, config, attention_mask=mask.long())
+            finally:
+                for h in handles: h.remove()
+            self.moved = steps.count() or self.reached() or dict(steps.moved)
+        return out[:, tokens.shape[1]:]
+
+    def tokens_of(self, unit:str, tokens:torch.Tensor|Iterable, tokenizer=None, around:int=5) -> pd.DataFrame:
+        """The tokens that go to an expert such as `L3.E7`: window, position, token, text, gate, and the text of
+        `around` tokens before and after. `tokens` (n, t) or an iterable of batches. No padding. ValueError for what is
+        no expert."""
+        choose("expert", unit, [u for u in self.units if ".E" in u])
+        (prefix, e), text, found, n = unit.split(".E"), _token_text(tokenizer), [], 0
+        for batch in _token_batches(self, tokens):
+            gates = trace(self, batch, keep=[f"{prefix}.gates"])[f"{prefix}.gates"][0, :, :, int(e)].cpu()
+            for (w, p), g in zip(gates.nonzero().tolist(), gates[gates != 0].tolist()):
+                row = batch[w].tolist()
+                before, after = row[max(0, p - around):p], row[p + 1:p + 1 + around]
+                found.append((n + w, p, row[p], text([row[p]]), g, text(before), text(after)))
+            n += len(batch)
+        return pd.DataFrame(found, columns=["window", "position", "token", "text", "gate", "before", "after"])
+
+    def written_terms(self, unit:str, batch:torch.Tensor):
+        """What an expert or a head adds to the final norm's input at its tokens, over the norm and times its weight, as
+        (n, d); their window and position (n, 2); and the scale of the model's logits. ValueError for a unit that does
+        not enter the stream alone."""
+        prefix, _, kind = choose("expert or head", unit, list(self.units)).partition(".")
+        check_sums(self)
+        x, last, i = self.layers[int(prefix[1:])], f"L{self.n_layers - 1}.resid_post", int(kind[1:])
+        own = [f"{prefix}.gates", unit] if kind[0] == "E" else [f"{prefix}.z"]
+        tr = trace(self, batch, keep=[*own, last, "logits"])
+        post = tr[last][0].to(exact_dtype(tr[last]))
+        weight, norm = rms_of(final_norm(self.model), post, "final norm")
+        if kind[0] == "E":
+            at, u = _expert_terms(x, tr[f"{prefix}.gates"][0, :, :, i].to(post), tr[unit][0].to(post), unit)
+        else: at, u = _head_terms(x, self.real(batch).to(post.device), tr[f"{prefix}.z"][0, :, :, i].to(post), i, unit)
+        return x.scale * u / norm[at[:, 0], at[:, 1]] * weight, at, self.logit_scale(tr, last)
 
 def _is_expert(site:str) -> bool:
     "Has a site rows of its own tokens?"
@@ -69,7 +125,6 @@ def _left_padded(tokens, real):
     order = real.int().argsort(dim=1, stable=True)
     return tokens.gather(1, order), real.gather(1, order)
 
-
 # %% ../../nbs/4b_language/06c_reading.ipynb #f73e41ef
 class _Steps:
     "Says before every pass of a generation which tokens it sees, and counts over passes what edits moved."
@@ -91,20 +146,17 @@ class _Steps:
         self.moved.update(self.s.moved)
         self.s.moved.clear()
 
-# %% ../../nbs/4b_language/06c_reading.ipynb #3b59c85a
-@patch
-def after(self:_Steps, module, args, kwargs, out):
-    self.s.places, self.s.here = self.s.places[:, -1:], self.s.here[:, -1:]
-    own = out.logits[None, :, -1:]
-    if own[:, self.s.here].isnan().any():                                      # greedy choice would say token 0
-        refuse("generate", "numbers for logits", "nan", fix="s.run(tokens), which says where it begins")
-    if (new := self.at("logits", own)) is not own: out.logits = torch.cat([out.logits[:, :-1], new[0]], 1)
-    return out
+    def after(self, module, args, kwargs, out):
+        self.s.places, self.s.here = self.s.places[:, -1:], self.s.here[:, -1:]
+        own = out.logits[None, :, -1:]
+        if own[:, self.s.here].isnan().any():                                      # greedy choice would say token 0
+            refuse("generate", "numbers for logits", "nan", fix="s.run(tokens), which says where it begins")
+        if (new := self.at("logits", own)) is not own: out.logits = torch.cat([out.logits[:, :-1], new[0]], 1)
+        return out
 
-@patch
-def hang(self:_Steps, model):
-    return [model.register_forward_pre_hook(self.before, with_kwargs=True),
-            model.register_forward_hook(self.after, with_kwargs=True)]
+    def hang(self, model):
+        return [model.register_forward_pre_hook(self.before, with_kwargs=True),
+                model.register_forward_hook(self.after, with_kwargs=True)]
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #4cb22bce
 SAYS_BY = ("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -126,32 +178,6 @@ def _in_words():
         if "expected" in str(e): raise                                                                      # it is ours
         refuse("generate", "what transformers' own generate takes", str(e).partition("\n")[0], cause=e)
 
-
-# %% ../../nbs/4b_language/06c_reading.ipynb #10bb835f
-@patch
-def generate(self:TextSubject, tokens:torch.Tensor, new:int, edits:dict=None, stop=None, **more) -> torch.Tensor:
-    """The next `new` tokens (b, new) after `tokens` (b, t), greedy whatever the model's own defaults, under `edits`.
-
-    `stop`: a token or several that end a text, which is filled with `pad` (else the first of them); None to go on.
-    `more`: `SAYS_BY` of transformers' GenerationConfig, such as do_sample=True; with num_return_sequences=n the rows
-    of a prompt are n, one after another. ValueError for edits not of one token at a time, and texts that do not fit."""
-    tokens, made = _prompts(tokens).to(self.device), combine_edits(self, edits := edits or {})
-    check_hooks(self.model), _check_one_token(edits, made), check_tokens_of(self.model, tokens)
-    prompt, mask = _left_padded(tokens, self.real(tokens))
-    if new < 1 or not mask.any(1).all(): refuse("generate", "prompts with a token, and new ones", f"{new} new", 1)
-    check_tokens_of(self.model, tokens.new_zeros(1, tokens.shape[1] + new))
-    stops = None if stop is None else torch.as_tensor(stop, device=tokens.device).flatten()
-    config = _settings(new, stops, self.pad, more)
-    self.here, self.places, self.reach = mask, (at := mask.cumsum(1) - 1), int(at.max()) + new  # none sees the last one
-    with torch.no_grad(), without_defaults(self.model), self.passes(made) as (at, told):
-        handles = (steps := _Steps(self, told, at, stops, mask)).hang(self.model)
-        try:
-            with _in_words(): out = self.model.generate(prompt, config, attention_mask=mask.long())
-        finally:
-            for h in handles: h.remove()
-        self.moved = steps.count() or self.reached() or dict(steps.moved)
-    return out[:, tokens.shape[1]:]
-
 # %% ../../nbs/4b_language/06c_reading.ipynb #ce93bd1e
 def _token_batches(s:TextSubject, tokens:torch.Tensor|Iterable):
     "Batches of tokens (n, t), of `s.batch` windows or 8; of an iterable of batches, those."
@@ -165,38 +191,7 @@ def _token_text(tokenizer):
     if hasattr(tokenizer, "decode"): return tokenizer.decode
     refuse("tokenizer", "one with a method `decode`", type(tokenizer).__name__, fix="AutoTokenizer, or tokenizer_of")
 
-@patch
-def tokens_of(self:TextSubject, unit:str, tokens:torch.Tensor|Iterable, tokenizer=None, around:int=5) -> pd.DataFrame:
-    """The tokens that go to an expert such as `L3.E7`: window, position, token, text, gate, and the text of `around`
-    tokens before and after. `tokens` (n, t) or an iterable of batches. No padding. ValueError for what is no expert."""
-    choose("expert", unit, [u for u in self.units if ".E" in u])
-    (prefix, e), text, found, n = unit.split(".E"), _token_text(tokenizer), [], 0
-    for batch in _token_batches(self, tokens):
-        gates = trace(self, batch, keep=[f"{prefix}.gates"])[f"{prefix}.gates"][0, :, :, int(e)].cpu()
-        for (w, p), g in zip(gates.nonzero().tolist(), gates[gates != 0].tolist()):
-            row = batch[w].tolist()
-            before, after = row[max(0, p - around):p], row[p + 1:p + 1 + around]
-            found.append((n + w, p, row[p], text([row[p]]), g, text(before), text(after)))
-        n += len(batch)
-    return pd.DataFrame(found, columns=["window", "position", "token", "text", "gate", "before", "after"])
-
 # %% ../../nbs/4b_language/06c_reading.ipynb #d1a8935d
-@patch
-def written_terms(self:TextSubject, unit:str, batch:torch.Tensor):
-    """What an expert or a head adds to the final norm's input at its tokens, over the norm and times its weight, as
-    (n, d); their window and position (n, 2); and the scale of the model's logits. ValueError for a unit that does not
-    enter the stream alone."""
-    prefix, _, kind = choose("expert or head", unit, list(self.units)).partition(".")
-    check_sums(self)
-    x, last, i = self.layers[int(prefix[1:])], f"L{self.n_layers - 1}.resid_post", int(kind[1:])
-    own = [f"{prefix}.gates", unit] if kind[0] == "E" else [f"{prefix}.z"]
-    tr = trace(self, batch, keep=[*own, last, "logits"])
-    post = tr[last][0].to(exact_dtype(tr[last]))
-    weight, norm = rms_of(final_norm(self.model), post, "final norm")
-    if kind[0] == "E": at, u = _expert_terms(x, tr[f"{prefix}.gates"][0, :, :, i].to(post), tr[unit][0].to(post), unit)
-    else: at, u = _head_terms(x, self.real(batch).to(post.device), tr[f"{prefix}.z"][0, :, :, i].to(post), i, unit)
-    return x.scale * u / norm[at[:, 0], at[:, 1]] * weight, at, self.logit_scale(tr, last)
-
 def _expert_terms(x, gate, rows, unit):
     if x.additive and x.ffn is x.block: return gate.nonzero(), rows * gate[gate != 0][:, None]
     refuse(unit, "an expert that enters the stream alone", f"{type(x.ffn).__name__} between", fix="a site as ffn_out")
@@ -243,7 +238,6 @@ def writes(self:TextSubject, unit:str, tokens:torch.Tensor|Iterable, top:int=10,
     names = ["rank", "token", "text", "effect"]
     if each: return pd.DataFrame(found, columns=["window", "position", *names])
     return pd.DataFrame([(r, i, text([i]), v) for r, (i, v) in _ranked((total / n)[None] @ W.T, top)[0]], columns=names)
-
 
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #eb59f8a3
@@ -313,7 +307,6 @@ class _Shards:
 def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Tensor|Iterable, most:int=1 << 28,
          dtype:str=None, edits:dict=None, say:Callable=None) -> dict:
     """Keeps `sites` of a pass over `tokens` (n, t), or over an iterable of batches, in a folder; gives its index.
-
     Shards have up to `most` bytes; `dtype` to keep numbers in another type; `edits`: words, such as {"L3.E7": "zero"}.
     `say(text)` is told how far it is. It goes on where it was stopped. ValueError for a folder of something else or of
     other weights, sites or tokens."""
@@ -328,16 +321,13 @@ def save(self:TextSubject, sites:Sequence[str], folder:str|Path, tokens:torch.Te
         tr = trace(self, batch, keep=[*names, *gates], edits=edits)
         for one in _windows_of(tr, names, batch, first):
             one = {k: v.to(dtype) if dtype and v.is_floating_point() else v for k, v in one.items()}
-            index["sites"] = {n: _described(n, one[n]) for n in names}
+            index["sites"] = {n: dict(shape=["rows" if _is_expert(n) else "windows", *one[n].shape[1:]],
+                                      dtype=str(one[n].dtype)) for n in names}
             h.update(one["tokens"].numpy().tobytes())
             shards.add(one, h.hexdigest())
         if say: say(f"{first + len(batch):,} windows")
     shards.write(done=True)
     return index
-
-# %% ../../nbs/4b_language/06c_reading.ipynb #380452ff
-def _described(site, x):
-    return dict(shape=["rows" if _is_expert(site) else "windows", *x.shape[1:]], dtype=str(x.dtype))
 
 # %% ../../nbs/4b_language/06c_reading.ipynb #cbeb9dda
 @patch
@@ -365,11 +355,8 @@ def _unsaved(self:TextSubject, index, tokens, h):
     for batch in _token_batches(self, tokens):
         old = batch[:max(0, done - n)]
         for row in old: h.update(row[None].cpu().numpy().tobytes())
-        if old.numel() and n + len(old) == done: self._same_tokens(index, h)
+        if old.numel() and n + len(old) == done and index["tokens"] != h.hexdigest():
+            refuse("tokens", "those that are saved", "others", fix="another folder")
         if len(batch) > len(old): yield n + len(old), batch[len(old):]
         n += len(batch)
     if n < done: refuse("tokens", f"{done} windows or more, as are saved", n, done, "another folder")
-
-@patch
-def _same_tokens(self:TextSubject, index, h):
-    if index["tokens"] != h.hexdigest(): refuse("tokens", "those that are saved", "others", fix="another folder")

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 import re
 
-from fastcore.basics import patch
 import torch
 from ..models.edits import apply_edit
 from ..instruments.ablation import combine_edits
@@ -77,17 +76,42 @@ class RecordedBatch:
         given = [*args, *kwargs.values()]
         self.said[kind, l] = (dict(experts=given[-2:], gate=given).get(kind), out)
 
-# %% ../../nbs/4b_language/08c_recorded.ipynb #f7f4f5ee
-@patch
-def over_windows(self:RecordedBatch, losses:torch.Tensor, at:slice|Sequence=slice(None)):
-    "Means (windows) over the targets that are no padding."
-    on = self.real[at]
-    return (losses * on).sum(1) / on.sum(1).clamp(min=1)
+    def over_windows(self, losses:torch.Tensor, at:slice|Sequence=slice(None)):
+        "Means (windows) over the targets that are no padding."
+        on = self.real[at]
+        return (losses * on).sum(1) / on.sum(1).clamp(min=1)
 
-@patch
-def gates_of(self:RecordedBatch, l:int) -> torch.Tensor:
-    "Gates (b, t, E) that the experts of layer l were given."
-    return _gates_given(self.s.layers[l].experts, *self.said["experts", l][0], self.s.real(self.tokens))
+    def gates_of(self, l:int) -> torch.Tensor:
+        "Gates (b, t, E) that the experts of layer l were given."
+        return _gates_given(self.s.layers[l].experts, *self.said["experts", l][0], self.s.real(self.tokens))
+
+    @torch.no_grad()
+    def losses(self, edits:dict, at=None, touched:torch.Tensor=None, share:bool=True) -> torch.Tensor:
+        "Losses (windows, t) under `edits` of the windows `at` (default: all); without `share` in a whole pass."
+        at, edits = torch.arange(len(self.tokens)) if at is None else at, combine_edits(self.s, edits)
+        l, within = start_of(self.s, edits) if share else (0, False)
+        inside = None
+        if within and self.s.layers[l].experts is not None:
+            inside = {n: f for n, f in edits.items() if re.fullmatch(rf"L{l}\.(gates|E\d+)", n)}
+        left = {n: f for n, f in edits.items() if n not in (inside or ())}
+        own = {n.split(".")[1]: f for n, f in (inside or {}).items()}
+        with _begun_at(self, l, at, None if inside is None else own, touched) as shares:
+            logits = self.s.run(self.tokens[at], left)[0]
+        first = (shares[0] if shares else 1) if l < self.s.n_layers else 0
+        self.spent += len(at) * (first + max(self.s.n_layers - l - 1, 0))
+        return _window_losses(logits, self.targets[at])
+
+    def checked_losses(self, edits:dict, at, touched:torch.Tensor=None):
+        """(losses (windows, t) of a whole pass, has a pass that begins at the edit the same mean in each window?)
+        Between the two the model reads something else, so that what a layer remembers by itself is not taken for its
+        input."""
+        whole = self.losses(edits, at, touched, share=False)
+        self.s.run(self.tokens[at].flip(1))
+        self.spent += len(at) * self.s.n_layers
+        try: short = self.losses(edits, at, touched)
+        except RuntimeError: return whole, False
+        a, b, slack = *(self.over_windows(x, at) for x in (whole, short)), SLACK.get(self.logits.dtype, 1e-2)
+        return whole, bool(((a - b).abs() <= slack * (1 + a.abs())).all())
 
 # %% ../../nbs/4b_language/08c_recorded.ipynb #0c0b72b6
 IN_FFN = re.compile(r"router_logits|routes|gates|shared_out|ffn_out|E\d+")
@@ -153,38 +177,5 @@ def _begun_at(b:RecordedBatch, l:int, at, inside:dict=None, touched:torch.Tensor
 
 def _say_again(out, *args, **kwargs): return out
 
-# %% ../../nbs/4b_language/08c_recorded.ipynb #f80d5743
-@patch
-@torch.no_grad()
-def losses(self:RecordedBatch, edits:dict, at=None, touched:torch.Tensor=None,
-           share:bool=True) -> torch.Tensor:
-    "Losses (windows, t) under `edits` of the windows `at` (default: all); without `share` in a whole pass."
-    at, edits = torch.arange(len(self.tokens)) if at is None else at, combine_edits(self.s, edits)
-    l, within = start_of(self.s, edits) if share else (0, False)
-    inside = None
-    if within and self.s.layers[l].experts is not None:
-        inside = {n: f for n, f in edits.items() if re.fullmatch(rf"L{l}\.(gates|E\d+)", n)}
-    left = {n: f for n, f in edits.items() if n not in (inside or ())}
-    own = {n.split(".")[1]: f for n, f in (inside or {}).items()}
-    with _begun_at(self, l, at, None if inside is None else own, touched) as shares:
-        logits = self.s.run(self.tokens[at], left)[0]
-    first = (shares[0] if shares else 1) if l < self.s.n_layers else 0
-    self.spent += len(at) * (first + max(self.s.n_layers - l - 1, 0))
-    return _window_losses(logits, self.targets[at])
-
 # %% ../../nbs/4b_language/08c_recorded.ipynb #60a3c750
 SLACK = {torch.float64: 1e-9, torch.float32: 1e-6}                  # of a mean loss, of its size; in half precision .01
-
-@patch
-def checked_losses(self:RecordedBatch, edits:dict, at, touched:torch.Tensor=None):
-    """(losses (windows, t) of a whole pass, has a pass that begins at the edit the same mean in each window?)
-
-    Between the two the model reads something else, so that what a layer remembers by itself is not taken for its
-    input."""
-    whole = self.losses(edits, at, touched, share=False)
-    self.s.run(self.tokens[at].flip(1))
-    self.spent += len(at) * self.s.n_layers
-    try: short = self.losses(edits, at, touched)
-    except RuntimeError: return whole, False
-    a, b, slack = *(self.over_windows(x, at) for x in (whole, short)), SLACK.get(self.logits.dtype, 1e-2)
-    return whole, bool(((a - b).abs() <= slack * (1 + a.abs())).all())

@@ -61,9 +61,8 @@ def _leave_out(x:torch.Tensor, barred:torch.Tensor):
 # %% ../../nbs/4b_language/04e_router_pass.ipynb #ef6db445
 def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:torch.Tensor=None) -> RouterPass:
     """A router with E experts once more on what it was called with; with other `scores` (tokens, E), by its own rule:
-    -inf bars an expert. `out` is what it gives: logits, weights, indices.
-
-    ValueError for no numbers, a router without a linear map for experts, a rule that leaves only barred experts."""
+    -inf bars an expert. `out` is what it gives: logits, weights, indices. ValueError for no numbers, a router without a
+    linear map for experts, a rule that leaves only barred experts."""
     with RouterPass(E) as own: own.out = gate.forward(*args, **kwargs)
     if not own.times:
         refuse("router", f"a linear map with a row for each of {E} experts", type(gate).__name__, fix="edit the gates")
@@ -109,9 +108,8 @@ def nearly_equal(a:torch.Tensor, b:torch.Tensor):
 
 def probabilities(own:RouterPass):
     """What a router's weights are made of, (tokens, E): something that it made of its scores, or their softmax or
-    sigmoid, that is nowhere negative and to which each token's weights are proportional; None if there is nothing.
-
-    What the weights are equal to comes first, then what lies in [0, 1]: to a single expert's weight everything is
+    sigmoid, that is nowhere negative and to which each token's weights are proportional; None if there is nothing. What
+    the weights are equal to comes first, then what lies in [0, 1]: to a single expert's weight everything is
     proportional."""
     _, weights, index = own.out[:3]
     lower = min(torch.float32, weights.dtype, key=lambda t: t.itemsize)

@@ -30,7 +30,6 @@ class _Heard:
 # %% ../../nbs/4b_language/02b_routers.ipynb #daa7f599
 class _OwnRouter(torch.nn.Module):
     """At the place of a transformers router `gate`: gives scores (n, E), weights and experts (n, k) of hidden states.
-
     `heard.ids` (b, t): the tokens of the pass. `layer` and `seed`: what else it draws from."""
     def __init__(self, gate:torch.nn.Module, k:int, heard:_Heard, d_vocab:int, T:int, layer:int, seed:int):
         super().__init__()
@@ -65,7 +64,6 @@ class _ByPosition(_OwnRouter):
     def scores(self, hidden:torch.Tensor):
         (b, t), start = self.heard.ids.shape, self.heard.start
         return self.table[start:start + t].repeat(b, 1)
-
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #23af04b9
 class _ByText(_OwnRouter):
@@ -139,7 +137,6 @@ OWN_ROUTERS = dict(learned=_ByMap, switch=_Switching, straight=_StraightThrough,
 
 def put_router(model:torch.nn.Module, word:str, seed:int=0) -> torch.nn.Module:
     """The same model with a router of `OWN_ROUTERS` in the place of each of its own; maps that learn begin as these.
-
     Give `after_step` to its training as `after_backward`. ValueError for another word, and for a dense model."""
     cls, names = OWN_ROUTERS[choose("router", word, list(OWN_ROUTERS))], router_names(model)
     if not names: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")

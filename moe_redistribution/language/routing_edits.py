@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 import re
 
-from fastcore.basics import patch
 import torch
 from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit
@@ -48,21 +47,18 @@ class At:
         if len(own) != len(places): refuse("mask", f"one row for each of {len(places)} windows", len(own), len(places))
         return own.gather(1, places.clamp(0, own.shape[1] - 1)) & (places < own.shape[1]) & (places >= 0)
 
-# %% ../../nbs/4b_language/06b_routing_edits.ipynb #fcf7cfcd
-@patch
-def check(self:At, n:int):
-    "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
-    if isinstance(self.where, torch.Tensor): return
-    beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
-    if not beyond: return
-    refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
+    def check(self, n:int):
+        "ValueError for a position that a text of n tokens has not got; a slice has to begin within it."
+        if isinstance(self.where, torch.Tensor): return
+        beyond = [i for i in ([self.where.start or 0] if isinstance(self.where, slice) else self.where) if i >= n]
+        if not beyond: return
+        refuse(f"edit {self.how!r} at some tokens", f"positions from 0 to {n - 1}", beyond[0], n - 1, "earlier ones")
 
-@patch
-def on(self:At, s):
-    """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
-    as for a row. A pass alone may stop before, and `moved` says that nothing was."""
-    if s.reach is not None: self.check(s.reach)
-    return self.mask(s.places)
+    def on(self, s):
+        """`mask` of the tokens that a pass of a subject sees; `check` where it is known how far its text will `reach`,
+        as for a row. A pass alone may stop before, and `moved` says that nothing was."""
+        if s.reach is not None: self.check(s.reach)
+        return self.mask(s.places)
 
 # %% ../../nbs/4b_language/06b_routing_edits.ipynb #9061ac43
 def limit_of(how):
@@ -149,22 +145,20 @@ class _ChoicePass(RouterPass):
         if adds and out.shape == self.scores.shape: return out.masked_fill(_as_wide(self.barred, out), -1e4)  # a bias
         return out
 
-# %% ../../nbs/4b_language/06b_routing_edits.ipynb #4df520ab
+    def choose(self, x:torch.Tensor):
+        whole = (self.masked[0] if self.masked[1] is x else x).flatten(0, -2)
+        outside, index = whole != x.flatten(0, -2), self.given
+        if index is None:
+            order = whole.argsort(dim=-1, descending=True, stable=True).argsort(-1) + whole.shape[-1] * outside
+            if self.barred is not None: order = order.masked_fill(_as_wide(self.barred, whole), 1 << 40)
+            index = order.topk(self.new_k, largest=False).indices
+        self.forced, self.answer = outside.gather(-1, index).any(-1), index
+        form = (*x.shape[:-1], index.shape[-1])
+        return torch.return_types.topk((whole.gather(-1, index).view(form), index.view(form)))
+
 def _as_wide(barred:torch.Tensor, x:torch.Tensor):
     "`barred` (tokens, E + 4) in the shape of scores x, which may have less places for no expert."
     return barred[:, :x.shape[-1]].view_as(x)
-
-@patch
-def choose(self:_ChoicePass, x:torch.Tensor):
-    whole = (self.masked[0] if self.masked[1] is x else x).flatten(0, -2)
-    outside, index = whole != x.flatten(0, -2), self.given
-    if index is None:
-        order = whole.argsort(dim=-1, descending=True, stable=True).argsort(-1) + whole.shape[-1] * outside
-        if self.barred is not None: order = order.masked_fill(_as_wide(self.barred, whole), 1 << 40)
-        index = order.topk(self.new_k, largest=False).indices
-    self.forced, self.answer = outside.gather(-1, index).any(-1), index
-    form = (*x.shape[:-1], index.shape[-1])
-    return torch.return_types.topk((whole.gather(-1, index).view(form), index.view(form)))
 
 # %% ../../nbs/4b_language/06b_routing_edits.ipynb #5e1ec7ed
 def _weights_of(out:Sequence):
@@ -178,7 +172,6 @@ def _is_choice(chosen:torch.Tensor, out:Sequence, at) -> bool:
     if chosen is None or chosen.numel() != i.numel(): return False
     return bool(((chosen.reshape(i.shape).sort(-1)[0] == i.sort(-1)[0]).all(-1) | (w == 0).any(-1)).all())
 
-# %% ../../nbs/4b_language/06b_routing_edits.ipynb #48e19e6a
 def _choose_again(gate:torch.nn.Module, args:tuple, kwargs:dict, out:Sequence, E:int, site:str, barred:torch.Tensor=None,
                  given:torch.Tensor=None, k:int=None):
     """Weights (tokens, E + 4) that a router gives, by its own rule, to other experts than in `out`, which it gave;

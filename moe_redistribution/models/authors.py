@@ -35,12 +35,10 @@ def _activation(state, given):
                f"give activation={said or 'silu'!r}")
     return choose("activation", said, ACTIVATIONS)
 
-# %% ../../nbs/2_models/08_authors.ipynb #26b0e356
 def _read_condition(state:dict, activation:str=None, top_k:int=1, options:str="") -> str:
-    """The name of the condition that a state dictionary of the authors' code belongs to.
-
-    `activation` (unless a config beside the weights has it), `top_k` and `options` such as `+frozen` are not in it.
-    ValueError for a vocabulary of no known task."""
+    """The name of the condition that a state dictionary of the authors' code belongs to. `activation` (unless a config
+    beside the weights has it), `top_k` and `options` such as `+frozen` are not in it. ValueError for a vocabulary of no
+    known task."""
     activation, state = _activation(state, activation), _unwrapped(state)
     vocab, d = state["vocab.weight"].shape
     sizes = {get_task(t).d_vocab: t for t in reversed(TASKS)}      # of alike ones the first: theirs
@@ -73,12 +71,10 @@ THEIRS = ("ffn", "glu", "moe", "moe_glu")               # what stands in the FFN
 
 def _prefixes(c): return [f"ffn.experts.{e}." for e in range(c.n_experts)] if c.routed else ["ffn."]
 
-# %% ../../nbs/2_models/08_authors.ipynb #1c5dd72d
 def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     """(parameters with a leading seed axis, condition name) of one state dictionary of the authors' code or a list of
-    them.
-
-    ValueError (which parameter, expected and got) if they are not all of one condition or lack a parameter of it."""
+    them. ValueError (which parameter, expected and got) if they are not all of one condition or lack a parameter of
+    it."""
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     names = {_read_condition(s, activation, top_k, options) for s in states}
     if len(names) > 1:
@@ -87,7 +83,6 @@ def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     members = [_member(_unwrapped(s), c) for s in states]
     return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}, c.name
 
-# %% ../../nbs/2_models/08_authors.ipynb #4f097f6e
 def _member(state, c):
     "Parameters of one model, without the seed axis; positions that the task never reads are left behind."
     out = {}
@@ -108,10 +103,8 @@ def _get(state, name):
 # %% ../../nbs/2_models/08_authors.ipynb #341af100
 def to_authors(params:dict, c:str|Condition, seed:int|None=None, *, member:int|None=None) -> dict:
     """State dictionary in the authors' names of one member of a population: that of a `seed` where the population knows
-    its seeds, or the one at a place (`member`); a population of one needs neither.
-
-    ValueError for parameters of another condition, for a seed or place that there is not, and for what their classes
-    cannot hold."""
+    its seeds, or the one at a place (`member`); a population of one needs neither. ValueError for parameters of another
+    condition, for a seed or place that there is not, and for what their classes cannot hold."""
     c = check_population(params, c)
     mapped = not c.routed or c.routing.reads_stream and not own_rules(c) and c.gate != "switch"
     if c.n_layers > 1 or c.ffn not in THEIRS or not mapped:

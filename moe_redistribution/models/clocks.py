@@ -50,10 +50,9 @@ def _frame(c, freqs, apart):
 # %% ../../nbs/2_models/07_clocks.ipynb #1e9cf965
 def bilinear_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=FREQS, apart:bool=False,
                    faint:float=0.) -> dict:
-    """Exact: 3 neurons a frequency (4 if `apart`), each of one frequency; the rest of the width is dead.
-
-    `faint` > 0 makes the rest copies with gate and up times `faint`. Parameters with a seed axis of one.
-    Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
+    """Exact: 3 neurons a frequency (4 if `apart`), each of one frequency; the rest of the width is dead. `faint` > 0
+    makes the rest copies with gate and up times `faint`. Parameters with a seed axis of one. Raises ValueError unless c
+    is a linear GLU of modadd that is wide enough."""
     p, c, K = _frame(c, freqs, apart), condition(c), len(freqs)
     if not (c.gated and c.activation == "linear"):
         refuse("bilinear_clock", "a GLU with activation linear", c.name, fix="use modadd/glu-h64-linear")
@@ -74,9 +73,8 @@ def _fits(c, n):
 
 # %% ../../nbs/2_models/07_clocks.ipynb #eca61284
 def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=FREQS, seed:int=0) -> dict:
-    """`bilinear_clock` with neurons that each mix all frequencies; width ≥ K(2K+1) for K frequencies.
-
-    Parameters with a seed axis of one. Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
+    """`bilinear_clock` with neurons that each mix all frequencies; width ≥ K(2K+1) for K frequencies. Parameters with a
+    seed axis of one. Raises ValueError unless c is a linear GLU of modadd that is wide enough."""
     c, n = condition(c), 2 * len(freqs)
     p = bilinear_clock(c, freqs)
     _fits(c, n * (n + 1) // 2)
@@ -91,10 +89,9 @@ def rotated_clock(c:str|Condition="modadd/glu-h64-linear", freqs:Sequence[int]=F
 # %% ../../nbs/2_models/07_clocks.ipynb #9074e92e
 def clock(c:str|Condition="modadd/ffn-h105-relu", freqs:Sequence[int]=FREQS, phases:int=None, faint:float=0.,
           sharp:float=30.) -> dict:
-    """Right on all pairs: `phases` (odd; default: what fits) neurons a frequency, the rest of the width dead.
-
-    `faint` > 0 makes the rest copies that are `faint` times as large. Activations other than relu are brought near it
-    by `sharp`. Parameters with a seed axis of one. Raises ValueError unless c is a dense FFN of modadd, wide enough."""
+    """Right on all pairs: `phases` (odd; default: what fits) neurons a frequency, the rest of the width dead. `faint` >
+    0 makes the rest copies that are `faint` times as large. Activations other than relu are brought near it by `sharp`.
+    Parameters with a seed axis of one. Raises ValueError unless c is a dense FFN of modadd, wide enough."""
     p, c, K = _frame(c, freqs, False), condition(c), len(freqs)
     if c.gated or c.activation == "linear":
         refuse("clock", "an FFN without gate, relu, gelu or silu", c.name,

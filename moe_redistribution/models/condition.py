@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 from functools import wraps
 import hashlib, inspect, json, math, numbers, re
 
-from fastcore.basics import patch
 from ..tasks.errors import choose, nearest, refuse
 from ..tasks.kinds import Kind, cached_by_kind, read_digest
 from ..tasks.task import TASKS, Task, get_task
@@ -48,7 +47,6 @@ def _recipe(name, recipe):
                    max(1, round(recipe[longer] / recipe[f])) * recipe[f], "write it")
     return dict(recipe)
 
-# %% ../../nbs/2_models/03_condition.ipynb #5795e1b2
 RECIPE_VERSION = 1         # bump by hand when training changes in a way that the fields below do not show
 RECIPES = Kind("recipe", "How a task's models are trained.", {
     "add7":   dict(d_model=64, d_head=16, d_mlp=256, activation="silu", lr=1e-3, weight_decay=0.01, clip=1.0,
@@ -61,7 +59,6 @@ RECIPES = Kind("recipe", "How a task's models are trained.", {
 # %% ../../nbs/2_models/03_condition.ipynb #b5cafeb3
 ACTIVATIONS = ("silu", "gelu", "relu", "linear")      # with linear a GLU is exactly bilinear
 
-# %% ../../nbs/2_models/03_condition.ipynb #82d6bf59
 @dataclass(frozen=True)
 class _Choices:
     "Every choice that training depends on; no field has a default (§2, App. A)."
@@ -92,47 +89,41 @@ class Condition(_Choices):
     "Which model, trained by which recipe. Make one with `condition(name)`; `str()` gives the name back."
     @property
     def variant(self) -> Variant: return VARIANTS[self.ffn]
-    @property
-    def routed(self): return self.variant.routed
+    routed = property(lambda self: self.variant.routed)
     @property
     def routing(self) -> Router: return ROUTERS[self.router]
-    @property
-    def gated(self): return self.variant.gated
-    @property
-    def d_expert(self): return self.d_mlp // self.n_experts
-    @property
-    def d_head(self): return self.d_model // self.n_heads
-    @property
-    def last_event(self): return max((e.step for e in self.events), default=0)      # a step, 0 without any
+    gated = property(lambda self: self.variant.gated)
+    d_expert = property(lambda self: self.d_mlp // self.n_experts)
+    d_head = property(lambda self: self.d_model // self.n_heads)
+    last_event = property(lambda self: max((e.step for e in self.events), default=0))      # a step, 0 without any
     name = property(lambda self: _format_name(self))
     def get_task(self) -> Task: return get_task(self.task)
     def __str__(self): return self.name
 
-# %% ../../nbs/2_models/03_condition.ipynb #49ab53b1
-@patch(as_prop=True)
-def own(self:Condition) -> list:
-    "Where everything in it comes from that is a user's own; of the library's things nothing."
-    word = {kind: name for name, kind in EVENTS.items()}
-    used = [(TASKS, self.task), (RECIPES, self.task), (VARIANTS, self.ffn), (ROUTERS, self.router),
-            *((EVENTS, word.get(type(e))) for e in self.events)]
-    return [origin for table, name in used if (origin := table.origin(name)).own]
+    @property
+    def own(self) -> list:
+        "Where everything in it comes from that is a user's own; of the library's things nothing."
+        word = {kind: name for name, kind in EVENTS.items()}
+        used = [(TASKS, self.task), (RECIPES, self.task), (VARIANTS, self.ffn), (ROUTERS, self.router),
+                *((EVENTS, word.get(type(e))) for e in self.events)]
+        return [origin for table, name in used if (origin := table.origin(name)).own]
 
-@patch(as_prop=True)
-def files(self:Condition) -> dict:
-    "File → hash, of what is registered in files."
-    return {o.file: o.whole for o in self.own if o.file}
+    @property
+    def files(self) -> dict:
+        "File → hash, of what is registered in files."
+        return {o.file: o.whole for o in self.own if o.file}
 
-@patch(as_prop=True)
-def key(self:Condition):
-    "Hash of the choices, the recipe version, and the files of what is one's own with what these read, 16 digits."
-    unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
-    said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
-    if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
-    if self.files: said |= dict(files=sorted({*self.files.values()}))
-    if self.task in TASKS.origins and (read := read_digest(get_task(self.task) and TASKS.read.get(self.task, {}))):
-        said |= dict(read=read)
-    text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    @property
+    def key(self):
+        "Hash of the choices, the recipe version, and the files of what is one's own with what these read, 16 digits."
+        unsaid = dict(drop=0.0, steps=RECIPES[self.task]["steps"], events=self.events)
+        said = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != unsaid.get(f.name, self)}
+        if self.events: said |= fields_of(self.events) or dict(events=write_events(self.events))
+        if self.files: said |= dict(files=sorted({*self.files.values()}))
+        if self.task in TASKS.origins and (read := read_digest(get_task(self.task) and TASKS.read.get(self.task, {}))):
+            said |= dict(read=read)
+        text = json.dumps(said | {"recipe_version": RECIPE_VERSION}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 # %% ../../nbs/2_models/03_condition.ipynb #82b1ab7c
 OPTIONS = {                                                # field: (pattern, reader, example)
@@ -212,7 +203,6 @@ def _read_body(name, body):
     if got["n_experts"] is not None: _bad(name, f"{ffn} without experts", written, f"drop {written}")
     return got | dict(n_experts=1, top_k=1)
 
-# %% ../../nbs/2_models/03_condition.ipynb #503ee353
 def _read_option(name, text):
     "(field, value) of one option, or the nearest valid option."
     if text in _router_options(): return "router", text
@@ -255,7 +245,6 @@ def _check(name, got, rest):
     if not rest["lr"]: _bad(name, "a learning rate above 0", "0", "write +lr0.003")
     if rest["n_layers"] < 1: _bad(name, "at least one layer", f"{rest['n_layers']}", "write +L1")
 
-# %% ../../nbs/2_models/03_condition.ipynb #675f92ee
 def _check_task(name, task, rest):
     "Refuses what a task has no examples for, and a schedule that ends between two evaluations."
     every, r, usual = RECIPES[task]["eval_every"], ROUTERS[rest["router"]], RECIPES[task]["batch"]
@@ -324,7 +313,6 @@ ALIKE = (                       # (what is the same, where, and what the valid n
      and c.gate == "renorm" and not (c.balance or c.weight_decay or c.freeze == "ffn"),
      lambda c: dict(router="frozen")))
 
-# %% ../../nbs/2_models/03_condition.ipynb #012c35ba
 def _plainest_name(c:Condition):
     "(the condition by whose name a training is called, why if that is another one)."
     whys = []
@@ -356,13 +344,6 @@ def _check_events(name, c):
                  f"{sorted(odd)[0]!r} {'lost' if odd <= own.keys() else 'beside them'}", "give own | {…}")
         if wrong := e.refusal(c, multipliers(c, i)): _bad(name, *wrong)
 
-# %% ../../nbs/2_models/03_condition.ipynb #81ba57eb
-def _check_recipe(task):
-    "ValueError for a task that there is not, or that has no recipe."
-    if task in RECIPES or task not in TASKS:
-        return choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
-    refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
-
 # %% ../../nbs/2_models/03_condition.ipynb #87f389be
 def condition(
     name:str|Condition,  # such as add7/moe-e4k1-h256-silu, options in any order; a `Condition` passes through
@@ -380,7 +361,9 @@ def condition(
     head, *options = said.split("+")
     task, slash, body = head.partition("/")
     if not slash: _bad(name, _SHAPE, "no '/'", "start with a task, for example add7/")
-    _check_recipe(task)
+    if task in TASKS and task not in RECIPES:
+        refuse(f"task {task}", "a recipe", "none", fix=f'register("recipe", "{task}", dict(RECIPES["add7"], …))')
+    choose("task", task, list(RECIPES), "use a valid task, or --import the file that registers it")
     got = _read_body(name, body)
     chosen = _read_options(name, options, got["ffn"])
     rest = _defaults(task, got["ffn"], chosen.get("freeze", "")) | chosen

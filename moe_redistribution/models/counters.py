@@ -19,9 +19,8 @@ D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: toke
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
 def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
-    """Exact on counts 1–9: two heads with position 0 as sink hold the count.
-
-    Raises ValueError for any other layer than a dense ReLU FFN of width 33 or more."""
+    """Exact on counts 1–9: two heads with position 0 as sink hold the count. Raises ValueError for any other layer than
+    a dense ReLU FFN of width 33 or more."""
     p, tokens, root = _blank(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
     for h, sink in enumerate([STRONG + math.log(10), math.log(11)]):
         p["W_Q"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET)
@@ -65,9 +64,8 @@ def _step(p, at, dim, scale, low, high, adds):
 
 # %% ../../nbs/2_models/06b_counters.ipynb #378f83f0
 def count_by_inventory(c:str|Condition="hist/ffn-h40-relu") -> dict:
-    """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up.
-
-    Raises ValueError for any other layer than a dense ReLU FFN of width 32 or more."""
+    """Exact on counts 1–9: even attention brings the bag, 32 token-selective neurons look it up. Raises ValueError for
+    any other layer than a dense ReLU FFN of width 32 or more."""
     p, tokens = _blank(c, ALPHABET), torch.arange(ALPHABET)
     p["W_V"][0, 0, 0, tokens, tokens] = 1
     p["W_O"][0, 0, 0, tokens, D["BAG"] + tokens] = LENGTH

@@ -24,7 +24,6 @@ class Names(list):
 
 def resolve_name(name:str, own:Iterable[str], what:str="site", hint:str="") -> str:
     """`name` as it stands in `own`: of one layer the prefix `L0.` may be written or left out, several need it.
-
     ValueError lists what there is."""
     other = name.removeprefix("L0.") if name.startswith("L0.") else f"L0.{name}"
     deep = any(n.startswith("L1.") for n in own)
@@ -58,18 +57,16 @@ class _Own:
         refuse(f"edit of {self.site!r}", f"a tensor with a seed axis of {self.of}", f"shape {tuple(v.shape)}",
                fix="one entry for each member, or a function of the activation")
 
-# %% ../../nbs/2_models/01b_edits.ipynb #2398e2c1
 class PerMember:
     "An edit that promises: what it makes of a member depends on nobody beside it. It is taken at its word."
     def __init__(self, f:Callable): self.f = f
     def __call__(self, x, own=None): return _answer(self.f, x, own)
 
-def _answer(f, x, own): return f(x, own=own) if _takes_own(f) else f(x)
-
-def _takes_own(f):
-    "Has a function an argument called `own`?"
-    try: return "own" in inspect.signature(f).parameters
-    except (TypeError, ValueError): return False                                    # torch's own
+def _answer(f, x, own):
+    "What a function makes of x, and of `own` where it has an argument of that name."
+    try: takes_own = "own" in inspect.signature(f).parameters
+    except (TypeError, ValueError): takes_own = False                               # torch's own
+    return f(x, own=own) if takes_own else f(x)
 
 # %% ../../nbs/2_models/01b_edits.ipynb #e131bd3e
 class Edit:
@@ -87,7 +84,6 @@ def of_members(edits:dict, at:slice|Sequence, of:int) -> dict:
 
 def apply_edit(how:Callable|Tensor, x:torch.Tensor, own:_Own=None):
     """What an edit makes of an activation x: a function's answer, or the tensor that it is, repeated to the shape of x.
-
     ValueError for a function that is seen, by `_check_alike`, not to treat all members alike."""
     if isinstance(how, Tensor): return _repeated(own(how) if own else how, x)
     out = _answer(how, x, own)
@@ -105,7 +101,6 @@ PROBED = 4                                                                      
 @torch.no_grad()
 def _check_alike(f:Callable, x:torch.Tensor, own:_Own):
     """ValueError unless a function makes the same of members side by side as one by one, up to rounding; `own` for x.
-
     Tried where x is of the first of some members that run apart. A function that draws or remembers is refused, too."""
     if not own.first or x.ndim < 2: return
     for few in (max(x.shape[1] // PROBED, 1), 1):
@@ -140,9 +135,7 @@ def _close(got, wanted, given):
 # %% ../../nbs/2_models/01b_edits.ipynb #d02af408
 def site_watcher(own:Iterable[str], edits:dict=None, sink:dict=None, of:int=1, keep:Callable=lambda site, v: v):
     """The function `at(site, value)` that a pass with the sites `own` calls at every site: applies edits, fills the
-    sink.
-
-    `of`: members of the population that runs; `keep(site, v)`: a v with all positions as the site has it."""
+    sink. `of`: members of the population that runs; `keep(site, v)`: a v with all positions as the site has it."""
     made = {}
     hint = "; a model without FFN or router lacks some"
     for site, how in [(site, how) for name, how in (edits or {}).items() for site in each_layer(name, own, hint=hint)]:

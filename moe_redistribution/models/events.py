@@ -160,7 +160,6 @@ def _learned_parameters(c, own:dict) -> set:
     more = ("W_router",) * c.routed + NORM_GAINS * c.norm
     return {n for n in (*own, *more) if own.get(n, 1.0) and (c.routed or n != "W_router")}
 
-# %% ../../nbs/2_models/02_events.ipynb #f6fbcc77
 _PART = "(?:" + "|".join(MODEL_PARTS) + ")"
 
 @dataclass(frozen=True)
@@ -244,7 +243,6 @@ def _as_said(kind, step, found):
     refuse(f"event {found[0]}", "one that is called so", f"{e.word}, whose name and key it would have",
            fix="def read, which keeps what its pattern finds, and a property word, which says it, as Reset has them")
 
-# %% ../../nbs/2_models/02_events.ipynb #a0e2849e
 def _told_all(scales):
     "A rule of rates that is handed those of every parameter, of the router and of norm gains, too."
     @wraps(scales)
@@ -311,7 +309,6 @@ _OLD = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*\+reset\d+(?:{_OPTION})*)")
 _WORD = r"[a-z]+(?:\d+(?:\.\d+)?(?:e-?\d+)?)?"
 _NEW = re.compile(rf"(\w+/[\w-]+)((?:{_OPTION})*)@(\d+):({_WORD}(?:,{_WORD})*)(?![@,\w]|\.\d)")
 
-# %% ../../nbs/2_models/02_events.ipynb #424d3be9
 def _said(text, column):
     "{option: its number, or ''} of the one line of the file that says `text` in a column; else nothing."
     form = lambda line: re.escape(line[column]).replace(r"\{\}", NUMBER)

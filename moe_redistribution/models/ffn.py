@@ -59,7 +59,6 @@ def init_ffn(c:Condition, linear:Callable, d:int):
 # %% ../../nbs/2_models/04_ffn.ipynb #59b932b4
 def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
     """Weight of every expert for each token, 0 off the top k; `renorm` divides by the kept sum, `switch` does not (§2).
-
     `straight` divides, too, but has no gradient of the sum: with k = 1 the weight is 1, and the task still moves p."""
     kept, chosen = probs.topk(c.top_k, dim=-1)
     if c.gate == "renorm": kept = torch.ones_like(kept) if c.top_k == 1 else kept / kept.sum(-1, keepdim=True)
@@ -69,7 +68,6 @@ def gates(probs:Float[Tensor, "*n e"], c:Condition) -> Float[Tensor, "*n e"]:
 # %% ../../nbs/2_models/04_ffn.ipynb #9a7b6aa3
 ACTIVATION = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "linear": lambda x: x}
 
-# %% ../../nbs/2_models/04_ffn.ipynb #35acf58f
 def ffn(p:dict, x:torch.Tensor, at:Callable, c:Condition, draw:Callable=None):
     "One FFN layer, every expert on every input: x (s b t d) → (s b t d), and the balance loss of each seed (s,)."
     def product(x, name, form):
@@ -98,9 +96,7 @@ def own_rules(c:str|Condition) -> bool:
 
 def route(held:torch.Tensor, x:torch.Tensor, c:Condition, at:Callable=lambda site, value: value, draw:Callable=None):
     """Probabilities and weights of all experts (s b t e), and the balance loss (s,), by the router's rules or the usual
-    ones.
-
-    `draw`: what a training step draws noise by (`training.loop.draws_of`); without it there is none."""
+    ones. `draw`: what a training step draws noise by (`training.loop.draws_of`); without it there is none."""
     r, logits = c.routing, c.routing.logits(held, x, c)
     if draw and r.noisy: logits = r.noisy(logits, held, x, c, draw)
     probs = at("router_probs", r.probs(logits, held, c) if r.probs else logits.softmax(-1))
@@ -199,7 +195,6 @@ def _sorted_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
     inside = Take.apply(x.reshape(S * N, d), choice_of // k, slot_of.view(-1, k))
     return Take.apply(expert_layer(p, inside, c, loads.tolist()), slot_of, choice_of[:, None]).view(S, N, k, d)
 
-# %% ../../nbs/2_models/04_ffn.ipynb #ca3f2d6d
 def dispatch(p:dict, x:torch.Tensor, chosen:torch.Tensor, weight:torch.Tensor, c:Condition, way=None):
     "Routed FFN: x (s, n, d), `chosen` experts (s, n, k) and their `weight` (None: all 1) → (s, n, d); `way` to do it."
     out = (way or (_dense_experts if x.is_cuda else _sorted_experts))(p, x, chosen, c)

@@ -25,7 +25,6 @@ def by_place(T:int, E:int, k:int) -> torch.Tensor:
     "Experts (T, k) of T positions, in turn."
     return (torch.arange(T)[:, None] * k + torch.arange(k)) % E
 
-# %% ../../nbs/2_models/01c_more_routers.ipynb #d46bf8a0
 class Hashed(Tokens):
     "Routes by token alone, drawn at random, as many tokens for each expert (Roller et al. 2021)."
     def begin(self, p:dict, c:object, t:object, g:torch.Generator):

@@ -61,9 +61,8 @@ def _head(p, h, looks, writes):
 
 # %% ../../nbs/2_models/06_planted.ipynb #c6ade893
 def copy_model(c:str|Condition="add7/ffn-h32-relu") -> dict:
-    """Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one.
-
-    Raises ValueError for other tasks than add-7, d_model below 40, and a norm, whose weights would all be zero."""
+    """Says the current token: nothing but the embedding is at work. Parameters with a seed axis of one. Raises
+    ValueError for other tasks than add-7, d_model below 40, and a norm, whose weights would all be zero."""
     fits = lambda c: c.d_model >= 40 and not c.norm
     return _blank(_fits(c, fits, "with d_model ≥ 40 and no norm", "add7/ffn-h32-relu"))
 
@@ -88,7 +87,6 @@ def _carry_neurons() -> dict:
             "o2": [(10 * _Pos(5) + _A(i) + B(9) + _current_token(0), -12, nxt(i)) for i in range(10)],
             "o3": [(10 * _Pos(6) + B(9) + _T(0), -14, 8 * _T(1))]}
 
-# %% ../../nbs/2_models/06_planted.ipynb #95405b59
 def _neurons(p, expert, neurons):
     "Puts neurons into one expert."
     for r, (weights, bias, adds) in enumerate(neurons):
@@ -96,9 +94,8 @@ def _neurons(p, expert, neurons):
         p["W_down"][0, 0, expert, r, :40] = adds
 
 def carry_by_ffn(c:str|Condition="add7/ffn-h32-relu") -> dict:
-    """Exact on add-7: attention fetches digits, the FFN adds the carry. Parameters with a seed axis of one.
-
-    Raises ValueError unless c has a dense, ungated, nonlinear FFN of width 21 or more, d_model ≥ 40 and no norm."""
+    """Exact on add-7: attention fetches digits, the FFN adds the carry. Parameters with a seed axis of one. Raises
+    ValueError unless c has a dense, ungated, nonlinear FFN of width 21 or more, d_model ≥ 40 and no norm."""
     fits = lambda c: c.ffn == "ffn" and c.activation != "linear" and c.d_mlp >= 21 and c.d_model >= 40 and not c.norm
     p = _blank(_fits(c, fits, "with a dense FFN of width 21 or more, d_model ≥ 40 and no norm",
                      "add7/ffn-h32-relu"))
@@ -108,10 +105,9 @@ def carry_by_ffn(c:str|Condition="add7/ffn-h32-relu") -> dict:
 
 # %% ../../nbs/2_models/06_planted.ipynb #1433b98a
 def carry_by_experts(c:str|Condition="add7/moe-e4k1-h64-relu") -> dict:
-    """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token).
-
-    Parameters with a seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or
-    more experts, each of width 10 or more, d_model ≥ 40, and a router that reads the stream."""
+    """Exact on add-7: `carry_by_ffn` in four experts; the router is a table over (position, token). Parameters with a
+    seed axis of one. Raises ValueError unless c is an ungated, nonlinear MoE without norm of four or more experts, each
+    of width 10 or more, d_model ≥ 40, and a router that reads the stream."""
     fits = lambda c: (c.ffn == "moe" and c.activation != "linear" and c.n_experts >= 4 and c.d_expert >= 10
                       and c.d_model >= 40 and not c.norm and c.routing.reads_stream)
     p = _blank(_fits(c, fits, "with four ungated experts or more, each of width 10 or more, d_model ≥ 40, "
@@ -141,7 +137,6 @@ def _hundreds(p):
 
 def carry_by_attention(c:str|Condition="add7/ffn-h32-relu+d128") -> dict:
     """Exact on add-7 by attention alone; whatever FFN the condition has is silent. Parameters with a seed axis of one.
-
     Raises ValueError unless c has six heads or more, which is d_model ≥ 96, and no norm."""
     p = _blank(_fits(c, lambda c: c.n_heads >= 6 and not c.norm, "with six heads or more (d_model ≥ 96) and no norm",
                      "add7/ffn-h32-relu+d128"))

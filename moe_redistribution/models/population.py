@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from einops import einsum, rearrange
-from fastcore.basics import patch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -56,7 +55,6 @@ def init_one(c:Condition, g:torch.Generator) -> dict:
     if c.norm: p["w_ln_final"] = torch.ones(d)
     return {n: p[n].contiguous() for n in shapes(c)}
 
-# %% ../../nbs/2_models/05_population.ipynb #786b0cc0
 @by_name
 def init(c:str|Condition, generators:Sequence[torch.Generator]) -> dict:
     "A population at initialisation: one `torch.Generator` a seed → parameters with a leading seed axis."
@@ -86,9 +84,8 @@ def _of_one_training(params:dict, c:str|Condition) -> Condition:
            fix="give the condition that these parameters were trained in, or dict(params) to read them as another's")
 
 def place_of(params:dict, seed:int|None=None, member:int|None=None) -> int:
-    """The place of one member, named by its `seed` where a population knows its seeds, or by its place, `member`.
-
-    A population of one needs neither. ValueError for a seed or place that it has not got, with those that it has."""
+    """The place of one member, named by its `seed` where a population knows its seeds, or by its place, `member`. A
+    population of one needs neither. ValueError for a seed or place that it has not got, with those that it has."""
     n, seeds = len(params["W_E"]), getattr(params, "seeds", None)
     known = f"one of the seeds {seeds}" if seeds else "member=PLACE, since these parameters do not know their seeds"
     if seed is not None and member is not None: refuse("member", "a seed or a place", "both", fix="drop one of them")
@@ -113,7 +110,6 @@ def rms_norm(x:torch.Tensor, w:torch.Tensor):
     "RMSNorm as torch's `nn.RMSNorm`, eps of the dtype."
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps) * w
 
-# %% ../../nbs/2_models/05_population.ipynb #1138bae4
 def _attention(p:dict, x:torch.Tensor, at:Callable, causal:bool):
     "One layer of multi-head attention: x (s b t d) → (s b t d). `at(site, value)` lets edits in."
     q, k, v = (at(n, einsum(x, p["W_" + n.upper()], "s b t d, s h d k -> s b t h k")) for n in "qkv")
@@ -146,7 +142,6 @@ def ffn_half(p:dict, x:torch.Tensor, c:Condition, at:Callable, draw:Callable=Non
         x = x + at("ffn_out", out)
     return at("resid_post", x), aux
 
-# %% ../../nbs/2_models/05_population.ipynb #0bb102fa
 def layer(params:dict, l:int):
     "Parameters of layer l, without the layer axis."
     return {n: v[:, l] for n, v in params.items() if n not in ("W_E", "W_pos", "W_U", "w_ln_final")}
@@ -160,7 +155,6 @@ def unembed(params:dict, x:torch.Tensor, c:Condition):
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:dict=None, sink:dict=None,
             with_balance:bool=False, read_only:bool=False, draw:Callable=None):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
-
     `edits`: site → function of the activation, of it and `own`, or tensor (`edits.Edit`); `sink`: a dict that gets all.
     `with_balance` also returns the balance loss (s,); `read_only` keeps only the read-out positions after the last
     attention; `draw`: see `route`. ValueError: an edit of no site, both of these, another condition's parameters."""
@@ -201,17 +195,15 @@ def check_finite(logits:torch.Tensor, name:str, again:Callable):
     again(Finite(name))
     refuse(name, "finite logits", "nan or infinity", fix="weights and edits without")
 
-# %% ../../nbs/2_models/05_population.ipynb #7e436175
 SIDE_BY_SIDE = 16                                                            # seeds in one pass on a GPU
 
 @torch.no_grad()
 def predict(params:dict, c:str|Condition, edits:dict=None, tokens:torch.Tensor=None,
             finite:bool=True) -> Int[Tensor, "s n read"]:
-    """Predictions (s, n, read) on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones.
-
-    After the last attention `edits` see only the read-out positions, and of a tensor that is put in only those are
-    taken. ValueError for tokens that the task has not got, for a function that does not treat all members alike,
-    for another condition's parameters and, unless `finite` is False, for logits that are no numbers."""
+    """Predictions (s, n, read) on all inputs of the task, or on `tokens` (n, t), or (s, n, t) for own ones. After the
+    last attention `edits` see only the read-out positions, and of a tensor that is put in only those are taken.
+    ValueError for tokens that the task has not got, for a function that does not treat all members alike, for another
+    condition's parameters and, unless `finite` is False, for logits that are no numbers."""
     c, S = _of_one_training(params, c), len(params["W_E"])
     t, device = c.get_task(), params["W_E"].device
     tokens = (t.tokens if tokens is None else check_tokens(tokens, t)).to(device)
@@ -308,21 +300,18 @@ class Transformer(torch.nn.Module):
         at = {site: partial(visit, site) for site in self.paths}
         return forward(self.population(), tokens, self.condition, at)[0]
 
-# %% ../../nbs/2_models/05_population.ipynb #bad21db4
-@patch
-def extra_repr(self:Transformer):
-    "The condition, how large it is, and the shapes of its parameters by part."
-    own = {n: f"{n} {tuple(v.shape)}" for n, v in self.named_parameters()}
-    of = MODEL_PARTS | {"norm": NORM_GAINS}
-    parts = {part: [own[n] for n in names if n in own] for part, names in of.items()}
-    size = f"{sum(v.numel() for v in self.parameters()):,} parameters"
-    return "\n".join([f"{self.condition}, {size}", *(f"{p}: {', '.join(v)}" for p, v in parts.items() if v)])
+    def extra_repr(self):
+        "The condition, how large it is, and the shapes of its parameters by part."
+        own = {n: f"{n} {tuple(v.shape)}" for n, v in self.named_parameters()}
+        of = MODEL_PARTS | {"norm": NORM_GAINS}
+        parts = {part: [own[n] for n in names if n in own] for part, names in of.items()}
+        size = f"{sum(v.numel() for v in self.parameters()):,} parameters"
+        return "\n".join([f"{self.condition}, {size}", *(f"{p}: {', '.join(v)}" for p, v in parts.items() if v)])
 
-@patch
-@torch.no_grad()
-def __repr__(self:Transformer):
-    "The same, and a line for each site with the shape of its value for one input."
-    seen, tokens = {}, self.condition.get_task().tokens[:1].to(self.W_E.device)
-    forward(self.population(), tokens, self.condition, sink=seen)
-    for site, path in self.paths.items(): self.get_submodule(path).shape = ("b", *seen[site].shape[2:])
-    return torch.nn.Module.__repr__(self)
+    @torch.no_grad()
+    def __repr__(self):
+        "The same, and a line for each site with the shape of its value for one input."
+        seen, tokens = {}, self.condition.get_task().tokens[:1].to(self.W_E.device)
+        forward(self.population(), tokens, self.condition, sink=seen)
+        for site, path in self.paths.items(): self.get_submodule(path).shape = ("b", *seen[site].shape[2:])
+        return torch.nn.Module.__repr__(self)

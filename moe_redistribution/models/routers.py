@@ -85,7 +85,6 @@ class Redrawn(Inputs):
         "The table after so many steps."
         return torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed * 1_000_003 + step))
 
-# %% ../../nbs/2_models/01_routers.ipynb #07496968
 class Absent(Router):
     "No router: a dense FFN, or none."
     reads_stream = False
@@ -112,4 +111,3 @@ Router.balance = None       # (probs, gates, c) → balance loss of each seed (s
 Router.after = None         # (params, look, c): changes what it holds after a step; look() → its activations
 Router.noisy = None         # (logits, held, x, c, draw) → logits of a training step, by draw(torch.randn, *shape), too
 Router.shared = False       # may all seeds begin with the same values?
-

@@ -14,9 +14,8 @@ from .errors import choose, refuse
 
 # %% ../../nbs/1_tasks/01d_capabilities.ipynb #9bc1a9b6
 def check_tokens(tokens:torch.Tensor, t, beginnings:bool=False) -> torch.Tensor:
-    """`tokens` (…, n, ctx) as they are.
-
-    ValueError if they are no whole numbers, not as long as the task's (or `beginnings`), or not in its vocabulary."""
+    """`tokens` (…, n, ctx) as they are. ValueError if they are no whole numbers, not as long as the task's (or
+    `beginnings`), or not in its vocabulary."""
     whole = isinstance(tokens, torch.Tensor) and not tokens.is_floating_point() and tokens.dtype != torch.bool
     if (whole and tokens.dim() > 1 and 0 < tokens.shape[-1] <= t.n_ctx and (beginnings or tokens.shape[-1] == t.n_ctx)
         and (not tokens.numel() or 0 <= tokens.min() and tokens.max() < t.d_vocab)):
@@ -45,7 +44,6 @@ def _rising(x, below):
     if not isinstance(x, (tuple, list, range)) or not all(isinstance(i, numbers.Integral) for i in x): return False
     return 0 < len(x) == len({*x}) and list(x) == sorted(x) and 0 <= x[0] and x[-1] < below
 
-# %% ../../nbs/1_tasks/01d_capabilities.ipynb #8f3d8a17
 def _check_positions(t):
     "ValueError unless a task is read and scored in order, each place once, and each has a name of its own."
     n, ends = len(t.read) if isinstance(t.read, (tuple, list, range)) else 0, {}

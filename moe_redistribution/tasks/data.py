@@ -27,9 +27,8 @@ def _part_seed(seed:int, stream:str, part:str, epoch:int=0) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1, np.uint64)[0] >> 1)
 
 def generators(seed:int, stream:str="authors", draw:int=0) -> dict:
-    """Generators for `weights`, `batches` and `evaluation` of one seed; in the `authors` stream all three are one.
-
-    Draw 0 is the run's own. Another is independent of it, and of every draw of other seeds but in the `authors` stream:
+    """Generators for `weights`, `batches` and `evaluation` of one seed; in the `authors` stream all three are one. Draw
+    0 is the run's own. Another is independent of it, and of every draw of other seeds but in the `authors` stream:
     there it is the own one of the seed that is so much larger."""
     made = {p: torch.Generator().manual_seed(_part_seed(seed, stream, p, draw)) for p in PARTS}
     return dict.fromkeys(PARTS, made["weights"]) if stream == "authors" else made
@@ -95,11 +94,9 @@ def full_batch(task:Task) -> int:
     "Examples of a step of a task that draws no batches: its training part, or one sampled set."
     return N_TRAIN if task.source == "sampled" else int(len(task) * TRAIN_SHARE)
 
-# %% ../../nbs/1_tasks/03_data.ipynb #e8ec47fb
 def batches(task:Task, seeds:list, stream:str, gens:list, steps:list, n:int, size:int, hold:str="",
             device:str|torch.device="cpu"):
     """Yields `n` training batches, tokens (s, b, t) and targets (s, b, read), for seeds that have taken `steps` so far.
-
     `gens`: one dict of generators a seed, used by drawn batches of `size` examples. A split gives them from the seed's
     training part, which is the whole batch where `size` is 0; a sampled task gives its whole set."""
     if task.source == "sampled": yield from _sampled_batches(seeds, stream, steps, n, device)

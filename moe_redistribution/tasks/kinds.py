@@ -122,13 +122,11 @@ def cached_by_kind(f:Callable):
     CACHES.append(lru_cache(maxsize=None)(f))
     return CACHES[-1]
 
-# %% ../../nbs/1_tasks/01b_kinds.ipynb #f6d51854
 class Kind(dict):
     """All things of one kind by name. `about`: what they are; `known`: the library's own; `word`: (pattern, what it
-    asks for) of a name.
-
-    `check(name, thing, **how)` gives what is kept of a thing, or refuses it. `every()`: all that there are, also those
-    that are only found on request; `changed(name)` is told of each addition; `along`: kinds that can come with one."""
+    asks for) of a name. `check(name, thing, **how)` gives what is kept of a thing, or refuses it. `every()`: all that
+    there are, also those that are only found on request; `changed(name)` is told of each addition; `along`: kinds that
+    can come with one."""
     def __init__(self, kind:str, about:str, known:Iterable=(), check:Callable=lambda name, thing: thing,
                  word:Sequence=(r"[a-z]\w*", "a word in small letters"), every:Callable=None, changed:Callable=None,
                  along:Sequence=()):
@@ -261,11 +259,6 @@ def _take_neighbours(hashes, package):
 
 # %% ../../nbs/1_tasks/01b_kinds.ipynb #25c63274
 _FOLDERS = set()                # folders of users' files that Python looks in last, because we say so
-def _look_last(folder):
-    "Python looks in a user's folder last, among those of other users' first; a script's own stays where it is."
-    if folder in sys.path and folder not in _FOLDERS: return
-    _FOLDERS.add(folder)
-    sys.path[:] = sorted({**dict.fromkeys(sys.path), folder: 0}, key=lambda p: (p in _FOLDERS, p != folder))
 
 def _all_read(own, read):
     """What a file and its neighbours (`own`) depend on besides: what was `read` while they were imported, modules from
@@ -325,7 +318,9 @@ def import_file(
     spec = spec_from_file_location(name, path)
     module = sys.modules[name] = module_from_spec(spec)
     module.own_file, module.own_hash = str(path), now
-    _look_last(str(path.parent))
+    if (folder := str(path.parent)) not in sys.path or folder in _FOLDERS:          # a script's own stays where it is
+        _FOLDERS.add(folder)                                                        # others' last, the newest first
+        sys.path[:] = sorted({**dict.fromkeys(sys.path), folder: 0}, key=lambda p: (p in _FOLDERS, p != folder))
     _run_file(path, module, spec)
     say_if_idle(path)
     FILES[str(path)] = now

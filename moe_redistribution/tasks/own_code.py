@@ -110,9 +110,8 @@ def reads(may_not:str="", scratch:bool=False):
 _PLACES = {"HOME", "PATH", "PWD", "USER", "TMPDIR", "MOE_REDISTRIBUTION_HOME"}
 
 def variables(path:str|Path) -> dict:
-    """`$NAME` → value, of each variable of the environment that a Python file reads.
-
-    ValueError for one whose name is not written out."""
+    """`$NAME` → value, of each variable of the environment that a Python file reads. ValueError for one whose name is
+    not written out."""
     try: tree = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError): return {}
     asked = [n.args[0] for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args
@@ -152,7 +151,6 @@ def _holders(n):
 _REGISTERS = "moe_redistribution.tasks.kinds", "moe_redistribution.tasks.own_code"             # they keep what is registered
 _PLAIN = dict, list, set
 _TORCH = "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.optim"
-def _torch(): return [x for n in _TORCH if (x := sys.modules.get(n))]
 
 def usual_defaults():
     "ValueError if torch's default type or device, or its precision, is not the one that a new process has."
@@ -206,7 +204,7 @@ def untouched_library(what:str):
     "Within it nothing of the library is replaced: what is, is put back, and a ValueError names it."
     usual_defaults()
     before = [(x, vars(x).copy()) for x in _holders(len(sys.modules))]
-    theirs, tables = [(x, dict(vars(x))) for x in _torch()], _tables()
+    theirs, tables = [(x, dict(vars(x))) for x in filter(None, map(sys.modules.get, _TORCH))], _tables()
     try:
         with warnings.catch_warnings(): yield                           # one that silences its own does not silence ours
     finally:

@@ -14,7 +14,6 @@ import string
 
 import numpy as np
 import torch
-from fastcore.basics import patch
 from .errors import nearest, refuse
 from .text import generator_of
 
@@ -38,9 +37,8 @@ def _feistel(x, a, b, keys):
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #fd8373d2
 def _keyed_permutation(N:int, index:np.ndarray|Sequence, *key) -> np.ndarray:
-    """Where a permutation of range(N) sends `index`, int64 of the same shape; it depends on N and `key` only.
-
-    Memory does not grow with N. ValueError unless 1 ≤ N < 2^62 and every index is below N."""
+    """Where a permutation of range(N) sends `index`, int64 of the same shape; it depends on N and `key` only. Memory
+    does not grow with N. ValueError unless 1 ≤ N < 2^62 and every index is below N."""
     index = np.asarray(index, dtype=np.int64)
     if not 1 <= N < 2**62: refuse("permutation", "N from 1 to 2^62 - 1", N, min(max(1, N), 2**62 - 1), "another N")
     if index.size and not 0 <= index.min() <= index.max() < N:
@@ -62,9 +60,8 @@ _BOOK_BOS, _BOOK_SEP, _BOOK_EOS = 36, 37, 38
 
 @dataclass(frozen=True)
 class PhoneBook:
-    """A book of `n` entries, each with a name and a number of its own, made when asked for (section 4.1).
-
-    Tokens are numbers in `BOOK_SIGNS`. ValueError if there are fewer names or numbers than entries."""
+    """A book of `n` entries, each with a name and a number of its own, made when asked for (section 4.1). Tokens are
+    numbers in `BOOK_SIGNS`. ValueError if there are fewer names or numbers than entries."""
     n: int
     name_letters: int = 5
     digits: int = 8
@@ -82,72 +79,64 @@ class PhoneBook:
     @property
     def T(self): return self.name_letters + self.digits + 3
 
+    def entries(self, index:np.ndarray|Sequence) -> torch.Tensor:
+        "Tokens (m, T), int64, of the entries `index` (m,). ValueError for an entry that the book lacks."
+        index = np.asarray(index, dtype=np.int64).reshape(-1)
+        if index.size and not 0 <= index.min() <= index.max() < self.n:
+            refuse("entry of a phone book", f"0 to {self.n - 1}", f"{index.min()} to {index.max()}", fix="index % n")
+        size = (self.name_letters, self.digits)
+        name = _keyed_permutation(26**size[0], index, "names", size, self.seed)
+        number = _keyed_permutation(10**size[1], index, "numbers", size, self.seed)
+        out = np.empty((len(index), self.T), np.int64)
+        out[:, 0], out[:, 1 + size[0]], out[:, -1] = _BOOK_BOS, _BOOK_SEP, _BOOK_EOS
+        out[:, 1:1 + size[0]] = _in_base(name, 26, size[0])
+        out[:, 2 + size[0]:-1] = 26 + _in_base(number, 10, size[1])
+        return torch.from_numpy(out)
+
+    def decode(self, tokens:torch.Tensor) -> list:
+        "The text of each row of `tokens` (m, any length)."
+        return ["".join(BOOK_SIGNS[t] for t in row) for row in tokens.tolist()]
+
+    def labels(self, which:str="digits") -> torch.Tensor:
+        """Which of the T tokens count as labels, (T,) bool: the `digits`, or `all` but `<BOS>` as in the paper.
+        Next-token losses (m, T - 1) are masked by its columns from the second on. ValueError for another word."""
+        if which not in BOOK_LABELS:
+            refuse("labels of a phone book", " or ".join(BOOK_LABELS), repr(which), nearest(which, BOOK_LABELS),
+                   "'digits'")
+        place = torch.arange(self.T)
+        return place > 0 if which == "all" else (place > 1 + self.name_letters) & (place < self.T - 1)
+
+    def batches(self, batch:int, seed:int):
+        """A function of the step: windows (batch, T) of entries. Every n entries, from step 0 on, are an epoch that
+        repeats none. ValueError for an empty batch or a negative step."""
+        if batch < 1: refuse("batch of a phone book", "1 or more", batch, 1, "batch=1")
+        def at(step):
+            if step < 0: refuse("step", "0 or more", step, 0, "step=0")
+            place = step * batch + np.arange(batch)
+            index = np.empty(batch, np.int64)
+            for epoch in range(place[0] // self.n, place[-1] // self.n + 1):
+                now = place // self.n == epoch
+                index[now] = _keyed_permutation(self.n, place[now] % self.n, "epoch", seed, epoch)
+            return self.entries(index)
+        return at
+
+    def queries(self, m:int, seed:int) -> torch.Tensor:
+        "Tokens (m, T) of m different entries, to be asked for. ValueError if the book has fewer."
+        if not 1 <= m <= self.n: refuse("queries", f"1 to {self.n}", m, min(max(1, m), self.n), "fewer queries")
+        return self.entries(_keyed_permutation(self.n, np.arange(m), "queries", seed))
+
 # %% ../../nbs/1_tasks/05_recall.ipynb #6c5fca42
 def _in_base(x, base, places):
     "Digits (n, places) of x (n,), the most significant one first."
     return x[:, None] // base ** np.arange(places - 1, -1, -1, dtype=np.int64) % base
 
-@patch
-def entries(self:PhoneBook, index:np.ndarray|Sequence) -> torch.Tensor:
-    "Tokens (m, T), int64, of the entries `index` (m,). ValueError for an entry that the book lacks."
-    index = np.asarray(index, dtype=np.int64).reshape(-1)
-    if index.size and not 0 <= index.min() <= index.max() < self.n:
-        refuse("entry of a phone book", f"0 to {self.n - 1}", f"{index.min()} to {index.max()}", fix="index % n")
-    size = (self.name_letters, self.digits)
-    name = _keyed_permutation(26**size[0], index, "names", size, self.seed)
-    number = _keyed_permutation(10**size[1], index, "numbers", size, self.seed)
-    out = np.empty((len(index), self.T), np.int64)
-    out[:, 0], out[:, 1 + size[0]], out[:, -1] = _BOOK_BOS, _BOOK_SEP, _BOOK_EOS
-    out[:, 1:1 + size[0]] = _in_base(name, 26, size[0])
-    out[:, 2 + size[0]:-1] = 26 + _in_base(number, 10, size[1])
-    return torch.from_numpy(out)
-
-@patch
-def decode(self:PhoneBook, tokens:torch.Tensor) -> list:
-    "The text of each row of `tokens` (m, any length)."
-    return ["".join(BOOK_SIGNS[t] for t in row) for row in tokens.tolist()]
-
 # %% ../../nbs/1_tasks/05_recall.ipynb #fcff56db
 BOOK_LABELS = ("digits", "all")
 
-@patch
-def labels(self:PhoneBook, which:str="digits") -> torch.Tensor:
-    """Which of the T tokens count as labels, (T,) bool: the `digits`, or `all` but `<BOS>` as in the paper.
-
-    Next-token losses (m, T - 1) are masked by its columns from the second on. ValueError for another word."""
-    if which not in BOOK_LABELS:
-        refuse("labels of a phone book", " or ".join(BOOK_LABELS), repr(which), nearest(which, BOOK_LABELS), "'digits'")
-    place = torch.arange(self.T)
-    return place > 0 if which == "all" else (place > 1 + self.name_letters) & (place < self.T - 1)
-
-# %% ../../nbs/1_tasks/05_recall.ipynb #b9bf6915
-@patch
-def batches(self:PhoneBook, batch:int, seed:int):
-    """A function of the step: windows (batch, T) of entries. Every n entries, from step 0 on, are an epoch that repeats
-    none. ValueError for an empty batch or a negative step."""
-    if batch < 1: refuse("batch of a phone book", "1 or more", batch, 1, "batch=1")
-    def at(step):
-        if step < 0: refuse("step", "0 or more", step, 0, "step=0")
-        place = step * batch + np.arange(batch)
-        index = np.empty(batch, np.int64)
-        for epoch in range(place[0] // self.n, place[-1] // self.n + 1):
-            now = place // self.n == epoch
-            index[now] = _keyed_permutation(self.n, place[now] % self.n, "epoch", seed, epoch)
-        return self.entries(index)
-    return at
-
-@patch
-def queries(self:PhoneBook, m:int, seed:int) -> torch.Tensor:
-    "Tokens (m, T) of m different entries, to be asked for. ValueError if the book has fewer."
-    if not 1 <= m <= self.n: refuse("queries", f"1 to {self.n}", m, min(max(1, m), self.n), "fewer queries")
-    return self.entries(_keyed_permutation(self.n, np.arange(m), "queries", seed))
-
 # %% ../../nbs/1_tasks/05_recall.ipynb #0df3d40e
 def exact_match(said:torch.Tensor, book_tokens:torch.Tensor) -> torch.Tensor:
-    """Whether each answer is the entry's number to the last digit, (m,) bool.
-
-    `said` (m, k): the k tokens given after `<SEP>`, k the digits of the book or one more, which must be `<EOS>` then.
-    ValueError for another shape."""
+    """Whether each answer is the entry's number to the last digit, (m,) bool. `said` (m, k): the k tokens given after
+    `<SEP>`, k the digits of the book or one more, which must be `<EOS>` then. ValueError for another shape."""
     after = 1 + (book_tokens == _BOOK_SEP).int().argmax(1)[:1]
     answer = book_tokens[:, int(after[0]):] if len(book_tokens) else book_tokens[:, :0]
     m, most = answer.shape
@@ -247,10 +236,8 @@ class _GraphQueries:
     query: torch.Tensor
     distance: torch.Tensor
 
-# %% ../../nbs/1_tasks/05_recall.ipynb #bae2ef9a
 def random_graphs(n:int, index:torch.Tensor|Sequence, seed:int=0, p:float=None) -> _GraphQueries:
     """The examples `index` (m,) of shortest paths in directed Erdős–Rényi graphs (section 4.1), by seed and index.
-
     ValueError for a size without an edge probability, for no example, and if nearly no pair can be reached."""
     p, T, index = _edge_probability(n, p), _graph_length(n, p), torch.as_tensor(index).reshape(-1)
     if not len(index): refuse("graphs", "one index or more", "none", fix="index=range(1)")
@@ -270,10 +257,9 @@ def random_graphs(n:int, index:torch.Tensor|Sequence, seed:int=0, p:float=None) 
 
 # %% ../../nbs/1_tasks/05_recall.ipynb #cccdee16
 def valid_shortest(path:torch.Tensor, graph:_GraphQueries) -> torch.Tensor:
-    """Whether each answer is a shortest path from s to t, (m,) bool; any one counts.
-
-    `path` (m, k): the tokens given after `<SEP>`, of which those from the first `<EOS>` on are dropped. A row without
-    `<EOS>` is right if its k tokens are the whole path. ValueError for another number of rows."""
+    """Whether each answer is a shortest path from s to t, (m,) bool; any one counts. `path` (m, k): the tokens given
+    after `<SEP>`, of which those from the first `<EOS>` on are dropped. A row without `<EOS>` is right if its k tokens
+    are the whole path. ValueError for another number of rows."""
     edges, (s, t) = graph.edges, graph.query.unbind(1)
     n, at = edges.shape[1], torch.arange(len(edges))
     if path.ndim != 2 or len(path) != len(edges):
@@ -302,7 +288,6 @@ def _is_test(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     def of(x): return _hashed((x.numpy() * element).astype(np.uint64).sum(1, dtype=np.uint64), np.uint64(0))
     return torch.from_numpy(_hashed(of(alice) + of(bob), np.uint64(0)) % np.uint64(_HELD) == 0)
 
-# %% ../../nbs/1_tasks/05_recall.ipynb #6a5dcc2a
 def _sizes(m, r, g):
     "Sizes (m,) of Alice's and Bob's sets, together at most r."
     a = torch.randint(1, r, (m,), generator=g)
@@ -325,10 +310,9 @@ def _laid(a, b, shared, r, g):
 # %% ../../nbs/1_tasks/05_recall.ipynb #75b8577c
 def _disjoint_sets(r:int, count:int, seed:int|str, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
-    int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged.
-
-    Half the pairs meet; both classes have the same sizes. ValueError unless r ≥ 2 and count is even and positive, and
-    where a side has no pair."""
+    int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged. Half the pairs
+    meet; both classes have the same sizes. ValueError unless r ≥ 2 and count is even and positive, and where a side has
+    no pair."""
     if r < 2: refuse("elements", "2 or more", r, 2, "r=2")
     if count < 2 or count % 2:
         refuse("pairs of sets", "an even number, for two equal classes", count, max(2, count + 1), "an even count")
@@ -367,15 +351,6 @@ def _sets_to_path(alice:torch.Tensor, bob:torch.Tensor) -> torch.Tensor:
     m, r = alice.shape
     both = torch.cat([alice, bob], 1).long() * torch.arange(1, 2 * r + 1)
     return torch.cat([both, torch.full((m, 1), 1 + 2 * r)], 1)
-
-def _path_to_sets(tokens:torch.Tensor) -> tuple:
-    "Lemma D.2, backwards: the sets (m, r) of `tokens` (m, 2r + 1). ValueError for what `_sets_to_path` does not write."
-    r = (tokens.shape[-1] - 1) // 2
-    alice, bob = tokens[:, :r] > 0, tokens[:, r:2 * r] > 0
-    if tokens.shape[1] != 2 * r + 1 or not torch.equal(_sets_to_path(alice, bob), tokens):
-        refuse("length-2 path", f"(m, {2 * r + 1}) tokens: (s, i), (d, i) or pad at place i, then {1 + 2 * r}",
-               tuple(tokens.shape), fix="sets_to_path")
-    return alice, bob
 
 def length2_path(n_vertices:int, count:int, seed:int|str, side:str=None) -> tuple:
     """The length-2 path problem (definition 3.1): tokens (count, 2r + 1) and labels (count,), int64, 1 if a vertex

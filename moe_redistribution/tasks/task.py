@@ -86,7 +86,6 @@ class Task(Doors):
     n_ctx = property(lambda self: self.tokens.shape[1])
     def __len__(self): return len(self.tokens)
 
-# %% ../../nbs/1_tasks/02_task.ipynb #296039ed
 def read_at(task:Task):
     "Index of the read-out positions: a slice, which is a view and lets no GPU wait, or a list if there are gaps."
     run = range(task.read[0], task.read[0] + len(task.read))
@@ -202,7 +201,11 @@ def _make(name):
     if made.name != name: refuse(f"name of task {name}", repr(name), repr(made.name), name, f"Task({name!r}, …)")
     if of_users(TASKS[name]):
         check_task(made)
-        with reads(), another_process(TASKS[name]): _same_again(name, made, once())
+        with reads(), another_process(TASKS[name]): again = once()
+        for what in ("tokens", "targets"):
+            if torch.equal(getattr(made, what), getattr(again, what)): continue
+            refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
+                   fix="draw by torch.Generator().manual_seed(0), and let nothing hang on the clock, id or hash")
         alike = [n for n, t in _made.items() if TASKS.origin(n).file == TASKS.origin(name).file != "" and
                  all(torch.equal(getattr(t, x), getattr(made, x)) for x in ("tokens", "targets"))]
         if alike:
@@ -217,13 +220,6 @@ def stands_in(task:Task):
     _made[task.name] = task
     try: yield
     finally: _made[task.name] = was
-
-def _same_again(name, made, again):
-    "ValueError if a task's function gives other examples the second time."
-    for what in ("tokens", "targets"):
-        if not torch.equal(getattr(made, what), getattr(again, what)):
-            refuse(f"{what} of {name}", "the same each time that the task is made", "others the second time",
-                   fix="draw by torch.Generator().manual_seed(0), and let nothing hang on the clock, id or hash")
 
 # %% ../../nbs/1_tasks/02_task.ipynb #3089d672
 def spans(task:Task) -> dict:
@@ -249,11 +245,9 @@ def strata(task:Task) -> dict:
         out |= {f"{by}={v}": torch.from_numpy(each == v) for v in np.unique(each) if v}
     return out
 
-# %% ../../nbs/1_tasks/02_task.ipynb #8c86eb9f
 def slices(task:Task) -> list:
-    """(span, stratum, mask (n, read)) for every combination that holds predictions, all of it first.
-
-    Where an answer is written from left to right, every position has its strata; else only the whole answer."""
+    """(span, stratum, mask (n, read)) for every combination that holds predictions, all of it first. Where an answer is
+    written from left to right, every position has its strata; else only the whole answer."""
     out, whole = [], next(iter(spans(task)))
     for where, js in spans(task).items():
         here = torch.zeros(task.targets.shape, dtype=torch.bool).index_fill(1, torch.tensor(js), True)

@@ -30,11 +30,9 @@ LET, GET, SAY = range(3)                                    # the markers that o
 @dataclass(frozen=True)
 class Planted:
     """A language of clauses with 3 + `n_keys` + `n_values` + `n_words` tokens, in this order; behind them, where there
-    are any, the marker FACT and `n_names`, and the marker SUM and `modulus` digits.
-
-    `p_let`, `p_get`, `p_fact`, `p_sum`: probabilities of a clause (the rest is filler); `window`: how many tokens
-    before a GET the value may stand that it asks for; `run`: mean words of a filler; `seed` draws the chain of words
-    and the facts."""
+    are any, the marker FACT and `n_names`, and the marker SUM and `modulus` digits. `p_let`, `p_get`, `p_fact`,
+    `p_sum`: probabilities of a clause (the rest is filler); `window`: how many tokens before a GET the value may stand
+    that it asks for; `run`: mean words of a filler; `seed` draws the chain of words and the facts."""
     n_keys: int = 32
     n_values: int = 64
     n_words: int = 157
@@ -60,45 +58,53 @@ class Planted:
             refuse("names and digits", "some, where p_fact or p_sum is above 0, and only there",
                    (self.n_names, self.p_fact, self.modulus, self.p_sum), fix="n_names=24, p_fact=.2")
 
-# %% ../../nbs/1_tasks/04_text.ipynb #35b0781e
-@patch(as_prop=True)
-def name(self:Planted): return "planted"
+    @property
+    def name(self): return "planted"
 
-@patch(as_prop=True)
-def vocab(self:Planted) -> tuple:
-    "The printable name of every token."
-    return ("LET", "GET", "SAY", *(f"{c}{i}" for c, n in zip("kvw", (self.n_keys, self.n_values, self.n_words))
-                                   for i in range(n)),
-            *(name for word, c, n in (("FACT", "n", self.n_names), ("SUM", "d", self.modulus)) if n
-              for name in (word, *(f"{c}{i}" for i in range(n)))))
+    @property
+    def vocab(self) -> tuple:
+        "The printable name of every token."
+        return ("LET", "GET", "SAY", *(f"{c}{i}" for c, n in zip("kvw", (self.n_keys, self.n_values, self.n_words))
+                                       for i in range(n)),
+                *(name for word, c, n in (("FACT", "n", self.n_names), ("SUM", "d", self.modulus)) if n
+                  for name in (word, *(f"{c}{i}" for i in range(n)))))
 
-@patch(as_prop=True)
-def d_vocab(self:Planted) -> int: return self.words.stop + sum(1 + len(t) for _, _, t in self.tables)
+    @property
+    def d_vocab(self) -> int: return self.words.stop + sum(1 + len(t) for _, _, t in self.tables)
 
-@patch(as_prop=True)
-def words(self:Planted) -> slice:
-    "The tokens that are words."
-    return slice(begin := 3 + self.n_keys + self.n_values, begin + self.n_words)
+    @property
+    def words(self) -> slice:
+        "The tokens that are words."
+        return slice(begin := 3 + self.n_keys + self.n_values, begin + self.n_words)
 
-@patch(as_prop=True)
-def tables(self:Planted) -> list:
-    "(marker, probability, table (n, n) of the answer to each two of n) of `FACT`, drawn at random, and `SUM`."
-    out, at = [], self.words.stop
-    for n, p, fact in ((self.n_names, self.p_fact, True), (self.modulus, self.p_sum, False)):
-        i = torch.arange(n)
-        table = torch.randint(0, max(n, 1), (n, n), generator=generator_of("facts", self.seed)) if fact else (
-            i[:, None] + i) % max(n, 1)
-        if n: out.append((at, p, table))
-        at += (1 + n) * (n > 0)
-    return out
+    @property
+    def tables(self) -> list:
+        "(marker, probability, table (n, n) of the answer to each two of n) of `FACT`, drawn at random, and `SUM`."
+        out, at = [], self.words.stop
+        for n, p, fact in ((self.n_names, self.p_fact, True), (self.modulus, self.p_sum, False)):
+            i = torch.arange(n)
+            table = torch.randint(0, max(n, 1), (n, n), generator=generator_of("facts", self.seed)) if fact else (
+                i[:, None] + i) % max(n, 1)
+            if n: out.append((at, p, table))
+            at += (1 + n) * (n > 0)
+        return out
 
-@patch
-def chain(self:Planted) -> torch.Tensor:
-    "Probabilities (1 + n_words, n_words) of the next word after SAY (row 0) and after each word."
-    order = torch.rand(1 + self.n_words, self.n_words, generator=generator_of("chain", self.seed)).argsort(1)
-    zipf = 1 / torch.arange(1, self.successors + 1, dtype=torch.float64)
-    p = torch.zeros(order.shape, dtype=torch.float64)
-    return p.scatter_(1, order[:, :self.successors], (zipf / zipf.sum()).expand(len(order), -1))
+    def chain(self) -> torch.Tensor:
+        "Probabilities (1 + n_words, n_words) of the next word after SAY (row 0) and after each word."
+        order = torch.rand(1 + self.n_words, self.n_words, generator=generator_of("chain", self.seed)).argsort(1)
+        zipf = 1 / torch.arange(1, self.successors + 1, dtype=torch.float64)
+        p = torch.zeros(order.shape, dtype=torch.float64)
+        return p.scatter_(1, order[:, :self.successors], (zipf / zipf.sum()).expand(len(order), -1))
+
+    def batches(self, T:int, batch:int, seed:int, at_once:int=64):
+        "A function of the step: (batch, T + 1) tokens of fresh texts, those of `at_once` steps written together."
+        @lru_cache(1)
+        def several(i): return self.write(at_once * batch, T + 1, "batch", seed, i).tokens.view(at_once, batch, T + 1)
+        return lambda step: several(step // at_once)[step % at_once]
+
+    def heldout(self, T:int, n:int=64) -> torch.Tensor:
+        "(n, T + 1) tokens of texts, always the same ones."
+        return self.write(n, T + 1, "heldout").tokens
 
 # %% ../../nbs/1_tasks/04_text.ipynb #62e1458b
 class Reader:
@@ -121,56 +127,49 @@ class Reader:
                                                    for i in range(len(p))], 1).squeeze(2)
         return p / p.sum(1, keepdim=True)
 
-# %% ../../nbs/1_tasks/04_text.ipynb #12dad3ab
-@patch
-def next(self:Reader) -> torch.Tensor:
-    "Probabilities (n, d_vocab) of the next token, float64."
-    x, part = self.language, self.part
-    keys, values = slice(3, 3 + x.n_keys), slice(3 + x.n_keys, 3 + x.n_keys + x.n_values)
-    words = x.words
-    p = torch.zeros(len(part), x.d_vocab, dtype=torch.float64)
-    begins, running = part == -1, part == SAY + 3
-    self.live = torch.where((begins | running)[:, None], self.at >= self.t - x.window, self.live)
-    goes_on = running.double() * (1 - 1 / x.run)                        # a mask over a number would be single precision
-    ends = begins + running.double() / x.run
-    markers = ends[:, None] * self.clause(self.live)
-    p[:, :3] = markers[:, :3]
-    p[:, words] = ((part == SAY) + goes_on)[:, None] * self.table[self.word()]
-    p[part == LET, keys] = 1 / x.n_keys
-    p[:, keys] += (part == GET)[:, None] * self.live.double() / self.live.sum(1, keepdim=True).clamp(min=1)
-    p[part == LET + 3, values] = 1 / x.n_values
-    asks = (part == GET + 3).nonzero()[:, 0]
-    p[asks, self.value[asks, self.key()[asks]]] = 1
-    for i, (marker, _, table) in enumerate(self.tables):
-        p[:, marker] = markers[:, 3 + i]
-        first, n, on = marker + 1, len(table), (part == 8 + 3 * i).nonzero()[:, 0]
-        p[(part == 6 + 3 * i) | (part == 7 + 3 * i), first:first + n] = 1 / n
-        a, b = ((said[on] - first).clamp(0, n - 1) for said in (self.before, self.last))
-        p[on, first + table[a, b]] = 1
-    return p
+    def next(self) -> torch.Tensor:
+        "Probabilities (n, d_vocab) of the next token, float64."
+        x, part = self.language, self.part
+        keys, values = slice(3, 3 + x.n_keys), slice(3 + x.n_keys, 3 + x.n_keys + x.n_values)
+        words = x.words
+        p = torch.zeros(len(part), x.d_vocab, dtype=torch.float64)
+        begins, running = part == -1, part == SAY + 3
+        self.live = torch.where((begins | running)[:, None], self.at >= self.t - x.window, self.live)
+        goes_on = running.double() * (1 - 1 / x.run)                    # a mask over a number would be single precision
+        ends = begins + running.double() / x.run
+        markers = ends[:, None] * self.clause(self.live)
+        p[:, :3] = markers[:, :3]
+        p[:, words] = ((part == SAY) + goes_on)[:, None] * self.table[self.word()]
+        p[part == LET, keys] = 1 / x.n_keys
+        p[:, keys] += (part == GET)[:, None] * self.live.double() / self.live.sum(1, keepdim=True).clamp(min=1)
+        p[part == LET + 3, values] = 1 / x.n_values
+        asks = (part == GET + 3).nonzero()[:, 0]
+        p[asks, self.value[asks, self.key()[asks]]] = 1
+        for i, (marker, _, table) in enumerate(self.tables):
+            p[:, marker] = markers[:, 3 + i]
+            first, n, on = marker + 1, len(table), (part == 8 + 3 * i).nonzero()[:, 0]
+            p[(part == 6 + 3 * i) | (part == 7 + 3 * i), first:first + n] = 1 / n
+            a, b = ((said[on] - first).clamp(0, n - 1) for said in (self.before, self.last))
+            p[on, first + table[a, b]] = 1
+        return p
 
-@patch
-def word(self:Reader): return (self.last - self.language.words.start + 1).clamp(0, self.language.n_words)
+    def word(self): return (self.last - self.language.words.start + 1).clamp(0, self.language.n_words)
+    def key(self): return (self.last - 3).clamp(0, self.language.n_keys - 1)
 
-@patch
-def key(self:Reader): return (self.last - 3).clamp(0, self.language.n_keys - 1)
-
-# %% ../../nbs/1_tasks/04_text.ipynb #28ab471a
-@patch
-def read(self:Reader, token:torch.Tensor) -> torch.Tensor:
-    "Goes on by one `token` (n,); the position (n,) of the value that it repeats, if it answers a GET, else -1."
-    part, key, opens = self.part, self.key(), token < 3
-    source = torch.where(part == GET + 3, self.at[self.rows, key], -1)
-    bound = self.rows[part == LET + 3]
-    self.value[bound, key[bound]], self.at[bound, key[bound]] = token[bound], self.t
-    within = torch.where(part == SAY + 3, part, part + 3)               # a filler goes on until a marker comes
-    done = (part == LET + 3) | (part == GET + 3)
-    done |= (part == 8) | (part == 11)
-    within = torch.where(part > SAY + 3, part + 1, within)
-    self.part = torch.where(opens, token, torch.where(done, -1, within))
-    for i, (marker, *_) in enumerate(self.tables): self.part[token == marker] = 6 + 3 * i
-    self.before, self.last, self.t = self.last, token, self.t + 1
-    return source
+    def read(self, token:torch.Tensor) -> torch.Tensor:
+        "Goes on by one `token` (n,); the position (n,) of the value that it repeats, if it answers a GET, else -1."
+        part, key, opens = self.part, self.key(), token < 3
+        source = torch.where(part == GET + 3, self.at[self.rows, key], -1)
+        bound = self.rows[part == LET + 3]
+        self.value[bound, key[bound]], self.at[bound, key[bound]] = token[bound], self.t
+        within = torch.where(part == SAY + 3, part, part + 3)               # a filler goes on until a marker comes
+        done = (part == LET + 3) | (part == GET + 3)
+        done |= (part == 8) | (part == 11)
+        within = torch.where(part > SAY + 3, part + 1, within)
+        self.part = torch.where(opens, token, torch.where(done, -1, within))
+        for i, (marker, *_) in enumerate(self.tables): self.part[token == marker] = 6 + 3 * i
+        self.before, self.last, self.t = self.last, token, self.t + 1
+        return source
 
 # %% ../../nbs/1_tasks/04_text.ipynb #c2623da9
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,6 @@ def _walk(language, n, T, choice):
                         reader.read(token)))
     return Judged(*(torch.stack(c, 1) for c in zip(*columns)))
 
-# %% ../../nbs/1_tasks/04_text.ipynb #de6d15c8
 @patch
 def write(self:Planted, n:int, T:int, *seed) -> Judged:
     "`n` fresh texts of `T` tokens, which depend on `seed` only."
@@ -268,9 +266,8 @@ def _windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch
     return tokens[starts + torch.arange(T + 1)]
 
 def _side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
-    """(n, T + 1) consecutive windows that predict every token once but the first; a rest is left out.
-
-    ValueError if T is no less than the tokens."""
+    """(n, T + 1) consecutive windows that predict every token once but the first; a rest is left out. ValueError if T
+    is no less than the tokens."""
     _long_enough(tokens, T)
     return tokens.unfold(0, T + 1, T)
 
@@ -289,6 +286,28 @@ class Text:
     @property
     def kept_back(self): return self.tokens[len(self.tokens) * 9 // 10:]
 
+    def batches(self, T:int, batch:int, seed:int):
+        "A function of the step: (batch, T + 1) windows of the training part."
+        _long_enough(self.training, T)
+        return lambda step: _windows(self.training, T, batch, seed, step)
+
+    def heldout(self, T:int, n:int=None) -> torch.Tensor:
+        "(n, T + 1) windows of the last tenth, evenly spread; all of them without `n`, or if there are fewer."
+        found = _side_by_side(self.kept_back, T)
+        return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
+
+    def kinds(self, tokens:torch.Tensor) -> torch.Tensor:
+        """How frequent each of `tokens` is in the training part, numbers in `kind_names`: the ten first types, the next
+        90."""
+        return torch.bucketize(tokens, torch.tensor([*TEXT_KINDS.values()]), right=True) - 1
+
+    @property
+    def kind_names(self): return tuple(TEXT_KINDS)
+
+    def class_of(self, kind:str) -> slice:
+        "The tokens that a token of this kind may be mistaken for: all."
+        return slice(0, len(self.vocab))
+
 def _words(text:str) -> list:
     "Runs of letters a–z and single other signs, in lower case; digits and spaces are dropped."
     return re.findall(r"[a-z]+|[^\sa-z\d]", text.lower())
@@ -296,9 +315,7 @@ def _words(text:str) -> list:
 # %% ../../nbs/1_tasks/04_text.ipynb #8422ddc1
 def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
     """A text of words. The last tenth is kept back; the vocabulary is `<unk>` and the `vocab_size - 1` most frequent
-    types of the rest.
-
-    ValueError for a text without words, and for more types than the text has."""
+    types of the rest. ValueError for a text without words, and for more types than the text has."""
     said = _words(characters)
     if not said: refuse(f"text {name}", "some words", f"{len(characters)} characters", fix="use another file")
     types = Counter(said[:len(said) * 9 // 10])
@@ -311,46 +328,8 @@ def as_text(name:str, characters:str, vocab_size:int=1000) -> Text:
     return Text(name, torch.tensor([number.get(w, 0) for w in said]), vocab,
                 hashlib.sha256(characters.encode()).hexdigest())
 
-# %% ../../nbs/1_tasks/04_text.ipynb #236e7f21
-@patch
-def batches(self:Text, T:int, batch:int, seed:int):
-    "A function of the step: (batch, T + 1) windows of the training part."
-    _long_enough(self.training, T)
-    return lambda step: _windows(self.training, T, batch, seed, step)
-
-@patch
-def heldout(self:Text, T:int, n:int=None) -> torch.Tensor:
-    "(n, T + 1) windows of the last tenth, evenly spread; all of them without `n`, or if there are fewer."
-    found = _side_by_side(self.kept_back, T)
-    return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
-
-@patch
-def batches(self:Planted, T:int, batch:int, seed:int, at_once:int=64):
-    "A function of the step: (batch, T + 1) tokens of fresh texts, those of `at_once` steps written together."
-    @lru_cache(1)
-    def several(i): return self.write(at_once * batch, T + 1, "batch", seed, i).tokens.view(at_once, batch, T + 1)
-    return lambda step: several(step // at_once)[step % at_once]
-
-@patch
-def heldout(self:Planted, T:int, n:int=64) -> torch.Tensor:
-    "(n, T + 1) tokens of texts, always the same ones."
-    return self.write(n, T + 1, "heldout").tokens
-
 # %% ../../nbs/1_tasks/04_text.ipynb #c0de4b06
 TEXT_KINDS = {"unknown": 0, "top10": 1, "top100": 11, "rarer": 101}               # kind → first number in `vocab`
-
-@patch
-def kinds(self:Text, tokens:torch.Tensor) -> torch.Tensor:
-    "How frequent each of `tokens` is in the training part, numbers in `kind_names`: the ten first types, the next 90."
-    return torch.bucketize(tokens, torch.tensor([*TEXT_KINDS.values()]), right=True) - 1
-
-@patch(as_prop=True)
-def kind_names(self:Text): return tuple(TEXT_KINDS)
-
-@patch
-def class_of(self:Text, kind:str) -> slice:
-    "The tokens that a token of this kind may be mistaken for: all."
-    return slice(0, len(self.vocab))
 
 # %% ../../nbs/1_tasks/04_text.ipynb #2315d1a9
 def _characters(file, fix) -> str:
@@ -408,7 +387,6 @@ def _python_docs(vocab_size:int=1000) -> Text:
 # %% ../../nbs/1_tasks/04_text.ipynb #0fe329f4
 def hub(name:str=None, vocab_size:int=1000, split:str="train", rows:int=None) -> Text:
     """Column `text` of a data set of the Hugging Face hub, `owner/set:configuration`, or of its first `rows` rows.
-
     Default: WikiText-103. ImportError (fix) without the package `datasets`."""
     name = name or "Salesforce/wikitext:wikitext-103-raw-v1"
     try: import datasets
@@ -423,7 +401,6 @@ TEXTS = {"kjv": kjv, "python": lambda file, vocab_size: _python_docs(vocab_size)
 
 def load_text(name:str, file:str|Path=None, vocab_size:int=1000) -> Text:
     """The text that goes by this name in `TEXTS`; `file` is what it is read from, or the data set's name on the hub.
-
     ValueError (expected, got, nearest) for another name; for a missing file as its loader says."""
     return TEXTS[choose("text", name, list(TEXTS))](file, vocab_size)
 

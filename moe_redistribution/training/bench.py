@@ -67,9 +67,8 @@ def _quiet_or_refuse(shares:list, wanted:int, what:str):
 _members, PACE = {}, {"add7": 20, "modadd": 5, "hist": 1}                        # steps between two looks at the clock
 
 def train_for(name:str, seeds:int, seconds:float) -> dict:
-    """Trains `seeds` members of a condition for about `seconds`: seed-steps, wall and CPU seconds.
-
-    Members are kept for the next call."""
+    """Trains `seeds` members of a condition for about `seconds`: seed-steps, wall and CPU seconds. Members are kept for
+    the next call."""
     first, n = (name, seeds) not in _members, PACE[condition(name).task]
     if first: _members[name, seeds] = init_members(condition(name), list(range(1, seeds + 1)), "paired")
     members, done = _members[name, seeds], 0
@@ -172,9 +171,8 @@ def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int)
 
 def _timed_rounds(together:Callable, name:str, seeds:int, seconds:float, cores:int, rounds:int,
                  force:bool) -> list:
-    """`rounds` rounds on a quiet machine; raises `_Busy` when twice as many did not give them.
-
-    With `force`, the first ones."""
+    """`rounds` rounds on a quiet machine; raises `_Busy` when twice as many did not give them. With `force`, the first
+    ones."""
     got = []
     while len(got) < rounds * (1 if force else 2) and sum(r["share"] >= QUIET for r in got) < rounds:
         got.append(_one_round(together, name, seeds, seconds, cores))
@@ -200,9 +198,8 @@ def _bmm_seconds(copies:int, m:int, k:int, n:int, seconds:float) -> float:
 ROWS = 1000
 
 def floor_for(name:str, seeds:int, seconds:float) -> dict:
-    """Seconds per seed-step of all products of a condition at `seeds` stacked, forward and backward.
-
-    Also the best `rate` (operations a second) that any of them reached, and wall and CPU seconds."""
+    """Seconds per seed-step of all products of a condition at `seeds` stacked, forward and backward. Also the best
+    `rate` (operations a second) that any of them reached, and wall and CPU seconds."""
     wall, cpu, c = time.perf_counter(), time.process_time(), condition(name)
     timed = [(seeds * b, m, k, n) for _, b, m, k, n in products(c) if c.batch or b <= c.n_experts]
     def triple(b, m, k, n):

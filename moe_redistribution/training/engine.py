@@ -62,7 +62,6 @@ class _Mix(torch.autograd.Function):
             for i in range(1, pattern.shape[1]): out.addcmul_(pattern[:, i, j, None], grad[:, i])
         return torch.bmm(grad, v.mT), dv
 
-# %% ../../nbs/3_training/01_engine.ipynb #367e6529
 def _heads_out(rows:_DistinctInputs, pattern:torch.Tensor, v:torch.Tensor):
     """What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q,
     d)."""
@@ -140,13 +139,11 @@ def _routed_ffn(p:dict, x:torch.Tensor, logits:torch.Tensor, c:Condition, t:Task
     weight = _gate_weights(probs, chosen, c)
     return dispatch(p, _norm(p, x, "w_ln2", c), read(chosen), None if weight is None else read(weight), c), aux
 
-# %% ../../nbs/3_training/01_engine.ipynb #cec8b170
 @by_name
 def fast_loss(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, shares:torch.Tensor=None):
-    """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read).
-
-    Equal to `models.loss` to rounding, gradients too. One layer, read at its last positions, takes the short way;
-    anything else the plain one. `shares` (s, e): of all tokens routed, when this is a chunk of a larger batch."""
+    """Task loss and balance loss of each seed, both (s,), for tokens (s, b, t) and targets (s, b, read). Equal to
+    `models.loss` to rounding, gradients too. One layer, read at its last positions, takes the short way; anything else
+    the plain one. `shares` (s, e): of all tokens routed, when this is a chunk of a larger batch."""
     t = c.get_task()
     if not _short_way(c, t): return loss(params, tokens, targets, c)
     p, aux = _squeeze(params), params["W_E"].new_zeros(len(tokens))
@@ -163,7 +160,6 @@ def _squeeze(params:dict):
     "Parameters of one layer without their layer axis: (s, 1, ...) → (s, ...)."
     return {n: v if n in ("W_E", "W_pos", "W_U", "w_ln_final") else v.squeeze(1) for n, v in params.items()}
 
-# %% ../../nbs/3_training/01_engine.ipynb #d353a1a0
 def _short_way(c:Condition, t:Task):
     "Can the short way be taken: one layer, whose answers are read at the last positions, routed by the usual rules?"
     return not long_way(c, t)
@@ -184,12 +180,10 @@ def _whole_shares(params:dict, chunks:Sequence, c:Condition):
     each = [_choose_experts(_first_half(p, tokens, c, t)[1], c)[1] * tokens.shape[1] for tokens in chunks]
     return sum(each) / sum(tokens.shape[1] for tokens in chunks)
 
-# %% ../../nbs/3_training/01_engine.ipynb #a4728e12
 @by_name
 def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Condition, live:Sequence=None,
               generators:Sequence[torch.Generator]=None, draw:Callable=None):
     """Task loss of each seed (s,), and the gradient of task loss + λ · balance loss for each name in `live` (or all).
-
     Shapes as in `fast_loss`; `generators` (one a seed) draw the masks of dropout, `draw` a router's noise."""
     t, (S, B) = c.get_task(), tokens.shape[:2]
     leaves = {n: v.detach().requires_grad_(live is None or n in live) for n, v in params.items()}
@@ -215,10 +209,8 @@ def gradients(params:dict, tokens:torch.Tensor, targets:torch.Tensor, c:Conditio
 # %% ../../nbs/3_training/01_engine.ipynb #55a18722
 @by_name
 def products(c:Condition, batch:int=None, plain:bool=False) -> list:
-    """Matrix products of one training step and seed, forward only: (label, batches, m, k, n).
-
-    `plain` counts every position and every expert, as `models.forward` does, and as training does that has no short
-    way."""
+    """Matrix products of one training step and seed, forward only: (label, batches, m, k, n). `plain` counts every
+    position and every expert, as `models.forward` does, and as training does that has no short way."""
     t = c.get_task()
     plain = plain or bool(c.drop) or not _short_way(c, t)
     B, T, d, k, H = batch or c.batch or full_batch(t), t.n_ctx, c.d_model, c.d_head, c.n_heads

@@ -16,7 +16,6 @@ from multiprocessing import resource_tracker
 import ctypes, heapq, json, multiprocessing, os, pickle, re, signal, socket, sys, tempfile, threading, time
 
 import torch
-from fastcore.basics import patch
 from tqdm import tqdm
 from ..tasks.commands import Line, progress_place
 from ..tasks.errors import nearest, refuse
@@ -41,12 +40,6 @@ def _as_worker(f:Callable, *args):
 
 # %% ../../nbs/3_training/05_executors.ipynb #226d2a4f
 HIRED = set()                # this process, where another one began it to work
-def _no_worker(asked:object):
-    "ValueError in a process that is itself a worker: the file that each of its own would import makes it ask again."
-    if os.getpid() in HIRED:
-        refuse(f"executor {asked!r}", '"here" in a worker', "a file that trains, with workers, where it is imported",
-               fix="put what trains under `if __name__ == '__main__':`, and run the file itself")
-
 def _leashed(leash, nice):
     "Set-up of a local worker: it ends when the other end of `leash` closes, and leaves Ctrl-C to its caller."
     HIRED.add(os.getpid())
@@ -110,9 +103,8 @@ def _here(f, job):
     return future
 
 def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: None, every:float=1.0) -> list:
-    """`f(*job)` for every job, on a pool or "here"; results in the order of jobs. Calls `show()` while it waits.
-
-    The first error is raised after the others are done, a dead worker's as RuntimeError; an interrupt cancels."""
+    """`f(*job)` for every job, on a pool or "here"; results in the order of jobs. Calls `show()` while it waits. The
+    first error is raised after the others are done, a dead worker's as RuntimeError; an interrupt cancels."""
     futures = []
     try:
         for job in jobs:
@@ -147,34 +139,31 @@ class Progress:
         except (OSError, ValueError): return nothing
         return told if isinstance(told, dict) and told.keys() == nothing.keys() else nothing
 
-# %% ../../nbs/3_training/05_executors.ipynb #173a6715
-@patch
-def paced(self:Progress, seeds:Sequence[int], step:int):
-    "Seconds that a step takes by now; what seeds took that have ended meanwhile counts until the others have stepped."
-    before, self.last = self.last, (seeds, step, now := time.monotonic())
-    if before and before[0] == seeds and step > before[1]:
-        pace = (now - before[2]) / (step - before[1])
-        fresh = self.pace is None or self.pace[0] != seeds
-        self.pace = seeds, pace if fresh else .7 * self.pace[1] + .3 * pace
-    return self.pace and self.pace[1]
+    def paced(self, seeds:Sequence[int], step:int):
+        """Seconds that a step takes by now; what seeds took that have ended meanwhile counts until the others have
+        stepped."""
+        before, self.last = self.last, (seeds, step, now := time.monotonic())
+        if before and before[0] == seeds and step > before[1]:
+            pace = (now - before[2]) / (step - before[1])
+            fresh = self.pace is None or self.pace[0] != seeds
+            self.pace = seeds, pace if fresh else .7 * self.pace[1] + .3 * pace
+        return self.pace and self.pace[1]
 
-@patch
-def write(self:Progress, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
-    """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the speed
-    since it was first told."""
-    now, total = time.monotonic(), self.work.each * len(self.work.seeds)
-    self.began = self.began or (now, done)
-    if left is None and done > self.began[1]: left = (now - self.began[0]) * (total - done) / (done - self.began[1])
-    said = dict(done=done, ended=ended, losses=losses, left=left, most=left if most is None else most)
-    write_whole(self.path, json.dumps(said).encode(), flush=False)
-    if self.heard: self.heard()
+    def write(self, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
+        """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the
+        speed since it was first told."""
+        now, total = time.monotonic(), self.work.each * len(self.work.seeds)
+        self.began = self.began or (now, done)
+        if left is None and done > self.began[1]: left = (now - self.began[0]) * (total - done) / (done - self.began[1])
+        said = dict(done=done, ended=ended, losses=losses, left=left, most=left if most is None else most)
+        write_whole(self.path, json.dumps(said).encode(), flush=False)
+        if self.heard: self.heard()
 
 # %% ../../nbs/3_training/05_executors.ipynb #9e4ec1df
 class _Bars:
     """On a terminal one bar over all groups, in expected CPU time, and one for each group that is under way (at most
-    `most`); a line that refreshes in a notebook, a line a minute in a log, by `say` where it is given.
-
-    `quiet`: none of it, or, if False, bars wherever it is. `at_once`: how many groups train together, None for all."""
+    `most`); a line that refreshes in a notebook, a line a minute in a log, by `say` where it is given. `quiet`: none of
+    it, or, if False, bars wherever it is. `at_once`: how many groups train together, None for all."""
     def __init__(self, tells:Sequence, quiet:bool=None, most:int=4, say:Callable=None, at_once:int=None):
         place = progress_place() if quiet is None else "nowhere" if quiet else "terminal"
         self.line = Line("nowhere" if place == "terminal" else place, say)
@@ -194,54 +183,49 @@ class _Bars:
         "Looks again if it is a second ago."
         if not self.silent and time.monotonic() - self.looked >= 1: self.show()
 
-# %% ../../nbs/3_training/05_executors.ipynb #e78cd527
-@patch
-def show(self:_Bars):
-    "Reads what groups told and redraws; those that have told nothing cost one look into the folder."
-    self.looked = time.monotonic()
-    there = {p.name for folder in {t.path.parent for t in self.tells} for p in folder.glob("*.json")}
-    found = {i: t.read() for i, t in enumerate(self.tells) if t.path.name in there}
-    share = {i: x["done"] / self.cost[i][1] for i, x in found.items()}
-    self.whole.n = min(self.whole.total, sum(self.cost[i][0] * s for i, s in share.items()))
-    losses = [loss for x in found.values() for loss in x["losses"]]
-    spread = f", loss {min(losses):.3f}–{max(losses):.3f}" if losses else ""
-    said = f"{sum(x['ended'] for x in found.values())}/{self.runs} runs{spread}{self.rest(found, share)}"
-    self.whole.set_postfix_str(said)
-    self.line(f"{self.whole.n / (self.whole.total or 1):.0%} after {_spell(time.monotonic() - self.began)}, {said}")
-    for bar, i in zip(self.each, [i for i, x in found.items() if x["losses"]]):
-        work, bar.n = self.tells[i].work, share[i]
-        bar.set_description_str(f"{work.condition} {work.seeds[0]}–{work.seeds[-1]}"[:48])
+    def show(self):
+        "Reads what groups told and redraws; those that have told nothing cost one look into the folder."
+        self.looked = time.monotonic()
+        there = {p.name for folder in {t.path.parent for t in self.tells} for p in folder.glob("*.json")}
+        found = {i: t.read() for i, t in enumerate(self.tells) if t.path.name in there}
+        share = {i: x["done"] / self.cost[i][1] for i, x in found.items()}
+        self.whole.n = min(self.whole.total, sum(self.cost[i][0] * s for i, s in share.items()))
+        losses = [loss for x in found.values() for loss in x["losses"]]
+        spread = f", loss {min(losses):.3f}–{max(losses):.3f}" if losses else ""
+        said = f"{sum(x['ended'] for x in found.values())}/{self.runs} runs{spread}{self.rest(found, share)}"
+        self.whole.set_postfix_str(said)
+        self.line(f"{self.whole.n / (self.whole.total or 1):.0%} after {_spell(time.monotonic() - self.began)}, {said}")
+        for bar, i in zip(self.each, [i for i, x in found.items() if x["losses"]]):
+            work, bar.n = self.tells[i].work, share[i]
+            bar.set_description_str(f"{work.condition} {work.seeds[0]}–{work.seeds[-1]}"[:48])
+
+    def rest(self, found:dict, share:dict) -> str:
+        "How long the rest takes, in words: as expected, or at most where all that train are past what was expected."
+        going = {i: x for i, x in found.items() if x["most"] != 0 and x["ended"] < len(self.tells[i].work.seeds)}
+        for i, x in going.items():                    # while all of its seeds train: one alone is slower than its share
+            if x["left"] and not x["ended"]: self.slow[i] = x["left"] / (self.cost[i][0] * (1 - share[i]))
+        left = self.time_left(going, {*found}, share, "left")
+        if left > 0: return f", about {_spell(left)} left"
+        most = self.time_left(going, {*found}, share, "most")
+        return f", longer than expected, at most {_spell(most)} left" if most > 0 else ""
+
+    def time_left(self, going:dict, begun:set, share:dict, which:str) -> float:
+        """Seconds until the last group ends: those that train take what they told, the others their expected time times
+        by how much others were slower, one after the other on as many processes as there are."""
+        slow = sum(self.slow.values()) / len(self.slow) if self.slow else 1.
+        def told(i): return x if (x := going[i][which]) is not None else slow * self.cost[i][0] * (1 - share[i])
+        waiting = [seconds * slow for i, (seconds, _) in enumerate(self.cost) if i not in begun]
+        ends = [*map(told, going)]
+        ends += [0.] * ((self.at_once or len(ends) + len(waiting)) - len(ends))
+        heapq.heapify(ends)
+        for seconds in waiting: heapq.heapreplace(ends, ends[0] + seconds)
+        return max(ends, default=0.)
 
 # %% ../../nbs/3_training/05_executors.ipynb #6be79252
 def _spell(seconds:float) -> str:
     "Seconds in words, rounded up."
     if seconds > 7200: return f"{seconds / 3600:.1f} h"
     return f"{-(-seconds // 60):.0f} min" if seconds > 120 else f"{-(-seconds // 1):.0f} s"
-
-@patch
-def rest(self:_Bars, found:dict, share:dict) -> str:
-    "How long the rest takes, in words: as expected, or at most where all that train are past what was expected."
-    going = {i: x for i, x in found.items() if x["most"] != 0 and x["ended"] < len(self.tells[i].work.seeds)}
-    for i, x in going.items():                     # while all of its seeds train: one alone is slower than its share
-        if x["left"] and not x["ended"]: self.slow[i] = x["left"] / (self.cost[i][0] * (1 - share[i]))
-    left = self.time_left(going, {*found}, share, "left")
-    if left > 0: return f", about {_spell(left)} left"
-    most = self.time_left(going, {*found}, share, "most")
-    return f", longer than expected, at most {_spell(most)} left" if most > 0 else ""
-
-# %% ../../nbs/3_training/05_executors.ipynb #edbafcd4
-@patch
-def time_left(self:_Bars, going:dict, begun:set, share:dict, which:str) -> float:
-    """Seconds until the last group ends: those that train take what they told, the others their expected time times by
-    how much others were slower, one after the other on as many processes as there are."""
-    slow = sum(self.slow.values()) / len(self.slow) if self.slow else 1.
-    def told(i): return x if (x := going[i][which]) is not None else slow * self.cost[i][0] * (1 - share[i])
-    waiting = [seconds * slow for i, (seconds, _) in enumerate(self.cost) if i not in begun]
-    ends = [*map(told, going)]
-    ends += [0.] * ((self.at_once or len(ends) + len(waiting)) - len(ends))
-    heapq.heapify(ends)
-    for seconds in waiting: heapq.heapreplace(ends, ends[0] + seconds)
-    return max(ends, default=0.)
 
 # %% ../../nbs/3_training/05_executors.ipynb #68e8f201
 FORMS = ("here", "local", "local:4", "dask://HOST:PORT")
@@ -260,7 +244,6 @@ def _read_spec(spec:str|Executor) -> tuple:
     elif hasattr(spec, "submit"): fix = "JobPool(it)"
     refuse("executor", f"{', '.join(FORMS)} or an Executor", f"{spec!r}; {nearest(spec, FORMS)}", fix=fix)
 
-# %% ../../nbs/3_training/05_executors.ipynb #ed9c3ab9
 def processes(spec:str|Executor):
     "How many groups a spec trains at once; None where that is the cluster's affair."
     kind, value = _read_spec(spec)
@@ -270,11 +253,12 @@ def processes(spec:str|Executor):
 @contextmanager
 def open_executor(spec:str|Executor=None, folder:str|Path=None, timeout:float=8):
     """Yields the executor that `spec` names, or the word "here"; one that came in as an Executor is not closed.
-
     `folder`, the store, is where a cluster's workers are tried out. ValueError: a bad spec. OSError: a scheduler that
     does not answer within `timeout` seconds, or workers without the folder. RuntimeError: something not installed."""
     kind, value = _read_spec(spec)
-    if kind in ("local", "dask"): _no_worker(spec or kind)
+    if kind in ("local", "dask") and os.getpid() in HIRED:      # the file that its own would import makes it ask again
+        refuse(f"executor {spec or kind!r}", '"here" in a worker', "a file that trains, with workers, where it is imported",
+               fix="put what trains under `if __name__ == '__main__':`, and run the file itself")
     if kind == "here":
         before = torch.get_num_threads()
         torch.set_num_threads(1)             # products this small are slower on many; a worker has one as well
@@ -301,9 +285,8 @@ def _watch_waves(pool:str|Executor, f:Callable, waves:Sequence, show:Callable) -
 def submit(f:Callable, waves:Sequence, tells:Sequence, folder:str|Path=None, executor:str|Executor=None,
              quiet:bool=None, say:Callable=None) -> list:
     """`f(*job)` for every job of every wave, a list that begins when the one before has ended, on the executor that a
-    spec names, with bars for what they tell; results in the order of jobs.
-
-    What was told is removed at the end. Errors as `open_executor` and `watch` raise them."""
+    spec names, with bars for what they tell; results in the order of jobs. What was told is removed at the end. Errors
+    as `open_executor` and `watch` raise them."""
     bars = _Bars(tells, quiet, processes(executor) or 4, say, processes(executor))
     for t in tells:
         t.path.unlink(missing_ok=True)                                             # what one that was killed has left
@@ -334,7 +317,6 @@ def _try_workers(client, folder:str|Path):
                    f"{len(bad)} without, {bad[0]} first", fix="set MOE_REDISTRIBUTION_HOME to a shared folder",
                    error=OSError)
 
-# %% ../../nbs/3_training/05_executors.ipynb #bc63c3be
 @contextmanager
 def dask_client(host:str, port:int, folder:str|Path=None, timeout:float=8):
     "A Dask client whose workers, present and future, are set up as `worker` does; see `open_executor` for errors."

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 import hashlib, json, numbers, sys, time
 
-from fastcore.basics import patch
 from filelock import Timeout
 import pandas as pd
 import torch
@@ -183,7 +182,6 @@ def _train_group(c:str|Condition, seeds:Sequence[int], stream:str="authors", unt
                 measures:Sequence=(), steps:int=None, device:str="cpu", deadline:float=None, tell:Callable=None,
                 save_every:float=5.0) -> dict:
     """Trains some seeds of one condition and stores each as it ends; returns seed → manifest. Idempotent, resumable.
-
     `deadline` (of `time.time()`) ends it early, its state saved; the seeds that are not done are then left out.
     `tell(members, until, steps)` is called after each evaluation. Raises ValueError or OSError before any work."""
     seeds, store = whole_seeds(seeds), Store(root)
@@ -241,27 +239,19 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     with reads(f"rehearsal of {c}"): rehearse(c)
     return c
 
-# %% ../../nbs/3_training/06_groups.ipynb #2cae3212
 def _check_steps(c:Condition, steps:int) -> int:
-    """The schedule's length, or `steps` instead, rounded up to whole intervals.
-
-    ValueError if that is not a positive whole number."""
+    """The schedule's length, or `steps` instead, rounded up to whole intervals. ValueError if that is not a positive
+    whole number."""
     if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
     refuse("steps", "a whole number from 1 on", repr(steps), fix="leave it out for all")
-
-def _check_size(size:int) -> int:
-    "How many seeds are trained together. ValueError if that is not a positive whole number."
-    if isinstance(size, int) and size > 0: return size
-    refuse("group size", "a whole number from 1 on", repr(size), fix="5")
 
 # %% ../../nbs/3_training/06_groups.ipynb #7da5c30b
 @dataclass(frozen=True)
 class Training(Job):
-    """Train these seeds of one condition this far: a job whose results are runs.
-
-    `stream`: "authors", "paired" or "crossed"; `until`: "first" or "selected" (the task's first checkpoint rule, or
-    each of them, is settled) or "full" (the whole schedule, or `steps`); `group_size`: seeds trained together;
-    `measures`: what goes into the history beside the scores. ValueError (nearest, fix) for what there is not."""
+    """Train these seeds of one condition this far: a job whose results are runs. `stream`: "authors", "paired" or
+    "crossed"; `until`: "first" or "selected" (the task's first checkpoint rule, or each of them, is settled) or "full"
+    (the whole schedule, or `steps`); `group_size`: seeds trained together; `measures`: what goes into the history
+    beside the scores. ValueError (nearest, fix) for what there is not."""
     condition: str
     seeds: tuple = SEEDS
     stream: str = "authors"
@@ -274,50 +264,50 @@ class Training(Job):
         c = check_work(self.condition, self.seeds, self.stream, self.until)
         made = dict(condition=c.name, seeds=tuple(whole_seeds(self.seeds)), steps=_check_steps(c, self.steps))
         for n, v in made.items(): object.__setattr__(self, n, v)
-        _check_size(self.group_size)
+        if not (isinstance(self.group_size, int) and self.group_size > 0):
+            refuse("group size", "a whole number from 1 on", repr(self.group_size), fix="5")
     each = property(lambda self: min(self.steps, expected_steps(self.condition, self.until)))
     seed_steps = property(lambda self: self.each * len(self.seeds))
     seconds = property(lambda self: expected_seconds(self.condition, self.seed_steps))
     files = property(lambda self: condition(self.condition).files)
 
-# %% ../../nbs/3_training/06_groups.ipynb #6e7d169b
-@patch(as_prop=True)
-def key(self:Training) -> str:
-    said = [condition(self.condition).key, self.stream, self.until, self.steps, list(self.seeds), self.kind,
-            _measure_names(self.measures)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    @property
+    def key(self) -> str:
+        said = [condition(self.condition).key, self.stream, self.until, self.steps, list(self.seeds), self.kind,
+                _measure_names(self.measures)]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
-@patch
-def late(self:Training, store:Store) -> list:
-    "Seeds whose stored run does not yet answer the request."
-    runs = {s: store.find(self.condition, s, self.stream) for s in self.seeds}
-    return [s for s, run in runs.items() if not _answers(run, self.until, self.steps)]
+    def late(self, store:Store) -> list:
+        "Seeds whose stored run does not yet answer the request."
+        runs = {s: store.find(self.condition, s, self.stream) for s in self.seeds}
+        return [s for s, run in runs.items() if not _answers(run, self.until, self.steps)]
 
-@patch
-def groups(self:Training) -> list:
-    return [replace(self, seeds=self.seeds[i:i + self.group_size]) for i in range(0, len(self.seeds), self.group_size)]
+    def groups(self) -> list:
+        n = self.group_size
+        return [replace(self, seeds=self.seeds[i:i + n]) for i in range(0, len(self.seeds), n)]
 
-@patch
-def is_done(self:Training, store:Store): return not self.late(store)
+    def is_done(self, store:Store): return not self.late(store)
 
-@patch
-def run(self:Training, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
-              device:str="cpu"):
-    with reads(f"training of {self.condition}"), worded_errors(self.condition, "what can be trained"):
-        done = _train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
-                           self.steps, device, deadline, tell, save_every)
-    return len(done) == len(self.seeds)
+    def run(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0, device:str="cpu"):
+        with reads(f"training of {self.condition}"), worded_errors(self.condition, "what can be trained"):
+            done = _train_group(self.condition, list(self.seeds), self.stream, self.until, store.root, self.measures,
+                               self.steps, device, deadline, tell, save_every)
+        return len(done) == len(self.seeds)
 
-# %% ../../nbs/3_training/06_groups.ipynb #be9a0002
-@patch
-def set_aside(self:Training, store:Store):
-    c, moved = condition(self.condition), 0
-    with store.locked(c, self.seeds, self.stream):
-        runs = [store.adopt(c, s, self.stream) for s in self.seeds]
-        own = [p for at in runs for p in (at.with_suffix(".resume"), at) if p.exists()]
-        states = _group_path(store, c, self.seeds, self.stream).parent.glob("*.state")
-        for p in [*own, *states]: moved += bool(aside(p, "before"))
-    return moved + sum(n.set_aside(store) for n in self.needs)
+    def set_aside(self, store:Store):
+        c, moved = condition(self.condition), 0
+        with store.locked(c, self.seeds, self.stream):
+            runs = [store.adopt(c, s, self.stream) for s in self.seeds]
+            own = [p for at in runs for p in (at.with_suffix(".resume"), at) if p.exists()]
+            states = _group_path(store, c, self.seeds, self.stream).parent.glob("*.state")
+            for p in [*own, *states]: moved += bool(aside(p, "before"))
+        return moved + sum(n.set_aside(store) for n in self.needs)
+
+    @property
+    def needs(self) -> list:
+        "The stem, of a condition with events."
+        if not (stem := _stem_of(condition(self.condition))) or self.steps <= stem[1]: return []
+        return [_Stem(stem[0], self.seeds, self.stream, "full", len(self.seeds), stem[1], self.measures)]
 
 # %% ../../nbs/3_training/06_groups.ipynb #4633ccac
 class _Stem(Training):
@@ -328,13 +318,6 @@ class _Stem(Training):
     def run(self, store:Store, *how): return Training.run(self, self.at(store), *how)
     def set_aside(self, store:Store): return Training.set_aside(self, self.at(store))
 
-@patch(as_prop=True)
-def needs(self:Training) -> list:
-    "The stem, of a condition with events."
-    if not (stem := _stem_of(condition(self.condition))) or self.steps <= stem[1]: return []
-    return [_Stem(stem[0], self.seeds, self.stream, "full", len(self.seeds), stem[1], self.measures)]
-
-# %% ../../nbs/3_training/06_groups.ipynb #0b3f0cc7
 def split_groups(trainings:Sequence) -> list:
     "The groups of some trainings, in their order. ValueError if two of them train the same seed of a condition alike."
     asked = [(t.condition, t.stream, t.until, s) for t in trainings for s in t.seeds]

@@ -66,9 +66,8 @@ def unflatten(flat:torch.Tensor, c:Condition) -> dict:
     return out
 
 def flatten(params:dict, c:Condition) -> torch.Tensor:
-    """Parameters with a leading seed axis → rows (s, p), in the order of `shapes`, whatever theirs is.
-
-    ValueError for names and shapes that are not the condition's."""
+    """Parameters with a leading seed axis → rows (s, p), in the order of `shapes`, whatever theirs is. ValueError for
+    names and shapes that are not the condition's."""
     c = check_population(params, c)
     return torch.cat([params[n].reshape(len(params[n]), -1) for n in shapes(c)], 1)
 
@@ -129,7 +128,6 @@ def init_members(c:Condition, seeds:Sequence[int], stream:str, device:str="cpu")
                    gens, best, [[] for _ in seeds], [0.0] * S)
 
 
-
 # %% ../../nbs/3_training/03_loop.ipynb #4357a732
 RULES = {"first256": ("exact256", 1.0), "first1000": ("exact", 1.0), "first99": ("test", 0.99), "best": ("test", 1.0)}
 def _rules(name, rules):
@@ -147,9 +145,8 @@ def rules(c:str|Condition) -> tuple:
     refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
 
 def update_rules(members:Members, scores:dict):
-    """First strict maximum until the rule's threshold is reached, nothing after it or of broken weights.
-
-    `scores`: metric → (s,)."""
+    """First strict maximum until the rule's threshold is reached, nothing after it or of broken weights. `scores`:
+    metric → (s,)."""
     sound = (members.failed == 0) & members.w.isfinite().all(1)              # the argmax of nan is an answer, too
     for rule, b in members.best.items():
         metric = RULES[rule][0]
@@ -197,7 +194,6 @@ def _optimiser_steps(members:Members):
         if e.anew: count = torch.where(members.step >= e.step, members.step - e.step, count)
     return count
 
-# %% ../../nbs/3_training/03_loop.ipynb #41f46863
 @cached_by_kind
 def _eras(c:Condition) -> tuple:
     "`_pieces` before any event and after each; only the first where no event changes a rate."
@@ -326,8 +322,6 @@ def done_members(members:Members, until:str, steps:int):
 # %% ../../nbs/3_training/03_loop.ipynb #c3636139
 def register_task(name:str, make:Callable, recipe:dict, rules=()):
     """Lets conditions be called `name/…`. `make()`: the `Task`; `recipe`: the fields of a line of `RECIPES`; `rules`:
-    the checkpoint rules to keep besides `final`.
-
-    ValueError for a name that is taken or that a condition's name cannot begin with, a recipe that lacks a field, and
-    an unknown rule."""
+    the checkpoint rules to keep besides `final`. ValueError for a name that is taken or that a condition's name cannot
+    begin with, a recipe that lacks a field, and an unknown rule."""
     register("task", name, make, origin_of(sys._getframe(1).f_globals), recipe=recipe, rules=rules)

@@ -128,7 +128,6 @@ def _no_chance(c):
         _wrong(c, "draws", "those that the seed decides", f"some of {n}'s own random numbers", "draw by what is handed "
                "over: g in begin, draw in noisy, linear in a variant; an event has other numbers in began")
 
-# %% ../../nbs/3_training/03b_rehearsal.ipynb #c930b382
 def _kept(c) -> dict:
     "Numbers outside of all weights within reach of a user's classes, by place: in their files and in themselves."
     out = {}
@@ -142,7 +141,6 @@ def _kept(c) -> dict:
             for n, v in own.items(): out |= numbers_in(n, v)
     return out
 
-# %% ../../nbs/3_training/03b_rehearsal.ipynb #f59a39a2
 def _first_apart(a, b, i, j, exact):
     "The first name under which member i of one try and member j of another differ; None if they do not."
     for n in a | b:

@@ -29,7 +29,6 @@ def _said(x) -> str:
     tree = _tree(x)
     return ast.unparse(tree) if isinstance(tree, ast.AST) else tree or ""
 
-# %% ../../nbs/3_training/01b_sources.ipynb #a7c01e12
 def _own(x, of) -> bool:
     "Does a function or class lie in the file of `of`, or in the same study?"
     if not isinstance(x, (type, types.FunctionType)): return False
@@ -98,9 +97,8 @@ def _formed(x):
     return _FORMS[x]
 
 def code_by_room(objects:Iterable, rooms:Sequence[str]) -> dict:
-    """Room of the package → twelve digits of a hash of what is used there by some functions and classes of it.
-
-    `rooms`: those in which their code is followed, or whose names begin so."""
+    """Room of the package → twelve digits of a hash of what is used there by some functions and classes of it. `rooms`:
+    those in which their code is followed, or whose names begin so."""
     def of(x): return x.__module__.partition(".")[2]
     def follows(v, x): return isinstance(v, (type, types.FunctionType)) and v.__module__.startswith(f"{PACKAGE}.") \
         and of(v).startswith(tuple(rooms))

@@ -47,9 +47,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def replace_file(path:str|Path, data:bytes, flush:bool=True) -> Path:
     """Writes `data` to `path`, whole or not at all: a temporary file beside it, flushed to the disk (but for what is
-    told in passing), then renamed.
-
-    An OSError leaves the old file alone; that of a full disk says what to do."""
+    told in passing), then renamed. An OSError leaves the old file alone; that of a full disk says what to do."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.stem)}-*.part"):      # by someone killed in mid-write
         with contextlib.suppress(FileNotFoundError):                        # another cleans up as well
@@ -88,7 +86,6 @@ def _listed_hashes(listing:Path) -> dict:
     for line in listing.read_text(encoding="utf-8").splitlines(): out.setdefault(line[66:], set()).add(line[:64])
     return out
 
-# %% ../../nbs/3_training/02_store.ipynb #1daaa80a
 AS_IT_LIES = contextvars.ContextVar("as it lies", default=False)
 
 @contextlib.contextmanager
@@ -102,9 +99,8 @@ def as_it_lies():
 _HASHED = {}                                            # file, listing → the states in which they agreed
 
 def as_committed(path:str|Path, listing:Path=None) -> Path:
-    """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be.
-
-    `Damaged` (expected, got, fix) for any other, but within `as_it_lies`."""
+    """`path` as it is, if its bytes are those that were committed, or if nothing says which they should be. `Damaged`
+    (expected, got, fix) for any other, but within `as_it_lies`."""
     path, listing = Path(path), listing or _listing_of(path)
     if path.exists() and not path.is_file() and not path.is_dir():           # it would wait for ever
         refuse(path, "a file", "no regular one", fix=f"git checkout -- {path.name}", error=Damaged)
@@ -121,10 +117,8 @@ def as_committed(path:str|Path, listing:Path=None) -> Path:
            error=Damaged)
 
 def of_clone(path:str|Path) -> Path:
-    """`path` as it is, if it is `as_committed`.
-
-    FileNotFoundError (expected, got, fix) where the package is installed without the repository that it belongs to;
-    `Damaged` for a file that `SHA256SUMS` does not know."""
+    """`path` as it is, if it is `as_committed`. FileNotFoundError (expected, got, fix) where the package is installed
+    without the repository that it belongs to; `Damaged` for a file that `SHA256SUMS` does not know."""
     if path.exists(): return as_committed(path)
     refuse(f"{path.parent.name}/{path.name}", "beside the package, as in a clone of its repository",
            "a package without it", fix="clone the repository, then pip install -e .", error=FileNotFoundError)
@@ -139,9 +133,8 @@ def _relist(listing:Path, name:str, add:Iterable[str]=(), drop:Iterable[str]=())
         replace_file(listing, text.encode())
 
 def write_whole(path:str|Path, data:bytes, flush:bool=True) -> Path:
-    """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there.
-
-    An OSError leaves the old file alone; that of a full disk says what to do."""
+    """Writes `data` to `path`, whole or not at all; where a SHA256SUMS lists such files, with its hash there. An
+    OSError leaves the old file alone; that of a full disk says what to do."""
     path = Path(os.path.realpath(path))                                     # a link stays one, but for one to itself
     if (listing := _listing_of(path)) is None: return replace_file(path, data, flush)
     name, new = path.relative_to(listing.parent).as_posix(), hashlib.sha256(data).hexdigest()
@@ -175,11 +168,9 @@ def _no_sealed_file(path:str|Path) -> str:
     wanted = 8 + n + max(ends, default=0)
     return "" if size == wanted else f"one that cannot be read: {size} bytes, of which its header knows {wanted}"
 
-# %% ../../nbs/3_training/02_store.ipynb #a4f17557
 def unseal(path:str|Path):
-    """(tensors, info) of a sealed file.
-
-    `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError, says nothing of it."""
+    """(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError,
+    says nothing of it."""
     path = Path(path)
     damaged = functools.partial(refuse, path, error=Damaged, fix=f"delete {path.name} and train the run again")
     if (got := _no_sealed_file(path)): damaged("a sealed file", got)
@@ -267,7 +258,6 @@ class Run:
     @property
     def step(self): return self.manifest["step"]
 
-# %% ../../nbs/3_training/02_store.ipynb #c26e7c84
 def home() -> Path:
     "Where runs are kept: $MOE_REDISTRIBUTION_HOME, or the user's cache directory."
     if place := os.environ.get("MOE_REDISTRIBUTION_HOME"): return Path(place).expanduser()
@@ -294,115 +284,102 @@ class Store:
         if c.files: folder += f" {c.key[:8]}"             # with files of one's own: what other ones trained stays there
         return self.root / "v1" / folder / f"{choose('stream', stream, STREAMS)}-{int(seed)}.safetensors"
 
-# %% ../../nbs/3_training/02_store.ipynb #73183bc9
-@patch
-@by_name
-def folders(self:Store, c:str|Condition) -> list:
-    "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
-    return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / in_old_names(c.name)]))
+    @by_name
+    def folders(self, c:str|Condition) -> list:
+        "Where runs of a condition lie: its own folder, and that of its old name, if it had one."
+        return list(dict.fromkeys([self.path(c, 0).parent, self.root / "v1" / in_old_names(c.name)]))
 
-@patch
-@by_name
-def adopt(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Path:
-    "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
-    new = self.path(c, seed, stream)
-    for folder in self.folders(c)[1:] if not new.exists() else ():
-        old = folder / new.name
-        with contextlib.suppress(Damaged, FileNotFoundError):               # not there, or another process was first
-            if unseal(old)[1].get("key") == c.key:
-                if self.lent: return old
-                new.parent.mkdir(parents=True, exist_ok=True)
-                for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
-                    if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
-    return new
+    @by_name
+    def adopt(self, c:str|Condition, seed:int, stream:str="authors") -> Path:
+        "Where this run lies, after it was moved there from the folder of its condition's old name, if it lay there."
+        new = self.path(c, seed, stream)
+        for folder in self.folders(c)[1:] if not new.exists() else ():
+            old = folder / new.name
+            with contextlib.suppress(Damaged, FileNotFoundError):              # not there, or another process was first
+                if unseal(old)[1].get("key") == c.key:
+                    if self.lent: return old
+                    new.parent.mkdir(parents=True, exist_ok=True)
+                    for suffix in (".resume", new.suffix):                      # the run last: with it the move is done
+                        if (left := old.with_suffix(suffix)).exists(): os.replace(left, new.with_suffix(suffix))
+        return new
 
-# %% ../../nbs/3_training/02_store.ipynb #de9581f9
-@patch
-def save(self:Store, run:Run, resume:tuple=None):
-    "Writes a run. `resume` is (tensors, info) from which a longer schedule continues it."
-    path = self.path(run.condition, run.seed, run.stream)
-    if resume is not None: seal(path.with_suffix(".resume"), *resume)
-    tensors = {f"{rule}/{n}": v for rule, p in run.weights.items() for n, v in p.items()}
-    own = {"kind": "run", "key": run.condition.key, "history": run.history.to_dict("list")}
-    seal(path, tensors, run.manifest | own)
+    def save(self, run:Run, resume:tuple=None):
+        "Writes a run. `resume` is (tensors, info) from which a longer schedule continues it."
+        path = self.path(run.condition, run.seed, run.stream)
+        if resume is not None: seal(path.with_suffix(".resume"), *resume)
+        tensors = {f"{rule}/{n}": v for rule, p in run.weights.items() for n, v in p.items()}
+        own = {"kind": "run", "key": run.condition.key, "history": run.history.to_dict("list")}
+        seal(path, tensors, run.manifest | own)
 
-# %% ../../nbs/3_training/02_store.ipynb #ce4f328a
-@patch
-@by_name
-def load(self:Store, c:str|Condition, seed:int, stream:str="authors") -> Run:
-    "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
-    path = self.adopt(c, seed, stream)
-    if not path.exists():
-        raise FileNotFoundError(f"run {c.name} seed {seed} ({stream}) is not in the store; "
-                                f"fix: moe-redistribution train {c.name} --seeds {seed} --stream {stream}")
-    tensors, info = unseal(path)
-    expected, got = (c.key, seed, stream), tuple(info.get(k) for k in ("key", "seed", "stream"))
-    if got != expected or info.pop("kind", "run") != "run" or not {"history", "step", "failed"} <= {*info}:
-        refuse(path, f"the run {expected}", f"{got}, another one", fix="delete it", error=Damaged)
-    fix = f"moe-redistribution train {c.name} --again, or another word for the new code"
-    say_if_other(c, info.get("source") or {}, fix)
-    weights, info["condition"] = {}, c.name
-    for name, v in tensors.items(): weights.setdefault(name.partition("/")[0], {})[name.partition("/")[2]] = v
-    return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
+    @by_name
+    def load(self, c:str|Condition, seed:int, stream:str="authors") -> Run:
+        "The stored run. FileNotFoundError says how to train it; `Damaged` if the file is not what was written."
+        path = self.adopt(c, seed, stream)
+        if not path.exists():
+            raise FileNotFoundError(f"run {c.name} seed {seed} ({stream}) is not in the store; "
+                                    f"fix: moe-redistribution train {c.name} --seeds {seed} --stream {stream}")
+        tensors, info = unseal(path)
+        expected, got = (c.key, seed, stream), tuple(info.get(k) for k in ("key", "seed", "stream"))
+        if got != expected or info.pop("kind", "run") != "run" or not {"history", "step", "failed"} <= {*info}:
+            refuse(path, f"the run {expected}", f"{got}, another one", fix="delete it", error=Damaged)
+        fix = f"moe-redistribution train {c.name} --again, or another word for the new code"
+        say_if_other(c, info.get("source") or {}, fix)
+        weights, info["condition"] = {}, c.name
+        for name, v in tensors.items(): weights.setdefault(name.partition("/")[0], {})[name.partition("/")[2]] = v
+        return Run(c, seed, stream, weights, pd.DataFrame(info.pop("history")), info)
+
+    def there(self, c:str|Condition) -> list:
+        "(stream, seed) of every file of a condition that is called as a run is, in order; warns of files that are not."
+        files = sorted(p for at in self.folders(c) if at.is_dir() for p in at.iterdir() if p.suffix == ".safetensors")
+        own = {(m[1], int(m[2])) for p in files if (m := RUN_NAME.fullmatch(p.name))}
+        if odd := [p.name for p in files if not RUN_NAME.fullmatch(p.name)]:
+            warnings.warn(f"{files[0].parent}: passed over {', '.join(odd[:5])}: expected names such as "
+                          "authors-42.safetensors; fix: rename or remove")
+        return sorted(own)
+
+    def resume(self, c:str|Condition, seed:int, stream:str="authors"):
+        "(tensors, info) from which a longer schedule continues a run, or None. `Damaged` if the file is not its own."
+        path = self.path(c, seed, stream).with_suffix(".resume")
+        return unseal_state(path, c, [seed], stream) if path.exists() else None
+
+    def find(self, c:str|Condition, seed:int, stream:str="authors"):
+        """The stored run, or None if it is absent. A damaged one is moved aside with a warning: it will be trained
+        again."""
+        try: return self.load(c, seed, stream)
+        except FileNotFoundError: return None
+        except Damaged as e:
+            path = self.path(c, seed, stream)
+            if self.lent: return warnings.warn(str(e))
+            warnings.warn(f"{e}. Moved aside as {path.name}.damaged")
+            for p in (path, path.with_suffix(".resume")):
+                if p.exists(): set_aside(p)
+
+    def population(self, c:str|Condition, seeds:Sequence[int], rule:str, stream:str="authors") -> dict:
+        """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis: `Trained` in the
+        condition. FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no
+        seeds."""
+        if not (runs := [self.load(c, s, stream) for s in seeds]):
+            refuse("seeds", "at least one", "none", fix="for example [42]")
+        for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
+        return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c, seeds)
 
 # %% ../../nbs/3_training/02_store.ipynb #7dd38b75
 RUN_NAME = re.compile(rf"({'|'.join(STREAMS)})-(0|[1-9]\d{{0,9}})\.safetensors")
 
-@patch
-def there(self:Store, c:str|Condition) -> list:
-    "(stream, seed) of every file of a condition that is called as a run is, in order; warns of files that are not."
-    files = sorted(p for at in self.folders(c) if at.is_dir() for p in at.iterdir() if p.suffix == ".safetensors")
-    own = {(m[1], int(m[2])) for p in files if (m := RUN_NAME.fullmatch(p.name))}
-    if odd := [p.name for p in files if not RUN_NAME.fullmatch(p.name)]:
-        warnings.warn(f"{files[0].parent}: passed over {', '.join(odd[:5])}: expected names such as "
-                      "authors-42.safetensors; fix: rename or remove")
-    return sorted(own)
-
-# %% ../../nbs/3_training/02_store.ipynb #0666cc02
 @by_name
 def unseal_state(path:str|Path, c:str|Condition, seeds:Sequence[int], stream:str):
-    """(tensors, info) of a state in training of condition `c`, this stream and no seeds but `seeds`.
-
-    `Damaged` if it is another's, which would go on unnoticed under this name, or not what was written."""
+    """(tensors, info) of a state in training of condition `c`, this stream and no seeds but `seeds`. `Damaged` if it is
+    another's, which would go on unnoticed under this name, or not what was written."""
     tensors, info = unseal(path)
     expected, got = (c.key, sorted(seeds), stream), tuple(info.get(k) for k in ("key", "seeds", "stream"))
     if got[::2] == expected[::2] and got[1] and {*got[1]} <= {*seeds}: return tensors, info
     refuse(path, f"the state of {expected}", f"{got}, another one", fix="delete it", error=Damaged)
-
-@patch
-def resume(self:Store, c:str|Condition, seed:int, stream:str="authors"):
-    "(tensors, info) from which a longer schedule continues a run, or None. `Damaged` if the file is not its own."
-    path = self.path(c, seed, stream).with_suffix(".resume")
-    return unseal_state(path, c, [seed], stream) if path.exists() else None
 
 def set_aside(path:str|Path, why:str="damaged") -> Path:
     "Moves a file that is not to be used out of the way, over none that was moved before; where it lies now."
     to = next(q for i in itertools.count() if not (q := path.with_name(f"{path.name}.{why}{i or ''}")).exists())
     os.replace(path, to)
     return to
-
-# %% ../../nbs/3_training/02_store.ipynb #7a9b81ce
-@patch
-def find(self:Store, c:str|Condition, seed:int, stream:str="authors"):
-    "The stored run, or None if it is absent. A damaged one is moved aside with a warning: it will be trained again."
-    try: return self.load(c, seed, stream)
-    except FileNotFoundError: return None
-    except Damaged as e:
-        path = self.path(c, seed, stream)
-        if self.lent: return warnings.warn(str(e))
-        warnings.warn(f"{e}. Moved aside as {path.name}.damaged")
-        for p in (path, path.with_suffix(".resume")):
-            if p.exists(): set_aside(p)
-
-@patch
-def population(self:Store, c:str|Condition, seeds:Sequence[int], rule:str, stream:str="authors") -> dict:
-    """Weights of several seeds at one checkpoint rule, stacked along a leading seed axis: `Trained` in the condition.
-
-    FileNotFoundError for a seed that is not stored; ValueError for a rule that a run has not got, or no seeds."""
-    if not (runs := [self.load(c, s, stream) for s in seeds]):
-        refuse("seeds", "at least one", "none", fix="for example [42]")
-    for r in runs: choose(f"checkpoint rule of {r.condition.name} seed {r.seed}", rule, list(r.weights))
-    return Trained({n: torch.stack([r.weights[rule][n] for r in runs]) for n in runs[0].weights[rule]}, c, seeds)
 
 # %% ../../nbs/3_training/02_store.ipynb #305cf797
 def _processor():

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 import hashlib, json, math, numbers, os, pkgutil, re, sys, time, warnings
 
-from fastcore.basics import patch
 from filelock import FileLock, Timeout
 import pandas as pd
 import torch
@@ -43,7 +42,7 @@ class Preset:
     settings: dict = field(default_factory=dict)    # whatever else rows depend on, as JSON can keep it
     recorded: bool = True   # do its rows go into results/?
     note: str = ""          # what is not attempted, and why, for a preset that is only an estimate
-    def __post_init__(self): object.__setattr__(self, "settings", deepcopy(self.settings))      # its own, in a loop as well
+    def __post_init__(self): object.__setattr__(self, "settings", deepcopy(self.settings))  # its own, in a loop as well
 
 # %% ../../nbs/3_training/08_study.ipynb #2737d9f7
 def _all_settings(arm:str, settings:dict):
@@ -68,7 +67,7 @@ class Study:
     version: int = 1        # goes up when an arm's rows change otherwise than by `content`
     content: callable = _all_settings        # (arm, settings): what an arm's rows depend on, as JSON can keep it
     threads: int = None     # of torch; the process's by default
-    needs: callable = _needs_nothing         # (arm, seeds, settings): arms of the preset, and trainings, that come first
+    needs: callable = _needs_nothing        # (arm, seeds, settings): arms of the preset, and trainings, that come first
     fixed: dict = field(default_factory=dict)   # beginning of an arm's name → why it takes no seeds but a preset's
     reads: dict = field(default_factory=dict)   # an arm that trains nothing → the arm whose trainings it reads
     def __post_init__(self):
@@ -79,26 +78,32 @@ class Study:
         if not self.presets:
             refuse(f"study {self.name}", "at least one preset", "none", fix='{"small": Preset(about, {arm: seeds})}')
 
-# %% ../../nbs/3_training/08_study.ipynb #57udy5b1
-@patch
-def job(self:Study, preset:str, arm:str, seeds:Sequence[int]) -> Job:
-    "The job of an arm of a preset and some of its seeds."
-    return _StudyJob(self, preset, arm, tuple(seeds))
+    def job(self, preset:str, arm:str, seeds:Sequence[int]) -> Job:
+        "The job of an arm of a preset and some of its seeds."
+        return _StudyJob(self, preset, arm, tuple(seeds))
 
-@patch
-def rows(self:Study, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
-    "The stored rows of some of its jobs; their conditions read `study.preset/…`."
-    found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
-    if of_users(self.run):
-        say_if_alike(f"{self.name}.{preset}", found)
-        say_if_unasked(self, preset, [f[1] for j in jobs if (f := _own_file(j.path(Store(root)), j.key))])
-        for p, other in self.presets.items():
-            if other.note or other.settings == self.presets[preset].settings: continue
-            new = [j for j in study_jobs(self, p) if j.path(Store(root)).exists() and j.key not in {j.key for j in jobs}]
-            again = [(j.arm, f) for j in new if (f := find_rows(j, Store(root))) is not None]
-            say_if_again(f"{self.name}.{preset}", found, p, again)
-    named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
-    return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+    def rows(self, preset:str, jobs:Sequence, root:str|Path=None) -> pd.DataFrame:
+        "The stored rows of some of its jobs; their conditions read `study.preset/…`."
+        found = [(j.arm, f) for j in jobs if (f := find_rows(j, Store(root))) is not None]
+        if of_users(self.run):
+            say_if_alike(f"{self.name}.{preset}", found)
+            say_if_unasked(self, preset, [f[1] for j in jobs if (f := _own_file(j.path(Store(root)), j.key))])
+            keys = {j.key for j in jobs}
+            for p, other in self.presets.items():
+                if other.note or other.settings == self.presets[preset].settings: continue
+                new = [j for j in study_jobs(self, p) if j.path(Store(root)).exists() and j.key not in keys]
+                again = [(j.arm, f) for j in new if (f := find_rows(j, Store(root))) is not None]
+                say_if_again(f"{self.name}.{preset}", found, p, again)
+        named = [f.assign(condition=f"{self.name}.{preset}/" + f["condition"]) for _, f in found]
+        return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+
+    def __reduce_ex__(self, protocol):
+        "A study of a file goes to another process as the file's name and hash, one of this package as its room."
+        at = STUDIES.origin(self.name)
+        if at.file and STUDIES[self.name] is self: return _registered_study, (self.name, at.file, at.digest)
+        of = f"{moe_redistribution.studies.__name__}."
+        rooms = [n for n, m in sys.modules.items() if n.startswith(of) and vars(m).get("STUDY") is self]
+        return (_study_of_room, (rooms[0],)) if rooms else object.__reduce_ex__(self, protocol)
 
 # %% ../../nbs/3_training/08_study.ipynb #84d02197
 def _study(name, study):
@@ -113,15 +118,6 @@ def _study(name, study):
 STUDIES = Kind("study", "Experiments: arms, seeds, and a function that gives rows.", (), _study,
                (r"[A-Za-z]\w{0,59}", "letters, digits and _"), lambda: known_studies() | STUDIES)
 
-@patch
-def __reduce_ex__(self:Study, protocol):
-    "A study of a file goes to another process as the file's name and hash, one of this package as its room."
-    at = STUDIES.origin(self.name)
-    if at.file and STUDIES[self.name] is self: return _registered_study, (self.name, at.file, at.digest)
-    of = f"{moe_redistribution.studies.__name__}."
-    rooms = [n for n, m in sys.modules.items() if n.startswith(of) and vars(m).get("STUDY") is self]
-    return (_study_of_room, (rooms[0],)) if rooms else object.__reduce_ex__(self, protocol)
-
 def _study_of_room(room): return import_module(room).STUDY
 
 # where code is followed from a study's function: all that trains and all that measures
@@ -130,7 +126,6 @@ ANSWERS = ("tasks.task", "tasks.data", "tasks.text", "tasks.recall", "models.", 
 
 @lru_cache(maxsize=64)
 def _code_of_study(run): return code_by_room([run], ANSWERS)
-
 
 # %% ../../nbs/3_training/08_study.ipynb #fd876cf1
 @dataclass(frozen=True)
@@ -163,6 +158,36 @@ class _StudyJob(Job):
     def path(self, store:Store): return store.root / "studies" / self.study.name / f"{self.key}.safetensors"
     def is_done(self, store:Store): return self.path(store).exists() and find_rows(self, store) is not None
 
+    def run(self, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0, device:str="cpu"):
+        (path := self.path(store)).parent.mkdir(parents=True, exist_ok=True)
+        wait = -1 if deadline is None else max(0, deadline - time.time())
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=wait), _torch_threads(self.study.threads):
+                if find_rows(self, store) is not None: return True
+                if deadline is not None and time.time() >= deadline: return False
+                start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
+                began = desk.first_began()
+                found, more = rows_of_job(self, desk)
+                if found is None: return False
+                said = dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
+                            arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device),
+                            settings=self.settings, columns=list(found), **more, rows=found.to_dict("list"))
+                seal(path, {}, said | dict(cpu_seconds=round(time.process_time() - start, 1)))
+                desk.clear()
+                return True
+        except Timeout: return False
+
+    def set_aside(self, store:Store):
+        moved, path = 0, self.path(store)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            for p in [*path.parent.glob(f"{path.stem}.*")]:
+                if p.suffix in (".safetensors", ".state", ".part", ".began"): moved += bool(aside(p, "before"))
+        own = {s for seeds in self.study.presets[self.preset].arms.values() for s in seeds}
+        more = [s for s in self.seeds if s not in own]
+        jobs = study_jobs(self.study, self.preset) + (study_jobs(self.study, self.preset, seeds=more) if more else [])
+        return moved + sum(j.set_aside(store) for j in jobs if any(n.key == self.key for n in j.needs))
+
 # %% ../../nbs/3_training/08_study.ipynb #57udy5b2
 def _no_circle(study, p, arm, trail=()):
     of = f"needs of {study.name}"
@@ -192,11 +217,9 @@ def why_fixed(study:Study, arms:Iterable) -> str:
 
 # %% ../../nbs/3_training/08_study.ipynb #1c43ee5f
 def study_jobs(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None) -> list:
-    """The jobs of a preset, or of some of its arms, or of other seeds, which jobs of their own have.
-
-    A seed that an arm of the preset has is asked of those that have it, another of all but `fixed` ones. ValueError
-    (expected, got, nearest valid) for a preset or an arm that it has not got, seeds that no arm takes, and nothing at
-    all."""
+    """The jobs of a preset, or of some of its arms, or of other seeds, which jobs of their own have. A seed that an arm
+    of the preset has is asked of those that have it, another of all but `fixed` ones. ValueError (expected, got,
+    nearest valid) for a preset or an arm that it has not got, seeds that no arm takes, and nothing at all."""
     p = study.presets[choose(f"preset of {study.name}", preset, list(study.presets))]
     if p.note: refuse(f"preset {preset} of {study.name}", "one that is carried out", f"an estimate: {p.note}",
                       next(n for n, x in study.presets.items() if not x.note), "take a smaller one")
@@ -218,11 +241,10 @@ def study_jobs(study:Study, preset:str="small", arms:str|Sequence[str]=None, see
 
 # %% ../../nbs/3_training/08_study.ipynb #9030ac94
 def _own_file(path:str|Path, key:str, kind:str="rows", part:str="", source:tuple=None):
-    """(tensors, info) of a sealed file of the job with this key, or None if there is none.
-
-    `kind`: rows, state or part; `part`: of which part of the job. One that is damaged or another's is moved aside with
-    a warning. A file that is older than these words does not say what it is, and is believed. `source`: (what, hash) of
-    today's code; there is a warning where the file is from another."""
+    """(tensors, info) of a sealed file of the job with this key, or None if there is none. `kind`: rows, state or part;
+    `part`: of which part of the job. One that is damaged or another's is moved aside with a warning. A file that is
+    older than these words does not say what it is, and is believed. `source`: (what, hash) of today's code; there is a
+    warning where the file is from another."""
     try: tensors, info = unseal(path)
     except FileNotFoundError: return None
     except Damaged as e: wrong = str(e)
@@ -267,51 +289,56 @@ class Desk:
         done, of = self.share
         if self._tell: self._tell.write(round((done + share * of) * self.each) * self.n, 0, list(losses))
 
+    def next(self, state:Callable) -> bool:
+        """Keeps `state()` if it is time to; False, with the state kept, if another interval may not end before the
+        deadline."""
+        go_on = self.watch.next()
+        if self.watch.due() or not go_on:
+            tensors, info = state()
+            seal(self.path, tensors, info | dict(key=self.key, kind="state", part=self.part, source=self.source[1]))
+            self.watch.kept()
+        return go_on
+
+    def once(self, name:str, work:Callable, share:float=0.):
+        """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them.
+        None if its time was over. `share`: how much of the job it is, for the progress that is told. ValueError where
+        the second call works with other numbers or tensors than the first."""
+        if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
+        path, now = self.path.with_name(f"{self.path.stem}.{name}.part"), handed_over(work)
+        was = self.parts.setdefault(path, now)
+        if odd := [n for n in was.keys() & now.keys() if was[n] != now[n]]:
+            refuse(f"part {name} of a job", "the same work under one name",
+                   f"another {odd[0]}, which would read what the first gave", fix='a name for each, as f"fit{seed}"')
+        if (done := _own_file(path, self.key, "part", name, self.source)) is None:
+            part = copy(self)
+            part.path, part.part, part.share = path.with_suffix(".state"), name, (self.share[0], share)
+            if (made := work(part)) is None: return None
+            seal(path, made[0], made[1] | dict(key=self.key, kind="part", part=name, source=self.source[1]))
+            part.path.unlink(missing_ok=True)
+            done = _own_file(path, self.key, "part", name)
+        self.share = self.share[0] + share, self.share[1]
+        return done
+
+    def clear(self):
+        "Removes all states and parts that were kept."
+        for p in self.path.parent.glob(f"{self.path.stem}.*"):
+            if p.suffix in (".state", ".part", ".began"): p.unlink(missing_ok=True)
+
+    def first_began(self) -> dict:
+        """When the job began, in UTC, and the hash that the register of claims had then, kept beside its states: a job
+        that goes on began when it first did."""
+        path = self.path.with_name(f"{self.path.stem}.began")
+        try: return json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError): pass                                              # none, or half a file
+        said = has_begun()
+        write_whole(path, json.dumps(said).encode())
+        return said
+
 def _given(job, named, store):
     "What one thing that a job needs gave: runs of a training; of an arm the rows of the job's seeds."
     if isinstance(named, Training): return [store.load(named.condition, s, named.stream) for s in named.seeds]
     found = pd.concat([find_rows(j, store) for j in _of_seeds(job, named)], ignore_index=True)
     return found[found["seed"].isin(job.seeds)]
-
-# %% ../../nbs/3_training/08_study.ipynb #dd40ceb1
-@patch
-def next(self:Desk, state:Callable) -> bool:
-    "Keeps `state()` if it is time to; False, with the state kept, if another interval may not end before the deadline."
-    go_on = self.watch.next()
-    if self.watch.due() or not go_on:
-        tensors, info = state()
-        seal(self.path, tensors, info | dict(key=self.key, kind="state", part=self.part, source=self.source[1]))
-        self.watch.kept()
-    return go_on
-
-# %% ../../nbs/3_training/08_study.ipynb #0nce0002
-@patch
-def once(self:Desk, name:str, work:Callable, share:float=0.):
-    """(tensors, info) that `work(desk)` gives, kept under `name` until the job is done: a second call reads them. None
-    if its time was over. `share`: how much of the job it is, for the progress that is told. ValueError where the second
-    call works with other numbers or tensors than the first."""
-    if not re.fullmatch(r"[^/\\]+", name): refuse("part of a job", "a name without / and \\", repr(name), "draw0")
-    path, now = self.path.with_name(f"{self.path.stem}.{name}.part"), handed_over(work)
-    was = self.parts.setdefault(path, now)
-    if odd := [n for n in was.keys() & now.keys() if was[n] != now[n]]:
-        refuse(f"part {name} of a job", "the same work under one name", f"another {odd[0]}, which would read what the "
-               "first gave", fix='a name for each, as f"fit{seed}"')
-    if (done := _own_file(path, self.key, "part", name, self.source)) is None:
-        part = copy(self)
-        part.path, part.part, part.share = path.with_suffix(".state"), name, (self.share[0], share)
-        if (made := work(part)) is None: return None
-        seal(path, made[0], made[1] | dict(key=self.key, kind="part", part=name, source=self.source[1]))
-        part.path.unlink(missing_ok=True)
-        done = _own_file(path, self.key, "part", name)
-    self.share = self.share[0] + share, self.share[1]
-    return done
-
-@patch
-def clear(self:Desk):
-    "Removes all states and parts that were kept."
-    for p in self.path.parent.glob(f"{self.path.stem}.*"):
-        if p.suffix in (".state", ".part", ".began"): p.unlink(missing_ok=True)
-
 
 # %% ../../nbs/3_training/08_study.ipynb #0d5b34a2
 @contextmanager
@@ -321,53 +348,6 @@ def _torch_threads(threads:int):
     torch.set_num_threads(threads or before)
     try: yield
     finally: torch.set_num_threads(before)
-
-@patch
-def first_began(self:Desk) -> dict:
-    """When the job began, in UTC, and the hash that the register of claims had then, kept beside its states: a job that
-    goes on began when it first did."""
-    path = self.path.with_name(f"{self.path.stem}.began")
-    try: return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError): pass                                                # none, or half a file
-    said = has_begun()
-    write_whole(path, json.dumps(said).encode())
-    return said
-
-# %% ../../nbs/3_training/08_study.ipynb #748ae963
-@patch
-def run(self:_StudyJob, store:Store, deadline:float=None, tell:Callable=None, save_every:float=5.0,
-              device:str="cpu"):
-    (path := self.path(store)).parent.mkdir(parents=True, exist_ok=True)
-    wait = -1 if deadline is None else max(0, deadline - time.time())
-    try:
-        with FileLock(path.with_suffix(".lock"), timeout=wait), _torch_threads(self.study.threads):
-            if find_rows(self, store) is not None: return True
-            if deadline is not None and time.time() >= deadline: return False
-            start, desk = time.process_time(), Desk(self, store, deadline, tell, save_every, device)
-            began = desk.first_began()
-            found, more = rows_of_job(self, desk)
-            if found is None: return False
-            spent = round(time.process_time() - start, 1)
-            seal(path, {},
-                 dict(kind="rows", source=self.source[1], code=self.code, key=self.key, study=self.study.name,
-                      arm=self.arm, **began, seeds=list(self.seeds), machine=machine(device), settings=self.settings,
-                      columns=list(found), **more, rows=found.to_dict("list"), cpu_seconds=spent))
-            desk.clear()
-            return True
-    except Timeout: return False
-
-# %% ../../nbs/3_training/08_study.ipynb #57udy5b3
-@patch
-def set_aside(self:_StudyJob, store:Store):
-    moved, path = 0, self.path(store)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        for p in [*path.parent.glob(f"{path.stem}.*")]:
-            if p.suffix in (".safetensors", ".state", ".part", ".began"): moved += bool(aside(p, "before"))
-    own = {s for seeds in self.study.presets[self.preset].arms.values() for s in seeds}
-    more = [s for s in self.seeds if s not in own]
-    jobs = study_jobs(self.study, self.preset) + (study_jobs(self.study, self.preset, seeds=more) if more else [])
-    return moved + sum(j.set_aside(store) for j in jobs if any(n.key == self.key for n in j.needs))
 
 # %% ../../nbs/3_training/08_study.ipynb #54d1127f
 def study_rows(study:Study, preset:str="small", arms:str|Sequence[str]=None, seeds:Sequence[int]=None,
@@ -470,20 +450,17 @@ class TrainingStudy(Study):
         super().__post_init__()
         if not callable(self.read): refuse(f"study {self.name}", "read(name, runs), which gives rows", self.read)
 
-# %% ../../nbs/3_training/08_study.ipynb #7ra1n5b2
-@patch
-def job(self:TrainingStudy, preset:str, arm:str, seeds:Sequence[int]):
-    settings, measures = self.presets[preset].settings, tuple(map(_portable_function, self.measures))
-    return Training(arm, tuple(seeds), group_size=len(seeds), measures=measures, **settings)
+    def job(self, preset:str, arm:str, seeds:Sequence[int]):
+        settings, measures = self.presets[preset].settings, tuple(map(_portable_function, self.measures))
+        return Training(arm, tuple(seeds), group_size=len(seeds), measures=measures, **settings)
 
-@patch
-def rows(self:TrainingStudy, preset:str, jobs:Sequence, root:str|Path=None):
-    store, found = Store(root), []
-    for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
-        seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
-        runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
-        if runs: found.append(read_twice(self.read, name, runs))
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    def rows(self, preset:str, jobs:Sequence, root:str|Path=None):
+        store, found = Store(root), []
+        for name, stream in dict.fromkeys((j.condition, j.stream) for j in jobs):
+            seeds = [s for j in jobs if (j.condition, j.stream) == (name, stream) for s in j.seeds]
+            runs = [run for s in seeds if (run := store.find(name, s, stream)) is not None]
+            if runs: found.append(read_twice(self.read, name, runs))
+        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 # %% ../../nbs/3_training/08_study.ipynb #c5a0e002
 def of_studies(module:str, name:str, *default) -> dict:
