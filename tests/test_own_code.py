@@ -199,13 +199,11 @@ def write_scales(folder, value):
     save_file({"x": torch.tensor(value)}, folder / "scale.safetensors")
 
 @pytest.fixture
-def mine(tmp_path):
-    (path := tmp_path / "own" / "mine.py").parent.mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "far_helper.py").write_text("SCALE = 2.")
-    write_scales(path.parent, 2.)
-    yield path
-    kinds._forget(str(path))
+def mine(own_file):
+    (there := own_file.parents[1] / "elsewhere").mkdir()
+    (there / "far_helper.py").write_text("SCALE = 2.")
+    write_scales(own_file.parent, 2.)
+    return own_file
 
 READS = {                                                   # what stands at the top → how it is changed
     "a tensor": ("SCALE = torch.load(Path(__file__).with_name('scale.pt'))", "scale.pt"),

@@ -1,7 +1,6 @@
 """What a user registers is refused before it trains where its numbers would be wrong: a call, and the word expected."""
 import linecache
 import random
-import sys
 import warnings
 
 import numpy as np
@@ -192,11 +191,7 @@ SAME = {                                                    # wrong and right, a
         "add7/moe-e4k1-h16-silu+d16@200:mine", "event mine of .*: expected experts that differ.*; got E1 the same as E0")}
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    "A user's file, which no later test knows."
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield (path := tmp_path / "mine.py")
-    kinds._forget(str(path)), kinds.FILES.pop(str(path), None)
+def mine(own_file): return own_file
 
 def asked(path, text, name):
     path.write_text(HEAD + text)

@@ -322,13 +322,12 @@ def test_every_recorded_run_says_how_it_ended():
     (["ablate", "--model", "m", "--text", "{file}", "--tokens", "-5"], "--tokens: expected a whole number"),
     (["gates", "--model", "m", "--text", "{file}", "--k", "4,4"], "k: expected each once; got '4,4'; nearest valid: 4"),
     (["gates", "--model", "m", "--text", "{file}", "--lr", "inf"], "--lr: expected a number above 0; got inf")])
-def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+def test_a_bad_command_is_one_line_and_exit_status_2(words, says, capsys, home, tmp_path, monkeypatch):
     (file := tmp_path / "file").write_text("a few words")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([w.replace("{file}", str(file)) for w in words]) == 2
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1 and not (tmp_path / "home").exists()
+    assert says in err and err.count("\n") == 1 and not home.exists()
 
 @pytest.mark.parametrize("raised, status, says", [
     (KeyError("x"), 70, "this is a bug of ours"), (TypeError("y"), 70, "please report the lines above"),
@@ -357,20 +356,18 @@ def test_what_a_text_command_kept_goes_when_its_rows_are_there_and_not_before(tm
     monkeypatch.setattr(streaming, "tally", None)                  # all of it is kept: nothing is done again
     assert main(words) == 0 and (tmp_path / "rows.csv").exists() and not (tmp_path / "rows.part").exists()
 
-def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+def test_a_dry_run_says_what_is_missing_and_trains_nothing_and_a_run_says_what_is_left(capsys, home, monkeypatch):
     words = ["train", "add7/ffn-h8-silu+d16", "--seeds", "1,2", "--until", "full", "--group-size", "1",
              "--executor", "here"]
-    assert main([*words, "--dry-run"]) == 0 and not list((tmp_path / "home").rglob("*.safetensors"))
+    assert main([*words, "--dry-run"]) == 0 and not list(home.rglob("*.safetensors"))
     assert "Missing: up to 2 runs in 2 groups" in capsys.readouterr().out
     monkeypatch.setitem(RECIPES["add7"], "steps", 200)
     assert main(words) == 0
     said = capsys.readouterr()
     assert "up to 2 runs" in said.err and said.out.strip() == "Now: Nothing is missing."
-    assert len(list((tmp_path / "home").rglob("*.safetensors"))) == 2
+    assert len(list(home.rglob("*.safetensors"))) == 2
 
-def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MOE_REDISTRIBUTION_HOME", str(tmp_path / "home"))
+def test_an_item_brings_its_own_seeds_streams_and_order_unless_told_otherwise(capsys, home):
     for more, runs in [([], 20), (["--seeds", "1-3"], 12)]:                  # matched GLUs, two activations, five seeds
         assert main(["train", "--item", "add7-matched", *more, "--dry-run"]) == 0
         assert f"Missing: up to {runs} runs in 4 groups" in capsys.readouterr().out

@@ -22,7 +22,6 @@ from moe_redistribution.models.authors import from_authors, to_authors
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Trained, Transformer, forward, member, place_of
 from moe_redistribution.tasks.commands import show_table
-from moe_redistribution.tasks import kinds
 from moe_redistribution.tasks.kinds import import_file
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.store import Run, Store
@@ -167,19 +166,18 @@ class Scaled(Router):
     def logits(self, held, x, c): return super().logits(held, x, c) * 3
 """
 
-def test_a_member_whose_own_code_was_edited_is_opened_with_a_word(tmp_path, recwarn):
+def test_a_member_whose_own_code_was_edited_is_opened_with_a_word(own_file, tmp_path, recwarn):
     "The new rule ran on the old weights without one."
-    (mine := tmp_path / "scaled.py").write_text(SCALED)
-    import_file(mine)
+    own_file.write_text(SCALED)
+    import_file(own_file)
     name = "add7/moe-e4k2-h16-silu+scaled"
     path = save_member(tmp_path / "m.safetensors", population(name), name, seed=1)
     open_member(path)
     assert not recwarn.list
-    mine.write_text(SCALED.replace("* 3", "* 4"))
-    import_file(mine)
+    own_file.write_text(SCALED.replace("* 3", "* 4"))
+    import_file(own_file)
     with pytest.warns(UserWarning, match=r"router of .*\+scaled: expected what today's code gives .*; fix: the code"):
         open_member(path)
-    kinds._forget(str(mine)), kinds.FILES.pop(str(mine), None)
 
 def test_a_file_of_a_member_is_of_the_condition_that_its_parameters_are_of(tmp_path):
     with pytest.raises(ValueError, match="expected W_up"):
