@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, _share_rows, derangement, combine_edits, units, _partner,
-                                                     _side_by_side)
+from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, _share_rows,
+                                                     derangement, combine_edits, units, _partner, _side_by_side)
 from moe_redistribution.models.population import forward, init, predict
 from moe_redistribution.tasks.task import get_task, slices, spans, strata
 from moe_redistribution.instruments.subject import Population
