@@ -372,18 +372,19 @@ def test_many_missing_seeds_are_counted_and_not_listed():
     reason = answer(table1()[:0], "tab1.003", "audited")["reason"]
     assert "seeds 1, 2, 3, 4, 5, 6 and 58 more" in reason and len(reason) < 300
 
+def printed_again(i):
+    "Five values whose mean and spread are the printed ones."
+    p, z = PRINTED.set_index("id").loc[i], np.array([-1, -.5, 0, .5, 1])
+    return p["value"] + p["value_std"] * z / z.std()
+
 def test_the_rule_about_printed_digits_is_for_the_paper_s_own_seeds():
-    p = PRINTED.set_index("id").loc["tab1.003"]
-    z = np.array([-1, -.5, 0, .5, 1]) / np.std([-1, -.5, 0, .5, 1])
-    same = p["value"] + p["value_std"] * z
+    same = printed_again("tab1.003")
     assert "the printed digits themselves" in answer(made(FFN, same), "tab1.003")["reason"]
     paired = answer(made(FFN, same, [1, 2, 3, 4, 5]), "tab1.003", stream="paired", seeds=[1, 2, 3, 4, 5])
     assert "printed digits" not in paired["reason"]
 
 def test_a_router_is_sent_down_other_paths_by_rounding_so_its_printed_digits_are_luck():
-    p = PRINTED.set_index("id").loc["tab1.009"]
-    z = np.array([-1, -.5, 0, .5, 1]) / np.std([-1, -.5, 0, .5, 1])
-    lucky = answer(made(MOE, p["value"] + p["value_std"] * z), "tab1.009")
+    lucky = answer(made(MOE, printed_again("tab1.009")), "tab1.009")
     assert lucky["verdict"] == "inconclusive" and "printed digits" not in lucky["reason"]
 
 # --- contrasts -------------------------------------------------------------------------------------

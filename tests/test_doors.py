@@ -47,8 +47,8 @@ def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
         assert [x.at(twin, s) for s in x.streams] == [x.at(name, s) for s in x.streams]
 
 # Probes and live training are slow, and the same code
-@pytest.mark.parametrize("name", first(["add7/ffn-h8-silu+hold_tens9"], ["add7/moe-e2k1-h16-silu",
-                                                                         "add7/ffn-h8-silu+hold_tens9"]))
+@pytest.mark.parametrize("name", first(["add7/ffn-h8-silu+d16+hold_tens9"], ["add7/moe-e2k1-h16-silu",
+                                                                             "add7/ffn-h8-silu+d16+hold_tens9"]))
 def test_and_the_same_rows(name, twins):
     twin, params = name.replace("add7", twins["add7"]), members(name)
     for i, x in instruments_for(name).items():
@@ -57,20 +57,13 @@ def test_and_the_same_rows(name, twins):
         pd.testing.assert_frame_equal(a.drop(columns="condition"), b.drop(columns="condition"), check_exact=True)
         assert set(b["condition"]) == {twin}
 
-@pytest.mark.parametrize("p", [7, 13])
+@pytest.mark.parametrize("p", first([7], [7, 13]))
 def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins, p):
     name = f"mod{p}/moe_glu-e2k1-h8-linear"
     for i in ("bilinear", "fourier", "grokking", "routing"):
         got = instruments()[i].rows(members(name), name, [1, 2], stream="authors", rule="final")
         assert len(got) and got["value"].notna().any()
         assert got["n_examples"].max() <= 3 * p * p                      # all three places of all pairs
-
-def test_ten_instruments_fit_the_headline_mixture_and_the_others_say_what_it_lacks():
-    name = "add7/moe-e4k1-h256-silu"
-    assert len(instruments_for(name)) >= 10
-    assert {*instruments_for(name)} | {*misfits(name)} == {*instruments()} and all(misfits(name).values())
-    assert misfits(name) == {"bilinear": ["sums of all pairs", "a gated FFN"], "grokking": ["sums of all pairs"],
-                             "heldout": ["a held-out rule"], "histogram": ["answers that are counts"]}
 
 # Where a task enters by its name, with its recipe; and what was measured on the paper's tasks, with a rule for others
 TABLES = {"tasks/task.py": ("TASKS",), "models/condition.py": ("RECIPES",), "training/loop.py": ("TASK_RULES",),

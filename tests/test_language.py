@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from moe_redistribution.tasks.text import Planted, as_text, read_text
+from moe_redistribution.tasks.text import Planted, as_text
 from moe_redistribution.language.small import (SIZE_NAMES, heldout_losses, next_token_loss, perplexity, small_model,
                                                _token_losses)
 from moe_redistribution.language.training import (_LanguageRecipe, _LanguageTraining, _parameters_named, router_names,
@@ -133,13 +133,6 @@ def test_losses_are_nats_of_the_next_token_and_leave_the_mode_alone():
     assert torch.allclose(_token_losses(logp, tokens).mean(), next_token_loss(logp, tokens))
     assert abs(perplexity(losses) - losses.mean().exp()) < 1e-3 and not losses.requires_grad
 
-def test_a_model_learns_the_language_and_is_never_better_than_it():
-    model = model_of(d=32)
-    kept = LANGUAGE.write(64, T + 1, "kept")
-    seen = train_language(model, LANGUAGE.batches(T, 16, 1), 60, 1e-2, looks=2,
-                          measures=dict(kept=lambda m: heldout_losses(m, kept.tokens).mean()))
-    assert -kept.logp[:, 1:].mean() < seen["kept"].iloc[-1] < seen["kept"].iloc[0] < 3.2
-
 def test_a_loss_that_is_not_finite_ends_the_training_and_is_told():
     def broken(logits, tokens): return next_token_loss(logits, tokens) * float("nan")
     model, seen = trained(loss_of=broken)
@@ -161,24 +154,12 @@ def test_no_token_of_the_future_is_seen():
         assert torch.allclose(a[:, :-1], b[:, :-1], atol=1e-6) and not torch.allclose(a[:, -1], b[:, -1], atol=1e-6)
 
 @pytest.mark.parametrize("make, said", [
-    (lambda: small_model("olmo", 9, 0), "got 'olmo'; nearest: 'olmoe'"),
-    (lambda: small_model("llama", 9, 0, k=2, E=4), "size of llama.*got 'k'"),
     (lambda: small_model("olmoe", 9, 0, layer=2), "nearest: 'layers'"),
-    (lambda: small_model("olmoe", 9, 0, E=2, k=3), "1 to 2, the experts; got 3; nearest valid: 2"),
-    (lambda: small_model("mistral", 9, 0, d=30), "multiple of 2 × 4 heads; got 30; nearest valid: 24"),
-    (lambda: trained(frozen="atention"), "some parameter's name fits; got 'atention'; nearest"),
-    (lambda: trained(frozen="."), "some parameter that moves"),
-    (lambda: trained("gpt2", aux_weight=.1), "routers, .*got gpt2"),
-    (lambda: trained(schedul="cosine"), "nearest: 'schedule'"),
-    (lambda: trained(steps=2), "at most one a step; got \\(2, 4\\)")])
+    (lambda: trained(frozen="."), "some parameter that moves")])
 def test_what_cannot_be_is_refused_before_any_work(make, said):
     with pytest.raises(ValueError, match=said): make()
 
-def test_a_text_that_is_too_short_or_too_poor_is_refused_before_a_model_is_made(tmp_path):
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ValueError, match="expected some words; got 0 characters"): read_text(tmp_path / "empty.txt", V)
-    short = as_text("short", "one two three " * 4, 4)
-    with pytest.raises(ValueError, match="T from 1 to 9, .*got 16"): short.batches(T, 4, 1)
+def test_a_text_that_is_too_poor_is_refused_before_a_model_is_made():
     with pytest.raises(ValueError, match="2 to 4, `<unk>` and the types; got 25"): as_text("short", "a b c " * 9, V)
 
 def test_without_transformers_the_message_says_what_to_install(monkeypatch):

@@ -8,8 +8,7 @@ from moe_redistribution.language.training import _LanguageRecipe, _LanguageTrain
 from moe_redistribution.evidence.design import strike
 from moe_redistribution.report.pages import Page
 from moe_redistribution.studies.language_models.study import (EVERY, LANGUAGE_ARMS, LM_PRESETS, PARTS_KINDS,
-                                                              PARTS_LANGUAGE, REFITS, SPEEDS, STUDY, KindJudge,
-                                                              _language_arm, _language_model, _null_logits, _rate_of,
+                                                              REFITS, SPEEDS, STUDY, _language_arm, _language_model, _rate_of,
                                                               _tempered_loss)
 from moe_redistribution.tasks.text import Planted
 
@@ -50,15 +49,6 @@ def test_an_arm_at_another_rate_differs_in_the_first_step_of_its_ffn_alone(arm, 
         if ".gate.weight" in n and arm == "fast": continue
         assert own[n] == pytest.approx(plain[n] * (factor if part in n else 1), rel=.02), n
 
-def test_an_arm_without_ffn_says_what_the_rest_says():
-    model = _language_model("none/L2", TEXT.d_vocab, 1, SIZES)
-    tokens = TEXT.heldout(16, 4)[:, :-1]
-    whole = model(input_ids=tokens).logits
-    for layer in model.model.layers: layer.mlp = torch.nn.Identity()
-    for layer in model.model.layers: layer.mlp.forward = torch.zeros_like
-    assert torch.equal(model(input_ids=tokens).logits, whole)
-    assert {*moved("none", ".mlp.").values()} == {0.}
-
 def test_switch_weights_multiply_and_renormalised_ones_do_not():
     for whole in (True, False):
         model = small_model("qwen3_moe", 20, 0, d=16, heads=2, E=4, k=1, h=8, norm_topk_prob=whole)[0]
@@ -69,8 +59,7 @@ def test_arms_at_another_rate_stand_for_points_of_the_sweep():
     "`speed` leaves out what `night` has under another name, which is right while the rates are the same."
     x = LM_PRESETS["night"].settings["lr"]
     assert x["slow"] == x["dense"] and x["fast"] != x["mixture"]
-    assert _language_arm("slow/L3") == _language_arm("dense_x0.25/L3")
-    assert _language_arm("fast/L3") == _language_arm("mixture_x4/L3") and "mixture_x4/L3" in LM_PRESETS["speed"].arms
+    assert "mixture_x4/L3" in LM_PRESETS["speed"].arms
     both = {(a, f) for a in ("dense", "mixture") for f in SPEEDS}
     names = [a.partition("/")[0].partition("_x") for a in LM_PRESETS["speed"].arms]
     own = {(a, float(f)) for a, _, f in names}
@@ -114,17 +103,6 @@ def test_an_endpoint_that_no_ffn_does_as_well_on_is_struck():
     margin = claims().query("id.str.startswith('contrast.language_models.depth3.')")["margin"].max()
     assert "within two margins" in strike(whole("dense", "word"), whole("none", "word"), margin)
     assert not strike(whole("dense", "word"), whole("none", "word") + 3 * margin, margin)
-
-def test_in_the_second_language_no_table_of_pairs_says_what_a_part_is_there_for():
-    text = Planted(**PARTS_LANGUAGE)
-    windows, model = text.heldout(32, 64), _language_model("dense/L1", text.d_vocab, 1, SIZES)
-    judge = KindJudge(model, text, windows, PARTS_KINDS)
-    lost = {n: judge.scores(x) for n, x in _null_logits(text, windows, 32).items()}
-    for kind in ("fact", "sum", "value"):
-        guess, at = lost["unigram"]["tempered", kind], "choice" if kind == "value" else "tempered"
-        assert lost["exact"]["choice", kind] == 0 and lost["bigram"]["tempered", kind] > .8 * guess, kind
-        assert (lost["trigram"][at, kind] < .1) == (kind != "value"), kind                 # a rule of two tokens
-    assert lost["bigram"]["choice", "word"] < lost["exact"]["choice", "word"] + .1
 
 def test_embeddings_alone_hear_nothing_but_the_current_token():
     model, text = _language_model("embed/L1", TEXT.d_vocab, 1, SIZES), TEXT.heldout(16, 4)[:, :-1]

@@ -12,20 +12,17 @@ from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
 from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW, ON_UNSEEN,
-                                                  ON_PAPER_SEEDS as OWN, NO_RUN, TIE, TOO_FEW, UNDER, VERDICTS, Decision, Registered,
-                                                  decision, decide, first_learners, found_here, judge, readings_of, _registered_test)
-from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, _as_versus, seed_list,
-                                                statements)
+                                                  ON_PAPER_SEEDS as OWN, NO_RUN, TIE, TOO_FEW, UNDER, VERDICTS, Decision, decision, decide, first_learners, found_here, judge, readings_of, _registered_test)
+from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.selection import rows_behind, rows_of
 
-FFN, MOE, FROZEN = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu", "add7/moe-e4k1-h256-silu+frozen"
+FFN, MOE = "add7/ffn-h256-silu", "add7/moe-e4k1-h256-silu"
 SEEDS = [42, 137, 256, 512, 1024]
 SAID, PRINTED = statements(), paper.paper_values().set_index("id")
 SENTENCES = {(c.key, c.protocol): c for c in Claim.of(SAID)}
-MAIN = ["Abstract", "§1", "§4.1", "§4.2", "§4.3", "§5"]
 
 @pytest.fixture(scope="module")
 def rows():
@@ -87,39 +84,14 @@ def test_a_claim_turns_on_copies_where_two_decided_readings_contradict_each_othe
     # nothing follows without the paper's own evidence
     assert judge(says("open"), says(audited), uncopied=says(uncopied)) == "inconclusive"
 
-def test_a_size_in_words_is_at_best_reproduced_in_direction():
-    assert judge(says("holds"), says("holds"), ["agrees"], sized=True) == "direction only"
-    assert [decide(np.array([.24, .31, .34]), e, .05)[0] for e in ("+~", "-~")] == ["holds", "refuted"]
-
-def test_reproduced_says_on_whose_seeds_and_what_is_forced_is_no_reproduction():
-    both = says("holds"), says("holds")
-    assert [judge(*both, whose=w) for w in (NEW, OWN, HERE)] == [NEW, OWN, HERE] and judge(*both) == OWN
-    assert judge(*both, whose=NEW, forced=True) == "by construction"
-    # forced things can be wrong, too
-    assert judge(says("holds"), says("refuted"), forced=True) == "contradicted by a control"
-
-def test_a_control_contradicts_only_where_it_shows_the_same():
-    "A tie to the last bit is a bound of the measure, and a control with nothing to win has no power."
-    assert judge(says("holds"), says("refuted")) == "contradicted by a control"
-    assert judge(says("holds"), says("refuted", p_same=.01)) == "tied with its control"
-    assert judge(says("holds"), says("refuted", p_same=.01), edit_alone=True) == "turns on the edit"
-    assert judge(says("holds"), says("refuted", test=TIE)) == "tied with its control"
-    assert judge(says("holds"), says("pending", "no power: .0006 nats to win")) == "open (no power)"
-    opposite = decide(np.array([-.5, -.4, -.45, -.5, -.42]), "-", .1)     # lower still than its control
-    assert opposite[0] == "holds"
-
 @pytest.mark.parametrize("paper, audited, verdict", [
     ("direction", "holds", "direction only"), ("holds", "direction", "direction only"), ("direction", "refuted",
      "contradicted by a control"), ("direction", "open", "inconclusive"), ("direction", "pending", "pending")])
 def test_an_estimate_below_what_counts_has_a_direction_and_never_holds(paper, audited, verdict):
     assert judge(says(paper), says(audited)) == verdict
 
-def test_holds_and_refuted_use_one_margin():
-    "From below what counts to above it a claim goes from refuted by direction to holds, and never in one step."
-    spread = np.array([-.02, -.01, 0, .01, .02])
-    words = [decide(m + spread, e, .05)[0] for e, m in [("+", .03), ("+", .04), ("+", .049999), ("+", .05), ("+", .2)]]
-    assert words == ["refuted", "direction", "direction", "holds", "holds"]
-    assert [decide(-m - spread, "-", .05)[0] for m in (.03, .04, .05)] == ["refuted", "direction", "holds"]
+def test_words_of_size_hold_or_are_refuted_by_their_direction():
+    assert [decide(np.array([.24, .31, .34]), e, .05)[0] for e in ("+~", "-~")] == ["holds", "refuted"]
 
 def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_won(table):
     "Each claim of no difference between two arms that holds has a reading of power, and that reading holds."
@@ -138,7 +110,6 @@ def test_a_claim_turns_on_text_or_size_where_two_presets_decide_it_otherwise():
     assert judge(says("open"), says("holds"), text=says("holds"), size=says("open")) == "inconclusive"
 
 def test_a_question_of_our_own_is_found_and_never_reproduced(table):
-    assert found_here(NEW) == "found here" and found_here("direction only") == "direction only"
     own = table[table["statement"].str.startswith("Asked here: ")]
     assert len(own) > 15 and (own["asked"] == "here").all() and not own["verdict"].str.contains("reproduced").any()
     assert (table.drop(own.index)["asked"] == "paper").all()
@@ -182,23 +153,7 @@ def test_seeds_needed_is_the_first_number_that_decides(mean, sd, expects, margin
         return half < abs(mean) or half < margin - (mean if expects == "+" else -mean)
     assert decided(n) and not any(decided(k) for k in range(2, n))
 
-def test_no_number_of_seeds_decides_what_has_no_difference_no_spread_or_a_limit_on_the_papers_side():
-    assert all(np.isnan(v) for v in (seeds_needed(0., .1, "+", 0), seeds_needed(.1, 0., "+", 0),
-                                     seeds_needed(.1, np.nan, "+", 0), seeds_needed(.01, .1, "number", .05, fixed=.04)))
-    assert seeds_needed(.01, .1, "number", .05) > 10
-
 # --- from rows to an answer -------------------------------------------------------------------------
-
-def test_a_word_of_versus_is_a_condition_another_column_or_a_constant():
-    s = said("4.2-01").reading
-    assert _as_versus(s, FROZEN).condition == FROZEN
-    c = _as_versus(s, "site=attn_out&stratum=carry=2&position=o1,o2")
-    assert (c.site, c.stratum, c.position, c.condition) == ("attn_out", "carry=2", "o1 o2", s.condition)
-    assert _as_versus(s, "value=.25") == .25 and _as_versus(s, "null=uniform") == .1
-    assert _as_versus(s, "null=most,frequent") == pytest.approx(.32325)
-    for word in ("colour=red", "null=luck"):
-        with pytest.raises(ValueError, match="fix: "):
-            _as_versus(s, word)
 
 def test_values_of_a_difference_a_gap_of_gaps_and_the_lowest_cell_by_hand():
     a, b = np.array([.3, .4, .5, .6, .7]), np.array([.1, .1, .2, .2, .1])
@@ -243,12 +198,6 @@ def test_quoted_numbers_decide_a_table_of_settings():
             word()] == ["holds", "refuted", "refuted", "open", "pending", "pending"]
 
 # --- the statements ---------------------------------------------------------------------------------
-
-def test_there_are_enough_statements_from_every_part_of_the_paper():
-    number = SAID.drop_duplicates("key")["section"].value_counts()
-    assert SAID["key"].nunique() >= 75 and set(number.index) >= {*MAIN, "App. A", "App. B", "App. C.1", "App. D",
-                                                                 "App. E", "App. F", "App. G", "App. H", "App. I"}
-    assert all(number[s] >= n for s, n in zip(MAIN, (8, 4, 12, 14, 6, 4)))
 
 def test_ids_and_pages_of_every_statement_exist():
     ids = set(" ".join(SAID["quotes"]).split())
@@ -365,14 +314,6 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
     s = said("abs-01", "audited")
     assert _registered_test(rows, s).family == 6 and _registered_test(rows, said("abs-01")) is None
 
-def test_too_few_seeds_is_said_where_no_outcome_could_have_decided():
-    x = np.array([.24, .31, .34, .40, .49])
-    assert decide(x, "+", .05, test=Registered(FLIPS))[:2] == ("open", FEW)
-    assert decide(np.append(x, .4), "+", .05, test=Registered(FLIPS))[:2] == ("holds", FLIPS)
-    assert decide(np.append(x, .4), "+", .05, test=Registered("of nine", .28, 1., 9))[:2] == ("open", FEW)
-    assert decide(np.tile(x, 4), "+", .05, test=Registered("of nine", .28, 1., 9))[:2] == ("open", "")
-    assert judge(says("open", test=FEW), says("holds")) == judge(says("holds"), says("open", test=FEW)) == TOO_FEW
-
 def test_new_seeds_are_seeds_that_the_paper_did_not_use(table):
     for r in table[table["verdict"] == NEW].itertuples():
         assert [said(r.key, k).stream for k in ("paper", "audited")] == ["authors", "paired"], r.key
@@ -467,8 +408,7 @@ def test_what_an_item_s_claims_say_comes_out_of_the_rows_again_and_an_unknown_it
 def test_coverage_counts_every_printed_number_once():
     c = coverage()
     assert c["printed"].sum() == (~PRINTED.index.str.startswith("repo:")).sum()
-    assert ((c["number"] + c["reason"] + c["nothing"] == c["printed"]).all()
-            and (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all())
+    assert (c.loc[["tab1", "fig1", "sec4.2"], "share"] == 1).all()
     one = _by_id("tab1").set_index("id")
     held = pd.read_csv(ROOT / "results/paper/tab1.csv").query("protocol == 'paper'").set_index("id")
     assert (one["ours"] == held.loc[one.index, "ours_mean"]).all() and "C.4-06" in one.loc["tab1.002", "claims"]
@@ -484,12 +424,6 @@ def test_an_item_means_its_printed_parts_and_never_another_item_that_begins_as_i
     got = set(paper.printed_items(item))
     assert parts <= got and all(i == item or i[len(item)] in "abcde_" for i in got)
     assert set(_by_id(item)["item"]) <= got
-
-def test_an_unknown_item_is_refused_with_the_nearest_and_not_with_all_of_them():
-    with pytest.raises(ValueError,
-                       match="item: expected one of .* names .*; got 'fig99'; nearest: .*; fix: ") as caught:
-        paper.printed_items("fig99")
-    assert len(str(caught.value)) < 160
 
 def test_a_claim_about_learners_reads_the_first_five_that_learned_and_waits_for_nobody_after():
     got = pd.Series([np.nan, 1, 2, np.nan, 3, 4, 5, 6], range(1, 9))

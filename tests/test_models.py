@@ -6,12 +6,13 @@ from hypothesis import given, settings, strategies as st
 
 from moe_redistribution.models import ffn, population as models
 from moe_redistribution.models.condition import condition
-from moe_redistribution.models.population import (SITES, Transformer, each_member, forward, init, init_one, loss,
+from moe_redistribution.models.population import (each_member, forward, init, init_one, loss,
                                                   member, predict, shapes, sites)
 from moe_redistribution.tasks.task import get_task
-from moe_redistribution.instruments.trace import SPLITS, parts, trace
+from moe_redistribution.instruments.trace import parts, trace
 from moe_redistribution.training.loop import init_members, train_interval, unflatten
 from plain import PlainTransformer, load_member
+from test_engine import population
 
 ADD7 = get_task("add7")
 VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7/moe-e4k1-h40-silu",
@@ -19,12 +20,6 @@ VARIANTS = {"ffn": "add7/ffn-h40-silu", "glu": "add7/glu-h24-silu", "moe": "add7
             "switch": "add7/moe-e4k1-h40-silu+switch", "norm": "add7/moe_glu-e4k2-h24-relu+norm",
             "no_ffn": "add7/no_ffn", "two layers": "add7/moe-e4k1-h40-silu+L2"}
 each_variant = pytest.mark.parametrize("name", VARIANTS.values(), ids=VARIANTS)
-
-def population(name, n_seeds=2):
-    "Weights in double precision. Norms and biases are drawn too, or errors in them would hide behind ones."
-    c, g = condition(name), torch.Generator().manual_seed(1)
-    params = {n: v.double() for n, v in init(c, [torch.Generator().manual_seed(s) for s in range(n_seeds)]).items()}
-    return {n: v + .1 * torch.randn(v.shape, generator=g).double() for n, v in params.items()}
 
 def batch(n=24):
     at = torch.randint(0, 1000, (n,), generator=torch.Generator().manual_seed(2))
@@ -71,10 +66,6 @@ def test_a_population_is_its_members_one_after_the_other(name):
     last = member(params, 1, 2)
     assert all(torch.equal(v, params[n][1:]) for n, v in last.items()) and last.keys() == params.keys()
     assert all(torch.equal(v, params[n][2:]) for n, v in member(params, 2).items())
-
-def test_a_member_as_a_module_computes_what_the_population_computes():
-    name, params = VARIANTS["moe"], population(VARIANTS["moe"])
-    torch.testing.assert_close(Transformer(params, name, member=1)(ADD7.tokens), forward(params, ADD7.tokens, name)[1])
 
 @settings(max_examples=15)
 @given(n=st.integers(0, 999), position=st.integers(1, 7), token=st.integers(0, 11), edited=st.booleans())
@@ -172,14 +163,6 @@ def test_an_edit_that_matches_no_site_is_refused_with_the_sites(name, site, near
         forward(population(VARIANTS[name]), batch(2)[0], VARIANTS[name], {site: torch.zeros_like})
     assert near is None or f"nearest: '{near}'" in str(caught.value)
 
-@pytest.mark.parametrize("site", sites(condition(VARIANTS["moe"])))
-def test_an_edit_that_changes_the_shape_is_refused_with_both_shapes(site):
-    "Even to a shape that would broadcast: the number would be wrong and nobody would know."
-    tokens = batch(2)[0]
-    shape = trace(PARAMS, tokens, VARIANTS["moe"])[site].shape
-    with pytest.raises(ValueError) as caught: forward(PARAMS, tokens, VARIANTS["moe"], {site: lambda x: x[..., :1]})
-    assert all(s in str(caught.value) for s in (repr(site), str(tuple(shape)), str((*shape[:-1], 1)), "fix: "))
-
 @pytest.mark.parametrize("tokens, says",
                          [([[1, 2, 3]], "[[1, 2, 3]]"), (torch.zeros(2, 3), "float32"),
                           (torch.zeros(3, dtype=int), "shape (3,)"), (torch.zeros(2, 4, dtype=int), "shape (2, 4)"),
@@ -195,9 +178,10 @@ def test_examples_that_a_task_has_not_got_are_refused_before_the_embedding(token
         assert says in str(e.value)
     assert predict(params, c, tokens=torch.zeros(0, 3, dtype=int)).shape == (1, 0, 1)
 
-@pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16")],
-                         ids=["nothing", "another type"])
-def test_an_edit_that_returns_nothing_or_another_type_is_refused(edit, got):
+@pytest.mark.parametrize("edit, got", [(lambda x: None, "() NoneType"), (lambda x: x.half(), "torch.float16"),
+                                       (lambda x: x[..., :1], "(2, 2, 8, 1)")], ids=["nothing", "type", "shape"])
+def test_an_edit_that_gives_another_shape_another_type_or_nothing_is_refused(edit, got):
+    "Even a shape that would broadcast: the number would be wrong and nobody would know."
     with pytest.raises(ValueError,
                        match=r"edit of 'ffn_out': expected shape and type .*torch.float64; got .*; fix: ") as caught:
         forward(PARAMS, batch(2)[0], VARIANTS["moe"], {"ffn_out": edit})
@@ -217,51 +201,42 @@ def test_parts_sum_to_logits(label):
     assert n["head"] == n["component"] + c.n_heads                                  # H0 … and b_O in place of attn_out
     assert n["expert"] == n["component"] + (c.n_experts - 1 if c.routed else 0)     # E0 … in place of ffn_out
 
-def test_parts_of_several_layers_sum_to_the_last_stream():
-    params = population(VARIANTS["two layers"])
-    tr = trace(params, batch(2)[0], VARIANTS["two layers"])
-    for by in SPLITS: assert (sum(parts(tr, params, by).values()) - tr["L1.resid_post"]).abs().max() < 1e-4
+# ------------------------------------------------------------------------------------------------- fixed tables of routes
 
-def test_a_trace_leaves_nothing_behind():
-    tokens = batch(2)[0]
-    before = forward(PARAMS, tokens, VARIANTS["moe"])
-    tr = trace(PARAMS, tokens, VARIANTS["moe"], keep=["ffn_out"], edits={"z": torch.zeros_like})
-    assert set(tr.activations) == {"ffn_out"} and set(SITES) >= {"ffn_out"}
-    assert torch.equal(before, forward(PARAMS, tokens, VARIANTS["moe"]))
+def members_of(task, word): return init_members(condition(f"{task}/moe-e4k1-h16-silu+{word}"), [1, 2], "paired")
+
+def routes(m, tokens=None, edits=None):
+    t = m.c.get_task()
+    forward(unflatten(m.w, m.c), t.tokens if tokens is None else tokens, m.c, edits, sink=(sink := {}))
+    return sink["router_probs"].argmax(-1)
+
+@pytest.mark.parametrize("task, word", [("add7", "tokens"), ("add7", "inputs"), ("add7", "shuffled"), ("modadd", "tokens"),
+                                        ("modadd", "inputs"), ("modadd", "shuffled"),
+                                        pytest.param("hist", "tokens", marks=pytest.mark.audit)])
+def test_fixed_routes_begin_with_the_weights_of_a_frozen_router_and_no_training_moves_them_but_all_else(task, word):
+    frozen, told = members_of(task, "frozen"), members_of(task, word)
+    other, began = unflatten(frozen.w, frozen.c), unflatten(told.w.clone(), told.c)
+    assert all(torch.equal(v, other[n]) for n, v in began.items() if n != "W_router")
+    some = told.c.get_task().tokens[:200]
+    before = routes(told, some)
+    train_interval(told, 3)
+    assert torch.equal(routes(told, some), before)
+    assert {n for n, v in unflatten(told.w, told.c).items() if torch.equal(v, began[n])} == {"W_router"}
 
 @pytest.mark.parametrize("task", ["add7", "modadd", pytest.param("hist", marks=pytest.mark.audit)])
-def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention_and_no_training_moves_them(task):
-    """At initialisation; then a few steps move every weight but the table, and the routes of the frozen router, not
-    these."""
-    act = "silu" if task == "add7" else "gelu"
-    names = [f"{task}/moe-e4k1-h16-{act}+{o}" for o in ("frozen", "tokens")]
-    frozen, told = (init_members(condition(n), [1, 2], "paired") for n in names)
-    tokens = get_task(task).tokens[:200]
-    def routes(m, edits=None):
-        forward(unflatten(m.w, m.c), tokens, m.c, edits, sink=(sink := {}))
-        return sink["router_probs"].argmax(-1)
-    blind, before = routes(frozen, {"attn_out": torch.zeros_like}), [routes(m) for m in (frozen, told)]
-    assert (blind == before[1]).float().mean() > .999 and not torch.equal(before[0], before[1])           # ties aside
-    table = unflatten(told.w.clone(), told.c)["W_router"]
-    for m in (frozen, told): train_interval(m, 3)
-    assert torch.equal(routes(told), before[1]) and torch.equal(unflatten(told.w, told.c)["W_router"], table)
-    assert not torch.equal(routes(frozen), before[0])
-    assert not any(torch.equal(a, b) for n,
-                   (a, b) in {n: (v, unflatten(init_members(told.c, [1, 2], "paired").w, told.c)[n])
-                                                       for n, v in unflatten(told.w, told.c).items()}.items()
-                   if n != "W_router")
+def test_routes_by_token_are_those_of_a_frozen_router_that_cannot_see_attention(task):
+    "At initialisation; then a few steps move the routes of the frozen router."
+    frozen, told, tokens = members_of(task, "frozen"), members_of(task, "tokens"), get_task(task).tokens[:200]
+    began = routes(frozen, tokens)
+    blind, by_token = routes(frozen, tokens, {"attn_out": torch.zeros_like}), routes(told, tokens)
+    assert (blind == by_token).float().mean() > .999 and not torch.equal(began, by_token)                 # ties aside
+    train_interval(frozen, 3)
+    assert not torch.equal(routes(frozen, tokens), began)
 
 @pytest.mark.parametrize("task", ["add7", "modadd"])
-def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_training_moves_them(task):
-    """Blind to token and position; all else begins as with a frozen router; answers do not change the route of their
-    question."""
-    act = "silu" if task == "add7" else "gelu"
-    frozen, drawn = (init_members(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired")
-                     for o in ("frozen", "inputs"))
-    t = get_task(task)
-    def routes(m, tokens=t.tokens):
-        forward(unflatten(m.w, m.c), tokens, m.c, sink=(sink := {}))
-        return sink["router_probs"].argmax(-1)
+def test_routes_by_input_are_drawn_anew_for_each_question_and_position(task):
+    "Blind to token and position; answers do not change the route of their question."
+    t, drawn = get_task(task), members_of(task, "inputs")
     before, read = routes(drawn), min(t.read)
     share = torch.nn.functional.one_hot(before[:, :, read:], 4).double().mean(1)
     assert (share - .25).abs().max() < 5 * (.25 * .75 / len(t)) ** .5             # five standard errors, every position
@@ -269,36 +244,21 @@ def test_routes_by_input_are_drawn_anew_for_each_question_and_position_and_no_tr
         for digit in t.tokens[:, j].unique()[:10]:
             some = before[0][t.tokens[:, j] == digit][:, read:]
             assert abs((some == 0).double().mean() - .25) < 5 * (.25 * .75 / some.numel()) ** .5
-    other = t.tokens.clone(); other[:, read:] = other[:, read:].roll(1, 0)                # another number's answer
+    other = t.tokens.clone()
+    other[:, read:] = other[:, read:].roll(1, 0)                                         # another number's answer
     assert torch.equal(routes(drawn, other), before)
-    weights = [unflatten(m.w.clone(), m.c) for m in (frozen, drawn)]
-    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0] if n != "W_router")
-    train_interval(drawn, 3)
-    assert torch.equal(routes(drawn), before) and torch.equal(unflatten(drawn.w, drawn.c)["W_router"],
-                                                              weights[1]["W_router"])
 
 @pytest.mark.parametrize("task", ["add7", "modadd"])
 def test_shuffled_routes_have_the_loads_of_those_by_token_at_every_position_and_do_not_know_the_token(task):
-    act = "silu" if task == "add7" else "gelu"
-    told, mixed = (init_members(condition(f"{task}/moe-e4k1-h16-{act}+{o}"), [1, 2], "paired")
-                   for o in ("tokens", "shuffled"))
-    t, E = get_task(task), 4
-    def routes(m):
-        forward(unflatten(m.w, m.c), t.tokens, m.c, sink=(sink := {}))
-        return sink["router_probs"].argmax(-1)
-    a, b = routes(told), routes(mixed)
-    loads = lambda r: torch.nn.functional.one_hot(r, E).sum(1)
-    assert torch.equal(loads(a), loads(b))
+    t, E, one_hot = get_task(task), 4, torch.nn.functional.one_hot
+    a, b = (routes(members_of(task, word)) for word in ("tokens", "shuffled"))
+    assert torch.equal(one_hot(a, E).sum(1), one_hot(b, E).sum(1))
     for j in range(t.n_ctx):
-        digits, share = t.tokens[:, j].unique(), torch.nn.functional.one_hot(b[0, :, j], E).double().mean(0)
+        digits, share = t.tokens[:, j].unique(), one_hot(b[0, :, j], E).double().mean(0)
         if len(digits) == 1: continue
         for digit in digits[:10]:
-            some = torch.nn.functional.one_hot(b[0][t.tokens[:, j] == digit, j], E).double()
+            some = one_hot(b[0][t.tokens[:, j] == digit, j], E).double()
             assert ((some.mean(0) - share).abs() <= 5 * (share * (1 - share) / len(some)) ** .5 + 1e-9).all()
-    weights = [unflatten(m.w.clone(), m.c) for m in (told, mixed)]
-    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0] if n != "W_router")
-    train_interval(mixed, 3)
-    assert torch.equal(routes(mixed), b)
 
 @pytest.mark.parametrize("stream", ["paired", "authors"])
 def test_redrawn_routes_begin_as_by_input_and_are_others_at_every_step_the_same_alone_and_in_company(stream):
@@ -327,7 +287,10 @@ def test_what_has_only_the_residual_stream_refuses_a_fixed_table_of_routes(fixed
         models.ffn_half(models.layer(init(c, [torch.Generator().manual_seed(1)]), 0), torch.zeros(1, 5, 1, 64), c,
                         lambda site, x: x)
 
-def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_nothing_is_not_everything():
+def test_a_trace_keeps_everything_or_what_it_is_asked_for_and_leaves_nothing_behind():
     c, tokens = VARIANTS["moe"], get_task("add7").tokens[:3]
+    before = forward(PARAMS, tokens, c)
     kept = lambda **asked: list(trace(PARAMS, tokens, c, **asked).activations)
-    assert kept() == sites(condition(c)) and kept(keep=["z"]) == ["z"] and kept(keep=[]) == []
+    assert kept() == sites(condition(c)) and kept(keep=[]) == []
+    assert kept(keep=["ffn_out"], edits={"z": torch.zeros_like}) == ["ffn_out"]
+    assert torch.equal(before, forward(PARAMS, tokens, c))

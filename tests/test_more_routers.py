@@ -6,7 +6,6 @@ from moe_redistribution.language.small import with_transformers
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.ffn import gates, route
 from moe_redistribution.models.population import forward, init, loss
-from moe_redistribution.models.routers import ROUTERS
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
 from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
@@ -53,18 +52,10 @@ def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_posit
         assert own[s, :, t, e].nonzero().flatten().tolist() == sorted(best)
         torch.testing.assert_close(own[s, best, t, e], probs[s, best, t, e])
 
-def test_a_hash_gives_a_token_one_expert_everywhere_and_a_place_one_to_every_token():
-    t, on = get_task("add7"), {}
-    for w in WORDS[:2]:
-        c = condition(f"add7/moe-e4k1-h256-silu+{w}")
-        forward(drawn(c), t.tokens, c, sink=(sink := {}))
-        on[w] = sink["gates"].argmax(-1)
-    for s in range(2):
-        assert all(len(on["hashed"][s][t.tokens == v].unique()) == 1 for v in t.tokens.unique())
-    assert (on["placed"] == torch.arange(t.n_ctx) % 4).all()
-    own = condition("add7/moe-e4k1-h256-silu+hashed")
-    experts = ROUTERS["hashed"].begin({}, own, t, torch.Generator().manual_seed(3))[0, 0].argmax(-1).bincount()
-    assert experts.max() - experts.min() <= 1                                            # tokens of the vocabulary
+def test_a_place_gives_every_token_one_expert():
+    t, c = get_task("add7"), condition("add7/moe-e4k1-h256-silu+placed")
+    forward(drawn(c), t.tokens, c, sink=(sink := {}))
+    assert (sink["gates"].argmax(-1) == torch.arange(t.n_ctx) % 4).all()
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("word", WORDS)
@@ -136,10 +127,7 @@ def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_
     assert not torch.equal(*tables) and not torch.equal(tables[0][0], tables[0][1])
     for table in tables: assert torch.equal(table, table[:, :, :1].expand_as(table))               # at every position
 
-def test_several_experts_of_a_hash_have_equal_weights_and_even_loads():
+def test_several_experts_of_a_hash_have_equal_weights():
     c, t = condition("add7/moe-e4k2-h256-silu+hashed"), get_task("add7")
     forward(drawn(c), t.tokens, c, sink=(sink := {}))
-    kept = sink["gates"]
-    assert set(kept.unique().tolist()) == {0, .5}
-    table = ROUTERS["hashed"].begin({}, c, t, torch.Generator().manual_seed(3))[0, 0].softmax(-1)
-    assert (table.sum(0) - table.sum() / 4).abs().max() <= 1
+    assert set(sink["gates"].unique().tolist()) == {0, .5}
