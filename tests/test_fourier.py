@@ -149,6 +149,14 @@ def test_kept_accuracy_is_a_forward_pass_with_the_others_at_their_mean(c, make):
     assert weight.shape[1] == 45 or share < .99 <= _kept_accuracy(p, c, n, weight, [180])
     assert math.isnan(neurons_needed(p, c, n, weight, goal=1.1))
 
+def test_enough_suffices_and_one_less_does_not_but_fewer_still_may():
+    c = "modadd/ffn-h105-relu"
+    n = neurons(clock(), c)
+    weight = contribution(by_sum(n["hidden"]), n["reach"])
+    found = int(neurons_needed(clock(), c, n, weight, .9))
+    less, enough_, few = _kept_accuracy(clock(), c, n, weight, [found - 1, found, 24])[0]
+    assert less < .9 <= enough_ and 24 < found and few >= .9 and "upper bound" in neurons_needed.__doc__
+
 def test_principal_components_are_numpys():
     h = torch.randn(1, 500, 6, generator=torch.Generator().manual_seed(5)) * torch.arange(1, 7)
     groups = torch.arange(500) % 10
