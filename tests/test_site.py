@@ -122,8 +122,11 @@ def no_two_pages_have_one_address(_):
 
 def shown_in_sidebar():
     "Page → what the sidebar calls it: its `text`, or its title."
-    named = {e["href"]: e["text"] for group in site()["website"]["sidebar"]["contents"] for e in group["contents"]
-             if isinstance(e, dict)}
+    def walk(entries):
+        for e in (e for e in entries if isinstance(e, dict)):
+            if "href" in e: yield e["href"], e.get("text") or e["section"]
+            yield from walk(e.get("contents", []))
+    named = dict(walk(site()["website"]["sidebar"]["contents"]))
     return {page: named.get(page) or cells(page)[0]["source"].split("\n")[0].removeprefix("# ") for page in sidebar()}
 
 @rule(SITE)
@@ -137,13 +140,19 @@ def no_entry_of_the_sidebar_names_a_section_of_a_paper(_):
     refers = r"§|\b(App|Tab|Fig)\.|\b(Table|Figure)s? \d"
     return {page: name for page, name in shown_in_sidebar().items() if re.search(refers, name)}
 
-def test_the_sidebar_has_a_section_a_paper_that_its_overview_opens_and_one_is_open_at_a_time():
+def test_three_ways_in_and_a_section_a_paper_that_its_overview_opens():
     shown = site()["website"]["sidebar"]
-    groups = {entry["section"]: entry["contents"] for entry in shown["contents"]}
-    assert [*groups] == ["Start", *papers().values(), "Beyond the papers", "How we measure", "Reference"]
-    assert shown["collapse-level"] == 1 and groups["Start"][0] == "index.ipynb"
+    home, *ways = shown["contents"]
+    assert home["href"] == "index.ipynb" and [w["section"] for w in ways] == ["Read", "Use", "Look up"]
+    groups = {e["section"]: e["contents"] for e in ways[0]["contents"] if isinstance(e, dict)}
+    assert [*groups] == [*papers().values(), "Questions of our own"]
     first = {name: groups[name][0] for name in papers().values()}
     assert all(x["href"].endswith("/40_overview.ipynb") for x in first.values()), first
+
+def test_a_reader_with_the_pdf_finds_each_section_and_appendix_by_its_number():
+    names = shown_in_sidebar().values()
+    for number in "2 3 4.1 4.2 4.3 5 B C.1 C.2 C.3 C.4 C.5 D E F G H I".split():
+        assert [n for n in names if n.startswith(f"{number} ")], number
 
 def test_figures_fit_and_open_larger_and_the_site_asks_no_other_for_anything():
     html, style = site()["format"]["html"], (NBS / "styles.css").read_text()

@@ -39,8 +39,9 @@ def entries(contents, section=""):
     for entry in contents:
         if isinstance(entry, str): yield section, entry
         else:
-            if "href" in entry: yield section or entry.get("section", ""), entry["href"]
-            yield from entries(entry.get("contents", []), section or entry.get("section", ""))
+            of = entry.get("section", "") if "href" not in entry else section      # of a section in a section, the inner
+            if "href" in entry: yield section, entry["href"]
+            yield from entries(entry.get("contents", []), of or section)
 
 
 def said(html, pattern):
@@ -80,7 +81,7 @@ def finds(folder, site):
     for anchor, body in re.findall(r'<section id="([^"]+)" class="level3[^"]*">(.*?)</section>', html, flags=re.S):
         word, text = said(body, r"<h3[^>]*>(.*?)</h3>"), said(body, r"</h3>(.*)")
         new.append({"href": f"glossary.html#{anchor}", "title": "Glossary", "section": word, "text": text,
-                    "crumbs": ["Start", "Glossary"]})
+                    "crumbs": ["Look up", "Glossary"]})
     path.write_text(json.dumps([{"objectID": e["href"], "ours": True, **e} for e in new] + index, ensure_ascii=False,
                                indent=1), encoding="utf-8")
     return len(new)

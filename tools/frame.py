@@ -18,6 +18,7 @@ widget.
 - **Ways out.** With `git_url` in settings.ini (the site's workflow fills it in), the bar on top links to the repository
 and to
   its issues, and "source" to the line. Without one those links would be dead, so they are left out.
+- **A strip.** Under the title of a page of a paper stand its other sections, by the paper's numbers.
 - **The foot.** What a page stands on (`report.pages.Opening`) is read where the rows are, and said where it ends.
 - **Addresses of claims.** A claim's key is an address on the page that judges it: where the page shows it, or in the
   list of all that it judges, at its foot (`record.ways`, `record.counts`).
@@ -33,6 +34,7 @@ import os
 import re
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -81,7 +83,7 @@ def fold(cell, page):
     if n and not cell["outputs"]:
         return f"{n} assertion{'s' * (n > 1)}, all hold" if n > 1 else "1 assertion, holds"
     if all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
-        return "set-up" if body else None
+        return "set-up" if body and "/" in page else None  # on the front pages a reader types what he sees
     if not re.match(RESULTS, page):
         return None
     forms = {form for out in cell["outputs"] for form in out.get("data", {})}
@@ -133,11 +135,45 @@ def joins(cell):
     return cell["cell_type"] == "code" and not cell["outputs"] and '#| code-summary: "set-up"\n' in cell["source"]
 
 
+@cache
+def strips(root=ROOT):
+    "Page → the name of its paper, and (what it is called, notebook) of each page of that paper, from _quarto.yml."
+    def walk(entries):
+        for e in entries:
+            if isinstance(e, dict) and "href" in e: yield e.get("text") or e["section"], e["href"]
+            elif isinstance(e, str): yield title(root / "nbs" / e), e
+            if isinstance(e, dict): yield from walk(e.get("contents", []))
+    site = yaml.safe_load((root / "_quarto.yml").read_text(encoding="utf-8"))["website"]["sidebar"]["contents"]
+    read = next(e["contents"] for e in site if isinstance(e, dict) and e.get("section") == "Read")
+    found = {e["section"]: [*walk(e["contents"])] for e in read if isinstance(e, dict) and "contents" in e}
+    return {page: (paper, pages) for paper, pages in found.items() for _, page in pages}
+
+
+def title(path):
+    "What a notebook is called in its first line."
+    return "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).split("\n")[0].lstrip("# ")
+
+
+def strip(page):
+    """The line under the title of a page of a paper that leads to its other sections, by the paper's own numbers; where
+    a page has none, by the page's name. Nothing for other pages."""
+    if page not in strips(): return ""
+    paper, pages = strips()[page]
+    numbered = [(m[1], words, at) for words, at in pages if (m := re.match(r"(\d(?:\.\d)?|[A-Z](?:\.\d)?) ", words))]
+    shown = numbered or [(words.partition(":")[0], words, at) for words, at in pages]
+    def link(word, words, at):
+        said = words.replace('"', "'")
+        return f"**{word}**" if at == page else f'[{word}]({os.path.relpath(at, os.path.dirname(page))} "{said}")'
+    return f"::: {{.paper-strip}}\n{paper}: {' · '.join(link(*one) for one in shown)}\n:::\n"
+
+
 def framed(notebook, page):
     "The cells of a processed notebook as Quarto gets them."
     out, foot = [], []
     judged = [c for c in recorded_claims().itertuples(index=False) if page_of(c) == page]
     cells, shown = _place_claims(notebook["cells"], judged)
+    if said := strip(page):
+        cells = [*cells[:1], {"cell_type": "markdown", "id": "strip", "metadata": {}, "source": said}, *cells[1:]]
     for cell in cells:
         cell = {**cell, "source": "".join(cell["source"])}
         if cell["cell_type"] == "markdown":

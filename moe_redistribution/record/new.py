@@ -44,7 +44,7 @@ def _new_name(name:str, root:str|Path=None) -> str:
     return name
 
 # %% ../../nbs/7_record/04e_new.ipynb #c0de1010
-SECTION = "Beyond the papers"                    # of the sidebar, where a new study stands
+SECTION = "Questions of our own"                    # of the sidebar, where a new study stands
 
 def _with_entries(sidebar:str, pages:list) -> str:
     "The text of _quarto.yml with `pages`, under nbs/, at the end of the `SECTION`. ValueError where there is none."
