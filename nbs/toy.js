@@ -91,7 +91,7 @@ function weights(model) {
 const PLACES = ["ones", "tens", "hundreds", "thousands"], SHORT = ["ones", "tens", "hund.", "thou."];
 const INK = "#222", QUIET = "#595959";
 const FFN = {on: "on", zero: "at zero", mean: "at its mean"}, COPIES = {allowed: "allowed", out: "ruled out"};
-const MODELS = {dense: "dense", "slow dense": "", mixture: "mixture", "frozen router": "mixture, frozen router"};
+const MODELS = {dense: "dense", "slow dense": "slow dense", mixture: "mixture", "frozen router": "mixture, frozen router"};
 const percent = p => `${Math.round(100 * p)}%`;
 const mean = x => sum(x) / x.length;
 const word = token => token === END ? "end" : token === 10 ? "pad" : String(token);
@@ -106,15 +106,30 @@ const radios = (name, legend, options, chosen) => `<fieldset><legend>${legend}</
   many(Object.entries(options), ([value, said]) => `<label><input type="radio" name="toy-${name}" value="${value}"` +
     `${value === chosen ? " checked" : ""}> ${said}</label>`) + "</fieldset>";
 
-function tryFirst(data) {                         // one sentence, out of the rows
-  const [dense, slow, mixture] = data.models.map(m => percent(mean(m.scores.mean.allowed)));
-  const [eighth, printed] = [data.sweep.arms[0].cells[0], data.sweep.arms[2].cells[3]];
-  return `<strong>Try first:</strong> put the FFN at its mean. Of the digits of all 1,000 numbers the dense model still
-    gets ${dense} right, the mixture ${mixture}. Then take the slow dense model, at ${data.models[1].rate} of the
-    rate: ${slow}. Only a slower one passes the mixture, and no model of it is here: the slider below has
-    ${percent(eighth.mean)} for dense at ${data.sweep.rates[0]} against ${percent(printed.mean)} for a mixture, tens and
-    hundreds, copies ruled out. Passing the digit of the question on, which computes nothing, gets
-    ${percent(mean(data.passed_on.allowed))}.`;
+function opening(data) {                          // the surprise, out of the rows; its buttons set the controls
+  const [dense, slow, mixture, frozen] = data.models.map(m => percent(mean(m.scores.mean.allowed)));
+  const beaten = data.models.filter(m => m.scores.mean.allowed[2] < data.passed_on.allowed[2]).length;
+  const link = (does, said) => `<button type="button" class="toy-link" data-does="${does}">${said}</button>`;
+  return `<p>${link("away", "Take the FFN away")}, and of the digits of all 1,000 sums the dense model still gets ${dense}
+    right, the mixture ${mixture}. ${link("slow", "Slow the dense model down")}, to ${data.models[1].rate} of the rate: ${slow}.
+    ${link("frozen", "Freeze the router")}: ${frozen}. Passing the digit of the question on, which computes nothing, gets
+    ${percent(mean(data.passed_on.allowed))}, and on hundreds it beats ${beaten === data.models.length ? "all" : beaten} of these
+    models.</p>`;
+}
+
+function bars(data, ffn, copies, chosen) {        // what each of the models gets right
+  const left = 120, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
+  const null_ = mean(data.passed_on[copies]), bottom = 8 + high * data.models.length;
+  const bar = (m, k) => {
+    const right = mean(m.scores[ffn][copies]), top = 8 + high * k;
+    return text(left - 8, top + 15, m.key, `text-anchor="end"` + (m.key === chosen ? ` font-weight="bold"` : "")) +
+      `<rect x="${left}" y="${top}" width="${(x(right) - left).toFixed(1)}" height="${high - 8}" stroke="${m.hue}" fill="${m.hue}"
+        fill-opacity="${m.key === "slow dense" ? .15 : .85}"/>` + text(x(right) + 5, top + 14, percent(right));
+  };
+  const said = data.models.map(m => `${m.key} ${percent(mean(m.scores[ffn][copies]))}`).join(", ");
+  return picture(wide, bottom + 22, `Digits right of all 1,000 sums, FFN ${FFN[ffn]}: ${said}.`, many(data.models, bar) +
+    line(x(null_), 2, x(null_), bottom, `stroke="#777" stroke-dasharray="5 3"`) +
+    text(x(null_), bottom + 14, "passing the digit on", `text-anchor="middle" fill="${QUIET}"`));
 }
 
 function whyHundreds(m, ffn, copies, data) {      // a null beats a model there: why
@@ -165,20 +180,23 @@ function headPicture(pattern, tokens, head, hue) {            // the four places
       many(shares, (p, j) => cell(p, r, j)))) + "</figure>";
 }
 
-function play(root, data) {                       // the models
+function play(root, inside, data) {               // the models: bars for all of them, and one of them from inside
   const model = Object.fromEntries(data.models.map(m => [m.key, {...m, weights: null}]));
-  const slow = data.models.find(m => m.key === "slow dense");
-  const names = {...MODELS, "slow dense": `slow dense (FFN at ${slow.rate} of the learning rate)`};
-  root.innerHTML = `<p>${tryFirst(data)}</p><form class="toy-form">
+  root.innerHTML = `${opening(data)}<form class="toy-form">` + radios("ffn", "The FFN", FFN, "mean") +
+    radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
+    <p class="toy-note">Digits right of all 1,000 sums, a typical seed of each model:</p><div class="toy-bars"></div>`;
+  inside.innerHTML = `<details><summary>Look inside: a number of yours, its digits, experts and heads</summary><form class="toy-form">
     <label class="toy-number">A number, 0 to 999 <input type="number" min="0" max="999" step="1" value="193"
-      inputmode="numeric" required></label>` + radios("model", "Model", names, "dense") +
-    radios("ffn", "Its FFN", FFN, "on") + radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
+      inputmode="numeric" required></label>` + radios("model", "Model", MODELS, "dense") + `</form>
     <p class="toy-said" aria-live="polite"></p><div class="toy-answer"></div>
-    <p class="toy-note"></p><div class="toy-heads"></div>`;
-  const find = what => root.querySelector(what), chosen = name => find(`[name="toy-${name}"]:checked`).value;
+    <p class="toy-note"></p><div class="toy-heads"></div></details>`;
+  const find = what => root.querySelector(what) || inside.querySelector(what);
+  const chosen = name => find(`[name="toy-${name}"]:checked`).value;
   function update() {
     const number = find("input[type=number]"), m = model[chosen("model")];
     const ffn = chosen("ffn"), copies = chosen("copies");
+    find(".toy-bars").innerHTML = bars(data, ffn, copies, m.key);
+    if (!find("details").open) return;            // nothing is computed that is not seen
     if (!number.checkValidity()) { find(".toy-said").textContent = "Type a whole number from 0 to 999."; return; }
     const n = Number(number.value), run = forward(m.weights = m.weights || weights(m), n, ffn);
     const given = answer(run, copies), asked = given.filter(a => a.asked);
@@ -195,12 +213,20 @@ function play(root, data) {                       // the models
       ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean (${percent(m.left)} and
       ${percent(m.mean)} of tens and hundreds, FFN at its mean, copies ruled out).`;
   }
-  find("form").addEventListener("input", update);
-  find("form").addEventListener("submit", event => event.preventDefault());
+  const check = (name, value) => { find(`[name="toy-${name}"][value="${value}"]`).checked = true; };
+  const does = {away: () => { check("ffn", "mean"); check("model", "dense"); }, slow: () => { check("ffn", "mean"); check("model", "slow dense"); },
+    frozen: () => { check("ffn", "mean"); check("model", "frozen router"); }};
+  root.addEventListener("click", event => {
+    const asked = event.target.closest("[data-does]");
+    if (asked) { does[asked.dataset.does](); update(); }
+  });
+  for (const box of [root, inside]) box.addEventListener("input", update);
+  find("details").addEventListener("toggle", update);
+  for (const form of [root, inside]) form.addEventListener("submit", event => event.preventDefault());
   update();
 }
 
-// The right half of the front figure: tens and hundreds, FFN at its mean, current token ruled out, by learning rate.
+// What attention keeps by the FFN's learning rate: tens and hundreds, FFN at its mean, current token ruled out, by learning rate.
 const W = 340, TALL = 250, LEFT = 40, DOWN = 205, y = share => DOWN - share * (DOWN - 12);
 const frame = many([0, .25, .5, .75, 1], s => line(LEFT, y(s), W, y(s), `stroke="#e3e3e3"`) +
   text(LEFT - 6, y(s) + 4, percent(s), `text-anchor="end"`));
@@ -274,10 +300,28 @@ function slide(root, sweep) {                     // the learning rate
   update();
 }
 
+function show() {
+  const [models, rates, inside] = ["toy-models", "toy-rates", "toy-inside"].map(id => document.getElementById(id));
+  play(models, inside, globalThis.toyData);
+  slide(rates, globalThis.toyData.sweep);
+}
+
+function load(box) {                              // the data are large: they come when the box is about to be seen
+  if (globalThis.toyData) { show(); return; }
+  const script = document.createElement("script");
+  script.src = box.dataset.from;
+  script.addEventListener("load", show);
+  document.head.append(script);
+}
+
 if (typeof document !== "undefined") document.addEventListener("DOMContentLoaded", () => {
-  const [models, rates] = ["toy-models", "toy-rates"].map(id => document.getElementById(id));
-  if (models) play(models, globalThis.toyData);
-  if (rates) slide(rates, globalThis.toyData.sweep);
+  const box = document.getElementById("toy-models");
+  if (!box) return;
+  if (typeof IntersectionObserver === "undefined") { load(box); return; }
+  const seen = new IntersectionObserver(entries => {
+    if (entries.some(e => e.isIntersecting)) { seen.disconnect(); load(box); }
+  }, {rootMargin: "300px"});
+  seen.observe(box);
 });
 if (typeof module !== "undefined") module.exports = {forward, answer, weights};
 })();

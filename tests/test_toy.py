@@ -147,12 +147,14 @@ def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_d
         wrong["out"] += (said == (digit + 1) % 10)[asked & (said != right)].tolist()
     assert {k: round(np.mean(v), 4) for k, v in wrong.items()} == pytest.approx(shown["wrong_hundreds"], abs=1e-4)
 
-def test_try_first_names_a_rate_at_which_the_order_turns_and_says_that_it_is_not_in_the_box():
+def test_the_slow_dense_model_in_the_box_passes_the_mixture_as_the_rows_of_the_sweep_do():
     dense, mixture = (DATA["sweep"]["arms"][k]["cells"] for k in (0, 2))
     assert dense[0]["lo"] > mixture[3]["hi"] > dense[1]["hi"]
-    assert SHOWN["slow dense"]["rate"] == DATA["sweep"]["rates"][1] and DATA["sweep"]["rates"][0] == "⅛"
+    assert SHOWN["slow dense"]["rate"] == DATA["sweep"]["rates"][0] == "⅛"
+    right = {m: np.mean(SHOWN[m]["scores"]["mean"]["allowed"]) for m in MODELS}
+    assert right["slow dense"] > right["mixture"] > right["dense"]
 
-def test_the_slider_shows_the_lines_of_the_front_figure():
+def test_the_slider_shows_the_lines_of_the_recorded_rows():
     rows, (fig, ax) = rows_of("copying", [at_rate(n, r) for n in toy.SWEPT for r in RATES], ["paired"]), plt.subplots()
     rate_lines(ax, rows, toy.SWEPT)
     plt.close(fig)
@@ -169,8 +171,8 @@ def test_the_page_asks_no_other_site_for_anything():
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>toy</title><meta name="viewport"
 content="width=device-width, initial-scale=1"><link rel="stylesheet" href="{0}/toy.css"></head><body><main>
-<div class="toy" id="toy-models"></div><div class="toy" id="toy-rates"></div></main>
-<script src="{0}/toy_data.js"></script><script src="{0}/toy.js"></script></body></html>"""
+<div class="toy" id="toy-models" data-from="{0}/toy_data.js"></div><div class="toy" id="toy-rates"></div>
+<div class="toy" id="toy-inside"></div></main><script src="{0}/toy.js"></script></body></html>"""
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
@@ -193,10 +195,28 @@ def by_keyboard(tab, start, *keys):
     "What the box says after these keys, from the element `start`."
     tab.focus(start)
     for key in keys: tab.keyboard.press(key)
-    return [tab.inner_text(f"#toy-{box} .toy-said") for box in ("models", "rates")]
+    return [tab.inner_text(f"#toy-{box} .toy-said") for box in ("inside", "rates")]
+
+@pytest.mark.audit
+def test_the_box_opens_on_the_surprise_and_its_words_set_its_controls(tab):
+    tab.wait_for_selector(".toy-bars svg")
+    said = lambda: tab.get_attribute(".toy-bars svg", "aria-label")
+    assert "FFN at its mean" in said()                                         # away from the start
+    tab.check("[name=toy-ffn][value=on]")
+    assert "FFN on: dense 100%" in said()
+    tab.click("[data-does=slow]")
+    assert "at its mean" in said() and tab.input_value("[name=toy-model]:checked") == "slow dense"
+    tab.keyboard.press("Escape"), tab.evaluate("document.activeElement.blur()")
+    for n in range(1, 11):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("document.activeElement.type") == "range": break
+    assert n <= 10
 
 @pytest.mark.audit
 def test_the_box_is_worked_by_keyboard_from_a_file(tab):
+    tab.wait_for_selector("details")
+    tab.evaluate("document.querySelector('details').open = true")
+    tab.check("[name=toy-ffn][value=on]"), tab.check("[name=toy-model][value=dense]")
     first, rate = by_keyboard(tab, "input[type=number]", "Control+A", "9", "9", "5")
     assert "995 + 7 = 1002" in first and "1 0 0 2: 4 of 4 digits right" in first
     second, _ = by_keyboard(tab, "[name=toy-ffn]", "ArrowDown", "ArrowDown")
@@ -214,12 +234,13 @@ def test_the_box_is_worked_by_keyboard_from_a_file(tab):
 def test_the_box_fits_a_phone_and_pictures_have_words(tab):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     labels = tab.eval_on_selector_all(".toy svg", "all => all.map(s => s.getAttribute('aria-label'))")
-    assert len(labels) == 6 and all(len(x) > 40 for x in labels)
+    assert len(labels) == 7 and all(len(x) > 40 for x in labels)
     named = tab.eval_on_selector_all(".toy input", "all => all.map(i => i.labels.length)")
     assert len(named) == 11 and set(named) == {1}
 
 def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript():
     cells = json.loads((ROOT / "nbs/index.ipynb").read_text())["cells"]
     cell, = ("".join(c["source"]) for c in cells if 'src="toy.js"' in "".join(c["source"]))
-    assert cell.index('href="toy.css"') < cell.index('src="toy_data.js"') < cell.index('src="toy.js"')
-    assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates")) and cell.count("<noscript>") == 2
+    assert cell.index('href="toy.css"') < cell.index('data-from="toy_data.js"') < cell.index('src="toy.js"')
+    assert 'src="toy_data.js"' not in cell                                     # three quarters of a megabyte, when they are seen
+    assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates", "toy-inside")) and cell.count("<noscript>") == 3

@@ -23,13 +23,13 @@ from moe_redistribution.instruments.copying import copying_nulls, without_copy
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import forward
-from moe_redistribution.studies.sparsity_moves.arms import ARMS, FIGURE1, TABLE1
+from moe_redistribution.studies.sparsity_moves.arms import FIGURE1, TABLE1
 from moe_redistribution.tasks.task import get_task, nulls
 from moe_redistribution.training.store import write_whole
 
 FILE = Path(__file__).resolve().parent.parent / "nbs" / "toy_data.js"
 NOTE = "// Made from checkpoints/ and results/ by `python tools/toy.py`. Do not edit.\n"
-MODELS = {"dense": TABLE1["FFN"], "slow dense": ARMS["FFN, lr × ¼"], "mixture": TABLE1["MoE"],
+MODELS = {"dense": TABLE1["FFN"], "slow dense": f"{TABLE1['FFN']}+ffnlr0.125", "mixture": TABLE1["MoE"],
           "frozen router": TABLE1["MoE, frozen router"]}
 SWEPT = [TABLE1[n] for n in ("FFN", "Narrow FFN", "MoE", "MoE, frozen router")] + [FIGURE1["GLU"]]
 WHOLE = ("W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "b_O", "W_router", "ffn_mean")

@@ -20,7 +20,7 @@ from ...evidence.claims import claims
 from ...report.thumbnails import heading_anchor, stored_figures
 
 # %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #c3e9ead4
-CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn")]
+CANONICAL = [(name, "first256") for name in (*(TABLE1 | FIGURE1 | ARMS).values(), "add7/no_ffn", f"{TABLE1['FFN']}+ffnlr0.125")]
 
 CANONICAL += [(f"{task}/{v}-gelu", rule) for task, rule in (("modadd", "first99"), ("hist", "best"))
               for v in ("ffn-h512", "moe-e4k1-h512", "glu-h340", "moe_glu-e4k1-h340")] + [("modadd/no_ffn", "best")]
