@@ -13,7 +13,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import Task, slices
 from ..models.condition import Condition
 from .trace import trace, parts, SPLITS
-from ..models.population import check_population, member
+from ..models.population import check_population, each_member
 from .rows import rows, tidy
 from .instrument import instrument
 from .subject import reads_weights
@@ -31,9 +31,7 @@ def attribution(params:dict, c:str|Condition, by:str="component", centred:bool=T
                f"{c.name}: a norm divides by all parts together, so no part has a logit of its own",
                fix="freeze_norm=True holds each token's scale")
     check_population(params, c)
-    t = c.get_task()
-    one = lambda i: _one(member(params, i), c, t, by, centred)
-    each = [one(i) for i in range(len(params["W_E"]))]
+    each = [_one(m, c, c.get_task(), by, centred) for m in each_member(params)]
     return {name: torch.cat([e[name] for e in each]) for name in each[0]}
 
 # %% ../../nbs/4_instruments/05_attribution.ipynb #a18ec8ee

@@ -12,7 +12,7 @@ import torch
 from ..tasks.errors import refuse
 from ..tasks.data import split
 from ..models.condition import Condition, condition
-from ..models.population import check_population, forward, member, check_modular
+from ..models.population import check_population, each_member, forward, check_modular
 from .rows import rows, tidy
 from .instrument import instrument
 from .fourier import (all_pairs, concentration, contribution, dead_share, group_mean,
@@ -55,8 +55,7 @@ def gini(x:torch.Tensor):
 def _pair_logits(params:dict, c:str|Condition):
     "Logits at the `=` of every pair, one seed after the other to bound the memory: (s, p², v)."
     tokens = condition(c).get_task().tokens.to(params["W_E"].device)
-    one = lambda i: forward(member(params, i), tokens, c, read_only=True)[:, :, 0]
-    return torch.cat([one(i) for i in range(len(params["W_E"]))])
+    return torch.cat([forward(m, tokens, c, read_only=True)[:, :, 0] for m in each_member(params)])
 
 # %% ../../nbs/4_instruments/16_grokking.ipynb #9e3a3def
 def _split_losses(logits:torch.Tensor, keys:torch.Tensor=None):
@@ -114,12 +113,12 @@ def _count_keys(logits:torch.Tensor):
 def _neuron_waves(params:dict, c:Condition) -> dict:
     """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and
     dead_share_paper."""
-    def one(i):
-        n = neurons(member(params, i), c)
+    def one(m):
+        n = neurons(m, c)
         means = _sum_means(n["hidden"][:, :, 0])
         return {"concentration_weighted": weighted_mean(concentration(means), contribution(means, n["reach"])),
                 "concentration_paper": concentration(means, "paper").mean(1), "dead_share_paper": dead_share(means)}
-    each = [one(i) for i in range(len(params["W_E"]))]
+    each = [*map(one, each_member(params))]
     return {k: torch.cat([e[k] for e in each]) for k in each[0]}
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from ..tasks.task import ALPHABET, LENGTH, counts, sample_sequences, strata
 from ..tasks.errors import choose, refuse
 from ..models.condition import Condition, condition
-from ..models.population import check_population, ffn_half, forward, layer, member, predict
+from ..models.population import check_population, each_member, ffn_half, forward, layer, predict
 from .rows import rows, tidy
 from .instrument import instrument, is_first, own_part
 from .ablation import combine_edits
@@ -39,8 +39,7 @@ def count_probes(params:dict, c:str|Condition, protocol:str="audited", steps:int
     c = _hist(c)
     paper = choose("protocol", protocol, PROTOCOLS) == "paper"
     tokens = _paper_sequences() if paper else c.get_task().tokens[:N_PROBED]
-    one = lambda i: member(params, i)
-    found = [_one(one(i), c, tokens, paper, steps) for i in range(len(params["W_E"]))]
+    found = [_one(m, c, tokens, paper, steps) for m in each_member(params)]
     return {s: {m: torch.cat([f[s][m] for f in found]) for m in found[0][s]} for s in RESIDUAL_SITES}
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #4056ca89
@@ -140,8 +139,7 @@ def _known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor
     site → zero, mean, resample or a function, over the whole set; `among` (s, n): the sequences that each seed is asked
     about, or all. Raises ValueError as `_histogram_rows` does."""
     c = _hist(c)
-    t = c.get_task()
-    truth = counts(t.tokens)
+    truth = counts(c.get_task().tokens)
     def one(i, m, made):
         at = slice(None) if among is None else among[i]
         logits = m.read_out(made)[0].cpu()[at]

@@ -86,8 +86,7 @@ class _Instrument:
     streams: tuple = ("authors",)
     live: bool = False
 
-    @property
-    def about(self): return self.rows.__doc__
+    about = property(lambda self: self.rows.__doc__)
     def lacks(self, c:str|Condition) -> list:
         "Those of its needs that a condition and its task have not got, in words."
         c = condition(c)

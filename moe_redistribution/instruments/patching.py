@@ -13,7 +13,7 @@ from ..tasks.errors import choose, refuse
 from ..tasks.task import Task, labels
 from ..models.condition import Condition, condition
 from ..models.edits import resolve_name
-from ..models.population import (check_population, ffn_half, forward, layer, member, rms_norm, sites,
+from ..models.population import (check_population, each_member, ffn_half, forward, layer, rms_norm, sites,
                                                   unembed)
 from ..models.ffn import dispatch, gates
 from .trace import trace, parts
@@ -172,8 +172,7 @@ def patch(
     _check(c, t, chosen, sites)
     check_population(params, c)
     way = _patch_one if c.n_layers == 1 else _patch_by_running
-    one = lambda i: way(member(params, i), c, t, chosen, sites)
-    members = [one(i) for i in range(len(params["W_E"]))]         # one at a time: only the memory differs
+    members = [way(m, c, t, chosen, sites) for m in each_member(params)]       # one at a time: only the memory differs
     gather = lambda where, site: torch.stack([m[where][site] for m in members]).cpu()
     return {where: {site: gather(where, site) for site in ["none", *sites]} for where in chosen}
 

@@ -149,9 +149,7 @@ def _edit_rows(params, c, t, put):
             "tabled": tabled_gates(_cells(t), c.top_k)}
     hows = [(e, how) for how in ("zero", "mean") for e in range(E)]
     each = [{}] + [edits_for(c, f"E{e}", how) for e, how in hows] + list(ways.values())
-    right = _rerouted_answers(params, c, each).cpu() == t.targets
-    fall = drops(right, t)
-    for v, x in fall.items():
+    for v, x in drops(_rerouted_answers(params, c, each).cpu() == t.targets, t).items():
         asked = dict(stratum=v if v == "all" else f"{by}={v}",
                      n_examples=int((what == v).sum() if v != "all" else (what != "").sum()))
         for (e, how), values in zip(hows, x):

@@ -59,8 +59,7 @@ def audit_units(s:LanguageModel, asked:Sequence[str]) -> list:
              "ffns": [n for n in s.sites if n.endswith(".ffn_out")]}
     for kind in asked:
         if kind in every and not every[kind]: refuse("unit", f"{kind} of {s.name}", "none", fix="another unit")
-    found = [_audit_unit(s, n) for kind in asked for n in every.get(kind, [kind])]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_audit_unit(s, n) for kind in asked for n in every.get(kind, [kind])))
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #bd49d869
 def _pair_edits(l:int, how:str, pairs:torch.Tensor, gates:torch.Tensor, means:dict, by_scores:bool=True) -> dict:

@@ -42,8 +42,7 @@ def _text_task(tokens:torch.Tensor, d_vocab:int, name:str="text", pad:int=None) 
         refuse("text", f"int64 windows (n, T + 1) of tokens below {d_vocab}", got, "int64 (16, 65)", "see TEXTS")
     if pad is not None and (tokens == pad).any():
         refuse("windows", "tokens without padding", f"some {pad}", fix="windows of one length; pad is for `run`")
-    T = tokens.shape[1] - 1
-    at = tuple(range(T))
+    at = tuple(range(tokens.shape[1] - 1))
     return Task(name, d_vocab=d_vocab, d_vocab_out=d_vocab, causal=True, tied=False, read=at, scored=at,
                 positions=tuple(f"p{i}" for i in at), vocab=tuple(map(str, range(d_vocab))), tokens=tokens[:, :-1],
                 targets=tokens[:, 1:], strata=pd.DataFrame(index=range(len(tokens))), whole_only=True)

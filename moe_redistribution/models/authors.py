@@ -80,8 +80,8 @@ def from_authors(states, activation:str=None, top_k:int=1, options:str=""):
     if len(names) > 1:
         refuse("from_authors", "one condition", sorted(names), "one of them", "open them one by one")
     c = condition(names.pop())
-    members = [_member(_unwrapped(s), c) for s in states]
-    return {n: torch.stack([m[n] for m in members]) for n in shapes(c)}, c.name
+    each = [_member(_unwrapped(s), c) for s in states]
+    return {n: torch.stack([m[n] for m in each]) for n in shapes(c)}, c.name
 
 def _member(state, c):
     "Parameters of one model, without the seed axis; positions that the task never reads are left behind."

@@ -170,8 +170,7 @@ def _option(field, value):
     "The `+option` text of one field: its example with the variable part replaced."
     pattern, read, example = OPTIONS[field]
     if read is bool or pattern[0] == "(": return "+" + value if isinstance(value, str) else example
-    stem = re.match(r"\+[A-Za-z]+_?", example)[0]
-    return stem + short_number(value)
+    return re.match(r"\+[A-Za-z]+_?", example)[0] + short_number(value)
 
 def _format_name(c:Condition) -> str:
     "The name of a condition: what it is, each departure from the recipe in the grammar's order, then its events."

@@ -68,8 +68,7 @@ class _Origin:
     module: str = PACKAGE
     file: str = ""
     digest: str = ""
-    @property
-    def own(self): return self.module.partition(".")[0] != PACKAGE          # is it a user's?
+    own = property(lambda self: self.module.partition(".")[0] != PACKAGE)          # is it a user's?
     @property
     def whole(self): return self.digest + read_digest(WHAT_READ.get(self.file, {}))      # and of what its file has read
     def __str__(self):

@@ -74,10 +74,8 @@ class PhoneBook:
         if not 1 <= self.n <= most:
             refuse("entries of a phone book", f"1 to {most}, so that names and numbers differ", self.n,
                    min(max(1, self.n), most), "more letters or digits")
-    @property
-    def d_vocab(self): return len(BOOK_SIGNS)
-    @property
-    def T(self): return self.name_letters + self.digits + 3
+    d_vocab = property(lambda self: len(BOOK_SIGNS))
+    T = property(lambda self: self.name_letters + self.digits + 3)
 
     def entries(self, index:np.ndarray|Sequence) -> torch.Tensor:
         "Tokens (m, T), int64, of the entries `index` (m,). ValueError for an entry that the book lacks."

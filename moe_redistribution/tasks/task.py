@@ -226,8 +226,7 @@ def spans(task:Task) -> dict:
     "Names of groups of scored positions → entries of `read`: the whole answer first, each single position last."
     name = lambda js: "-".join(dict.fromkeys(task.positions[j] for j in (js[0], js[-1])))
     each = [] if task.whole_only else [(j,) for j in task.scored]
-    groups = [task.scored] + list(task.groups) + each
-    return {name(js): list(js) for js in groups}
+    return {name(js): list(js) for js in [task.scored, *task.groups, *each]}
 
 def labels(task:Task, by:str) -> np.ndarray:
     "What each prediction is, as text (n, read), by one of `task.by`; empty at a position that has no such label."

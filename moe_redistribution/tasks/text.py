@@ -58,8 +58,7 @@ class Planted:
             refuse("names and digits", "some, where p_fact or p_sum is above 0, and only there",
                    (self.n_names, self.p_fact, self.modulus, self.p_sum), fix="n_names=24, p_fact=.2")
 
-    @property
-    def name(self): return "planted"
+    name = "planted"
 
     @property
     def vocab(self) -> tuple:
@@ -69,8 +68,7 @@ class Planted:
                 *(name for word, c, n in (("FACT", "n", self.n_names), ("SUM", "d", self.modulus)) if n
                   for name in (word, *(f"{c}{i}" for i in range(n)))))
 
-    @property
-    def d_vocab(self) -> int: return self.words.stop + sum(1 + len(t) for _, _, t in self.tables)
+    d_vocab = property(lambda self: self.words.stop + sum(1 + len(t) for _, _, t in self.tables))
 
     @property
     def words(self) -> slice:
@@ -279,12 +277,9 @@ class Text:
     tokens: torch.Tensor = field(repr=False)
     vocab: tuple = field(repr=False)
     sha256: str
-    @property
-    def d_vocab(self): return len(self.vocab)
-    @property
-    def training(self): return self.tokens[:len(self.tokens) * 9 // 10]
-    @property
-    def kept_back(self): return self.tokens[len(self.tokens) * 9 // 10:]
+    d_vocab = property(lambda self: len(self.vocab))
+    training = property(lambda self: self.tokens[:len(self.tokens) * 9 // 10])
+    kept_back = property(lambda self: self.tokens[len(self.tokens) * 9 // 10:])
 
     def batches(self, T:int, batch:int, seed:int):
         "A function of the step: (batch, T + 1) windows of the training part."
@@ -301,8 +296,7 @@ class Text:
         90."""
         return torch.bucketize(tokens, torch.tensor([*TEXT_KINDS.values()]), right=True) - 1
 
-    @property
-    def kind_names(self): return tuple(TEXT_KINDS)
+    kind_names = property(lambda self: tuple(TEXT_KINDS))
 
     def class_of(self, kind:str) -> slice:
         "The tokens that a token of this kind may be mistaken for: all."

@@ -253,10 +253,8 @@ class Run:
     history: pd.DataFrame = field(repr=False)
     manifest: dict = field(repr=False)
 
-    @property
-    def failed(self): return self.manifest["failed"] is not None
-    @property
-    def step(self): return self.manifest["step"]
+    failed = property(lambda self: self.manifest["failed"] is not None)
+    step = property(lambda self: self.manifest["step"])
 
 def home() -> Path:
     "Where runs are kept: $MOE_REDISTRIBUTION_HOME, or the user's cache directory."
