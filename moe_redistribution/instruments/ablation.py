@@ -73,8 +73,7 @@ def edits_for(c:str|Condition|Subject, unit:str, how) -> dict:
 
 # %% ../../nbs/4_instruments/03_ablation.ipynb #3f78ef38
 def _partner(on):
-    """`derangement` among those in `on` (s, n, …) alone, for each seed and position: indices along n; the rest
-    keep their own."""
+    "`derangement` among those in `on` (s, n, …) alone: indices along n; the rest keep their own."
     here, n_on = torch.arange(on.shape[1], device=on.device).view(-1, *[1] * (on.ndim - 2)), on.sum(1, keepdim=True)
     rank = _order(len(here)).argsort().to(on.device).view_as(here)
     first = (rank + len(here) * ~on).argsort(1)                                  # those in `on`, then the others
@@ -312,8 +311,7 @@ def null_rows(t:Task) -> pd.DataFrame:
 @torch.no_grad()
 @opens
 def ablation_curve(params:dict|Subject, c:str|Condition|None) -> dict:
-    """Digits accuracy (s,) with FFN or attention, that of all layers, replaced by zero or mean; a measure for
-    `training.evaluate`."""
+    "Digits accuracy (s,) with all FFNs or attention at zero or mean; a measure for `training.evaluate`."
     s = copy(subject(params, c))
     s.finite = False                                      # a seed that failed is known; the others go on
     own = [m for m in MAIN_SITES if any(n.split(".")[-1] == m for n in s.sites)]

@@ -54,8 +54,7 @@ def _of_split(terms, ok, what, by):
         refuse(what, f"terms of the split {by}", ", ".join(terms), fix=f"attribution(params, c, {by})")
 
 def _coarse_terms(terms:dict) -> dict:
-    """The terms of the split "all" summed to embed, attn_out and ffn_out (if the model has an FFN); ValueError for
-    another split's."""
+    """The terms of the split "all" summed to embed, attn_out and ffn_out; ValueError for another split's."""
     _of_split(terms, "tok" in terms, "coarse", '"all"')
     def home(n):
         layer, inner = n[:n.rfind(".") + 1], n.rpartition(".")[2]

@@ -135,8 +135,7 @@ def key_frequencies(share:torch.Tensor, keep:float=.9) -> list:
 
 # %% ../../nbs/4_instruments/13_fourier.ipynb #2c62638a
 def _kept_accuracy(params:dict, c:Condition, n:dict, weight:torch.Tensor, ms:Sequence[int]):
-    """Accuracy on all pairs with only the m heaviest neurons, the rest at their mean: `n` from `neurons` → (s,
-    len(ms)). Raises ValueError for other tasks than modadd."""
+    "Accuracy (s, len(ms)) with only the m heaviest neurons, the rest at their mean; `n` from `neurons`."
     accuracy = _keeping(params, c, n, weight)
     return torch.stack([accuracy(m) for m in ms], 1)
 

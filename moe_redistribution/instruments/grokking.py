@@ -111,8 +111,7 @@ def _count_keys(logits:torch.Tensor):
     return _key_waves(_wave_power(_sum_means(logits)), .9).sum(1).double()
 
 def _neuron_waves(params:dict, c:Condition) -> dict:
-    """How much of its neurons is one wave (s,), as `fourier_rows` has it: concentration_weighted, _paper and
-    dead_share_paper."""
+    "How much of its neurons is one wave (s,), as `_fourier_rows` has it, by both protocols; the dead share."
     def one(m):
         n = neurons(m, c)
         means = _sum_means(n["hidden"][:, :, 0])

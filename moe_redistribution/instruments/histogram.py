@@ -101,8 +101,7 @@ def selective_shares(params:dict, c:str|Condition) -> dict:
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #bf895cef
 def _what_it_knows(answers:torch.Tensor, truth:torch.Tensor) -> dict:
-    """Four readings of answers to tokens whose counts are `truth` (both flat integer tensors): right, reread, order,
-    information."""
+    "Four readings of answers to tokens whose counts are `truth` (flat): right, reread, order, information."
     from sklearn.metrics import mutual_info_score
     from scipy.stats import spearmanr
     joint = torch.zeros(LENGTH + 1, LENGTH + 1).index_put_((answers, truth), torch.ones(()), accumulate=True)
@@ -189,8 +188,7 @@ def _histogram_rows(params:dict, c:str|Condition, seeds:Sequence[int], protocols
 
 # %% ../../nbs/4_instruments/15_histogram.ipynb #7a5b0b96
 def _answers(params, c, seeds, splits, labels) -> list:
-    """Row frames of accuracy by count and of what answers know, whole and without a site: on the clean set, and on each
-    seed's own part of it."""
+    "Row frames of accuracy by count and of what answers know, on the clean set and each seed's own part."
     t, out = condition(c).get_task(), []
     for split, among in ({"all": None} | splits).items():
         own = torch.ones(len(seeds), len(t), dtype=torch.bool) if among is None else among

@@ -320,8 +320,7 @@ def _guessed(t, said, off=0):
     return twin
 
 def _say_if_of_all(of, got, call, c, params, seed, stream):
-    """Warns of a share that is 0 where no answer is right, and, where all are, the part that its examples or answers
-    are of all: it was divided by these."""
+    "Warns of a share that is 0 where no answer is right and, where all are, the part that these are of all."
     t = c.get_task()
     said = predict(params, c)[0].to(t.targets.device)
     def where(off):
@@ -446,8 +445,7 @@ def is_first(c:str|Condition, rule:str):
     return rule == (*rules(c), "final")[0]
 
 def own_part(c:str|Condition, seeds:Sequence[int], stream:str) -> dict:
-    """`splits` by name, test: the examples (s, n) that each seed has never trained on; none for a task of which every
-    seed trains on all."""
+    "`splits` by name, test: the examples (s, n) that each seed has never trained on; none if it trains on all."
     t = condition(c).get_task()
     return {} if t.source == "drawn" else {"test": torch.stack([unseen_examples(t, s, stream) for s in seeds])}
 

@@ -25,8 +25,7 @@ from ..training.store import Run, Store
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d3ea527b
 def track(params, c) -> dict:
-    """What every training run writes into its history: digits without a component, and progress measures where answers
-    are sums of all pairs."""
+    "What every run writes into its history: digits without a component, and of sums of all pairs progress."
     return ablation_curve(params, c) | (progress(params, c) if condition(c).get_task().modulus else {})
 
 # %% ../../nbs/4_instruments/21_measuring.ipynb #d181959b

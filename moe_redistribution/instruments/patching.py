@@ -87,8 +87,7 @@ def _mix(a, target, b, source): return a.index_select(0, target) + b.index_selec
 
 # %% ../../nbs/4_instruments/06_patching.ipynb #9b9798ec
 def _after_attention(params:dict, c:Condition, mid:torch.Tensor):
-    """Predictions (m,) of one member of a population from its residual stream before the FFN, `mid` (m, d). ValueError
-    for several layers: the next one looks at other positions."""
+    "Predictions (m,) of one member from its stream before the FFN, `mid` (m, d); ValueError for several layers."
     if c.n_layers > 1: refuse("after_attention", "one layer", f"{c.n_layers} in {c.name}", fix="use `patch`")
     p, x = layer(params, 0), mid[None]
     if not c.routed: return _said(params, c, ffn_half(p, x[:, :, None], c, lambda site, value: value)[0][0, :, 0])

@@ -199,8 +199,7 @@ PROBED_SITES = ("embed", "attn_out", "resid_mid", "gate", "up", "hidden", "ffn_o
 ANSWER = ("resid_mid", "gate", "up", "hidden", "ffn_out")
 
 def _sites(c, at_sites):
-    """Sites of the condition among `at_sites`, of every layer. What a caller asks for it must have; the lists of this
-    page are cut to what it has."""
+    "Sites of a condition among `at_sites`, of every layer; it must have them, but for the lists of this page."
     if not at_sites: refuse("site", "one or more", "none", fix=f"for example {PROBED_SITES[:2]}")
     own = [s.split(".")[-1] for s in sites(c)]
     for s in () if at_sites in (PROBED_SITES, ANSWER) else at_sites:

@@ -203,8 +203,7 @@ def _pair_codes(t:Task) -> dict:
     return {"a": a, "b": b, "sum": (a + b) % p, "difference": (a - b) % p, "wraps": (a + b >= p).long()}
 
 def _input_rows(chosen, t, c, put, draws):
-    """What each description explains of the first-chosen expert at the equals sign, and what it would if it were
-    shuffled."""
+    "What each description explains of the first expert at the equals sign, and what it would if shuffled."
     for name, codes in _pair_codes(t).items():
         table = crosstab(codes, chosen[:, :, 0, 0], n_codes(codes), c.n_experts)
         put("explained_input", explained_share(table), unit=name)

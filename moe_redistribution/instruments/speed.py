@@ -133,8 +133,7 @@ def _speed_rows(c:str|Condition, seeds:Sequence[int], stream:str="authors", at:S
 @instrument("speed", "an FFN", "batches drawn from all inputs", rules=at_first, streams=("authors", "paired"),
             live=True)
 def _speed_of(params:dict, c:Condition, seeds:Sequence[int], stream:str, rule:str):
-    """Learning speed at a few early steps, one step ahead and from the start; for the paired stream the distance of
-    each layer's FFN from the start after ten steps."""
+    "Learning speed at a few early steps; for the paired stream the distance of each FFN after ten steps."
     if stream == "paired":
         found = _speed_rows(c, seeds, stream, (10,), "start")
         return found[found["site"].str.endswith("ffn_out") & (found["unit"] == "") & (found["metric"] != "size")]

@@ -46,8 +46,7 @@ class Subject:
             refuse("seeds", f"{self.n_seeds}, one a member of {self.name}", len(seeds), fix="name them all")
 
     def watch(self, edits:dict=None, sink:dict=None):
-        """The function `at(site, value)` of `edits.site_watcher`, which remembers the edited and kept sites that are
-        `left`."""
+        "The function `at(site, value)` of `site_watcher`; edited and kept sites stay `left` until it comes by."
         inner = site_watcher(self.sites, edits, sink, self.n_seeds)
         kept = () if sink is None else getattr(sink, "keep", self.sites)
         asked = {site for n in edits or {} for site in each_layer(n, self.sites)} | {*kept}
@@ -127,8 +126,7 @@ def opens(f:Callable):
     return either
 
 def reads_weights(f:Callable):
-    """Makes `f(params, c, …)` take a population's subject instead of both, or the condition by its name; ValueError for
-    another subject."""
+    "Makes `f(params, c, …)` take a population's subject, or the condition by name; ValueError for another."
     f = by_name(f)
     @wraps(f)
     def of_population(params, *rest, **named):

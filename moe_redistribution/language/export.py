@@ -56,8 +56,7 @@ LENS_VARIANTS, LENS_ACTIVATIONS = ("ffn", "glu", "moe_glu", "no_ffn"), ("silu", 
 
 @by_name
 def _lens_config(c:str|Condition) -> dict:
-    """The configuration of one of a condition's models, as TransformerLens asks for it. ValueError for what its
-    architecture cannot hold, with what it can."""
+    "A condition's models for TransformerLens. ValueError for what its architecture cannot hold."
     mapped = not c.routed or c.routing.reads_stream and not own_rules(c)
     if c.ffn not in LENS_VARIANTS or c.activation not in LENS_ACTIVATIONS or not mapped:
         refuse("TransformerLens", f"{', '.join(LENS_VARIANTS)} in silu, gelu or relu, routed by a map of the stream",

@@ -111,8 +111,7 @@ def _decoder_layers(model:torch.nn.Module, family) -> list:
 
 # %% ../../nbs/4b_language/05_layers.ipynb #7974bd84
 def _stream_parts(calls:Sequence, scale:float) -> list:
-    """The calls of one, two or three modules whose outputs, times `scale`, a layer adds to its input; [] if none do.
-    `calls`: those of the layer, itself the last."""
+    "The calls (of a layer's, itself the last) whose outputs, times `scale`, it adds to its input; [] if none."
     whole = calls[-1]
     x, y = whole.given, whole.made
     if x is None or y is None or x.shape != y.shape or x.ndim != 3: return []

@@ -34,8 +34,7 @@ from ..instruments.trace import Trace
 
 # %% ../../nbs/4b_language/07_opened.ipynb #91c00962
 def _text_task(tokens:torch.Tensor, d_vocab:int, name:str="text", pad:int=None) -> Task:
-    """Windows of text (n, T + 1) as a task: T tokens each, read at every position, whose target is the next token.
-    ValueError if they are no such windows, or hold the token `pad`."""
+    "Windows of text (n, T + 1) as a task whose targets are the next tokens. ValueError for no windows, or `pad`."
     fits = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2 and tokens.shape[1] > 1
     if not fits or not tokens.numel() or tokens.min() < 0 or tokens.max() >= d_vocab:
         got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else type(tokens).__name__

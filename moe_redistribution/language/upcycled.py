@@ -14,8 +14,7 @@ from .small import with_transformers
 MIXTURE_OF = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}     # another FFN, else one layer
 
 def _mixture_config(model:torch.nn.Module, E:int, k:int):
-    """The configuration of a mixture with `E` experts, `k` of them a token, each as wide as the FFN of a dense model.
-    ValueError for another family, and for more experts a token than there are."""
+    "The configuration of a mixture of `E` experts, `k` a token, each as wide as a dense model's FFN."
     own = model.config.to_dict()
     family = MIXTURE_OF[choose("dense model", own.pop("model_type"), list(MIXTURE_OF))]
     if not 1 <= k <= E: refuse("k", f"1 to {E}, the experts", k, max(1, min(k, E)), "fewer a token")

@@ -21,8 +21,7 @@ from ..training.store import seal_hash
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
 def _model_folder(model:str|Path) -> Path:
-    """The folder of a model, or None for a name on the hub. ValueError for a folder without a model or with what is no
-    file, an adapter, and an index that points elsewhere."""
+    "The folder of a model, or None for a name on the hub. ValueError for one without a whole model."
     folder = Path(model)
     if not folder.is_dir():
         if not str(model).startswith((".", "/", "~")): return None
@@ -76,8 +75,7 @@ SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hid
          "topk_group")
 
 def _check_config(name:str, config:object, held:Sequence):
-    """ValueError for sizes below 1, numbers that are none, more layers than the files, if known, have weights, and an
-    implementation that transformers would fetch from the hub."""
+    "ValueError for sizes below 1, layers without weights, and an implementation from the hub."
     own, fix = config.get_text_config(), "the config.json that belongs to these files"
     for n, v in own.to_dict().items():
         for k, x in v.items() if isinstance(v, dict) else [(n, v)]:

@@ -157,8 +157,7 @@ def _router_options():
     return [w for w in ROUTERS if w not in ("none", "learned")]
 
 def _defaults(task:str, ffn:str, freeze:str="") -> dict:
-    """The recipe's value of every field that an option can change, for a variant of `task`; a frozen FFN has no balance
-    loss."""
+    "The recipe's value of every field that an option can change; a frozen FFN has no balance loss."
     r, routed = RECIPES[task], VARIANTS[ffn].routed
     return dict(router="learned" if routed else "none", gate="renorm" if routed else "none",
                 balance=r["balance"] if routed and freeze != "ffn" else 0.0, ffn_lr=1.0, attn_lr=1.0, norm=False,

@@ -19,8 +19,7 @@ D = dict(T=0, P=32, X=42, Y=43, BAG=44, SAYS=80)      # first dimension of: toke
 STRONG = 40.0                                                # e⁻⁴⁰ of the attention goes to other tokens
 
 def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
-    """Exact on counts 1–9: two heads with position 0 as sink hold the count. Raises ValueError for any other layer than
-    a dense ReLU FFN of width 33 or more."""
+    "Exact on counts 1–9: two heads with position 0 as sink hold the count. ValueError below a ReLU FFN of 33."
     p, tokens, root = _blank(c, 33), slice(ALPHABET), condition(c).d_head**.5            # scores are divided by it
     for h, sink in enumerate([STRONG + math.log(10), math.log(11)]):
         p["W_Q"][0, 0, h, tokens, :ALPHABET] = torch.eye(ALPHABET)
@@ -38,8 +37,7 @@ def count_by_attention(c:str|Condition="hist/ffn-h40-relu") -> dict:
 
 # %% ../../nbs/2_models/06b_counters.ipynb #b2ba3612
 def _blank(c, width):
-    """Parameters of one model, all zero but token and position, and ten dimensions that are the logits; refuses other
-    layers."""
+    "Parameters of one model, all zero but token, position and ten dimensions that are the logits."
     c = condition(c)
     plain = c.get_task().counting and c.ffn == "ffn" and c.activation == "relu" and not c.norm and c.n_layers == 1
     if not plain or c.d_model != 128 or c.d_mlp < width:

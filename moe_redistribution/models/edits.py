@@ -23,8 +23,7 @@ class Names(list):
     absent = {}
 
 def resolve_name(name:str, own:Iterable[str], what:str="site", hint:str="") -> str:
-    """`name` as it stands in `own`: of one layer the prefix `L0.` may be written or left out, several need it.
-    ValueError lists what there is."""
+    "`name` as it stands in `own`: of one layer `L0.` may be left out, several need it. ValueError lists all."
     other = name.removeprefix("L0.") if name.startswith("L0.") else f"L0.{name}"
     deep = any(n.startswith("L1.") for n in own)
     if name in own: return name

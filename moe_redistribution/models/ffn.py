@@ -181,8 +181,7 @@ def expert_layer(p:dict, x:torch.Tensor, c:Condition, loads:Sequence=None):
     return product(hidden, "W_down")
 
 def _dense_experts(p:dict, x:torch.Tensor, chosen:torch.Tensor, c:Condition):
-    """Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d), without waiting for a
-    GPU."""
+    "Every expert on every token x (s, n, d), then the `chosen` ones (s, n, k): (s, n, k, d). No GPU waits."
     (S, N, d), E = x.shape, c.n_experts
     out = expert_layer(p, x[:, None].expand(-1, E, -1, -1).reshape(S * E, N, d), c).view(S, E, N, d)
     return out.gather(1, chosen.mT[..., None].expand(-1, -1, -1, d)).transpose(1, 2)

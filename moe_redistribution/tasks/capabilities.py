@@ -144,8 +144,7 @@ _PADS = "pad", "padding"
 def _again(x): return x[:, 1:][x[:, 1:] == x[:, :-1]].unique().tolist() if x.shape[1] > 1 else []
 
 def _fills(x) -> list:
-    """Numbers that stand in rows (n, m) as a run at one end alone, everywhere the same one: none where two do, for what
-    is in order has the least at one end and the most at the other."""
+    "Numbers that fill rows (n, m) up from one end alone: none where two do, for then the rows are in order."
     def only(is_): return is_.cummax(1).values.equal(is_) and not is_.all()
     rows = {y: (x == y).byte() for y in x[:, [0, -1]].unique().tolist()} if x.numel() else {}
     ends = {y: int(is_.any(1).sum()) for y, is_ in rows.items() if only(is_) or only(is_.flip(1))}
@@ -153,8 +152,7 @@ def _fills(x) -> list:
     return ends if len(ends) == 1 and ends[0] in _again(x) else []
 
 def _check_pads(t):
-    """ValueError if a token that fills up questions, or is called a pad, is scored where it stands after itself; a
-    warning if one is scored once an example, as an end would be, or fills up answers alone."""
+    "ValueError if a token that fills up is scored where it stands after itself; a warning if once, as an end."
     y, asked = t.targets[:20_000, list(t.scored)], t.tokens[:20_000, :t.read[0] if t.causal else None]
     asked = asked[:, asked.amin(0) < asked.amax(0)]                              # without what is there in all
     words, where = [str(w).strip("<>[]_ ").lower() for w in t.vocab[:t.d_vocab_out]], f"scored of {t.name}"
@@ -195,8 +193,7 @@ def _say_if_read(t):
                       f"got the token at {each[0][1]}; fix: {fix}, or none if it is to be copied")
 
 def _say_if_mirrored(t):
-    """Warns of held-out inputs that are trained on in another order, in a task whose answers do not ask for the order;
-    the answers of a causal task are no part of its input."""
+    "Warns of held-out inputs that are trained on in another order, where answers do not ask for the order."
     asked = t.tokens[:, :t.read[0]] if t.causal else t.tokens
     _, number, times = asked.sort(1).values.unique(dim=0, return_inverse=True, return_counts=True)
     first = torch.zeros_like(times).scatter_(0, number, torch.arange(len(number)))[number]
@@ -210,8 +207,7 @@ def _say_if_mirrored(t):
                           "fix: hold out by the sorted tokens, or none if that is meant")
 
 def _check_inputs(t):
-    """ValueError if an input has two answers, or stands on both sides of a split or of a held-out rule; a warning if it
-    stands in two strata."""
+    "ValueError if an input has two answers or stands on both sides of a split; a warning if in two strata."
     text = t.causal and not t.read[0]
     if t.source == "sampled" or text and t.source == "drawn" and not t.rules: return
     ends = [at + 1 for at in t.read] if t.causal and not text else [t.n_ctx]

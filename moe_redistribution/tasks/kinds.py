@@ -240,8 +240,7 @@ def _package(folder):
     return sys.modules[name]
 
 def _take_neighbours(hashes, package):
-    """If a file beside a user's is not what this process has imported, all are imported anew: they may import it, too.
-    A file of that name from another folder makes way."""
+    "Forgets all files beside a user's if one is not as it was imported, and namesakes from other folders."
     changed = [p for p, now in hashes.items() if _LOADED.get(p, now) != now]
     _LOADED.update(hashes)
     for path in hashes:
@@ -260,8 +259,7 @@ def _take_neighbours(hashes, package):
 _FOLDERS = set()                # folders of users' files that Python looks in last, because we say so
 
 def _all_read(own, read):
-    """What a file and its neighbours (`own`) depend on besides: what was `read` while they were imported, modules from
-    elsewhere that were imported before, and variables of the environment."""
+    "What a file and its neighbours (`own`) depend on besides: what was `read`, modules, and variables."
     todo, seen = [*own, *(Path(p) for p in read if p.endswith(".py"))], {*own}
     while todo:
         for word in _words(path := todo.pop()):

@@ -110,8 +110,7 @@ def reads(may_not:str="", scratch:bool=False):
 _PLACES = {"HOME", "PATH", "PWD", "USER", "TMPDIR", "MOE_REDISTRIBUTION_HOME"}
 
 def variables(path:str|Path) -> dict:
-    """`$NAME` → value, of each variable of the environment that a Python file reads. ValueError for one whose name is
-    not written out."""
+    "`$NAME` → value, of each variable of the environment that a Python file reads; ValueError for one by no name."
     try: tree = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError): return {}
     asked = [n.args[0] for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args
@@ -276,8 +275,7 @@ def another_process(*functions:Callable):
 # %% ../../nbs/1_tasks/01a_own_code.ipynb #5e0a91d2
 @contextmanager
 def streams_asked(f:Callable, *asked:Callable):
-    """A set that gets the streams in which, within it, the file of a user's function asks some functions of (task,
-    seed, stream) for a seed's examples."""
+    "A set that gets the streams in which a user's file asks functions of (task, seed, stream) for examples."
     said, own = set(), getattr(inspect.unwrap(f), "__globals__", {})
     def noting(was):
         @functools.wraps(was)

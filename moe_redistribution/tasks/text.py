@@ -264,8 +264,7 @@ def _windows(tokens:torch.Tensor, T:int, batch:int, seed:int, step:int) -> torch
     return tokens[starts + torch.arange(T + 1)]
 
 def _side_by_side(tokens:torch.Tensor, T:int) -> torch.Tensor:
-    """(n, T + 1) consecutive windows that predict every token once but the first; a rest is left out. ValueError if T
-    is no less than the tokens."""
+    "(n, T + 1) consecutive windows that predict every token once but the first. ValueError if T is too large."
     _long_enough(tokens, T)
     return tokens.unfold(0, T + 1, T)
 
@@ -292,8 +291,7 @@ class Text:
         return found if n is None or n >= len(found) else found[torch.arange(n) * len(found) // n]
 
     def kinds(self, tokens:torch.Tensor) -> torch.Tensor:
-        """How frequent each of `tokens` is in the training part, numbers in `kind_names`: the ten first types, the next
-        90."""
+        "How frequent each of `tokens` is, numbers in `kind_names`: unknown, the ten first types, the next 90, rarer."
         return torch.bucketize(tokens, torch.tensor([*TEXT_KINDS.values()]), right=True) - 1
 
     kind_names = property(lambda self: tuple(TEXT_KINDS))

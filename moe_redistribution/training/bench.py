@@ -47,8 +47,7 @@ def _floor_limit(c:str|Condition) -> float:
 
 # %% ../../nbs/3_training/07_bench.ipynb #bc61026f
 def _cpu_share(cpu:float, wall:float, cores:int, waited:float=None) -> float:
-    """Share of the machine that was got: CPU seconds over `wall`·`cores`, or over CPU and `waited` seconds where those
-    are known."""
+    "Share of the machine that was got: CPU seconds over `wall`·`cores`, or over CPU and `waited` seconds."
     return cpu / (wall * cores) if waited is None else cpu / max(cpu + waited, 1e-9)
 
 # %% ../../nbs/3_training/07_bench.ipynb #11d395d1
@@ -67,8 +66,7 @@ def _quiet_or_refuse(shares:list, wanted:int, what:str):
 _members, PACE = {}, {"add7": 20, "modadd": 5, "hist": 1}                        # steps between two looks at the clock
 
 def train_for(name:str, seeds:int, seconds:float) -> dict:
-    """Trains `seeds` members of a condition for about `seconds`: seed-steps, wall and CPU seconds. Members are kept for
-    the next call."""
+    "Trains `seeds` members, kept for the next call, for about `seconds`: seed-steps, wall and CPU seconds."
     first, n = (name, seeds) not in _members, PACE[condition(name).task]
     if first: _members[name, seeds] = init_members(condition(name), list(range(1, seeds + 1)), "paired")
     members, done = _members[name, seeds], 0
@@ -88,8 +86,7 @@ def _serve(pipe:Connection):
 
 @contextmanager
 def _worker_processes(cores:int):
-    """Worker processes with one thread each; gives a function that calls f(*args) in all of them at once, with all
-    results."""
+    "Worker processes with one thread each; gives a function that calls f(*args) in all of them at once."
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(cores)]
     workers = [context.Process(target=_serve, args=(there,), daemon=True) for _, there in pairs]
@@ -137,8 +134,7 @@ def _plain_program() -> Path:
 
 # %% ../../nbs/3_training/07_bench.ipynb #a7d1f3dd
 def _plain_for(name:str, seconds:float, cores:int, processes:int=1) -> list:
-    """The plain model trained for `seconds` in `processes` that share all cores: steps, wall, CPU and waited seconds of
-    each."""
+    "The plain model trained in `processes` that share all cores: steps, wall, CPU and waited seconds of each."
     path, n = _plain_program(), max(1, cores // processes)
     line = [sys.executable, str(path), name, "--seconds", str(seconds), "--threads", str(n), "--wait"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -161,8 +157,7 @@ def _share_of(got:list) -> float:
     return _cpu_share(sum(g["cpu"] for g in got), max(g["wall"] for g in got), len(got), waited)
 
 def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int) -> dict:
-    """Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it that any of
-    them got."""
+    "Seed-steps per second of the whole machine, ours and plain in both ways, and the smallest share of it got."
     together(train_for, name, seeds, 0)                                          # everybody ready
     got = dict(ours=together(train_for, name, seeds, seconds), plain=_plain_for(name, seconds, cores),
                per_core=_plain_for(name, seconds, cores, cores))
@@ -171,8 +166,7 @@ def _one_round(together:Callable, name:str, seeds:int, seconds:float, cores:int)
 
 def _timed_rounds(together:Callable, name:str, seeds:int, seconds:float, cores:int, rounds:int,
                  force:bool) -> list:
-    """`rounds` rounds on a quiet machine; raises `_Busy` when twice as many did not give them. With `force`, the first
-    ones."""
+    "`rounds` rounds on a quiet machine; `_Busy` if twice as many did not give them. With `force` the first."
     got = []
     while len(got) < rounds * (1 if force else 2) and sum(r["share"] >= QUIET for r in got) < rounds:
         got.append(_one_round(together, name, seeds, seconds, cores))
@@ -181,8 +175,7 @@ def _timed_rounds(together:Callable, name:str, seeds:int, seconds:float, cores:i
 
 # %% ../../nbs/3_training/07_bench.ipynb #b585d6c5
 def _bmm_seconds(copies:int, m:int, k:int, n:int, seconds:float) -> float:
-    """Seconds of one batched product (m, k) @ (k, n): median over about `seconds` of calls, the faster of the two
-    orders."""
+    "Seconds of one batched product (m, k) @ (k, n): the median of calls, in the faster of the two orders."
     x, w = torch.randn(copies, m, k), torch.randn(copies, k, n)
     def median(left, right):
         out, times = left.new_empty(copies, left.shape[1], right.shape[2]), []
@@ -213,8 +206,7 @@ def floor_for(name:str, seeds:int, seconds:float) -> dict:
 
 # %% ../../nbs/3_training/07_bench.ipynb #dd8f78bc
 def _peak(name:str, seeds:int, pipe:Connection):
-    """Body of a process: trains `seeds` members for two steps and sends the largest memory it ever held, in GB (NaN on
-    Windows)."""
+    "Body of a process: trains `seeds` members for two steps and sends the largest memory it held, in GB."
     worker(nice=0)
     train_interval(init_members(condition(name), list(range(1, seeds + 1)), "paired"), 2)
     try: import resource

@@ -102,8 +102,7 @@ def _say_if_unread(of, job, desk, found, asked):
 
 # %% ../../nbs/3_training/07b_company.ipynb #07b5e0a2
 def _check_fresh(of, job, desk, found):
-    """ValueError unless a job's rows are the same where nothing is kept of the jobs before it, those of other arms too.
-    For two seconds an arm; what is kept stays so."""
+    "ValueError unless a job's rows are the same where nothing is kept of earlier ones; two seconds an arm."
     run, began = job.study.run, time.monotonic()
     first, took, spent = _FIRST[run]
     if took > _QUICK or spent.get(job.arm, 0) > 2 * _QUICK: return
@@ -183,8 +182,7 @@ def _say_if_others(of, job):
                       "fix: Training(arm, …), or another name for the arm")
 
 def say_if_unasked(study:object, preset:str, infos:Sequence):
-    """Warns of settings of a preset for which nobody asks: no job, by what their files say (`infos`, of all its arms),
-    and none of the study's functions."""
+    "Warns of a preset's settings for which no job, by its `infos`, and no function of the study asks."
     p = study.presets[preset]
     if {i.get("arm") for i in infos} != {*p.arms} or not all("asked" in i for i in infos): return
     said = Asked(p.settings)

@@ -32,8 +32,7 @@ class _DistinctInputs:
 
 # %% ../../nbs/3_training/01_engine.ipynb #bbe905d8
 def _attend(p:dict, rows:_DistinctInputs, x:torch.Tensor, c:Condition, causal:bool, first:int):
-    """Attention patterns (s, h, b, t - first, t) of the positions from `first` on, and the table of values (s, h, rows,
-    k)."""
+    "Patterns (s, h, b, t - first, t) of the positions from `first` on, and the table of values (s, h, rows, k)."
     (S, B, T), H, k, R = rows.number.shape, c.n_heads, c.d_head, rows.size
     Q, asks = T - first, first * (R // T)                                       # rows from `asks` on can be queries
     q, key, v = (x[:, None] @ torch.cat([p["W_Q"] * k**-.5, p["W_K"], p["W_V"]], -1)).split(k, -1)  # (s, h, rows, k)
@@ -63,8 +62,7 @@ class _Mix(torch.autograd.Function):
         return torch.bmm(grad, v.mT), dv
 
 def _heads_out(rows:_DistinctInputs, pattern:torch.Tensor, v:torch.Tensor):
-    """What the heads gather, before W_O: patterns (s, h, b, q, t) of any positions and the table of values → (s, b, q,
-    d)."""
+    "What the heads gather, before W_O: patterns (s, h, b, q, t) and the table of values → (s, b, q, d)."
     (S, H, B, Q, T), k = pattern.shape, v.shape[-1]
     index = rows.number[:, None] + rows.size * torch.arange(S * H, device=v.device).view(S, H, 1, 1)
     values = v.reshape(-1, k).index_select(0, index.flatten()).view(-1, T, k)

@@ -140,8 +140,7 @@ class Progress:
         return told if isinstance(told, dict) and told.keys() == nothing.keys() else nothing
 
     def paced(self, seeds:Sequence[int], step:int):
-        """Seconds that a step takes by now; what seeds took that have ended meanwhile counts until the others have
-        stepped."""
+        "Seconds a step by now; what seeds took that have ended counts until the others have stepped."
         before, self.last = self.last, (seeds, step, now := time.monotonic())
         if before and before[0] == seeds and step > before[1]:
             pace = (now - before[2]) / (step - before[1])
@@ -150,8 +149,7 @@ class Progress:
         return self.pace and self.pace[1]
 
     def write(self, done:int, ended:int, losses:Sequence, left:float=None, most:float=None):
-        """Tells steps done by all seeds, seeds that ended, losses, and how long the rest takes: without `left` at the
-        speed since it was first told."""
+        "Tells steps done by all seeds, seeds ended, losses, and what is left: else at the speed until now."
         now, total = time.monotonic(), self.work.each * len(self.work.seeds)
         self.began = self.began or (now, done)
         if left is None and done > self.began[1]: left = (now - self.began[0]) * (total - done) / (done - self.began[1])

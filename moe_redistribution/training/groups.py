@@ -36,8 +36,7 @@ from ..models.population import shapes
 
 # %% ../../nbs/3_training/06_groups.ipynb #1492e2d1
 def _to_run(members:Members, i:int, steps:int, group:list) -> Run:
-    """Member `i` as a `Run`: weights of every rule that more training cannot change, and `final` if the schedule is
-    complete."""
+    "Member `i` as a `Run`: weights of every rule that is settled, and `final` if the schedule is complete."
     c, row = members.c, lambda flat: {n: v[0].clone() for n, v in unflatten(flat[i:i + 1], members.c).items()}
     at, bad = int(members.step[i]), int(members.failed[i])
     chosen = {r: dict(step=int(b["step"][i]), value=float(b["value"][i]), reached=bool(is_reached(r, b["value"][i])))
@@ -92,8 +91,7 @@ def _group_path(store:Store, c:Condition, seeds:Sequence[int], stream:str):
     return store.root / "groups" / c.key / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.state"
 
 def _left_behind(store:Store, c:Condition, seeds:Sequence[int], stream:str, device:str) -> list:
-    """Members that interrupted groups left of these seeds, this group or groups of another size: each seed as it got
-    furthest."""
+    "Members that interrupted groups, of any size, left of these seeds: each seed as it got furthest."
     own, found, best = _group_path(store, c, seeds, stream), [], {}
     for path in sorted(own.parent.glob("*.state"), key=lambda p: p != own):
         try: tensors, info = unseal_state(path, c, seeds, stream) if path == own else unseal(path)
@@ -240,8 +238,7 @@ def check_work(c:str|Condition, seeds:Sequence[int], stream:str, until:str) -> C
     return c
 
 def _check_steps(c:Condition, steps:int) -> int:
-    """The schedule's length, or `steps` instead, rounded up to whole intervals. ValueError if that is not a positive
-    whole number."""
+    "The schedule's length, or `steps` instead. ValueError if that is not a positive whole number."
     if steps is None or isinstance(steps, numbers.Integral) and steps > 0: return int(steps or c.steps)
     refuse("steps", "a whole number from 1 on", repr(steps), fix="leave it out for all")
 

@@ -75,8 +75,7 @@ def missing_jobs(jobs:Sequence, root:str|Path=None) -> list:
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #6848b3e7
 def estimate(jobs:Sequence, at_once:int=1) -> str:
-    """How much there is to do and how long one core is expected to take, and a machine that does `at_once` together, in
-    words."""
+    "How much is to do and how long one core takes, and a machine that does `at_once` together, in words."
     def spell(s): return f"{s / 3600:.1f} hours" if s > 7200 else f"{(m := -(-s // 60)):.0f} minute{'s' * (m > 1)}"
     def count(n, what): return f"{n:,} {what}{'s' * (n > 1)}"
     if not jobs: return "Nothing is missing."
@@ -136,8 +135,7 @@ def check_resumed(of:str, desk:object, go:Callable):
 
 # %% ../../nbs/3_training/05b_jobs.ipynb #79c3fcba
 def whole_seeds(seeds:Sequence[int]) -> list:
-    """Seeds as Python's whole numbers below 2³², NumPy's too; ValueError if they are none, or not many, or anything
-    else, or one of them twice."""
+    "Seeds as Python's whole numbers below 2³². ValueError for none, one twice, or anything else."
     got = list(seeds) if hasattr(seeds, "__iter__") and not isinstance(seeds, str) else None
     fine = got and all(isinstance(s, numbers.Integral) and not isinstance(s, bool) and 0 <= s < 2**32 for s in got)
     if fine and len({*got}) == len(got): return [int(s) for s in got]

@@ -41,8 +41,7 @@ def _adamw_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, s
 
 def _adamw_members_(w:torch.Tensor, grad:torch.Tensor, m:torch.Tensor, v:torch.Tensor, step:torch.Tensor, parts:Sequence,
                    decay:float):
-    """`_adamw_` of all rows at once, for a GPU: there the host sets the pace, and lists of rows cost it more with every
-    seed."""
+    "`_adamw_` of all rows at once, for a GPU: there lists of rows cost the host more with every seed."
     n = step[:, None].double() + 1
     first, second = (1 - BETA1**n).to(w.dtype), (1 - BETA2**n).sqrt().to(w.dtype)
     for lr, at in parts:
@@ -127,7 +126,6 @@ def init_members(c:Condition, seeds:Sequence[int], stream:str, device:str="cpu")
     return Members(c, stream, list(seeds), w, torch.zeros_like(w), torch.zeros_like(w), none.clone(), none.clone(),
                    gens, best, [[] for _ in seeds], [0.0] * S)
 
-
 # %% ../../nbs/3_training/03_loop.ipynb #4357a732
 RULES = {"first256": ("exact256", 1.0), "first1000": ("exact", 1.0), "first99": ("test", 0.99), "best": ("test", 1.0)}
 def _rules(name, rules):
@@ -145,8 +143,7 @@ def rules(c:str|Condition) -> tuple:
     refuse(f"task {task}", "checkpoint rules", "none", fix=f'register("rules", "{task}", ("best",))')
 
 def update_rules(members:Members, scores:dict):
-    """First strict maximum until the rule's threshold is reached, nothing after it or of broken weights. `scores`:
-    metric → (s,)."""
+    "First strict maximum until a rule's threshold, nothing after it or of broken weights. `scores` (s,) by metric."
     sound = (members.failed == 0) & members.w.isfinite().all(1)              # the argmax of nan is an answer, too
     for rule, b in members.best.items():
         metric = RULES[rule][0]
@@ -281,8 +278,7 @@ def train_interval(members:Members, n:int):
 @_without_subnormals()
 @torch.no_grad()
 def evaluate(members:Members, train_loss:torch.Tensor, measures:Sequence=()) -> dict:
-    """Scores of every member (s,): loss of the interval, digits and exact match on all inputs, held-back ones,
-    `measures`."""
+    "Scores (s,): loss of the interval, digits and exact match on all inputs, held-back ones, `measures`."
     c, t = members.c, members.c.get_task()
     params = unflatten(members.w, c)
     correct = predict(params, c, finite=False) == t.targets.to(members.w.device)   # a failed seed is known to be one

@@ -150,8 +150,7 @@ def _first_apart(a, b, i, j, exact):
 
 # %% ../../nbs/3_training/03b_rehearsal.ipynb #60b768ce
 def _check_seeds(c:Condition) -> dict:
-    """`_try_step` of seeds 1 and 2 together. ValueError unless a seed comes out the same twice, alone and in another
-    order, and draws nothing that is not its own."""
+    "`_try_step` of seeds 1 and 2. ValueError unless a seed comes out the same twice, alone and in any order."
     before = _kept(c)
     with _no_chance(c):
         step, turned, alone = (_try_step(c, seeds) for seeds in ([1, 2], [2, 1], [1]))
@@ -210,8 +209,7 @@ def _check_sight(c:Condition):
                    f"other tokens from {t.places[cut]} on", "no mean, sum or norm over positions")
 
 def _check_parts(c:Condition):
-    """ValueError unless an FFN gives some examples, and the model its read-outs alone, what they have in a whole
-    pass; a warning if routes do not."""
+    "ValueError unless some examples, and read-outs alone, have what they have in a whole pass."
     t, params = c.get_task(), unflatten(_a_little_on(init_members(c, [1], "paired")).w, c)
     tokens, seen = _examples(t, 1)[0], {}
     said, read = forward(params, tokens, c, sink=seen), forward(params, tokens, c, read_only=True)
@@ -335,8 +333,7 @@ def _say_if_layers(c):
                                  "none if layers share what they learn")
 
 def _say_if_crowded(c):
-    """Warns if an expert that has all tokens gets more by what a router does after steps, or the one that has the most
-    by its balance loss alone."""
+    "Warns if a router's `after`, or its balance loss, gives more to an expert that has most tokens."
     r, end = c.routing, time.process_time() + .5
     params, look, (tokens, targets) = _a_pass(c)
     W = params["W_router"] = (start := params["W_router"]).clone()

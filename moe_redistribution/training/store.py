@@ -169,8 +169,7 @@ def _no_sealed_file(path:str|Path) -> str:
     return "" if size == wanted else f"one that cannot be read: {size} bytes, of which its header knows {wanted}"
 
 def unseal(path:str|Path):
-    """(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError, as FileNotFoundError,
-    says nothing of it."""
+    "(tensors, info) of a sealed file. `Damaged` if it was cut short or altered; an OSError says nothing of it."
     path = Path(path)
     damaged = functools.partial(refuse, path, error=Damaged, fix=f"delete {path.name} and train the run again")
     if (got := _no_sealed_file(path)): damaged("a sealed file", got)
@@ -189,8 +188,7 @@ def unseal(path:str|Path):
 
 # %% ../../nbs/3_training/02_store.ipynb #b9b26057
 def _kept_in_half(t:torch.Tensor) -> torch.Tensor:
-    """For each seed of `t` (s, …): does rounding to half change no row or column, along either of the last two axes, by
-    more than 2⁻¹¹ of its length?"""
+    "For each seed of `t` (s, …): does half precision change no row or column by more than 2⁻¹¹ of its length?"
     wide = t.double()
     gone = t.half().double() - wide
     axes = range(max(1, t.ndim - 2), t.ndim)
@@ -199,8 +197,7 @@ def _kept_in_half(t:torch.Tensor) -> torch.Tensor:
     return torch.stack(fine).all(0)
 
 def compact(t:torch.Tensor) -> torch.Tensor:
-    """`t` (s, …) in half precision if that keeps every seed, else in single precision, where the seeds that half keeps
-    are rounded to it."""
+    "`t` (s, …) in half precision if that keeps every seed, else in single, rounded where half keeps one."
     half, kept = t.half(), _kept_in_half(t)
     return half if kept.all() else torch.where(kept.view(-1, *[1] * (t.ndim - 1)), half.float(), t.float())
 
@@ -341,8 +338,7 @@ class Store:
         return unseal_state(path, c, [seed], stream) if path.exists() else None
 
     def find(self, c:str|Condition, seed:int, stream:str="authors"):
-        """The stored run, or None if it is absent. A damaged one is moved aside with a warning: it will be trained
-        again."""
+        "The stored run, or None. A damaged one is moved aside with a warning: it will be trained again."
         try: return self.load(c, seed, stream)
         except FileNotFoundError: return None
         except Damaged as e:
@@ -406,8 +402,7 @@ def has_begun() -> dict:
 @patch
 @contextlib.contextmanager
 def locked(self:Store, c:str|Condition, seeds:Sequence[int], stream:str="authors", deadline:float=None):
-    """Holds the locks of these runs; waits for whoever has them, until a `deadline` (of `time.time()`), then raises
-    `filelock.Timeout`."""
+    "Holds the locks of these runs; waits for whoever has them, until a `deadline`: then `filelock.Timeout`."
     with contextlib.ExitStack() as stack:
         for s in sorted(seeds):
             path = self.path(c, s, stream).with_suffix(".lock")

@@ -290,8 +290,7 @@ class Desk:
         if self._tell: self._tell.write(round((done + share * of) * self.each) * self.n, 0, list(losses))
 
     def next(self, state:Callable) -> bool:
-        """Keeps `state()` if it is time to; False, with the state kept, if another interval may not end before the
-        deadline."""
+        "Keeps `state()` if it is time to; False, with it kept, if another interval may not end in time."
         go_on = self.watch.next()
         if self.watch.due() or not go_on:
             tensors, info = state()
