@@ -102,7 +102,6 @@ def _unit(i, new):
     "The edit of a site that replaces slice i of axis 3, a head or an expert, as `new` says."
     return PerMember(lambda x, own: _with(x, 3, i, apply_edit(new, x.select(3, i), own)))
 
-# %% ../../nbs/4_instruments/03_ablation.ipynb #f71014b9
 _TOLD = ("mean", "resample")                                         # of an expert's output: over those who go to it
 def _told_who(prefix, e, how):
     "For these the edit has to know who goes to the expert, so it looks at the gates as they pass."
@@ -251,7 +250,6 @@ def _score_rows(predicted, t, seeds, splits=None, losses=None, **labels) -> list
     if losses is not None: out.append(_share_rows(losses, t, seeds, metric="loss", **labels))
     return out
 
-# %% ../../nbs/4_instruments/03_ablation.ipynb #21e49eff
 MAIN_SITES = ("attn_out", "ffn_out")
 
 def main_sites(c:Condition|Subject) -> list:

@@ -234,7 +234,6 @@ def _model(params, c, n, groups):
         first = share[0].topk(min(6, share.shape[1])).indices.tolist()
         for f in sorted(first): yield "frequency_share", site, f"f{f + 1}", share[:, f]
 
-# %% ../../nbs/4_instruments/13_fourier.ipynb #33d99784
 def _directions(h, site, groups):
     "The same for the principal components of one site."
     pcs, variance = _principal_components(h, groups)

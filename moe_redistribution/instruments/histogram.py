@@ -130,7 +130,6 @@ def read_out(logits:torch.Tensor, truth:torch.Tensor, tokens:torch.Tensor=None) 
             .predict(flat(x, held)))
     return mutual_info_score(said, flat(truth, held)) / mutual_info_score(*[flat(truth, held)] * 2)
 
-# %% ../../nbs/4_instruments/15_histogram.ipynb #80f1bc62
 @torch.no_grad()
 @reads_weights
 def _known_of_count(params:dict, c:str|Condition, edits:dict, among:torch.Tensor=None) -> dict:

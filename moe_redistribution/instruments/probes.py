@@ -163,7 +163,6 @@ def shuffle(y:torch.Tensor, places:torch.Tensor, seed:int=0):
         for i in range(len(y)): out[i, at] = y[i, at[torch.randperm(len(at), generator=g)]]
     return out
 
-# %% ../../nbs/4_instruments/12_probes.ipynb #c6b03126
 def _balanced(right, y):
     return torch.stack([_each(right[..., i], y[i], y[i].unique()).mean(1) for i in range(len(y))], -1)
 

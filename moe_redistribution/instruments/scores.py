@@ -136,7 +136,6 @@ class Tally:
                      for (site, sender, stratum), sums in self.sums.items() if (n := self.n[site, sender, stratum])
                      for metric, v in zip(MEASURES, (sums / n).cpu()) if not v.isnan().all()])
 
-# %% ../../nbs/4_instruments/17_scores.ipynb #524ce331
 @torch.no_grad()
 def tally(s:Subject, tokens:torch.Tensor, by:str="component", masks:dict=None, into=None, edits:dict=None) -> Tally:
     """Adds a batch of tokens (b, t) to a tally. `masks`: name → tokens that count (b, t), padding never; default all.

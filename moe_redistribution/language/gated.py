@@ -198,7 +198,6 @@ def _detach(model:torch.nn.Module) -> nn.Module:
         del model.gate_before
     return model
 
-# %% ../../nbs/4b_language/03_gated.ipynb #38bb6faa
 def is_gated(module:torch.nn.Module) -> bool:
     "Does this attention have a gate?"
     return hasattr(module, "gate_hook")
@@ -276,7 +275,6 @@ class Student:
         if choose("loss of a student", self.loss, list(DISTILLED)) == "bce" and not self.k:
             refuse("k of a bce student", "the number of entries to find", self.k, 64, "Student(gates, 'bce', k=64)")
 
-# %% ../../nbs/4b_language/03_gated.ipynb #7a858c7e
 class _Distillation(nn.Module):
     "A model that stands still and its students, as a model whose only output is the sum of their losses."
     def __init__(self, model:torch.nn.Module, students):

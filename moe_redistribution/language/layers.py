@@ -265,7 +265,6 @@ def _reader(calls, mixer, scale):
              and nearly_equal(c.given.view_as(mid), mid)]
     return min(after, key=lambda c: c.depth, default=None)
 
-# %% ../../nbs/4b_language/05_layers.ipynb #1d80bc71
 def _layer_of(calls:Sequence, heard:dict, family, config:torch.nn.Module) -> Layer:
     "The `Layer` that a record of one layer's `calls` shows; `heard`: what its attention said of itself."
     whole = calls[-1]
@@ -398,7 +397,6 @@ def _with_ours(model, said, plain, calls, heard) -> tuple:
     finally: [WATCHED.pop(m, None) for m in heard]
     return error, other, routes
 
-# %% ../../nbs/4b_language/05_layers.ipynb #2fb9b319
 @torch.no_grad()
 def probe_model(model:torch.nn.Module, family=None) -> _Probe:
     """A model tried on a few tokens, its own functions against ours. ValueError for one whose layers are not found,

@@ -121,7 +121,6 @@ def _load_rows(state, l, name) -> list:
                  **of | dict(n_examples=int(x.sum()))) for e, x in enumerate(each) if x.sum()]
     return out + [rows([state[f"{l} ties"].item() / n], [0], metric="near_ties", **of)]
 
-# %% ../../nbs/4b_language/08b_loads.ipynb #009729bd
 @torch.no_grad()
 def text_loads(
     s:LanguageModel,  # a mixture of experts, as `open_model` gives it
@@ -250,7 +249,6 @@ def _check_same_text(a:LanguageModel, b:LanguageModel, windows_a:torch.Tensor, w
         refuse("compare", "two models with modules of their own", "the same modules in both",
                fix="open the second anew; a copy.deepcopy of the model before its adapter")
 
-# %% ../../nbs/4b_language/08b_loads.ipynb #af51e353
 @torch.no_grad()
 def compare_routes(
     a:LanguageModel,  # a mixture of experts, as `open_model` gives it

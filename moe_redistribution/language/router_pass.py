@@ -58,7 +58,6 @@ def _leave_out(x:torch.Tensor, barred:torch.Tensor):
     out[:len(barred)][barred] = -1e4
     return out.view_as(x)
 
-# %% ../../nbs/4b_language/04e_router_pass.ipynb #ef6db445
 def route_again(gate:torch.nn.Module, args:tuple, kwargs:dict, E:int, scores:torch.Tensor=None) -> RouterPass:
     """A router with E experts once more on what it was called with; with other `scores` (tokens, E), by its own rule:
     -inf bars an expert. `out` is what it gives: logits, weights, indices. ValueError for no numbers, a router without a

@@ -285,7 +285,6 @@ def _take_step(step:RouteStep, s:Subject, site:str, ask:Callable, own:torch.Tens
     if left < k: new = new * (own.sum(1) / new.sum(1).clamp(min=tiny))[:, None]    # in sum what the token had
     return torch.where(on[:, None], new, own), barred, on
 
-# %% ../../nbs/4b_language/06b_routing_edits.ipynb #08fd1bb5
 def _tell_router(s:Subject, site:str, edit:RouteEdit, E:int, gate:torch.nn.Module, args:tuple, kwargs:dict,
                 out:Sequence):
     "A forward hook: what a router returns, with the choice that `edit` makes; `s.moved` counts tokens with others."

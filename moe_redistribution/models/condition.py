@@ -342,7 +342,6 @@ def _check_events(name, c):
                  f"{sorted(odd)[0]!r} {'lost' if odd <= own.keys() else 'beside them'}", "give own | {…}")
         if wrong := e.refusal(c, multipliers(c, i)): _bad(name, *wrong)
 
-# %% ../../nbs/2_models/03_condition.ipynb #87f389be
 def condition(
     name:str|Condition,  # such as add7/moe-e4k1-h256-silu, options in any order; a `Condition` passes through
 ) -> Condition:  # every choice that training depends on

@@ -67,7 +67,6 @@ def _answer(f, x, own):
     except (TypeError, ValueError): takes_own = False                               # torch's own
     return f(x, own=own) if takes_own else f(x)
 
-# %% ../../nbs/2_models/01b_edits.ipynb #e131bd3e
 class Edit:
     """An edit of some members (`at`, a slice) of a population of `of`: `Edit(how, at, of)(x, site)` is what becomes of
     x.

@@ -69,7 +69,6 @@ def each_member(params:dict) -> list:
     "Every member as a population of one. To take them one by one bounds the memory."
     return [member(params, i) for i in range(len(params["W_E"]))]
 
-# %% ../../nbs/2_models/05_population.ipynb #7c41ad0e
 class Trained(dict):
     "Parameters that know the condition they were trained in, and `seeds` if given. A `dict` of them no longer does."
     def __init__(self, params:dict, c:str|Condition, seeds:Sequence[int]=None):
@@ -151,7 +150,6 @@ def unembed(params:dict, x:torch.Tensor, c:Condition):
     if c.norm: x = rms_norm(x, params["w_ln_final"][:, None, None])
     return einsum(x, params["W_E"].mT if c.get_task().tied else params["W_U"], "s b t d, s d v -> s b t v")
 
-# %% ../../nbs/2_models/05_population.ipynb #efbcac91
 def forward(params:dict, tokens:Int[Tensor, "*s b t"], c:str|Condition, edits:dict=None, sink:dict=None,
             with_balance:bool=False, read_only:bool=False, draw:Callable=None):
     """Logits (seed, batch, position, vocab) of a population. Shapes: `tokens` (b, t), or (seed, b, t) for own batches.
@@ -270,7 +268,6 @@ class Site(torch.nn.Module):
     def forward(self, x:torch.Tensor): return x
     def extra_repr(self): return ", ".join(map(str, self.shape))
 
-# %% ../../nbs/2_models/05_population.ipynb #00525e7d
 class Transformer(torch.nn.Module):
     """One member of a population, by its `seed` or place, as an `nn.Module`: tokens (b, t) → logits (b, t, vocab).
 

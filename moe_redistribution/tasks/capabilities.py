@@ -80,7 +80,6 @@ def _check_strata(t):
             if gaps := int(t.strata[c].isna().sum()):
                 refuse(f"stratum {c} of {t.name}", "a value for each example", f"{gaps} without", fix='fillna("none")')
 
-# %% ../../nbs/1_tasks/01d_capabilities.ipynb #860dfd5e
 def _check_nulls(t):
     "ValueError unless guesses are whole sets of answers, blind guesses have a choice, and places on circles are there."
     if not (isinstance(t.answers, numbers.Integral) and 2 <= t.answers <= t.d_vocab_out):

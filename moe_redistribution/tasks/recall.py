@@ -305,7 +305,6 @@ def _laid(a, b, shared, r, g):
     alice, start = rank < a[:, None], (a - shared)[:, None]
     return alice, (rank >= start) & (rank < start + b[:, None])
 
-# %% ../../nbs/1_tasks/05_recall.ipynb #75b8577c
 def _disjoint_sets(r:int, count:int, seed:int|str, side:str=None) -> tuple:
     """Set disjointness (definition D.1): Alice's and Bob's sets (count, r), bool, and whether they meet (count,),
     int64. With a `side`, `train` or `test`, no pair is also on the other, nor with its sets exchanged. Half the pairs

@@ -56,7 +56,6 @@ class Doors:
         if self.counting and not torch.equal(self.targets, counts(self.tokens) - 1):
             refuse(f"counting of {self.name}", "targets that are counts less one", "others", False, "leave it out")
 
-# %% ../../nbs/1_tasks/02_task.ipynb #53252a3d
 @dataclass(frozen=True, eq=False)
 class Task(Doors):
     """Tokens, targets and read-out positions of one task (§3, App. A); no model and no loss.

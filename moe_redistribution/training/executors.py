@@ -59,7 +59,6 @@ def ignoring_interrupts():
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-# %% ../../nbs/3_training/05_executors.ipynb #be1e3c03
 UNGUARDED = ("a worker imports this file, and it trains when it is imported; fix: put what trains under "
              "`if __name__ == '__main__':`")
 
@@ -219,7 +218,6 @@ class _Bars:
         for seconds in waiting: heapq.heapreplace(ends, ends[0] + seconds)
         return max(ends, default=0.)
 
-# %% ../../nbs/3_training/05_executors.ipynb #6be79252
 def _spell(seconds:float) -> str:
     "Seconds in words, rounded up."
     if seconds > 7200: return f"{seconds / 3600:.1f} h"

@@ -55,7 +55,6 @@ def _wrong(c, what, expected, got, fix, near=None):
     files = " or ".join(dict.fromkeys(map(str, c.own))) or "the library"
     refuse(f"{what} of {c.name}", expected, got, near, f"{fix} (in {files})")
 
-# %% ../../nbs/3_training/03b_rehearsal.ipynb #155974a0
 def _examples(t, seed):
     "Eight examples from all over a task, a seed's own: tokens (8, t) and targets (8, read)."
     at = (torch.arange(8) * max(1, len(t) // 8) + 3 * seed) % len(t)

@@ -52,7 +52,6 @@ def code_of(x:Callable) -> str:
     if x not in _CODE: _CODE[x] = _source_hash(x)
     return _CODE[x]
 
-# %% ../../nbs/3_training/01b_sources.ipynb #ccac3e36
 def _names(code): return {*code.co_names}.union(*(_names(k) for k in code.co_consts if isinstance(k, types.CodeType)))
 
 def _reached(objects, follows):

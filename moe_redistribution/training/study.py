@@ -53,7 +53,6 @@ def _needs_nothing(arm:str, seeds:Sequence[int], settings:dict):
     "What a job needs, where a study does not say."
     return ()
 
-# %% ../../nbs/3_training/08_study.ipynb #e7e6e868
 @dataclass(frozen=True)
 class Study:
     """One paper's experiments: arms, seeds, and a function that gives rows.
