@@ -11,7 +11,7 @@ import pytest
 
 from moe_redistribution.evidence import selection
 from moe_redistribution.report.figures import without_ffn
-from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, read_table
+from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, Clone, read_table
 from moe_redistribution.instruments.instrument import instruments
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.record import recording, sound
@@ -159,7 +159,7 @@ def test_a_run_of_another_optimiser_is_refused_by_name(place, monkeypatch):
     store_room._trained_by.cache_clear()
     assert {n for n in here if here[n] != there[n]} == {"training.loop"} and sources(NAME) == here
     spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(source=there)))
-    [bad] = [x for x in sound.look_at_runs(lent(place), place, NAME) if x.why]
+    [bad] = [x for x in sound.look_at_runs(lent(place), Clone(place), NAME) if x.why]
     assert bad.seeds == (4,) and f"other code in training.loop ({there['training.loop']}" in bad.why
 
 def test_an_older_seal_is_accepted_as_what_it_is(place):
@@ -174,7 +174,7 @@ def test_an_older_seal_is_accepted_as_what_it_is(place):
 def test_code_that_is_known_to_give_the_same_is_accepted_when_told_so(place):
     spoil(place, 4, lambda r: replace(r, manifest=r.manifest | dict(
         source=r.manifest["source"] | {"training.loop": OTHER})))
-    looked = recording._look_at_store(lent(place), place, same=[OTHER])
+    looked = recording._look_at_store(lent(place), Clone(place), same=[OTHER])
     assert not any(x.why for x in looked)
 
 def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_before_is_not(place):
@@ -184,7 +184,7 @@ def test_a_run_of_ours_that_another_loop_trained_is_refused_too_and_one_of_befor
         ours.save(replace(run, manifest=run.manifest | dict(source=source)))
     sources_room._TOLD.clear()
     with pytest.warns(UserWarning, match="router of"):
-        looked = {x.seeds: x.why for x in recording._look_at_store(ours, place)}
+        looked = {x.seeds: x.why for x in recording._look_at_store(ours, Clone(place))}
     assert "other code in training.loop" in looked[3,] and not looked[4,] and not looked[5,]
 
 def test_rows_of_a_study_that_are_no_numbers_are_named(mine, tmp_path):
@@ -205,14 +205,14 @@ def test_rows_of_other_code_or_of_no_preset_are_refused_from_another_and_named(m
         tensors, info = unseal(path)
         seal(path, tensors, info | other)
     three.rename(three.with_name("0123456789abcdef.safetensors"))
-    why = {x.path.name: x.why for x in recording._look_at_store(theirs, tmp_path / "clone")}
+    why = {x.path.name: x.why for x in recording._look_at_store(theirs, Clone(tmp_path / "clone"))}
     assert why[one.name] == "" and "other code in" in why[two.name] and "no job" not in why[one.name]
     assert "expected a job of mine; got a, seeds [3]" in why["0123456789abcdef.safetensors"]
 
 def test_a_condition_that_no_study_records_is_named(place):
     folder = lent(place).path(NAME, 9, "paired").parent
     shutil.copytree(folder, folder.with_name("ffn-h16-silu"))
-    [bad] = [x for x in recording._look_at_store(lent(place), place) if x.why]
+    [bad] = [x for x in recording._look_at_store(lent(place), Clone(place)) if x.why]
     assert bad.path.name == "ffn-h16-silu" and "no study records this condition" in bad.why
 
 def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path):

@@ -19,7 +19,7 @@ from moe_redistribution.models.population import predict
 from moe_redistribution.instruments.instrument import _Instrument, at_all, at_first, instruments, instruments_for
 from moe_redistribution.record.recording import _not_in, _record_one, _record_runs
 from moe_redistribution.record.runs import stored_runs
-from moe_redistribution.evidence.table_files import read_table, write_table
+from moe_redistribution.evidence.table_files import Clone, read_table, write_table
 from moe_redistribution.training.store import Store, unseal
 from moe_redistribution.training.study import Preset, Study, find_rows, run_study
 from moe_redistribution.instruments.ablation import ablation_of
@@ -108,7 +108,7 @@ def test_an_instrument_that_trains_its_own_measures_runs_whose_weights_are_gone(
                              manifest=dict(condition=name, stream="paired", seed=5, step=400, settled=True, failed=None,
                                            cpu_seconds=1., rules={}, machine={}))
     monkeypatch.setattr(recording, "stored_runs", lambda store, name, but: [stored])
-    for _ in range(2): _record_runs(Store(tmp_path / "empty"), tmp_path, with_only(only), name)
+    for _ in range(2): _record_runs(Store(tmp_path / "empty"), Clone(tmp_path), with_only(only), name)
     assert asked == [("paired", [5, 3], {}), ("authors", [42], {})]
 
 @pytest.mark.parametrize("instrument, name, wanted", [
@@ -135,13 +135,13 @@ def test_an_instrument_added_later_measures_what_is_recorded_already_and_nothing
             return INSTRUMENTS["heldout" if i == "x" else i].rows(params, c, seeds, **labels)
         return rows
     ablation = _Instrument(counted("ablation"), rules=at_all)
-    _record_runs(store, tmp_path, with_only({"ablation": ablation}), name)
+    _record_runs(store, Clone(tmp_path), with_only({"ablation": ablation}), name)
     first, asked[:] = list(asked), []
     attribution = _Instrument(counted("attribution"))
     both = with_only({"ablation": ablation, "attribution": attribution})
-    written = _record_runs(store, tmp_path, both, name)
+    written = _record_runs(store, Clone(tmp_path), both, name)
     assert {i for i, *_ in first} == {"ablation"} and {i for i, *_ in asked} == {"attribution"} and len(written) == 1
-    assert not _record_runs(store, tmp_path, both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
+    assert not _record_runs(store, Clone(tmp_path), both, name) and all(seeds == (42, 137) for _, seeds, _ in asked)
 
 @pytest.mark.audit
 def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monkeypatch):
@@ -150,18 +150,18 @@ def test_another_run_of_a_recorded_seed_is_left_out_of_everything(tmp_path, monk
     name, store, other = "add7/ffn-h8-silu", Store(tmp_path / "store"), Store(tmp_path / "other")
     two = {i: INSTRUMENTS[i] for i in ("ablation", "copying")}
     train(name, seeds=[42], root=store.root, steps=200, until="full", executor="here", quiet=True)
-    _record_runs(store, tmp_path, with_only({"ablation": two["ablation"]}), name)
+    _record_runs(store, Clone(tmp_path), with_only({"ablation": two["ablation"]}), name)
     run, heard = store.load(name, 42), []
     for seed in (42, 137):
         other.save(replace(run, seed=seed, manifest=run.manifest | {"seed": seed},
                            history=run.history.assign(loss=run.history["loss"] + 1e-3)))
     before = read_table("ablation", name, root=tmp_path).query("seed == 42")
-    _record_runs(other, tmp_path, with_only(two), name, heard.append)
+    _record_runs(other, Clone(tmp_path), with_only(two), name, heard.append)
     rows = {i: read_table(i, name, root=tmp_path) for i in two}
     assert (set(rows["copying"]["seed"]) == {137}
             and before.reset_index(drop=True).equals(rows["ablation"].query("seed == 42").reset_index(drop=True)))
     assert "authors 42 passed over" in heard[0] and "137" not in heard[0]
-    _record_runs(store, tmp_path, with_only(two), name)
+    _record_runs(store, Clone(tmp_path), with_only(two), name)
     assert set(read_table("copying", name, root=tmp_path)["seed"]) == {42, 137}
 
 def test_the_costs_of_instruments_are_held_against_their_limits(monkeypatch, capsys):
@@ -201,7 +201,7 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
     [run] = stored_runs(store, name)
     assert (run.step == 200 and "final" in run.weights and not has_weights(run, "final")
             and any(has_weights(run, r) for r in run.weights))
-    _record_runs(store, tmp_path, STUDY, name)
+    _record_runs(store, Clone(tmp_path), STUDY, name)
     rules = {r for f in (tmp_path / "results/rows").rglob("*.parquet") for r in pd.read_parquet(f)["rule"]}
     assert rules and "final" not in rules
 
@@ -322,9 +322,10 @@ def test_an_interrupted_replacement_is_asked_for_again(study, monkeypatch):
 def test_seeds_are_withdrawn_from_a_checkpoint_and_its_counts_and_the_last_takes_the_file(study):
     path, counts = study.root / f"checkpoints/{NAME}.first256.safetensors", study.root / "checkpoints/right.csv"
     kept = unseal(path)[0]["W_E"][1:]
-    assert runs._withdraw(NAME, "first256", [42], study.root) == [137] and torch.equal(unseal(path)[0]["W_E"], kept)
+    assert runs._withdraw(NAME, "first256", [42], Clone(study.root)) == [137]
+    assert torch.equal(unseal(path)[0]["W_E"], kept)
     assert pd.read_csv(counts)["seed"].tolist() == [137] and unseal(path)[1]["seeds"] == [137]
-    assert runs._withdraw(NAME, "first256", [137], study.root) == [] and not path.exists()
+    assert runs._withdraw(NAME, "first256", [137], Clone(study.root)) == [] and not path.exists()
 
 # ------------------------------------------------------------------------------------------------------ unseen examples
 

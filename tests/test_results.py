@@ -238,7 +238,7 @@ def test_a_shorter_run_does_not_replace_a_recorded_longer_one(tmp_path, monkeypa
     name, long, short = "add7/ffn-h8-silu", Store(tmp_path / "long"), Store(tmp_path / "short")
     train(name, seeds=[42], root=long.root, steps=600, until="full", executor="here", quiet=True)
     train(name, seeds=[42, 137], root=short.root, steps=200, until="full", executor="here", quiet=True)
-    for store in (long, short): recording._record_runs(store, tmp_path, paper, name)
+    for store in (long, short): recording._record_runs(store, table_files.Clone(tmp_path), paper, name)
     runs = table_files.read_table("runs", name, root=tmp_path)
     assert runs[["seed", "step"]].values.tolist() == [[42, 600], [137, 200]]
     rows = selection.recorded_rows(name, root=tmp_path)

@@ -17,6 +17,7 @@ import torch
 from moe_redistribution.instruments.rows import rows
 from moe_redistribution.models.routers import ROUTERS, Router
 from moe_redistribution.record.cli import main
+from moe_redistribution.evidence.table_files import Clone
 from moe_redistribution.record.recording import _record_study
 from moe_redistribution.studies.granularity.study import STUDY
 from moe_redistribution.tasks.kinds import _FOLDERS
@@ -141,10 +142,10 @@ def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypa
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
-    assert not _record_study(Store(tmp_path), tmp_path / "root", STUDY, print)        # tiny says that it is not recorded
+    assert not _record_study(Store(tmp_path), Clone(tmp_path / "root"), STUDY, print)     # tiny says that it is not recorded
     kept = replace(STUDY, presets={"tiny": replace(STUDY.presets["tiny"], recorded=True)})
     said = []
-    first, again = (_record_study(Store(tmp_path), tmp_path / "root", kept, said.append) for _ in range(2))
+    first, again = (_record_study(Store(tmp_path), Clone(tmp_path / "root"), kept, said.append) for _ in range(2))
     assert [p.name for p in first] == ["granularity.tiny.parquet"] and not again and len(said) == 1
 
 def test_an_estimate_is_listed_and_not_carried_out():

@@ -15,13 +15,13 @@ import contextlib, hashlib, json, os, re, shutil, subprocess, sys, tempfile, tim
 import pandas as pd
 from ..tasks.commands import add_form, command, csv_lines, show_table
 from ..tasks.errors import choose, refuse
-from ..training.store import COMMITTED, as_committed, as_it_lies, of_clone
+from ..training.store import COMMITTED, as_it_lies, of_clone
 from ..instruments.rows import TABLE_FORMS
 from ..report.pages import page_hash, page_paths, stored_page
 from ..evidence.registrations import (ACCESS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES, SEALED,
                                                        WHOLE_FILES, file_definition, in_order, line_definitions,
                                                        named_arms, other_files, sealed_settings)
-from ..evidence.table_files import (MANIFEST, ROOT, STORED, lines_of_csv, manifest_lines, sum_of,
+from ..evidence.table_files import (MANIFEST, STORED, Clone, lines_of_csv, manifest_lines, sum_of,
                                                      summed_files, table_paths, witness, write_sums)
 from .ledger import answer_names, answer_tables
 from .outputs import blobs, changed_outputs, guarded_pages
@@ -31,14 +31,14 @@ from .versions import NothingToLookAt, Versions, history_says
 SUM_LINE = re.compile(r"[#0-9a-f][0-9a-f]{63}  \S.*")
 def _why(e): return (" ".join(str(e).split()).partition("; fix")[0] or type(e).__name__)[:200]
 
-def _changed_bytes(root:Path) -> Iterator:
+def _changed_bytes(clone:Clone) -> Iterator:
     "Of every file None where it is as committed, else (file, what SHA256SUMS says of it, what it is)."
     told, now = {}, {}
-    for i, line in enumerate((root / "SHA256SUMS").read_bytes().decode(errors="replace").splitlines(), 1):
+    for i, line in enumerate((clone / "SHA256SUMS").read_bytes().decode(errors="replace").splitlines(), 1):
         if SUM_LINE.fullmatch(line): told.setdefault(line[66:], set()).add(line[:64])
         else: yield f"SHA256SUMS, line {i}", "a sum and a file", line[:80]
-    for path in summed_files(root):
-        name = path.relative_to(root).as_posix()
+    for path in summed_files(clone):
+        name = clone.name(path)
         try: now[name] = sum_of(name, path.read_bytes())
         except OSError as e: now[name] = _why(e)
     for name in sorted({*told, *now}):
@@ -47,17 +47,17 @@ def _changed_bytes(root:Path) -> Iterator:
         else: yield None if now[name] in told[name] else (name, f"sha256 {min(told[name])[:12]}", now[name][:12])
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0070
-def _changed_rows(root:Path) -> Iterator:
+def _changed_rows(clone:Clone) -> Iterator:
     "Of every line of the manifest None, else (kind, condition and stream; the rows that it has; those that are there)."
     said, now, unread = {}, {}, set()
-    for i, x in lines_of_csv((root / "results/manifest.csv").read_bytes(), MANIFEST):
+    for i, x in lines_of_csv((clone / "results/manifest.csv").read_bytes(), MANIFEST):
         if isinstance(x, str): yield f"results/manifest.csv, line {i}", f"{len(MANIFEST)} cells", x[:80]
         else: said[x["kind"], x["condition"], x["stream"]] = x["rows"], x["sha256"]
-    for path in table_paths(root):
+    for path in table_paths(clone):
         try: now |= {tuple(x[:3]): (str(x[4]), x[5]) for x in manifest_lines(path)}
         except Exception as e:
             unread.add((path.parent.name, path.stem))
-            yield path.relative_to(root).as_posix(), "a table", _why(e)
+            yield clone.name(path), "a table", _why(e)
     for key in sorted({*said, *now}):
         if (key[0], key[1].partition("/")[0]) in unread: continue
         both = [f"{x[key][0]} rows, hash {x[key][1][:12]}" if key in x else "none" for x in (said, now)]
@@ -73,10 +73,10 @@ def _read_each(things, read):
         except Exception as e: faults.append((name, "as it was written", _why(e)))
     return got, faults
 
-def _registered(root):
+def _registered(clone):
     "The last hash of each thing in the register, by date; and its lines that are none."
     lines, faults, before = [], [], ""
-    for i, x in lines_of_csv((root / FILE).read_bytes(), COLUMNS):
+    for i, x in lines_of_csv((clone / FILE).read_bytes(), COLUMNS):
         late = isinstance(x, dict) and x["commit"].endswith(LATER)                 # these take their place by date
         if isinstance(x, str) or x["access"] not in ACCESS or not late and x["date"] < before:
             faults.append((f"{FILE}, line {i}", "a known word, and a date after those before it", str(x)[:200]))
@@ -86,23 +86,23 @@ def _registered(root):
     return dict(zip(last[KEY].itertuples(index=False, name=None), last["hash"])), faults
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0074
-def _defined(root):
+def _defined(clone):
     "(table, key, protocol, hash) of all that stands in data/, and what of it cannot be read."
-    lines = [(f"{p.relative_to(root).as_posix()}, line {i}", (table, x)) for table in REGISTERED_TABLES
-             for p in sorted((root / "data").glob(f"*/{table}.csv")) for i, x in lines_of_csv(p.read_bytes())]
+    lines = [(f"{clone.name(p)}, line {i}", (table, x)) for table in REGISTERED_TABLES
+             for p in sorted((clone / "data").glob(f"*/{table}.csv")) for i, x in lines_of_csv(p.read_bytes())]
     now, faults = _read_each(lines, lambda x: line_definitions(*x))
     names, _ = _read_each(lines, lambda x: named_arms(x[1]))
     arms, more = _read_each([(n, n) for n in dict.fromkeys(names)],
                             lambda n: [(SEALED, arm, "all", own) for arm, own in sealed_settings([n]).items()])
-    files, rest = _read_each([(p.relative_to(root).as_posix(), p) for p in other_files(root / "data")],
-                             lambda p: [file_definition(p, root / "data")])
+    files, rest = _read_each([(clone.name(p), p) for p in other_files(clone / "data")],
+                             lambda p: [file_definition(p, clone / "data")])
     return [*now, *dict.fromkeys(arms), *files], faults + more + rest
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0060
-def _changed_definitions(root:Path) -> Iterator:
+def _changed_definitions(clone:Clone) -> Iterator:
     """Of every line of a claim, sentence, note, arm and other file of data/ None, else (which, the definition that was
     registered, what it is now)."""
-    (last, bad), (now, faults) = _registered(root), _defined(root)
+    (last, bad), (now, faults) = _registered(clone), _defined(clone)
     yield from bad + faults
     seen = set()
     for *key, own in now:
@@ -115,12 +115,12 @@ def _changed_definitions(root:Path) -> Iterator:
 
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0011
-def _changed_pages(root:Path) -> Iterator:
+def _changed_pages(clone:Clone) -> Iterator:
     "Of every page that says what it read None, else (page, hash of what it read, hash of what is there)."
-    for path in page_paths(root):
-        name = path.relative_to(root).as_posix()
+    for path in page_paths(clone):
+        name = clone.name(path)
         try:
-            if (said := stored_page(path, root)) is None: continue
+            if (said := stored_page(path, clone)) is None: continue
             now = page_hash(said[0])
             yield None if now == said[1] else (name, said[1], now)
         except Exception as e: yield name, "a page that says what it read", _why(e)
@@ -150,15 +150,15 @@ def _other_cells(said:bytes, made:bytes) -> Iterator:
             yield f"{key[0]}: {column} {was[column]}", now[column]
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0072
-def _changed_answers(root:Path) -> Iterator:
+def _changed_answers(clone:Clone) -> Iterator:
     "Of every table of verdicts, contrasts or comparisons None, then (file, a line of it, what the rows give)."
     made = {}
-    with contextlib.suppress(Exception): made.update(answer_tables(root))       # every file read once, if all can be
+    with contextlib.suppress(Exception): made.update(answer_tables(clone))       # every file read once, if all can be
     for name in answer_names():
         yield None
         try:
-            now = TABLE_FORMS[".csv"](made[name] if name in made else dict(answer_tables(root, [name]))[name])
-            said = (root / f"results/{name}.csv").read_bytes()
+            now = TABLE_FORMS[".csv"](made[name] if name in made else dict(answer_tables(clone, [name]))[name])
+            said = (clone / f"results/{name}.csv").read_bytes()
             yield from [(f"results/{name}.csv", *x) for x in _other_cells(said, now)]
         except Exception as e: yield f"results/{name}.csv", "what the rows give", _why(e)
 
@@ -167,11 +167,11 @@ LAYERS = {"bytes": (_changed_bytes, "files"), "manifest": (_changed_rows, "lines
           "registrations": (_changed_definitions, "definitions"),
           "history": (history_says, "versions and lines of the register"), "pages": (_changed_pages, "pages"),
           "outputs": (changed_outputs, "pages"), "answers": (_changed_answers, "tables")}
-def _not_as_run(root:Path, pages:Sequence) -> Iterator:
+def _not_as_run(clone:Clone, pages:Sequence) -> Iterator:
     "Of every page None, then (page, what a cell should show, what it shows) wherever a run today shows something else."
     with tempfile.TemporaryDirectory() as home:
-        own = dict(PYTHONPATH=str(root), MOE_REDISTRIBUTION_HOME=home, OMP_NUM_THREADS="1")
-        done = subprocess.run([sys.executable, root / "tools/outputs.py", "--check", *map(str, pages)], cwd=root,
+        own = dict(PYTHONPATH=os.fspath(clone), MOE_REDISTRIBUTION_HOME=home, OMP_NUM_THREADS="1")
+        done = subprocess.run([sys.executable, clone / "tools/outputs.py", "--check", *map(str, pages)], cwd=clone,
                               capture_output=True, text=True, check=False, env=os.environ | own)
     page, told = "", 0
     for line in done.stdout.splitlines()[:-1]:
@@ -183,12 +183,12 @@ def _not_as_run(root:Path, pages:Sequence) -> Iterator:
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0062
 FOUND = ["layer", "what", "expected", "got"]
 
-def _look(layer, look, root):
+def _look(layer, look, clone):
     "What a layer finds, how many things it looked at, and why it looked at none."
     own, looked = [], 0
     try:
         with as_it_lies():                                   # that bytes have changed is said once, by their own layer
-            for looked, x in enumerate(look(root), 1):          # noqa: B007  the last one counts
+            for looked, x in enumerate(look(clone), 1):          # noqa: B007  the last one counts
                 if x is not None: own.append((layer, *map(str, x)))
     except NothingToLookAt as e: return own, looked, str(e)
     except (ValueError, KeyError, OSError) as e:                           # what a layer compares with is not there
@@ -203,17 +203,17 @@ def _check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Cal
     pages to run again, paths under `root`.
 
     ValueError for another layer or a short digest, FileNotFoundError without a clone. What cannot be read is found."""
-    root, found, skipped = Path(root or ROOT), [], {}
+    clone, found, skipped = Clone(root), [], {}
     for layer in layers: choose("layer", layer, list(LAYERS))
     if digest and not re.fullmatch("[0-9a-f]{16,64}", digest):
         refuse("witness", "at least 16 of its 64 hexadecimal digits", digest, fix="copy the line that check printed")
-    of_clone(root / "SHA256SUMS")
+    of_clone(clone / "SHA256SUMS")
     todo = {layer: LAYERS[layer] for layer in layers}
-    if digest: todo["witness"] = (lambda root: _not_witnessed(root, digest), "files of that state")
-    if run: todo["run"] = (lambda root: _not_as_run(root, run), "pages and cells")
+    if digest: todo["witness"] = (lambda clone: _not_witnessed(clone, digest), "files of that state")
+    if run: todo["run"] = (lambda clone: _not_as_run(clone, run), "pages and cells")
     for layer, (look, things) in todo.items():
         began = time.monotonic()
-        own, looked, why = _look(layer, look, root)
+        own, looked, why = _look(layer, look, clone)
         found += own
         if why: skipped[layer] = why
         says = f"not checked: {why}" if why else f"{len(own)} found" if own else "as it should be"
@@ -223,122 +223,122 @@ def _check_clone(root:str|Path=None, layers:Sequence[str]=tuple(LAYERS), say:Cal
     return out
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0051
-def _witnessed_commit(root:Path, digest:str) -> str:
+def _witnessed_commit(clone:Clone, digest:str) -> str:
     "The commit of which a witness was taken, `now` for what lies in the folder, empty where no commit is that state."
-    if witness(root).startswith(digest): return "now"
-    shas = (Versions(root).git("log", "--full-history", "--format=%H", "--", "SHA256SUMS") or "").split()
-    with blobs(root) as read:
+    if witness(clone).startswith(digest): return "now"
+    shas = (Versions(clone).git("log", "--full-history", "--format=%H", "--", "SHA256SUMS") or "").split()
+    with blobs(clone) as read:
         taken = (s for s in shas if hashlib.sha256(read(f"{s}:SHA256SUMS")).hexdigest().startswith(digest))
         return next(taken, "")
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0066
-def _not_witnessed(root:Path, digest:str) -> Iterator:
+def _not_witnessed(clone:Clone, digest:str) -> Iterator:
     "Of every file of the state of which a witness was taken None where it fits, else (what, what should be, what is)."
-    here = f"{witness(root)[:12]}"
-    try: sha = _witnessed_commit(root, digest)
+    here = f"{witness(clone)[:12]}"
+    try: sha = _witnessed_commit(clone, digest)
     except NothingToLookAt as e:
         yield "this clone", f"the state {digest[:12]}, or one after it", f"{here}; {e}"
         return
-    if sha == "now": return (yield from _changed_bytes(root))
+    if sha == "now": return (yield from _changed_bytes(clone))
     if not sha: return (yield "this clone", f"the state {digest[:12]}, or one after it", f"{here}, after no such state")
-    with blobs(root) as read:
+    with blobs(clone) as read:
         for line in read(f"{sha}:SHA256SUMS").decode(errors="replace").splitlines():
             fits = sum_of(line[66:], read(f"{sha}:{line[66:]}")) == line[:64]
             yield None if fits else (f"{line[66:]} at {sha[:8]}", f"sha256 {line[:12]}", "another")
         then = read(f"{sha}:{FILE}").splitlines()
-    fits = then == (root / FILE).read_bytes().splitlines()[:len(then)]
+    fits = then == (clone / FILE).read_bytes().splitlines()[:len(then)]
     yield None if fits else (FILE, f"all lines that it had at {sha[:8]}", "others")
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0017
 def _forge(path, data): path.write_bytes(data)                     # not `write_whole`: the sums must not follow
 
-def _row(root):
-    path = sorted((root / "results/rows/ablation").glob("*.parquet"))[0]
-    frame = pd.read_parquet(as_committed(path))
+def _row(clone):
+    path = sorted((clone / "results/rows/ablation").glob("*.parquet"))[0]
+    frame = clone.frame(path)
     frame.loc[frame.index[0], "value"] += .1
     _forge(path, frame.to_parquet(index=False))
-    return f"the value of the first row of {path.relative_to(root).as_posix()}, by .1", ("bytes", "manifest")
+    return f"the value of the first row of {clone.name(path)}, by .1", ("bytes", "manifest")
 
-def _claim(root):
-    path = root / "data/sparsity_moves/claims.csv"
+def _claim(clone):
+    path = clone / "data/sparsity_moves/claims.csv"
     head, line, rest = path.read_text(encoding="utf-8").split("\n", 2)
-    cells = pd.read_csv(as_committed(path), nrows=1, dtype=str, keep_default_na=False)
+    cells = clone.frame(path, nrows=1, dtype=str, keep_default_na=False)
     new = csv_lines(cells.assign(seeds="1-63"), header=False).strip()
     _forge(path, "\n".join([head, new, rest]).encode())
     return f"the seeds of {cells['id'][0]}", ("bytes", "registrations")
 
-def _sentence(root):
-    page = next(p for p in sorted((root / "nbs/6_studies").rglob("4*.ipynb"))
+def _sentence(clone):
+    page = next(p for p in sorted((clone / "nbs/6_studies").rglob("4*.ipynb"))
                 if f'"{STORED}":' in p.read_text(encoding="utf-8"))
     nb = json.loads(page.read_text(encoding="utf-8"))
     cell = next(c for c in nb["cells"] if c["cell_type"] == "markdown" and len("".join(c["source"])) > 200)
     cell["source"] = ["".join(cell["source"]).replace(" not ", " ").rstrip() + " It is certain."]
     _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
-    return f"a sentence of {page.relative_to(root).as_posix()}", ("bytes",)
+    return f"a sentence of {clone.name(page)}", ("bytes",)
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0033
-def _word(root):
-    path = root / FILE
+def _word(clone):
+    path = clone / FILE
     head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     i = next(i for i, x in enumerate(lines) if x.endswith(",results seen\n"))
     lines[i] = lines[i].replace(",results seen", ",nothing run")
     _forge(path, "".join([head, *lines]).encode())
     return f"what was known of {lines[i].split(',')[1]} when it was registered", ("bytes", "registrations", "history")
 
-def _pilot(root):
-    path = sorted((root / "data").glob("*/pilots.csv"))[0]
+def _pilot(clone):
+    path = sorted((clone / "data").glob("*/pilots.csv"))[0]
     _forge(path, "".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]).encode())
-    return f"a trial that was seen, taken out of {path.relative_to(root).as_posix()}", ("bytes", "registrations")
+    return f"a trial that was seen, taken out of {clone.name(path)}", ("bytes", "registrations")
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0064
-def _shown(root, what, change):
+def _shown(clone, what, change):
     "Changes what a page shows, one of which it would be seen if there is such, by a function of its cells' outputs."
-    try: pages = guarded_pages(root)
+    try: pages = guarded_pages(clone)
     except NothingToLookAt: pages = []
-    for page in [*pages, *page_paths(root)]:
+    for page in [*pages, *page_paths(clone)]:
         nb = json.loads(page.read_text(encoding="utf-8"))
         if not change([o["data"] for c in nb["cells"] for o in c.get("outputs", ()) if "data" in o]): continue
         _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
-        return f"{what} of {page.relative_to(root).as_posix()}", ("bytes", "outputs")
+        return f"{what} of {clone.name(page)}", ("bytes", "outputs")
 
-def _output(root):
+def _output(clone):
     def other(shown):
         own = next((x for x in shown if re.search(r"[1-8]", "".join(x.get("text/plain", ())))), None)
         for form in own or (): own[form] = re.sub(r"[1-8]", lambda m: str(int(m[0]) + 1), "".join(own[form]), count=1)
         return own
-    return _shown(root, "a digit of what a cell shows", other)
+    return _shown(clone, "a digit of what a cell shows", other)
 
-def _picture(root):
+def _picture(clone):
     def exchanged(shown):
         own = [x for x in shown if "image/png" in x]
         if len(own) > 1: own[0]["image/png"], own[1]["image/png"] = own[1]["image/png"], own[0]["image/png"]
         return len(own) > 1
-    return _shown(root, "two pictures, exchanged,", exchanged)
+    return _shown(clone, "two pictures, exchanged,", exchanged)
 
 FORGED = dict(row=_row, claim=_claim, word=_word, sentence=_sentence, pilot=_pilot, output=_output, picture=_picture)
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0018
 COPIED = (*COMMITTED, "nbs", "moe_redistribution", "tools", "README_files")
 
-def _copy(root, folder):
+def _copy(clone, other):
     "What a clone holds, and its history, but not another copy of that."
-    if (root / ".git").exists():
-        for args in (["clone", "-qns", str(root), str(folder)], ["-C", str(folder), "read-tree", "HEAD"]):
+    if (clone / ".git").exists():
+        for args in (["clone", "-qns", clone, other], ["-C", other, "read-tree", "HEAD"]):
             subprocess.run(["git", *args], capture_output=True, check=False)
     for part in COPIED:
-        if (root / part).exists(): shutil.copytree(root / part, folder / part)
+        if (clone / part).exists(): shutil.copytree(clone / part, other / part)
     for name in ("SHA256SUMS", "README.md", "constraints.txt", "pyproject.toml"):
-        if (root / name).exists(): shutil.copy(root / name, folder)
+        if (clone / name).exists(): shutil.copy(clone / name, other)
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0065
 def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
-    root, out = Path(root or ROOT), []
-    of_clone(root / "SHA256SUMS")
+    clone, out = Clone(root), []
+    of_clone(clone / "SHA256SUMS")
     for name in forged:
         change = FORGED[choose("forgery", name, list(FORGED))]
         with tempfile.TemporaryDirectory() as folder:
-            _copy(root, copy := Path(folder))
+            _copy(clone, copy := Clone(folder))
             what, layers = change(copy)
             seen = [", ".join(dict.fromkeys(_check_clone(copy, ["bytes"])["layer"]))]
             write_sums(copy)

@@ -17,28 +17,27 @@ from ..instruments.instrument import instruments
 from ..training.store import replace_file
 from ..training.study import known_studies
 from ..evidence.selection import computed_kinds
-from ..evidence.table_files import ROOT, kinds
+from ..evidence.table_files import Clone, kinds
 
 # %% ../../nbs/7_record/04e_new.ipynb #c0de1008
-def _study_notebooks(name:str, root:str|Path=None) -> dict:
+def _study_notebooks(name:str, clone:Clone) -> dict:
     "File name → text of the notebooks of a new study. FileNotFoundError (expected, got, fix) without a clone."
-    found = sorted(Path(root or ROOT).glob("nbs/6_studies/_new/_*.ipynb"))
+    found = sorted((clone / "nbs/6_studies/_new").glob("_*.ipynb"))
     if not found:
         refuse("a new study", "a clone of the repository", "none about the package", 
                fix="clone it, then pip install -e .", error=FileNotFoundError)
     return {p.name[1:].replace("NAME", name): p.read_text(encoding="utf-8").replace("NAME", name) for p in found}
 
 # %% ../../nbs/7_record/04e_new.ipynb #c0de100c
-def _new_name(name:str, root:str|Path=None) -> str:
+def _new_name(name:str, clone:Clone) -> str:
     "`name`, if a study can be called so. ValueError (expected, got, nearest, fix) if it is taken or no identifier."
-    root = Path(root or ROOT)
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or iskeyword(name):
         near = re.sub(r"\W+", "_", name.lower()).strip("_0123456789") or "mine"
         refuse("name of a study", "small letters, digits and _, for it names a module", repr(name),
                f"{near}_study" if iskeyword(near) else near, "call it so")
-    places = [root / p / name for p in ("nbs/6_studies", "moe_redistribution/studies", "data", "results/rows")]
-    there = [p.relative_to(root).as_posix() for p in places if p.exists()]
-    if there or name in {*known_studies(), *instruments(), *computed_kinds(), *kinds(root)}:
+    places = [clone / p / name for p in ("nbs/6_studies", "moe_redistribution/studies", "data", "results/rows")]
+    there = [clone.name(p) for p in places if p.exists()]
+    if there or name in {*known_studies(), *instruments(), *computed_kinds(), *kinds(clone)}:
         refuse("name of a study", "a new one", f"{name!r}, which is taken: {', '.join(there) or 'a kind of rows'}",
                f"{name}_2", "another name")
     return name
@@ -55,8 +54,8 @@ def _with_entries(sidebar:str, pages:list) -> str:
 
 def _lay_down(name:str, root:str|Path=None) -> list:
     "Lays down a new study in a clone, or nothing of it; its two notebooks. Errors as `_new_name`, and OSError."
-    root, listed = Path(root or ROOT), Path(root or ROOT) / "_quarto.yml"
-    texts, folder = _study_notebooks(name, root), root / "nbs/6_studies" / _new_name(name, root)
+    listed = (clone := Clone(root)) / "_quarto.yml"
+    texts, folder = _study_notebooks(name, clone), clone / "nbs/6_studies" / _new_name(name, clone)
     before = listed.read_text(encoding="utf-8")
     after = _with_entries(before, [f"6_studies/{name}/{file}" for file in reversed(texts)])
     made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
@@ -81,7 +80,7 @@ def _add_new(p:ArgumentParser):
          add=_add_new, told="Two arms, one question and a page, for you to edit. A name that is taken is refused.")
 def _run_new(args:Namespace):
     "Lays down a study and says what comes next."
-    room, page = (p.relative_to(ROOT).as_posix() for p in _lay_down(args.name))
+    room, page = map(Clone().name, _lay_down(args.name))
     print(f"{room}   arms, STUDY, CONTRASTS: edit these", f"{page}   its page", "Then:", "  nbdev_export",
           "  make registrations                  # before its runs; commit it",
           f"  moe-redistribution study {args.name}", f"  moe-redistribution record {args.name}", f'  make outputs NB="{room} {page}"', sep="\n")

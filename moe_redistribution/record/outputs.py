@@ -14,14 +14,14 @@ import json, re, subprocess
 
 from .. import PUBLIC
 from ..report.pages import page_paths
-from ..evidence.table_files import STORED
+from ..evidence.table_files import STORED, Clone
 from .versions import OF_PAGES, Versions
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300007
 _IMPORT = re.compile(r"^[ \t]*(?:from (\.*[\w.]*) import (\([^)]*\)|[^\n#]*)|import ([\w.]+))", re.M)
 
-def _imported_rooms(root:Path, source:str, module:str="") -> set:
-    """Files of the package under `root` that code imports, a name of the public list from its room; `module`: whose
+def _imported_rooms(clone:Clone, source:str, module:str="") -> set:
+    """Files of the package of a clone that code imports, a name of the public list from its room; `module`: whose
     code it is, where they begin with a dot."""
     found = set()
     for start, names, plain in _IMPORT.findall(source):
@@ -33,27 +33,27 @@ def _imported_rooms(root:Path, source:str, module:str="") -> set:
             asked = [PUBLIC.get(n, n) for n in asked or re.findall(r"\.(\w+)" if plain else r"\w+", source)]
         for name in (base, *(f"{base}.{n}" for n in asked)):
             path = name.replace(".", "/")
-            found |= {p for p in (f"{path}.py", f"{path}/__init__.py") if (root / p).is_file()}
+            found |= {p for p in (f"{path}.py", f"{path}/__init__.py") if (clone / p).is_file()}
     return found
 
-def _rooms_behind(root:Path, source:str, known:dict) -> set:
+def _rooms_behind(clone:Clone, source:str, known:dict) -> set:
     "The same with all that these import in turn; `known` keeps what each of them imports."
-    found, todo = set(), _imported_rooms(root, source)
+    found, todo = set(), _imported_rooms(clone, source)
     while todo:
         found.add(path := todo.pop())
         if path not in known:
-            known[path] = _imported_rooms(root, (root / path).read_text(encoding="utf-8"), path[:-3].replace("/", "."))
+            known[path] = _imported_rooms(clone, (clone / path).read_text("utf-8"), path[:-3].replace("/", "."))
         todo |= known[path] - found
     return found
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c30001c
 ANY_PAGE = ("tools/outputs.py", "tools/pictures.py", "tools/matplotlibrc", "constraints.txt")   # how pages are run
 
-def _moved(root, page, log, known) -> bool:
+def _moved(clone, page, log, known) -> bool:
     "Has anything in a log changed that a page (of `_page_parts`) is made of?"
-    behind = _rooms_behind(root, page[0], known)
+    behind = _rooms_behind(clone, page[0], known)
     rest = ANY_PAGE if page[2] else (*ANY_PAGE, "data/", "results/", "checkpoints/")
-    def gone(p): return p.startswith("moe_redistribution/") and not (root / p).exists()        # and may have been behind
+    def gone(p): return p.startswith("moe_redistribution/") and not (clone / p).exists()        # and may have been behind
     return any(p in behind or p.startswith(rest) or gone(p) for _, paths in log for p in paths)
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300011
@@ -85,10 +85,10 @@ def _changes(versions:Versions) -> list:
     return out
 
 @contextmanager
-def blobs(root:Path) -> Iterator:
+def blobs(clone:Clone) -> Iterator:
     "A function that gives the bytes of a blob, by its name or as COMMIT:PATH; none where there is no such."
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with subprocess.Popen(["git", "cat-file", "--batch"], cwd=root, **pipes) as git:
+    with subprocess.Popen(["git", "cat-file", "--batch"], cwd=clone, **pipes) as git:
         def read(blob):
             git.stdin.write(f"{blob}\n".encode()), git.stdin.flush()
             head = git.stdout.readline().split()
@@ -105,15 +105,15 @@ def _first_asked(log, read) -> int:
     i = bisect_left(of, True, key=lambda x: b"  README.md\n" in read(x[1]))
     return of[i][0] if i < len(of) else len(log) - 1
 
-def _what_for(root, name, log, own, read, known):
+def _what_for(clone, name, log, own, read, known):
     """The commit in which what a page shows last changed and nothing that it is made of, None where there is no such;
     `own`: (place in the log, blob before, blob after) of its versions."""
     for (since, *_), (at, before, after) in reversed([*zip([(0,), *own], own)]):
         if before == NONE or at < log.asked: return None                           # a new page, or an old one
-        old, new = _page_parts(read(before)), _page_parts((root / name).read_bytes() if after == NONE else read(after))
+        old, new = _page_parts(read(before)), _page_parts((clone / name).read_bytes() if after == NONE else read(after))
         if not _shows_other(old[1], new[1]): continue
         if old[::2] != new[::2]: return None
-        return None if _moved(root, new, log[since:at + 1], known) else log[at][0][:8]
+        return None if _moved(clone, new, log[since:at + 1], known) else log[at][0][:8]
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300017
 class _Log(list): asked = 0
@@ -125,24 +125,24 @@ def _by_file(versions):
         for path, blobs in paths.items(): own.setdefault(path, []).append((i, *blobs))
     return log, own
 
-def guarded_pages(root:Path=None) -> list:
+def guarded_pages(root:str|Path=None) -> list:
     "Pages of which nothing that they are made of has changed since they did: what they show cannot change unseen."
     versions, known = Versions(root), {}
-    (log, own), pages = _by_file(versions), {*page_paths(versions.root)}
-    last = {p: own[n][-1][0] for n in own if (p := versions.root / n) in pages}
-    return [p for p, i in last.items() if not _moved(versions.root, _page_parts(p.read_bytes()), log[i:], known)]
+    (log, own), pages = _by_file(versions), {*page_paths(versions)}
+    last = {p: own[n][-1][0] for n in own if (p := versions / n) in pages}
+    return [p for p, i in last.items() if not _moved(versions, _page_parts(p.read_bytes()), log[i:], known)]
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c30001b
-def changed_outputs(root:Path) -> Iterator:
+def changed_outputs(root:str|Path) -> Iterator:
     """Of every page, README and picture of it None, else (which, what should have changed, the commit in which it
     changed alone); and each deviation that names a change where there was none. `NothingToLookAt` without history."""
     versions, known = Versions(root), {}
-    root, log, own = versions.root, *_by_file(versions)
-    named = lambda paths: [p.relative_to(root).as_posix() for p in paths]
-    with blobs(root) as read:
+    log, own = _by_file(versions)
+    with blobs(versions) as read:
         log.asked = _first_asked(log, read)
-        found = {n: _what_for(root, n, log, own.get(n, []), read, known) for n in named(page_paths(root))}
-    for name in named([root / "README.md", *sorted((root / "README_files").glob("*"))]):
+        pages = map(versions.name, page_paths(versions))
+        found = {n: _what_for(versions, n, log, own.get(n, []), read, known) for n in pages}
+    for name in map(versions.name, [versions / "README.md", *sorted((versions / "README_files").glob("*"))]):
         at = own[name][-1][0] if name in own else -1
         found[name] = log[at][0][:8] if at >= log.asked and not {*FRONT} & {*log[at][1]} else None
     for name, sha in found.items():

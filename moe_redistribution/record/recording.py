@@ -30,18 +30,17 @@ from ..evidence.claims import Claim, Measured, claims, paper_items, statements
 from ..instruments.rows import ROW_COLUMNS, WHERE, tidy, write_frame
 from ..evidence.planned import planned_files
 from ..evidence.registrations import FILE, registrations, unregistered_lines
-from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, kinds, manifest_of, others,
-                                                     read_table, table_path, witness, write_table, write_sums)
+from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, Clone, kinds, manifest_of, others,
+                                                     witness, write_sums, write_table)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
 from ..instruments.measuring import measure, stack
-from ..evidence.table_files import ROOT
 from ..evidence.checkpoints import checkpoint, checkpoint_path, checkpoint_seeds, right_answers
 from ..evidence.selection import far_enough, gather, recorded_runs, weightless_runs
 from .runs import (history_frame, last_step, recordable_runs, replaceable_names, replace_runs,
                                             run_frame, stored_runs)
-from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, row_faults,
+from .sound import (OLDER, Looked, kept_presets, look_at_runs, look_at_study, pairs_recorded, row_faults,
                                              stored_jobs, strangers)
 from .ledger import answer_tables, ledger_page
 from .some_answers import own_lines, some_answers
@@ -80,36 +79,35 @@ def _frames(study, name) -> dict:
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
 # %% ../../nbs/7_record/03_recording.ipynb #183f1be5
-def _record_runs(store:Store, root:Path, study:Study, name:str, say:Callable=print, but:Iterable=()) -> list:
-    """Adds the new runs of a condition, of a study of trainings, to the tables under `root`/results, each as soon as it
+def _record_runs(store:Store, clone:Clone, study:Study, name:str, say:Callable=print, but:Iterable=()) -> list:
+    """Adds the new runs of a condition, of a study of trainings, to the tables of a clone, each as soon as it
     is measured; says and returns what it wrote. `but`: files that are left out. Of a lent store, seeds of which nothing
     is recorded."""
-    there, written, task = recordable_runs(stored_runs(store, name, but), name, root, say), [], name.partition("/")[0]
+    there, written, task = recordable_runs(stored_runs(store, name, but), name, clone, say), [], name.partition("/")[0]
     if store.lent:
-        ours = read_table("runs", name, root=root, whose=EVERYBODY)
+        ours = clone.rows("runs", name)
         there = [r for r in there if (r.stream, r.seed) not in {*zip(ours["stream"], ours["seed"])}]
     for kind, (streams, rules, frame) in _frames(study, name).items():
-        pool = there + weightless_runs(name, root, there) if rules == () and not store.lent else there
-        known = read_table(kind, name, root=root, whose=EVERYBODY)
+        pool = there + weightless_runs(name, clone, there) if rules == () and not store.lent else there
+        known = clone.rows(kind, name)
         if not (new := _not_in(known, [r for r in pool if r.stream in streams], rules)): continue
         each = [frame([r for r in new if r.stream == s]) for s in dict.fromkeys(r.stream for r in new)]
         if not sum(map(len, each)): continue                             # all of them failed before any checkpoint
-        _add_rows(pd.concat(each, ignore_index=True), kind, task, root)
-        written.append(table_path(kind, task, root))
+        written.append(_add_rows(pd.concat(each, ignore_index=True), kind, task, clone))
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
 # %% ../../nbs/7_record/03_recording.ipynb #183f1be6
-def _add_rows(new:pd.DataFrame, kind:str, task:str, root:Path):
-    "Lays rows over those of a table. Others that write the same table wait."
-    path = table_path(kind, task, root)
-    (root / "results").mkdir(parents=True, exist_ok=True)
-    with FileLock(root / "results/.lock"):
+def _add_rows(new:pd.DataFrame, kind:str, task:str, clone:Clone) -> Path:
+    "Lays rows over those of a table, and returns its path. Others that write the same table wait."
+    path = clone.table(kind, task)
+    (clone / "results").mkdir(parents=True, exist_ok=True)
+    with FileLock(clone / "results/.lock"):
         old = pd.read_parquet(as_committed(path)) if path.exists() else new.iloc[:0]
-        write_table(_overlay(new, old), kind, task, root)
+        return write_table(_overlay(new, old), kind, task, clone)
 
 # %% ../../nbs/7_record/03_recording.ipynb #5b1de011
-def _record_rows(store:Store, root:Path, study:Study, say:Callable=print, but:Iterable=()) -> list:
+def _record_rows(store:Store, clone:Clone, study:Study, say:Callable=print, but:Iterable=()) -> list:
     """Lays stored rows of a study over recorded ones; those of a lent store and of jobs that no preset has as they
     are, only where none is recorded. `but`: files that are left out. Returns paths that changed."""
     written, there = [], [x for x in stored_jobs(study, store) if x[0] not in but]
@@ -119,13 +117,12 @@ def _record_rows(store:Store, root:Path, study:Study, say:Callable=print, but:It
         for jobs, add in ((mine[True], store.lent), (mine[False], True)):
             if not jobs or (new := study.rows(preset, jobs, store.root)).empty: continue
             new = tidy([new.drop_duplicates(WHERE) if add else new])
-            old = read_table(study.name, list(new["condition"].unique()), root=root, whose=EVERYBODY)
+            old = clone.rows(study.name, list(new["condition"].unique()))
             if add and len(old):
                 known = pd.MultiIndex.from_frame(old[KEYS])
                 new = new[~pd.MultiIndex.from_frame(new[KEYS]).isin(known)]
             if new.empty or len(old) and tidy([_overlay(new, old)]).equals(tidy([old])): continue
-            _add_rows(new, study.name, task, root)
-            written.append(table_path(study.name, task, root))
+            written.append(_add_rows(new, study.name, task, clone))
             say(f"{task}: {len(new):,} rows")
     return written
 
@@ -134,30 +131,27 @@ def _recorded_arms(study:Study) -> list:
     "The conditions that a study of trainings records."
     return list(dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms))
 
-def _record_study(store:Store, root:Path, study:Study, say:Callable=print, pool:str|Executor="here",
+def _record_study(store:Store, clone:Clone, study:Study, say:Callable=print, pool:str|Executor="here",
                  but:Iterable=()) -> list:
     "Adds what the store has of a study to what is recorded, one condition or all its rows at a time; paths written."
-    if not isinstance(study, TrainingStudy): return _record_rows(store, root, study, say, but)
-    return sum(watch(pool, _record_runs, [(store, root, study, arm, say, but) for arm in _recorded_arms(study)]), [])
+    if not isinstance(study, TrainingStudy): return _record_rows(store, clone, study, say, but)
+    return sum(watch(pool, _record_runs, [(store, clone, study, arm, say, but) for arm in _recorded_arms(study)]), [])
 
 # %% ../../nbs/7_record/03_recording.ipynb #36b393a1
-def _with_rows(jobs, root) -> set:
+def _with_rows(jobs, clone) -> set:
     "(condition, seed) of which `results/` has rows, in the tables of some jobs of studies."
     have = set()
-    for study, task in {(j.study.name, j.condition.partition("/")[0]) for j in jobs}:
-        if (path := table_path(study, task, root)).exists():
-            found = pd.read_parquet(as_committed(path), columns=["condition", "seed"])
-            for name, seed in found.drop_duplicates().values:
-                have |= {(name, seed), (name.rpartition("/")[0], seed)}
+    for study, preset in {(j.study.name, j.preset) for j in jobs}:
+        for name, seed in pairs_recorded(study, preset, clone): have |= {(name, seed), (name.rpartition("/")[0], seed)}
     return have
 
 def unrecorded_jobs(jobs:Sequence, root:str|Path=None, runs:pd.DataFrame=None) -> list:
     """What `results/` has not got of some jobs: trainings without the seeds whose recorded runs went as far, and jobs
     of studies that lack rows of a seed. `runs`: those that count as recorded (default: all that are)."""
-    trained = [j for j in jobs if isinstance(j, Training)]
-    if runs is None: runs = recorded_runs(root, EVERYBODY) if trained and kinds(root) else pd.DataFrame()
+    clone, trained = Clone(root), [j for j in jobs if isinstance(j, Training)]
+    if runs is None: runs = recorded_runs(clone, EVERYBODY) if trained and kinds(clone) else pd.DataFrame()
     went = far_enough(runs) if len(runs) else {}
-    rows = _with_rows([j for j in jobs if not isinstance(j, Training)], root)
+    rows = _with_rows([j for j in jobs if not isinstance(j, Training)], clone)
     def left(job):
         if not isinstance(job, Training): return None if all((job.condition, s) in rows for s in job.seeds) else job
         gone = went.get(job.until, {}).get((job.condition, job.stream), set())
@@ -169,39 +163,39 @@ def unrecorded_jobs(jobs:Sequence, root:str|Path=None, runs:pd.DataFrame=None) -
     return [found for job in jobs if (found := left(job)) is not None]
 
 # %% ../../nbs/7_record/03_recording.ipynb #07e50002
-def _recorded_seeds(root:Path) -> set:
+def _recorded_seeds(clone:Clone) -> set:
     "(kind, condition, stream, seed) of every run and every row of a study that is recorded."
-    at = [(k, p) for k in kinds(root) if k == "runs" or k in known_studies()
-          for p in sorted(table_path(k, "", root).parent.glob("*.parquet"))]
-    each = ((k, pd.read_parquet(as_committed(p), columns=KEYS).drop_duplicates()) for k, p in at)
+    at = [(k, p) for k in kinds(clone) if k == "runs" or k in known_studies()
+          for p in sorted(clone.table(k, "").parent.glob("*.parquet"))]
+    each = ((k, clone.frame(p, columns=KEYS).drop_duplicates()) for k, p in at)
     return {(k, *line) for k, frame in each for line in frame.astype(object).itertuples(index=False, name=None)}
 
-def _note_others(root:Path, whose:str, before:set, looked:Sequence=()) -> Path:
+def _note_others(clone:Clone, whose:str, before:set, looked:Sequence=()) -> Path:
     "Adds to results/others.csv whose every seed is that was not recorded `before`, and what its seal told."
-    path, now = root / "results/others.csv", datetime.now(timezone.utc).isoformat(timespec="seconds")
+    path, now = clone / "results/others.csv", datetime.now(timezone.utc).isoformat(timespec="seconds")
     def seal(name, seed):
         return next((x.seal for x in looked if seed in x.seeds and f"{name}/".startswith(f"{x.condition}/")), "")
-    new = [(whose, now, kind, *at, seal(at[0], at[2])) for kind, *at in sorted(_recorded_seeds(root) - before)]
-    if new: write_frame(pd.concat([others(root), pd.DataFrame(new, columns=OTHERS)], ignore_index=True), path)
+    new = [(whose, now, kind, *at, seal(at[0], at[2])) for kind, *at in sorted(_recorded_seeds(clone) - before)]
+    if new: write_frame(pd.concat([others(clone), pd.DataFrame(new, columns=OTHERS)], ignore_index=True), path)
     return path
 
 # %% ../../nbs/7_record/03_recording.ipynb #07e50004
-def _look_at_store(store:Store, root:Path, pool:str|Executor="here", same:Sequence[str]=(), again:Iterable=()) -> list:
+def _look_at_store(store:Store, clone:Clone, pool:str|Executor="here", same:Sequence=(), again:Iterable=()) -> list:
     """`Looked` of every file of a store that is not recorded yet, and of what no study records where it is lent.
 
     `same`: hashes of other code that count as today's; `again`: conditions of which recorded runs are looked at too."""
     studies = list(known_studies().values())
     own = [s for s in studies if isinstance(s, TrainingStudy)]
     arms = list(dict.fromkeys(arm for s in own for arm in _recorded_arms(s)))
-    found = sum(watch(pool, look_at_runs, [(store, root, arm, same, arm in again) for arm in arms]), [])
+    found = sum(watch(pool, look_at_runs, [(store, clone, arm, same, arm in again) for arm in arms]), [])
     for study in studies:
-        if study not in own: found += look_at_study(store, root, study, same)
+        if study not in own: found += look_at_study(store, clone, study, same)
     return found + strangers(store, arms)
 
-def _check_before(root:Path, *more:Callable):
+def _check_before(clone:Clone, *more:Callable):
     "All that can be wrong with what is committed, and `more` checks, before any work: `Faults`, a line each."
-    files = [p for part in ("results", "checkpoints") for p in sorted((root / part).rglob("*")) if p.is_file()]
-    check_all(claims, statements, partial(registrations, root / FILE), partial(others, root), *more,
+    files = [p for part in ("results", "checkpoints") for p in sorted((clone / part).rglob("*")) if p.is_file()]
+    check_all(claims, statements, partial(registrations, clone / FILE), partial(others, clone), *more,
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
 
 # %% ../../nbs/7_record/03_recording.ipynb #07e50005
@@ -213,31 +207,32 @@ def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:s
     `reason` that is kept; `Faults`, before any work, for one with nothing recorded or nothing in the store.
     `whose` store it is, if it is lent: nothing that is recorded changes, and results/others.csv names new seeds.
     `looked`: what `_look_at_store` says (default: it is asked); files that it refuses are named and left out."""
-    store, root, _ = store or Store(), Path(root or ROOT), paper_items()        # without a clone it is refused here
-    _check_before(root, partial(processes, executor), *(partial(replaceable_names, [n], store, root) for n in replace))
+    store, clone, _ = store or Store(), Clone(root), paper_items()        # without a clone it is refused here
+    _check_before(clone, partial(processes, executor),
+                  *(partial(replaceable_names, [n], store, clone) for n in replace))
     with open_executor(executor) as pool:
-        if looked is None: looked = _look_at_store(store, root, pool, again=replace)
-        before, but = _recorded_seeds(root) if whose else set(), frozenset(x.path for x in looked if x.why)
+        if looked is None: looked = _look_at_store(store, clone, pool, again=replace)
+        before, but = _recorded_seeds(clone) if whose else set(), frozenset(x.path for x in looked if x.why)
         for x in looked: say(f"{x.path}: refused: {x.why}") if x.why else None
         if older := [x for x in looked if x.seal == OLDER and not x.why]: say(f"{len(older)} files have an {OLDER}")
-        names = replaceable_names(replace, store, root, but)
-        taken = {n: replace_runs(store, root, n, say, reason, but) for n in names}
-        written = [root / "results/replaced.csv"] * any(taken.values())
-        for study in known_studies().values(): written += _record_study(store, root, study, say, pool, but)
-    if whose: written.append(_note_others(root, whose, before, looked))
-    return written if manifest_of(root).empty else written + _write_answers(store, root, but)
+        names = replaceable_names(replace, store, clone, but)
+        taken = {n: replace_runs(store, clone, n, say, reason, but) for n in names}
+        written = [clone / "results/replaced.csv"] * any(taken.values())
+        for study in known_studies().values(): written += _record_study(store, clone, study, say, pool, but)
+    if whose: written.append(_note_others(clone, whose, before, looked))
+    return written if manifest_of(clone).empty else written + _write_answers(store, clone, but)
 
 # %% ../../nbs/7_record/03_recording.ipynb #82ed1e1e
-def _record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
+def _record_checkpoints(store:Store, clone:Clone, but:Iterable=()) -> list:
     """Adds the paper's seeds that the store has and git has not to every (condition, rule) in `canonical`, in the
     paper's order."""
-    written, counts_at = [], root / "checkpoints" / "right.csv"
+    written, counts_at = [], clone / "checkpoints/right.csv"
     for name, rule in canonical():
-        path = checkpoint_path(name, rule, root)
-        old, seeds = ({}, []) if not path.exists() else (unseal(path)[0], checkpoint_seeds(name, rule, root))
+        path = checkpoint_path(name, rule, clone)
+        old, seeds = ({}, []) if not path.exists() else (unseal(path)[0], checkpoint_seeds(name, rule, clone))
         stored = [r for s in SEEDS if s not in seeds and store.adopt(name, s) not in but
                   and (r := store.find(name, s)) is not None and rule in r.weights]
-        runs = {r.seed: r for r in recordable_runs(stored, name, root, lambda text: None)}
+        runs = {r.seed: r for r in recordable_runs(stored, name, clone, lambda text: None)}
         if not runs: continue
         kept = (lambda v: v) if condition(name).get_task().source == "drawn" else compact
         new, have = stack(list(runs.values()), rule), [*seeds, *runs]
@@ -245,27 +240,27 @@ def _record_checkpoints(store:Store, root:Path, but:Iterable=()) -> list:
         seal(path, {n: kept(torch.cat([*([old[n].float()] if old else []), v])[order]) for n, v in new.items()},
              dict(condition=name, rule=rule, seeds=[have[i] for i in order], stream="authors"))
         written.append(path)
-    rows = [right_answers(checkpoint(n, r, root), n, checkpoint_seeds(n, r, root)).assign(rule=r)
-            for n, r in canonical() if checkpoint_path(n, r, root).exists()]
+    rows = [right_answers(checkpoint(n, r, clone), n, checkpoint_seeds(n, r, clone)).assign(rule=r)
+            for n, r in canonical() if checkpoint_path(n, r, clone).exists()]
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 
 # %% ../../nbs/7_record/03_recording.ipynb #c0de3007
-def _ledger_page(root) -> list:
+def _ledger_page(clone) -> list:
     "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
-    page, book = root / "results/ledger.md", root / "results/ledger.csv"
+    page, book = clone / "results/ledger.md", clone / "results/ledger.csv"
     if book.exists(): write_whole(page, ledger_page(book).encode())
-    write_sums(root)
+    write_sums(clone)
     return [page] * book.exists()
 
-def _write_answers(store:Store, root:Path, but:Iterable=()) -> list:
+def _write_answers(store:Store, clone:Clone, but:Iterable=()) -> list:
     "Everything that is made of recorded rows, and the checkpoints; paths written."
-    tables = {"manifest": manifest_of(root)} | dict(answer_tables(root))
-    written = [root / f"results/{name}.csv" for name in tables]
+    tables = {"manifest": manifest_of(clone)} | dict(answer_tables(clone))
+    written = [clone / f"results/{name}.csv" for name in tables]
     for path, table in zip(written, tables.values()): write_frame(table, path)
-    written += _record_checkpoints(store, root, but)
-    write_sums(root)
-    return written + _ledger_page(root)
+    written += _record_checkpoints(store, clone, but)
+    write_sums(clone)
+    return written + _ledger_page(clone)
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
 def _add_record(p:ArgumentParser):
@@ -317,10 +312,10 @@ def _rows_hold(job, rows) -> list:
     return [columns] if set(ROW_COLUMNS) - {*rows} else [numbers, once, arm, seeds]
 
 # %% ../../nbs/7_record/03_recording.ipynb #c0de3003
-def _contrasts_read(study, root, new) -> list:
+def _contrasts_read(study, clone, new) -> list:
     "A check for each of a study's own contrasts: do its rows, recorded and `new`, have what it reads?"
     mine = [c for c in Claim.of(claims()) if c.key in own_lines(study.name) and c.instrument == study.name]
-    both = [gather([(study.name, n) for c in mine for n in c.names], root=root), new.assign(instrument=study.name)]
+    both = [gather([(study.name, n) for c in mine for n in c.names], root=clone), new.assign(instrument=study.name)]
     there = Measured(pd.concat(both, ignore_index=True).drop_duplicates([*WHERE, "instrument"], keep="last"))
     def reads(c):
         if lost := [n for n in c.sides(there)[2] if n.startswith("not measured")]:
@@ -329,23 +324,23 @@ def _contrasts_read(study, root, new) -> list:
                    fix="metric and at of its Contrast as rows have them")
     return [partial(reads, c) for c in mine]
 
-def _stored(study, store, root, same, pool) -> list:
+def _stored(study, store, clone, same, pool) -> list:
     "A check for each rule of what a store has of a study."
     if isinstance(study, TrainingStudy):
-        looked = sum(watch(pool, look_at_runs, [(store, root, arm, same) for arm in _recorded_arms(study)]), [])
+        looked = sum(watch(pool, look_at_runs, [(store, clone, arm, same) for arm in _recorded_arms(study)]), [])
         return [partial(_sound, x) for x in looked]
     def some():
         refuse(f"{study.name}", "rows in the store or on record", f"none in {store.root}",
                fix=f"moe-redistribution study {study.name}")
     kept = kept_presets(study)
     there = [(n, j) for _, n, j in stored_jobs(study, store) if n in kept]
-    if not there and study.name not in kinds(root): return [some]
+    if not there and study.name not in kinds(clone): return [some]
     found = [(j, rows) for _, j in there if (rows := find_rows(j, store)) is not None]
     if bad := [check for j, rows in found for check in _rows_hold(j, rows) if not _passes(check)]: return bad
-    looked = look_at_study(store, root, study, same)
+    looked = look_at_study(store, clone, study, same)
     new = [study.rows(n, [j for p, j in there if p == n], store.root) for n in dict.fromkeys(n for n, _ in there)]
     new = pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)])
-    return [partial(_sound, x) for x in looked] + _contrasts_read(study, root, new)
+    return [partial(_sound, x) for x in looked] + _contrasts_read(study, clone, new)
 
 def _sound(x):
     if x.why: refuse(x.path, "rows or runs that can be recorded", x.why, fix="what it says, or delete the file")
@@ -360,18 +355,18 @@ def _record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=
     """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written.
     `Faults`, a line for each rule that is broken, before anything is written. `executor` as in `train`, `same` as in
     `_look_at_store`."""
-    store, root, trained = store or Store(), Path(root or ROOT), isinstance(study, TrainingStudy)
+    store, clone, trained = store or Store(), Clone(root), isinstance(study, TrainingStudy)
     with open_executor(executor if trained else "here") as pool:
-        _check_before(root)                                         # without tables nothing else can be asked
-        check_all(*_registered(study, root / "data", root / FILE), *_stored(study, store, root, same, pool))
-        written = _record_study(store, root, study, say, pool)
-    for name, text in some_answers(study.name, written, root).items():
-        path = root / f"results/{name}.csv"
+        _check_before(clone)                                         # without tables nothing else can be asked
+        check_all(*_registered(study, clone / "data", clone / FILE), *_stored(study, store, clone, same, pool))
+        written = _record_study(store, clone, study, say, pool)
+    for name, text in some_answers(study.name, written, clone).items():
+        path = clone / f"results/{name}.csv"
         if path.exists() and path.read_bytes() == text.encode(): continue
         write_whole(path, text.encode())
         written.append(path)
-    written += _record_checkpoints(store, root) if trained and written else []
-    return written + _ledger_page(root) if written else []
+    written += _record_checkpoints(store, clone) if trained and written else []
+    return written + _ledger_page(clone) if written else []
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51e01
 def _check_from(args):
@@ -393,7 +388,7 @@ def _check_from(args):
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51e02
 def _tell(written):
-    print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness(ROOT)}", sep="\n")
+    print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness()}", sep="\n")
 
 def _record_named(args):
     if args.folder or args.whose or args.replace:
@@ -407,10 +402,10 @@ def _record_named(args):
 def _run_record(args:Namespace):
     "Records what is new, says what was written, and ends with a refusal where files were refused."
     if args.study: return _tell(_record_named(args))
-    store = Store(args.folder, lent=bool(args.folder))
-    _check_before(ROOT, *_check_from(args), partial(processes, args.executor),
-                 *(partial(replaceable_names, [n], store, ROOT) for n in args.replace))
-    with open_executor(args.executor) as pool: looked = _look_at_store(store, ROOT, pool, args.same, args.replace)
+    store, clone = Store(args.folder, lent=bool(args.folder)), Clone()
+    _check_before(clone, *_check_from(args), partial(processes, args.executor),
+                 *(partial(replaceable_names, [n], store, clone) for n in args.replace))
+    with open_executor(args.executor) as pool: looked = _look_at_store(store, clone, pool, args.same, args.replace)
     written = _record(store, say=print, executor=args.executor, replace=args.replace, reason=args.reason,
                      whose=args.whose or "", looked=looked)
     _tell(written)

@@ -9,7 +9,6 @@ __all__ = ['WENT', 'REPLACED', 'run_frame', 'history_frame', 'last_step', 'store
 # %% ../../nbs/7_record/01_runs.ipynb #8d06545b
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
-from pathlib import Path
 
 import pandas as pd
 from ..tasks.errors import choose, refuse
@@ -19,7 +18,7 @@ from ..training.study import canonical
 from ..training.loop import TASK_RULES
 from ..instruments.measuring import has_weights
 from ..instruments.rows import write_frame
-from ..evidence.table_files import EVERYBODY, ROOT, kinds, read_table, table_path, write_table
+from ..evidence.table_files import EVERYBODY, Clone, kinds, write_table
 from ..evidence.checkpoints import checkpoint_path, checkpoint_seeds
 from ..evidence.selection import far_enough, recorded_runs
 
@@ -61,18 +60,18 @@ def stored_runs(store:Store, name:str, but:Iterable=()) -> list:
     return [run for stream, seed in at if (run := store.find(name, seed, stream)) is not None]
 
 # %% ../../nbs/7_record/01_runs.ipynb #c0197b59
-def _other_runs(runs:Sequence, name:str, root:str|Path) -> list:
+def _other_runs(runs:Sequence, name:str, clone:Clone) -> list:
     "Those of `runs` that are not the one recorded under their stream and seed: losses differ somewhere."
-    if (known := read_table("history", name, root=root, whose=EVERYBODY)).empty: return []
+    if (known := clone.rows("history", name)).empty: return []
     known = known.set_index("step").groupby(["stream", "seed"])["loss"]
     losses = lambda r, at: r.history.set_index("step")["loss"].astype("float32").reindex(at).dropna()
     same = lambda r, old: (new := losses(r, old.index)).equals(old[new.index])
     recorded = lambda r: (r.stream, r.seed) in known.groups
     return [r for r in runs if recorded(r) and not same(r, known.get_group((r.stream, r.seed)))]
 
-def recordable_runs(runs:Sequence, name:str, root:str|Path, say:Callable=print) -> list:
+def recordable_runs(runs:Sequence, name:str, clone:Clone, say:Callable=print) -> list:
     "`runs` but those that are not the one recorded under their stream and seed. Says which."
-    other = _other_runs(runs, name, root)
+    other = _other_runs(runs, name, clone)
     who = ", ".join(f"{r.stream} {r.seed}" for r in other)
     if other:
         say(f"{name}: {who} passed over: recorded already, and this is another run of that seed (another machine or "
@@ -82,27 +81,27 @@ def recordable_runs(runs:Sequence, name:str, root:str|Path, say:Callable=print) 
 # %% ../../nbs/7_record/01_runs.ipynb #ae470e84
 WENT = {"first": "weights by its first rule", "selected": "all its rules settled", "full": "the end of its schedule"}
 
-def _recorded_runs_of(name:str, root:str|Path) -> pd.DataFrame:
+def _recorded_runs_of(name:str, clone:Clone) -> pd.DataFrame:
     "The recorded runs of one condition, with the columns of `run_frame`; none if none is recorded."
-    runs = read_table("runs", name, root=root, whose=EVERYBODY)
+    runs = clone.rows("runs", name)
     return runs.reindex(columns=[*runs, *{"failed", "settled"} - {*runs}]).astype({"failed": "Int64"})
 
-def _shortfall(run:Run, root:str|Path) -> list:
+def _shortfall(run:Run, clone:Clone) -> list:
     "What a run lacks of the recorded one of its stream and seed, in words; nothing if it went as far."
     name, own = run.condition.name, lambda f: f[(f["stream"] == run.stream) & (f["seed"] == run.seed)]
     went = lambda f: {until for until, there in far_enough(f).items() if there} if len(f) else set()
-    new, old = run_frame([run]), own(_recorded_runs_of(name, root))
-    rules = {r for k in kinds(root) if k not in ("runs", "history")
-             for r in own(read_table(k, name, root=root, whose=EVERYBODY))["rule"]} - {"training"}
+    new, old = run_frame([run]), own(_recorded_runs_of(name, clone))
+    rules = {r for k in kinds(clone) if k not in ("runs", "history")
+             for r in own(clone.rows(k, name))["rule"]} - {"training"}
     if run.failed and old["failed"].isna().all(): return [f"a finite loss: it failed at step {run.manifest['failed']}"]
     lacks = [WENT[u] for u in WENT if u in went(old) - went(new)]
     return lacks + [f"weights by {r}" for r in sorted(rules) if not run.failed and not has_weights(run, r)]
 
 # %% ../../nbs/7_record/01_runs.ipynb #5efaa4b6
-def _withdraw(name:str, rule:str, seeds:Sequence[int], root:str|Path=None) -> list:
+def _withdraw(name:str, rule:str, seeds:Sequence[int], clone:Clone) -> list:
     """Takes seeds out of a committed checkpoint and out of its counts; the file goes with its last seed. Returns those
     that stay. ValueError for a seed that it has not got."""
-    path, counts = checkpoint_path(name, rule, root), Path(root or ROOT) / "checkpoints" / "right.csv"
+    path, counts = checkpoint_path(name, rule, clone), clone / "checkpoints/right.csv"
     tensors, info = unseal(path)
     for s in seeds: choose(f"seed of {path.name}", s, info["seeds"])
     stay = [i for i, s in enumerate(info["seeds"]) if s not in seeds]
@@ -115,26 +114,26 @@ def _withdraw(name:str, rule:str, seeds:Sequence[int], root:str|Path=None) -> li
     return left
 
 # %% ../../nbs/7_record/01_runs.ipynb #5c2291e7
-def _take_out(name:str, stream:str, seed:int, root:Path):
+def _take_out(name:str, stream:str, seed:int, clone:Clone):
     """Takes one run out of all that is recorded of its condition: rows of every instrument, checkpoints, runs, history.
 
     A table that held no other goes with it."""
-    mine = [r for n, r in canonical() if n == name and stream == "authors" and checkpoint_path(n, r, root).exists()]
+    mine = [r for n, r in canonical() if n == name and stream == "authors" and checkpoint_path(n, r, clone).exists()]
     for rule in mine:
-        if seed in checkpoint_seeds(name, rule, root): _withdraw(name, rule, [seed], root)
+        if seed in checkpoint_seeds(name, rule, clone): _withdraw(name, rule, [seed], clone)
     task = name.partition("/")[0]
     # histories last: they tell another run of a seed from the recorded one, should this be cut short
-    for kind in sorted(kinds(root), key=lambda k: (k == "history", k == "runs")):
-        if not (path := table_path(kind, task, root)).exists(): continue
-        frame = pd.read_parquet(as_committed(path))
+    for kind in sorted(kinds(clone), key=lambda k: (k == "history", k == "runs")):
+        if not clone.table(kind, name).exists(): continue
+        frame = clone.frame(clone.table(kind, name))
         gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
-        if gone.any(): write_table(frame[~gone], kind, task, root)
+        if gone.any(): write_table(frame[~gone], kind, task, clone)
 
 # %% ../../nbs/7_record/01_runs.ipynb #9bb1a4b9
-def replaceable_names(names:Sequence[str], store:Store, root:str|Path, but:Iterable=()) -> list:
+def replaceable_names(names:Sequence[str], store:Store, clone:Clone, but:Iterable=()) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
-    there = sorted(recorded_runs(root, EVERYBODY)["condition"].unique()) if names else []
+    there = sorted(recorded_runs(clone, EVERYBODY)["condition"].unique()) if names else []
     names = [choose("condition to replace", condition(n).name, there, "name one that is recorded")
              for n in dict.fromkeys(names)]
     for n in names:
@@ -146,32 +145,31 @@ def replaceable_names(names:Sequence[str], store:Store, root:str|Path, but:Itera
 # %% ../../nbs/7_record/01_runs.ipynb #3b4cad37
 REPLACED = "condition stream seed old_first new_first old_step new_step date reason".split()
 
-def _line(run, root, reason):
+def _line(run, clone, reason):
     """What `results/replaced.csv` says of a run and of the one it replaces; no first step where the rule was not
     reached."""
     name, first, new = run.condition.name, TASK_RULES[run.condition.task][0], run_frame([run])
-    runs = _recorded_runs_of(name, root)
+    runs = _recorded_runs_of(name, clone)
     both = runs[(runs["stream"] == run.stream) & (runs["seed"] == run.seed)], new
     at = [int(f[f"{first}_step"].iloc[0]) if len(f) and f[f"{first}_reached"].iloc[0] else None for f in both]
     steps = [int(f["step"].iloc[0]) if len(f) else None for f in both]
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
 # %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
-def replace_runs(store:Store, root:Path, name:str, say:Callable=print, reason:str="weights lost",
+def replace_runs(store:Store, clone:Clone, name:str, say:Callable=print, reason:str="weights lost",
                  but:Iterable=()) -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and
     adds a line for each to results/replaced.csv; returns their seeds. Says which are refused: they stay as they are."""
     runs = [r for r in stored_runs(store, name, but) if r.stream == "authors"]
-    lines, log = [], root / "results/replaced.csv"
-    if not (other := _other_runs(runs, name, root)): say(f"{name}: no other run of a recorded seed in the store")
+    lines, log = [], clone / "results/replaced.csv"
+    if not (other := _other_runs(runs, name, clone)): say(f"{name}: no other run of a recorded seed in the store")
     for r in other:
-        if lacks := _shortfall(r, root):
+        if lacks := _shortfall(r, clone):
             say(f"{name}: authors {r.seed} not replaced: expected a run that went as far as the recorded one, got one "
                 f"without {', '.join(lacks)}; fix: moe-redistribution train {name} --seeds {r.seed} --until full")
-        else: lines.append(_line(r, root, reason))
+        else: lines.append(_line(r, clone, reason))
     if not lines: return []
     new = pd.DataFrame(lines, columns=REPLACED).astype({c: "Int64" for c in REPLACED[3:7]})
-    old = [pd.read_csv(as_committed(log)).astype(new.dtypes)] if log.exists() else []
-    write_frame(pd.concat([*old, new], ignore_index=True), log)
-    for line in lines: _take_out(*line[:3], root)
+    write_frame(pd.concat([clone.frame(log, REPLACED).astype(new.dtypes), new], ignore_index=True), log)
+    for line in lines: _take_out(*line[:3], clone)
     return [line[2] for line in lines]

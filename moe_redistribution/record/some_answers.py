@@ -19,7 +19,7 @@ from ..evidence.claims import Claim, claims, each_name, statements
 from ..evidence.printed import DATA
 from ..evidence.selection import item_rows
 from ..evidence.statistics import holm
-from ..evidence.table_files import MANIFEST, ROOT, manifest_lines
+from ..evidence.table_files import MANIFEST, Clone, manifest_lines
 from .ledger import answer_tables, ledger
 
 # %% ../../nbs/7_record/02c_some_answers.ipynb #c0de2007
@@ -52,14 +52,14 @@ def _laid_over(path:Path, new:pd.DataFrame, key:str, order:Sequence) -> str:
     return out.getvalue()
 
 # %% ../../nbs/7_record/02c_some_answers.ipynb #c0de200f
-def _contrasts(families, root) -> str:
+def _contrasts(families, clone) -> str:
     "The text of results/contrasts.csv with these families answered anew."
-    path, bridge = Path(root) / "results/contrasts.csv", claims()
+    path, bridge = clone / "results/contrasts.csv", claims()
     of = bridge[bridge["item"].str.startswith("contrast")].groupby("item", sort=False)
     order = [i for _, own in of for edit in own["edit"].unique() for i in own.loc[own["edit"] == edit, "id"]]
-    new = pd.concat([contrasts(rows, edit, item=f).assign(family=f) for f in families for rows in [item_rows(f, root)]
+    new = pd.concat([contrasts(rows, edit, item=f).assign(family=f) for f in families for rows in [item_rows(f, clone)]
                      for edit in of.get_group(f)["edit"].unique()])
-    before = pd.read_csv(as_committed(path), dtype=str, keep_default_na=False) if path.exists() else pd.DataFrame()
+    before = clone.frame(path, dtype=str, keep_default_na=False)
     alls = [c for c in ("p_t_all", "p_equivalence_all")]
     new = new[["family", *(c for c in new if c != "family")]].assign(**dict.fromkeys(alls, np.nan))
     text = _laid_over(path, new, "id", order)
@@ -75,10 +75,9 @@ def _contrasts(families, root) -> str:
     return out.getvalue()
 
 # %% ../../nbs/7_record/02c_some_answers.ipynb #c0de2012
-def _manifest(written, root) -> pd.DataFrame:
+def _manifest(written, clone) -> pd.DataFrame:
     "The manifest with the lines of `written` tables worked out anew."
-    path, at = Path(root) / "results/manifest.csv", {(p.parent.name, p.stem) for p in written}
-    old = pd.read_csv(as_committed(path)) if path.exists() else pd.DataFrame(columns=MANIFEST)
+    old, at = clone.frame("results/manifest.csv", MANIFEST), {(p.parent.name, p.stem) for p in written}
     gone = [(k, n.partition("/")[0]) in at for k, n in zip(old["kind"], old["condition"])]
     new = pd.DataFrame([x for p in written for x in manifest_lines(p)], columns=MANIFEST)
     both = [f for f in (old[~np.array(gone, dtype=bool)], new) if len(f)]
@@ -87,12 +86,12 @@ def _manifest(written, root) -> pd.DataFrame:
 def some_answers(study:str, written:Sequence[Path], root:str|Path=None) -> dict:
     """Name under results/ → the text of each table of answers that a study changes: its manifest, ledger, contrasts and
     items of its paper. `written`: tables of rows that are new."""
-    root, (items, keys) = Path(root or ROOT), _touched(study, written)
+    clone, (items, keys) = Clone(root), _touched(study, written)
     families = [i for i in items if i.startswith("contrast")]
-    out = {"manifest": csv_lines(_manifest(written, root))} if written else {}
-    printed = answer_tables(root, [f"paper/{i}" for i in items if i not in families])
+    out = {"manifest": csv_lines(_manifest(written, clone))} if written else {}
+    printed = answer_tables(clone, [f"paper/{i}" for i in items if i not in families])
     out |= {name: csv_lines(table) for name, table in printed}
     order = list(dict.fromkeys(statements()["key"]))
-    if keys: out["ledger"] = _laid_over(root / "results/ledger.csv", ledger(root=root, keys=keys), "key", order)
-    if families: out["contrasts"] = _contrasts(families, root)
+    if keys: out["ledger"] = _laid_over(clone / "results/ledger.csv", ledger(root=clone, keys=keys), "key", order)
+    if families: out["contrasts"] = _contrasts(families, clone)
     return out

@@ -18,18 +18,19 @@ from ..evidence.registrations import (BEFORE_ROWS, COLUMNS, FILE, KEY, LATER, RE
                                                        SEALED, SPOT, TABLE_OF, cells_read, defined_in, in_order,
                                                        row_files, seeds_measured, trained_as)
 from ..evidence.selection import run_rows
-from ..evidence.table_files import ROOT, lines_of_csv
+from ..evidence.table_files import ROOT, Clone, lines_of_csv
 from ..models.events import in_old_names
 from ..training.store import of_clone
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e000007
 class NothingToLookAt(Exception): "A check that could compare nothing with nothing."
 
-class Versions:
+class Versions(Clone):
     """A clone's commits, first parents only, and what lay in them. `NothingToLookAt` without git, in a shallow clone,
     and where the register has fewer than two versions."""
     def __init__(self, root:str|Path=None, file:str=FILE):
-        self.root, self.file = Path(root or ROOT).resolve(), file
+        super().__init__(Path(root or ROOT).resolve())
+        self.file = file
         if (self.git("rev-parse", "--show-toplevel") or "").strip() != str(self.root):
             raise NothingToLookAt("no git repository: nothing is known of earlier versions")
         if self.git("rev-parse", "--is-shallow-repository").strip() != "false":
@@ -68,12 +69,12 @@ def texts(self:Versions):
     "(commit, the lines of the file) of every version, oldest first, and last (`now`) as it lies in the folder."
     blobs = [(sha, (self.git("rev-parse", f"{sha}:{self.file}") or "").strip()) for sha in self.commits]
     for sha, blob in blobs: yield sha, (self.read(blob) or b"").decode(errors="replace").splitlines()
-    yield "now", (self.root / self.file).read_bytes().decode(errors="replace").splitlines()
+    yield "now", (self / self.file).read_bytes().decode(errors="replace").splitlines()
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e000009
 def _deviations(root:str|Path=None) -> pd.DataFrame:
     "What is known to have gone otherwise than it should: data/deviations.csv, a line for each, but for damaged ones."
-    lines = lines_of_csv(of_clone(Path(root or ROOT) / "data/deviations.csv").read_bytes())
+    lines = lines_of_csv(of_clone(Clone(root) / "data/deviations.csv").read_bytes())
     return pd.DataFrame([x for _, x in lines if isinstance(x, dict)], columns="date commit what why covers".split())
 
 OF_PAGES = ("nbs/", "README")                  # what begins so is asked where pages are
@@ -82,7 +83,7 @@ OF_PAGES = ("nbs/", "README")                  # what begins so is asked where p
 def excuses(self:Versions) -> set:
     "What deviations cover, read once."
     if (own := vars(self).get("_excuses")) is None:
-        own = self._excuses = {x for said in _deviations(self.root)["covers"] for x in said.split("; ") if x}
+        own = self._excuses = {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
     return own
 
 @patch
@@ -182,7 +183,7 @@ def _asked_early(versions):
     told = [(*next(csv.reader([x]), []), sha) for x, sha in first.items()]
     lines = in_order(pd.DataFrame([x for x in told if len(x) == len(COLUMNS) + 1], columns=[*COLUMNS, "shown"]))
     lines = lines.drop_duplicates(KEY, keep="last").query("access in @UNSEEN")
-    tables = {t: _lines_of(versions.root / "data", t) for t in REGISTERED_TABLES}
+    tables = {t: _lines_of(versions / "data", t) for t in REGISTERED_TABLES}
     quoted = {c.key: c for c in tables["claims"] if c.protocol == "paper"}
     own, then = {(t, c.key, c.protocol): c for t, claims in tables.items() for c in claims}, _Then(versions)
     for r in lines.itertuples():
