@@ -142,7 +142,7 @@ def test_a_file_whose_study_has_no_name_of_its_own_is_refused(tmp_path, monkeypa
 
 def test_recording_lays_a_study_s_rows_over_what_is_there_once(tmp_path, monkeypatch):
     run_study(STUDY, "tiny", root=tmp_path, executor="here", quiet=True)
-    assert not _record_study(Store(tmp_path), Clone(tmp_path / "root"), STUDY, print)     # tiny says that it is not recorded
+    assert not _record_study(Store(tmp_path), Clone(tmp_path / "root"), STUDY, print)     # tiny says so
     kept = replace(STUDY, presets={"tiny": replace(STUDY.presets["tiny"], recorded=True)})
     said = []
     first, again = (_record_study(Store(tmp_path), Clone(tmp_path / "root"), kept, said.append) for _ in range(2))

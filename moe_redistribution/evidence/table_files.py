@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROOT', 'KEYS', 'HOUSE', 'EVERYBODY', 'OTHERS', 'MANIFEST', 'STORED', 'content_hash', 'fingerprint', 'table_path',
-           'kinds', 'others', 'of_whom', 'read_table', 'Clone', 'manifest', 'manifest_lines', 'table_paths',
+           'kinds', 'Clone', 'others', 'of_whom', 'read_table', 'manifest', 'manifest_lines', 'table_paths',
            'manifest_of', 'write_table', 'summed_files', 'sum_of', 'write_sums', 'witness', 'lines_of_csv']
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #36e3c0c5
@@ -62,6 +62,29 @@ def kinds(root:str|Path=None) -> list:
     "The kinds of table that are recorded: runs, history and instruments."
     return sorted({p.parent.name for p in (Path(root or ROOT) / "results").glob("**/*.parquet")})
 
+# %% ../../nbs/5_evidence/04_table_files.ipynb #07e50009
+class Clone:
+    """A clone of the repository as it was found at a public door; what stands behind that door asks it where things lie.
+
+    A path of it takes its place, and it that of its path."""
+    def __init__(self, root:str|Path=None): self.root = Path(root or ROOT)
+    def __fspath__(self): return str(self.root)
+    def __truediv__(self, name:str|Path) -> Path: return self.root / name
+    def name(self, path:Path) -> str:
+        "A path in it, as tables and messages have it."
+        return path.relative_to(self.root).as_posix()
+    def table(self, kind:str, name:str) -> Path:
+        "Where one kind of table lies for the task of a condition."
+        return table_path(kind, name.partition("/")[0], self)
+    def rows(self, kind:str, names:str|Sequence[str]) -> pd.DataFrame:
+        "Recorded rows of some conditions, everybody's."
+        return read_table(kind, names, root=self, whose=EVERYBODY)
+    def frame(self, path:str|Path, empty:Sequence[str]=(), **how) -> pd.DataFrame:
+        "A committed table; where there is none, one without rows with the columns `empty`. `how` is for pandas."
+        if not (path := self / path).exists(): return pd.DataFrame(columns=[*empty])
+        return (pd.read_parquet if path.suffix == ".parquet" else pd.read_csv)(as_committed(path), **how)
+
+
 # %% ../../nbs/5_evidence/04_table_files.ipynb #07e50002
 HOUSE, EVERYBODY = "house", "everybody"
 OTHERS = ["whose", "date", "kind", *KEYS, "seal"]
@@ -94,29 +117,6 @@ def read_table(kind:str, names:str|Sequence[str], streams:Sequence[str]=None, ro
     found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=ROW_COLUMNS)
     found = of_whom(found, whose, root)
     return found.dropna(axis=1, how="all") if kind == "history" else found
-
-# %% ../../nbs/5_evidence/04_table_files.ipynb #07e50009
-class Clone:
-    """A clone of the repository as it was found at a public door; what stands behind that door asks it where things lie.
-
-    A path of it takes its place, and it that of its path."""
-    def __init__(self, root:str|Path=None): self.root = Path(root or ROOT)
-    def __fspath__(self): return str(self.root)
-    def __truediv__(self, name:str|Path) -> Path: return self.root / name
-    def name(self, path:Path) -> str:
-        "A path in it, as tables and messages have it."
-        return path.relative_to(self.root).as_posix()
-    def table(self, kind:str, name:str) -> Path:
-        "Where one kind of table lies for the task of a condition."
-        return table_path(kind, name.partition("/")[0], self)
-    def rows(self, kind:str, names:str|Sequence[str]) -> pd.DataFrame:
-        "Recorded rows of some conditions, everybody's."
-        return read_table(kind, names, root=self, whose=EVERYBODY)
-    def frame(self, path:str|Path, empty:Sequence[str]=(), **how) -> pd.DataFrame:
-        "A committed table; where there is none, one without rows with the columns `empty`. `how` is for pandas."
-        if not (path := self / path).exists(): return pd.DataFrame(columns=[*empty])
-        return (pd.read_parquet if path.suffix == ".parquet" else pd.read_csv)(as_committed(path), **how)
-
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #93d6d624
 MANIFEST = ["kind", "condition", "stream", "seeds", "rows", "sha256"]
