@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from moe_redistribution.evidence import selection
+from moe_redistribution.evidence import selection, table_files
 from moe_redistribution.report.figures import without_ffn
 from moe_redistribution.evidence.table_files import EVERYBODY, ROOT, Clone, read_table
 from moe_redistribution.instruments.instrument import instruments
@@ -225,14 +225,14 @@ def test_seeds_that_a_preset_has_not_got_are_trained_and_recorded(mine, tmp_path
 def test_a_command_ends_with_what_was_refused(place, monkeypatch, capsys):
     path = spoil(place, 4, lambda r: replace(r, weights={}))
     spoil(place, 5, lambda r: replace(r, weights={k: {n: v * 0 for n, v in w.items()} for k, w in r.weights.items()}))
-    monkeypatch.setattr(recording, "ROOT", place)
+    monkeypatch.setattr(table_files, "ROOT", place)
     assert main(["record", "--from", str(place / "theirs"), "--whose", "A. Other", "--executor", "here"]) == 2
     out, err = capsys.readouterr()
     assert "1 of 7 new ones refused" in err and err.count("\n") == 1 and "paired-5" in out and "paired-4" not in out
     assert path.exists() and seeds_of(place, "A. Other") == [3, 4, 6, 7, 8, 9]
 
 def test_all_that_is_wrong_with_a_recording_is_said_at_once_and_nothing_is_written(place, monkeypatch, capsys):
-    monkeypatch.setattr(recording, "ROOT", place)
+    monkeypatch.setattr(table_files, "ROOT", place)
     before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
     monkeypatch.setattr(recording, "_look_at_store", lambda *x, **how: pytest.fail("work before it was checked"))
     assert main(["record", "--from", str(place), "--replace", "add7/ffn-h63-silu", "add7/ffn-h62-silu"]) == 2

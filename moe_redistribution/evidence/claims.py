@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
-from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..tasks.errors import check_all, choose, refuse
@@ -143,22 +142,23 @@ class Measured:
         "Seeds of a condition of which there is any row."
         own = self.own(name)
         return set(own.loc[(own["condition"] == name) & (own["stream"] == stream), "seed"])
+    def at(self, name:str, where:dict) -> np.ndarray:
+        "Places of the rows of a condition that have one of the given values in every named column."
+        own = self.own(name)
+        here = np.arange(len(own))
+        for column, values in where.items():                              # text is told apart once, and whole numbers after
+            codes, known = self.once(("coded", name, column), lambda column=column: _coded(own[column]))
+            here = here[np.isin(codes[here], [known[v] for v in values if v in known])]
+        return here
+    def read(self, reading) -> tuple:
+        "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
+        return self.once(reading, lambda: _look(self, reading))
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #3fa7c1d0
 def _coded(column):
     "The place of each value of a column among those that differ, and value → place."
     codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
     return codes, {x: i for i, x in enumerate(values)}
-
-@patch
-def at(self:Measured, name:str, where:dict) -> np.ndarray:
-    "Places of the rows of a condition that have one of the given values in every named column."
-    own = self.own(name)
-    here = np.arange(len(own))
-    for column, values in where.items():                              # text is told apart once, and whole numbers after
-        codes, known = self.once(("coded", name, column), lambda column=column: _coded(own[column]))
-        here = here[np.isin(codes[here], [known[v] for v in values if v in known])]
-    return here
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #6c65f117
 def _look(rows, r) -> tuple:
@@ -171,11 +171,6 @@ def _look(rows, r) -> tuple:
         if failed := got.index[got.isna()].tolist(): notes.append(_failed(r, cell[0], failed))
     table = pd.DataFrame({i: got.reindex(seeds) for i, got in enumerate(cells.values())}, index=seeds)
     return table.set_axis(pd.Index(list(cells), tupleize_cols=False), axis=1), list(dict.fromkeys(notes))
-
-@patch
-def read(self:Measured, reading) -> tuple:
-    "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
-    return self.once(reading, lambda: _look(self, reading))
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e52838e1
 AGGREGATES = {"mean": "mean over seeds, of the cells' mean in each seed",
@@ -242,30 +237,36 @@ class Claim(_Line):
         "All that it reads; nothing for a reason, a null and what stands on quoted numbers."
         if self.aggregate in READS_NOTHING: return []
         return [r for r in (self.reading, *self.others) if not isinstance(r, float)]
-
-# %% ../../nbs/5_evidence/02b_claims.ipynb #af3ff7da
-@patch(as_prop=True)
-def names(self:Claim) -> list:
-    "The conditions that stand on both sides, once each."
-    return [n for n in dict.fromkeys(each_name(f"{self.condition} {self.versus}")) if "=" not in n]
-
-@patch(as_prop=True)
-def spot(self:Claim) -> tuple:
-    "What quantity it is, whichever seeds measure it."
-    return self.reading._replace(seeds=""), self.versus, self.aggregate
-
-@patch(as_prop=True)
-def question(self:Claim) -> tuple:
-    "What it compares: the conditions on each side, in any order, where they are read, and in which seeds."
-    sides = (frozenset(each_name(n)) for n in (self.condition, self.versus))
-    return *sides, self.reading._replace(condition="", seeds=""), tuple(seed_list(self.seeds))
-
-# %% ../../nbs/5_evidence/02b_claims.ipynb #9a7891ce
-@patch
-def at(self:Claim, rule:str=None, seeds:Sequence[int]=None, stream:str=None) -> Claim:
-    "The claim read at another rule, in other seeds or another stream."
-    seeds = " ".join(map(str, seeds)) if seeds else self.seeds
-    return self._replace(rule=rule or self.rule, seeds=seeds, stream=stream or self.stream)
+    @property
+    def names(self) -> list:
+        "The conditions that stand on both sides, once each."
+        return [n for n in dict.fromkeys(each_name(f"{self.condition} {self.versus}")) if "=" not in n]
+    @property
+    def spot(self) -> tuple:
+        "What quantity it is, whichever seeds measure it."
+        return self.reading._replace(seeds=""), self.versus, self.aggregate
+    @property
+    def question(self) -> tuple:
+        "What it compares: the conditions on each side, in any order, where they are read, and in which seeds."
+        sides = (frozenset(each_name(n)) for n in (self.condition, self.versus))
+        return *sides, self.reading._replace(condition="", seeds=""), tuple(seed_list(self.seeds))
+    def at(self, rule:str=None, seeds:Sequence[int]=None, stream:str=None) -> "Claim":
+        "The claim read at another rule, in other seeds or another stream."
+        seeds = " ".join(map(str, seeds)) if seeds else self.seeds
+        return self._replace(rule=rule or self.rule, seeds=seeds, stream=stream or self.stream)
+    def sides(self, rows:pd.DataFrame|Measured) -> tuple:
+        """Seeds × cells of its condition, a list of those of its other sides (or their constants), and what is missing, in
+        sentences. `rows`: a frame, or `Measured`, which is faster for many claims."""
+        rows, read, notes = Measured.of(rows), [], []
+        for r in (self.reading, *self.others):
+            cells, more = (r, []) if isinstance(r, float) else rows.read(r)
+            read.append(cells if isinstance(r, float) else _fractions(self, cells))
+            notes += more
+        return read[0], read[1:], list(dict.fromkeys(notes))
+    def values(self, rows:pd.DataFrame|Measured) -> tuple:
+        "One value a seed (a Series, nan where a seed failed), and notes on what is missing."
+        cells, others, notes = self.sides(rows)
+        return _together(self.aggregate, np.log10(cells.astype(float)) if self.scale == "log10" else cells, others), notes
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e748e5e9
 def _fractions(claim, cells):
@@ -275,23 +276,6 @@ def _fractions(claim, cells):
     if not most > 1 + 1e-6: return cells                                              # a share may exceed 1 by rounding
     refuse(f"{claim.key} ({claim.protocol})", "fractions", f"values up to {most:g}", "value / 100",
            "divide percent by 100")
-
-@patch
-def sides(self:Claim, rows:pd.DataFrame|Measured) -> tuple:
-    """Seeds × cells of its condition, a list of those of its other sides (or their constants), and what is missing, in
-    sentences. `rows`: a frame, or `Measured`, which is faster for many claims."""
-    rows, read, notes = Measured.of(rows), [], []
-    for r in (self.reading, *self.others):
-        cells, more = (r, []) if isinstance(r, float) else rows.read(r)
-        read.append(cells if isinstance(r, float) else _fractions(self, cells))
-        notes += more
-    return read[0], read[1:], list(dict.fromkeys(notes))
-
-@patch
-def values(self:Claim, rows:pd.DataFrame|Measured) -> tuple:
-    "One value a seed (a Series, nan where a seed failed), and notes on what is missing."
-    cells, others, notes = self.sides(rows)
-    return _together(self.aggregate, np.log10(cells.astype(float)) if self.scale == "log10" else cells, others), notes
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #fd58ab87
 WHAT_N_COUNTS = {"seeds": "trainings, a seed each",

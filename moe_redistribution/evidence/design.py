@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 import pandas as pd
 from ..tasks.errors import refuse
-from .claims import WHAT_N_COUNTS, baselines, each_name, seed_list, is_condition
+from .claims import WHAT_N_COUNTS, each_name, seed_list, is_condition
 from .printed import study_lines
 from .statistics import flips_needed, outcome, paired_contrast
 
@@ -84,22 +84,6 @@ def check_design(keys:Sequence=None, data:str|Path=None) -> pd.DataFrame:
              for rule, check in _CHECKS.items() for r, got, fix in check(said, bridge)]
     out = pd.DataFrame(found, columns="table key protocol rule got fix".split())
     return out if keys is None else out[[k in set(keys) for k in zip(out["table"], out["key"])]].reset_index(drop=True)
-
-# %% ../../nbs/5_evidence/07b_design.ipynb #d2e517c9
-def _at_a_guess(contrasts:pd.DataFrame, data:str|Path=None) -> pd.DataFrame:
-    """Of recorded `contrasts` (as `results/contrasts.csv` has them) those whose two means both lie within the margin of
-    a guess: key, mean_a, mean_b, guess, margin.
-
-    The guess is the line's `null` where that is a number, else uniform guessing on the task of its condition."""
-    _, bridge = _lines(data)
-    def guess(r):
-        if r.null: return pd.to_numeric(r.null, errors="coerce")
-        own = is_condition(r.condition) and r.metric == "digits"
-        return baselines(r.condition.split("/")[0])["uniform"] if own else float("nan")
-    known = {r.key: guess(r) for r in bridge.itertuples()}
-    out = contrasts.rename(columns={"id": "key"}).assign(guess=lambda f: f["key"].map(known))
-    near = out[["mean_a", "mean_b"]].sub(out["guess"], axis=0).abs().max(axis=1) <= out["margin"]
-    return out.loc[near, ["key", "mean_a", "mean_b", "guess", "margin"]].reset_index(drop=True)
 
 # %% ../../nbs/5_evidence/07b_design.ipynb #57a1c002
 def strike(reference:Sequence, null:Sequence, margin:float, largest:float=None, spread:float=None, n:int=None,

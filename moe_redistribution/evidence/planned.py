@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import csv, io, re
 
-from fastcore.basics import patch
 from ..tasks.errors import check_all, choose, refuse
 from ..instruments.rows import ROW_DEFAULTS
 from ..training.study import Study, TrainingStudy, of_studies
@@ -50,6 +49,25 @@ class Contrast:
             near = re.sub(r"[^\w.-]+", "_", self.name) or "wide-narrow"
             refuse("name of a contrast", "letters, digits, and _ . - between them", repr(self.name), near)
         for column in self.at: choose(f"column in at of {self.name}", column, Reading._fields)
+    def lines(self, study:Study) -> dict:
+        "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
+        names = dict(condition=_row_name(self, study, self.a), versus=_row_name(self, study, self.b))
+        own = "ablation" if isinstance(study, TrainingStudy) else study.name
+        asks = {c: ROW_DEFAULTS.get(c, "") for c in ASKS} | dict(instrument=own, stream="paired", aggregate="difference")
+        many = dict(seeds=_as_text(self.seeds), n=str(len(self.seeds)), over=self.over, margin=f"{self.margin:g}")
+        same = asks | names | dict(metric=self.metric) | self.at | many
+        said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited", item=f"contrast_{study.name}",
+                           null=str(self.null), unit_factor="1", note=self.says)
+        paper = study_papers().get(study.name, next(iter(papers())))
+        asked = [same | dict(key=f"{paper}-{study.name}-{self.name}", protocol=p, section=paper, page=self.page,
+                             statement=ASKED_HERE + self.says, expects=self.expects)
+                 for p in ("paper", "audited") if self.says]
+        return {"claims": [{c: said.get(c, "") for c in CLAIM_COLUMNS}],
+                "statements": [{c: x.get(c, "") for c in STATEMENT_COLUMNS} for x in asked]}
+    def claim(self, study:Study) -> Claim:
+        "The contrast as a claim that `answered` takes."
+        line = self.lines(study)["claims"][0]
+        return Claim(key=line.pop("id"), **line | dict(n=float(line["n"]), unit_factor=1., margin=float(line["margin"])))
 
 # %% ../../nbs/5_evidence/02c_planned.ipynb #c0de000b
 def _as_text(seeds):
@@ -66,30 +84,6 @@ def _row_name(self, study, arm):
         refuse(f"contrast {self.name}", f"seeds that {own} has in {self.preset}", f"{lost}, which it has not",
                fix="leave these out, or give the arm these seeds")
     return arm if isinstance(study, TrainingStudy) else f"{study.name}.{self.preset}/{arm}"
-
-@patch
-def lines(self:Contrast, study:Study) -> dict:
-    "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
-    names = dict(condition=_row_name(self, study, self.a), versus=_row_name(self, study, self.b))
-    own = "ablation" if isinstance(study, TrainingStudy) else study.name
-    asks = {c: ROW_DEFAULTS.get(c, "") for c in ASKS} | dict(instrument=own, stream="paired", aggregate="difference")
-    many = dict(seeds=_as_text(self.seeds), n=str(len(self.seeds)), over=self.over, margin=f"{self.margin:g}")
-    same = asks | names | dict(metric=self.metric) | self.at | many
-    said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited", item=f"contrast_{study.name}",
-                       null=str(self.null), unit_factor="1", note=self.says)
-    paper = study_papers().get(study.name, next(iter(papers())))
-    asked = [same | dict(key=f"{paper}-{study.name}-{self.name}", protocol=p, section=paper, page=self.page,
-                         statement=ASKED_HERE + self.says, expects=self.expects)
-             for p in ("paper", "audited") if self.says]
-    return {"claims": [{c: said.get(c, "") for c in CLAIM_COLUMNS}],
-            "statements": [{c: x.get(c, "") for c in STATEMENT_COLUMNS} for x in asked]}
-
-# %% ../../nbs/5_evidence/02c_planned.ipynb #c0de000f
-@patch
-def claim(self:Contrast, study:Study) -> Claim:
-    "The contrast as a claim that `answered` takes."
-    line = self.lines(study)["claims"][0]
-    return Claim(key=line.pop("id"), **line | dict(n=float(line["n"]), unit_factor=1., margin=float(line["margin"])))
 
 # %% ../../nbs/5_evidence/02c_planned.ipynb #c0de0013
 def _planned_lines() -> dict:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from fastcore.basics import patch
 from ..tasks.errors import refuse
 from ..instruments.rows import WHERE
 from .contrasts import BOTH
@@ -41,6 +40,23 @@ class Question:
         if len(self.seeds) < (least := flips_needed(len(self.pairs))):
             refuse("seeds", f"{least} or more: a family of {len(self.pairs)} cannot reject with fewer",
                    f"{len(self.seeds)}", least, "give more seeds, or ask less")
+    def answers(self, values) -> pd.DataFrame:
+        """A line for each pair, from `values` (columns condition, seed, value): means, the difference a − b
+        and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
+
+        The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come below
+        2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*."""
+        lines = [dict(contrast=name, a=a, b=b, n=len(self.seeds))
+                 | paired_contrast(*map(np.array, _paired(values, a, b, self.seeds)), self.margin)
+                 for name, (a, b) in self.pairs.items()]
+        out = pd.DataFrame(lines)
+        out["p_holm"], out["p_equivalence_holm"] = holm(out["p"]), holm(out["p_equivalence"])
+        def decided(r):
+            for where, at in (("a guess", self.guess), ("the top", self.top)):
+                if max(abs(r.mean_a - at), abs(r.mean_b - at)) > self.margin: continue
+                return f"different, both near {where}" if r.p_holm < .05 else f"not told apart: both at {where}"
+            return BOTH if max(r.p_equivalence_holm, r.p_holm) < .05 else outcome(r.p_equivalence_holm, r.p_holm)
+        return out.assign(outcome=[decided(r) for r in out.itertuples()])[ANSWERED]
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #f97fe9d5
 def _paired(values, a, b, seeds):
@@ -69,21 +85,3 @@ def _paired(values, a, b, seeds):
 
 # %% ../../nbs/5_evidence/07e_questions.ipynb #00bf593a
 ANSWERED = "contrast a b n mean_a mean_b difference lo hi p_holm p_equivalence_holm outcome".split()
-@patch
-def answers(self:Question, values) -> pd.DataFrame:
-    """A line for each pair, from `values` (columns condition, seed, value): means, the difference a − b
-    and its 95 % interval, both p by Holm, and the outcome. ValueError for a seed without a number.
-
-    The interval is Student's t below twenty seeds, `p_holm` is by sign flips, which assume less and cannot come below
-    2^(1 − n) times the family: so an interval may leave out 0 where the outcome is still *inconclusive*."""
-    lines = [dict(contrast=name, a=a, b=b, n=len(self.seeds))
-             | paired_contrast(*map(np.array, _paired(values, a, b, self.seeds)), self.margin)
-             for name, (a, b) in self.pairs.items()]
-    out = pd.DataFrame(lines)
-    out["p_holm"], out["p_equivalence_holm"] = holm(out["p"]), holm(out["p_equivalence"])
-    def decided(r):
-        for where, at in (("a guess", self.guess), ("the top", self.top)):
-            if max(abs(r.mean_a - at), abs(r.mean_b - at)) > self.margin: continue
-            return f"different, both near {where}" if r.p_holm < .05 else f"not told apart: both at {where}"
-        return BOTH if max(r.p_equivalence_holm, r.p_holm) < .05 else outcome(r.p_equivalence_holm, r.p_holm)
-    return out.assign(outcome=[decided(r) for r in out.itertuples()])[ANSWERED]

@@ -132,12 +132,3 @@ def draw_survival(times:dict, hue=None, names:Callable=None, ax=None):
     ax.yaxis.set_major_formatter(lambda v, _: f"{v:.0%}"); ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     return ax
-
-# %% ../../nbs/5_evidence/01b_survival.ipynb #95c97631
-def _grokking_epochs(history:pd.DataFrame, metric:str="test", level:float=0.99, grid:int=5_000) -> pd.DataFrame:
-    "Three epochs a run: `first99` and `running` (best so far > level, seen on `grid`), nan if never; `best`."
-    out = time_to(history, metric, level)
-    first = out["time"].where(out["reached"])
-    seen = history.dropna(subset=metric).sort_values("step").set_index("step")
-    best = [run[metric].idxmax() for _, run in seen.groupby(RUN, sort=True, dropna=False)]
-    return out[RUN].assign(first99=first, best=best, running=np.ceil(first / grid) * grid)

@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 import csv, io, subprocess
 
-from fastcore.basics import patch
 import pandas as pd
 from ..evidence.claims import Claim, seed_list
 from ..evidence.registrations import (BEFORE_ROWS, COLUMNS, FILE, KEY, LATER, REGISTERED_TABLES,
@@ -41,35 +40,44 @@ class Versions(Clone):
         self.all = self.git("log", "--reverse", "--first-parent", "--format=%H").split()
         self.read, self.tree, self.date = map(lru_cache(maxsize=None), (self._read, self._tree, self._date))
         self.covered = set()
-
-# %% ../../nbs/7_record/03b_versions.ipynb #4e000019
-@patch
-def git(self:Versions, *args, text=True):
-    "What git says, None where it fails."
-    try: done = subprocess.run(["git", *args], cwd=self.root, capture_output=True, text=text)
-    except FileNotFoundError: return None
-    return done.stdout if not done.returncode else None
-
-@patch
-def _date(self:Versions, sha):
-    said = self.git("log", "-1", "--format=%ct", sha)
-    return pd.Timestamp(int(said), unit="s", tz="UTC") if said and said.strip() else None
-
-@patch
-def _tree(self:Versions, sha):
-    "Path → blob of the files of data/ and results/ in a commit."
-    lines = (self.git("ls-tree", "-r", "-z", sha, "--", "data", "results") or "").split("\0")[:-1]
-    return {path: meta.split()[2] for meta, path in (line.split("\t") for line in lines)}
-
-@patch
-def _read(self:Versions, blob): return self.git("cat-file", "blob", blob, text=False)
-
-@patch
-def texts(self:Versions):
-    "(commit, the lines of the file) of every version, oldest first, and last (`now`) as it lies in the folder."
-    blobs = [(sha, (self.git("rev-parse", f"{sha}:{self.file}") or "").strip()) for sha in self.commits]
-    for sha, blob in blobs: yield sha, (self.read(blob) or b"").decode(errors="replace").splitlines()
-    yield "now", (self / self.file).read_bytes().decode(errors="replace").splitlines()
+    def git(self, *args, text=True):
+        "What git says, None where it fails."
+        try: done = subprocess.run(["git", *args], cwd=self.root, capture_output=True, text=text)
+        except FileNotFoundError: return None
+        return done.stdout if not done.returncode else None
+    def _date(self, sha):
+        said = self.git("log", "-1", "--format=%ct", sha)
+        return pd.Timestamp(int(said), unit="s", tz="UTC") if said and said.strip() else None
+    def _tree(self, sha):
+        "Path → blob of the files of data/ and results/ in a commit."
+        lines = (self.git("ls-tree", "-r", "-z", sha, "--", "data", "results") or "").split("\0")[:-1]
+        return {path: meta.split()[2] for meta, path in (line.split("\t") for line in lines)}
+    def _read(self, blob): return self.git("cat-file", "blob", blob, text=False)
+    def texts(self):
+        "(commit, the lines of the file) of every version, oldest first, and last (`now`) as it lies in the folder."
+        blobs = [(sha, (self.git("rev-parse", f"{sha}:{self.file}") or "").strip()) for sha in self.commits]
+        for sha, blob in blobs: yield sha, (self.read(blob) or b"").decode(errors="replace").splitlines()
+        yield "now", (self / self.file).read_bytes().decode(errors="replace").splitlines()
+    @property
+    def excuses(self) -> set:
+        "What deviations cover, read once."
+        if (own := vars(self).get("_excuses")) is None:
+            own = self._excuses = {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
+        return own
+    def is_known(self, what) -> bool:
+        "Do `_deviations` cover this? What they cover is kept, in `covered`."
+        if what in self.excuses: self.covered.add(what)
+        return what in self.excuses
+    def tables(self):
+        "(commit, path, blob) of every version of a table of definitions, in any branch that was merged, oldest first."
+        text = self.git("log", "--reverse", "-m", "--raw", "--no-abbrev", "--no-renames", "--format=%H", "--", "data")
+        seen = set()
+        for line in filter(None, text.split("\n")):
+            if not line.startswith(":"): sha = line
+            elif TABLE_OF.fullmatch((parts := line.split("\t"))[1]):
+                blob = parts[0].split()[3]
+                if set(blob) != {"0"} and blob not in seen: yield sha, parts[1], blob
+                seen.add(blob)
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e000009
 def _deviations(root:str|Path=None) -> pd.DataFrame:
@@ -78,19 +86,6 @@ def _deviations(root:str|Path=None) -> pd.DataFrame:
     return pd.DataFrame([x for _, x in lines if isinstance(x, dict)], columns="date commit what why covers".split())
 
 OF_PAGES = ("nbs/", "README")                  # what begins so is asked where pages are
-
-@patch(as_prop=True)
-def excuses(self:Versions) -> set:
-    "What deviations cover, read once."
-    if (own := vars(self).get("_excuses")) is None:
-        own = self._excuses = {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
-    return own
-
-@patch
-def is_known(self:Versions, what) -> bool:
-    "Do `_deviations` cover this? What they cover is kept, in `covered`."
-    if what in self.excuses: self.covered.add(what)
-    return what in self.excuses
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e00002a
 def _rewritten_lines(versions:Versions) -> Iterator:
@@ -238,18 +233,6 @@ def _never_registered(versions:Versions) -> Iterator:
             if (line := (table, *key, own)) in have: continue
             have.add(line)
             yield *line, path, sha
-
-@patch
-def tables(self:Versions):
-    "(commit, path, blob) of every version of a table of definitions, in any branch that was merged, oldest first."
-    text = self.git("log", "--reverse", "-m", "--raw", "--no-abbrev", "--no-renames", "--format=%H", "--", "data")
-    seen = set()
-    for line in filter(None, text.split("\n")):
-        if not line.startswith(":"): sha = line
-        elif TABLE_OF.fullmatch((parts := line.split("\t"))[1]):
-            blob = parts[0].split()[3]
-            if set(blob) != {"0"} and blob not in seen: yield sha, parts[1], blob
-            seen.add(blob)
 
 def history_says(root:str|Path=None) -> Iterator:
     """All that git can say of the register of a clone: `_rewritten_lines`, then `_claimed_before`; which known deviation

@@ -12,9 +12,9 @@ __all__ = ['Arms', 'DATA', 'Interval', 'Opening', 'Page', 'RATES', 'ROOT', 'Valu
            'missing_runs', 'name_at_ends', 'name_ticks', 'np', 'null_levels', 'null_lines', 'nulls', 'numbers',
            'of_clone', 'open_claims', 'paired_permutation', 'paper_values', 'papers', 'pd', 'percent_axis', 'pick',
            'plt', 'points', 'prose', 'rate_lines', 'read_as', 'recorded_history', 'recorded_rows', 'recorded_runs',
-           'registered', 'registered_on', 'ruling', 'seeds_needed', 'shown_link', 'statements', 'strike', 'table',
-           'table_text', 'tidy_axes', 'to_read', 'tost', 'trajectories', 'two_ablations', 'typeset', 'verdict_link',
-           'verdict_table', 'verdict_words', 'verdicts', 'welch', 'without_ffn']
+           'registered', 'registered_on', 'seeds_needed', 'shown_link', 'statements', 'strike', 'table', 'table_text',
+           'tidy_axes', 'to_read', 'tost', 'trajectories', 'two_ablations', 'typeset', 'verdict_link', 'verdict_table',
+           'verdict_words', 'verdicts', 'welch', 'without_ffn']
 
 # %% ../../nbs/5b_report/01_report.ipynb #66187e00
 from importlib import import_module
@@ -42,8 +42,8 @@ from .figures import (RATES, at_rate, by_panel, colour, dots, draw_printed, is_a
                                                  null_lines, pick, rate_lines, table_text, tidy_axes, trajectories, two_ablations,
                                                  verdicts, without_ffn)
 from .recorded_claims import claim, numbers, verdict_words
-from .prose import in_short, margin_text, points, prose, read_as, ruling
-from .overviews import (claims_of, main_claims, open_claims, shown_link, verdict_link)
+from .prose import in_short, margin_text, points, prose, read_as, verdict_link
+from .overviews import (claims_of, main_claims, open_claims, shown_link)
 from .contrast_tables import contrast_answers, contrast_asks, verdict_table
 
 # %% ../../nbs/5b_report/01_report.ipynb #40ad6292
@@ -54,7 +54,7 @@ _all_ = ["Arms", "DATA", "Interval", "Opening", "Page", "RATES", "ROOT", "Values
          "interval", "is_arm", "item_title", "label", "laid_out", "level_lines", "look", "main_claims", "mapped", "margin_text", "md_table",
          "missing_runs", "name_at_ends", "name_ticks", "np", "null_levels", "null_lines", "nulls", "numbers", "of_clone", "open_claims",
          "paired_permutation", "paper_values", "papers", "pd", "percent_axis", "pick", "plt", "points", "prose", "rate_lines", "read_as",
-         "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on", "ruling", "seeds_needed", "shown_link",
+         "recorded_history", "recorded_rows", "recorded_runs", "registered", "registered_on", "seeds_needed", "shown_link",
          "statements", "strike", "table", "table_text", "tidy_axes", "to_read", "tost", "trajectories", "two_ablations",
          "typeset", "verdict_link", "verdict_table", "verdict_words", "verdicts", "welch", "without_ffn"]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import math
 import re
 
-from fastcore.basics import patch
 import torch
 from ...tasks.errors import refuse
 from ...tasks.text import generator_of
@@ -191,48 +190,39 @@ class Class:
         return X, outputs(self.truth, [self.teacher], X)[0]
     def batch(self):
         return self.pair(torch.stack([torch.randn(self.x.d, self.x.batch, generator=g) for g in self.inputs]))
-
-# %% ../../../nbs/6_studies/granularity/01_students.ipynb #e22c4390
-@patch
-def learn(self:Class):
-    "Trains until the next look, and looks: appends relative errors (layer, seed)."
-    for _ in range(self.x.every):
-        X, y = self.batch()
-        _loss_and_gradients(self.p, self.students, X, y, self.out)
-        self.adamw.param_groups[0]["lr"] = self.x.lr * (1 + math.cos(math.pi * self.step / self.x.steps)) / 2
-        self.adamw.step()
-        self.step += 1
-    self.errors.append(self.test_errors().cpu())
-
-@patch
-def test_errors(self:Class) -> torch.Tensor:
-    "Test error of every student over that of answering 0: (layer, seed)."
-    X, y = self.test
-    L, H = activations(self.p, X)
-    wrong = [(answer_of(self.p, x, e, n, expert_weights(L[:, e], x), H[:, n])[0] - y).square().mean((1, 2))
-             for x, e, n in places(self.students)]
-    return torch.stack(wrong) / y.square().mean((1, 2))
+    def learn(self):
+        "Trains until the next look, and looks: appends relative errors (layer, seed)."
+        for _ in range(self.x.every):
+            X, y = self.batch()
+            _loss_and_gradients(self.p, self.students, X, y, self.out)
+            self.adamw.param_groups[0]["lr"] = self.x.lr * (1 + math.cos(math.pi * self.step / self.x.steps)) / 2
+            self.adamw.step()
+            self.step += 1
+        self.errors.append(self.test_errors().cpu())
+    def test_errors(self) -> torch.Tensor:
+        "Test error of every student over that of answering 0: (layer, seed)."
+        X, y = self.test
+        L, H = activations(self.p, X)
+        wrong = [(answer_of(self.p, x, e, n, expert_weights(L[:, e], x), H[:, n])[0] - y).square().mean((1, 2))
+                 for x, e, n in places(self.students)]
+        return torch.stack(wrong) / y.square().mean((1, 2))
+    def state(self):
+        "(tensors, info) from which `take_up` goes on as if nothing had happened."
+        tensors = {f"p/{n}": v for n, v in self.p.items()}
+        for n, v in self.p.items():
+            if v in self.adamw.state: tensors |= {f"{k}/{n}": self.adamw.state[v][k] for k in MOMENTS}
+        tensors |= {f"gen/{i}": g.get_state() for i, g in enumerate(self.inputs)}
+        if self.errors: tensors["errors"] = torch.stack(self.errors)
+        return tensors, dict(step=self.step)
+    def take_up(self, tensors, info):
+        "Goes on from a `state`."
+        self.step, self.errors = info["step"], list(tensors["errors"]) if "errors" in tensors else []
+        for i, g in enumerate(self.inputs): g.set_state(tensors[f"gen/{i}"])
+        for n, v in self.p.items():
+            v.copy_(tensors[f"p/{n}"])
+            if self.step:
+                self.adamw.state[v] = {k: tensors[f"{k}/{n}"].to(v.device, copy=True) for k in MOMENTS}
+        return self
 
 # %% ../../../nbs/6_studies/granularity/01_students.ipynb #2798440f
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")                  # what AdamW keeps of every parameter
-
-@patch
-def state(self:Class):
-    "(tensors, info) from which `take_up` goes on as if nothing had happened."
-    tensors = {f"p/{n}": v for n, v in self.p.items()}
-    for n, v in self.p.items():
-        if v in self.adamw.state: tensors |= {f"{k}/{n}": self.adamw.state[v][k] for k in MOMENTS}
-    tensors |= {f"gen/{i}": g.get_state() for i, g in enumerate(self.inputs)}
-    if self.errors: tensors["errors"] = torch.stack(self.errors)
-    return tensors, dict(step=self.step)
-
-@patch
-def take_up(self:Class, tensors, info):
-    "Goes on from a `state`."
-    self.step, self.errors = info["step"], list(tensors["errors"]) if "errors" in tensors else []
-    for i, g in enumerate(self.inputs): g.set_state(tensors[f"gen/{i}"])
-    for n, v in self.p.items():
-        v.copy_(tensors[f"p/{n}"])
-        if self.step:
-            self.adamw.state[v] = {k: tensors[f"{k}/{n}"].to(v.device, copy=True) for k in MOMENTS}
-    return self

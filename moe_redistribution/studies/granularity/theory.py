@@ -15,7 +15,7 @@ import torch
 from ...tasks.text import generator_of
 from ...tasks.errors import refuse
 from ...instruments.rows import rows, tidy
-from .students import Mixture, mixture
+from .students import mixture
 
 # %% ../../../nbs/6_studies/granularity/03_theory.ipynb #52d302f6
 def _subsets(m:int, k:int) -> torch.Tensor:
@@ -32,36 +32,10 @@ def _regions(scores, k:int) -> torch.Tensor:
     index = {tuple(row): i for i, row in enumerate(S.int().tolist())}
     return torch.tensor([index[tuple(row)] for row in chosen.int().tolist()])
 
-# %% ../../../nbs/6_studies/granularity/03_theory.ipynb #97aa899c
-def _one_of_many(p, x:Mixture) -> tuple:
-    """(parameters, layer) of the (C(m, k), 1)-MoE that equals an unweighted (m, k)-MoE with parameters `p` (seed axis
-    first)."""
-    if x.combine != "sum":
-        refuse(f"mixture {x.name}", "+sum, whose experts are not weighted", x.combine, "sum", "add +sum")
-    S = _subsets(x.m, x.k).to(p["W_up"])
-    sets = torch.tensor(list(combinations(range(x.m), x.k)))
-    def gathered(v): return v.unflatten(1, (x.m, x.width))[:, sets].flatten(1, 3)      # (seed, set · k · width, …)
-    many = {n: gathered(p[n]) for n in ("W_up", "b_up", "W_down")}
-    many |= {n: torch.einsum("cm,smd->scd", S, p[n]) for n in ("W_router", "b_router", "b_down")}
-    return many, Mixture(len(S), 1, x.k * x.width, "sum", x.router_bias, x.expert_bias)
-
 # %% ../../../nbs/6_studies/granularity/03_theory.ipynb #1f770b6c
 def _masses(R, X, k:int) -> torch.Tensor:
     "Share of inputs X (input, d) in each region of a router R (expert, d): one number for every row of `_subsets`."
     return torch.bincount(_regions(X @ R.T, k), minlength=comb(len(R), k)).double() / len(X)
-
-def _unevenness(p) -> float:
-    "C Σ p² of region masses: 1 if they are equal, their number if one has all."
-    return (len(p) * p.square().sum()).item()
-
-# %% ../../../nbs/6_studies/granularity/03_theory.ipynb #3e0ebc40
-def _packing(v, k:int) -> torch.Tensor:
-    "|v_S - v_S'|² / (d |S △ S'|) for all pairs of different k-subsets of the rows of v (expert, d)."
-    S = _subsets(len(v), k).to(v)
-    differ = torch.cdist(S, S, p=1)
-    i, j = torch.triu_indices(len(S), len(S), 1)
-    apart = torch.cdist(S @ v, S @ v).square()
-    return (apart / (v.shape[1] * differ.clamp(min=1)))[i, j]
 
 # %% ../../../nbs/6_studies/granularity/03_theory.ipynb #ed152430
 def _answers(values, mass):

@@ -110,33 +110,28 @@ class KindJudge:
             out["accuracy", n] = (a.argmax(1) == b).double().mean().item()
             if n in self.tempered: out["tempered", n] = _tempered_loss(a, b)[0]
         return out
-
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f17bb7a
-@patch
-def edits(self:KindJudge, site:str, how:str) -> dict:
-    "What `ablate` is told where a site, such as `L*.ffn_out`, is replaced by a word of `EVERY`."
-    if how in ("zero", "mean"): return {site: how}
-    sites = [n for n in self.s.sites if re.fullmatch(site.replace("*", r"\d+").replace(".", r"\."), n)]
-    was = trace(self.s, self.tokens, keep=sites)
-    return {n: self.replaced(was[n], how).expand_as(was[n]) for n in sites}
-
-@patch
-def replaced(self:KindJudge, x:torch.Tensor, how:str):
-    "What takes the place of a part's output x (1, n, t, d) in the model as it is."
-    if how == "intact_mean": return x.mean(1, keepdim=True)
-    if how == "intact_all": return x.mean((1, 2), keepdim=True)
-    if how == "intact_other": return x[:, derangement(x.shape[1])]
-    choose("edit", how, ["intact_kind"])
-    out = x.clone()
-    for k in self.here.unique(): out[:, self.here == k] = x[:, self.here == k].mean(1, keepdim=True)
-    return out
+    def edits(self, site:str, how:str) -> dict:
+        "What `ablate` is told where a site, such as `L*.ffn_out`, is replaced by a word of `EVERY`."
+        if how in ("zero", "mean"): return {site: how}
+        sites = [n for n in self.s.sites if re.fullmatch(site.replace("*", r"\d+").replace(".", r"\."), n)]
+        was = trace(self.s, self.tokens, keep=sites)
+        return {n: self.replaced(was[n], how).expand_as(was[n]) for n in sites}
+    def replaced(self, x:torch.Tensor, how:str):
+        "What takes the place of a part's output x (1, n, t, d) in the model as it is."
+        if how == "intact_mean": return x.mean(1, keepdim=True)
+        if how == "intact_all": return x.mean((1, 2), keepdim=True)
+        if how == "intact_other": return x[:, derangement(x.shape[1])]
+        choose("edit", how, ["intact_kind"])
+        out = x.clone()
+        for k in self.here.unique(): out[:, self.here == k] = x[:, self.here == k].mean(1, keepdim=True)
+        return out
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #e7b2f751
 SCORED = ("all", "word", "first", "key", "value", "fact", "sum", "top10", "top100", "rarer")
 BRIEF = ("all", "word", "value", "fact", "sum", "rarer")                       # kinds of which everything is kept
 
 @dataclass
-class _LanguageTrial:
+class _TrainedTrial:
     "One seed of an arm while it is trained and opened, and the rows found so far."
     arm: str
     seed: int
@@ -156,47 +151,119 @@ class _LanguageTrial:
     def put(self, metric, value, **labels):
         labels = dict(condition=self.arm, stream="paired") | labels
         self.found.append(rows([float(value)], [self.seed], metric=metric, **labels))
+    def put_means(self, means:dict, kinds=SCORED, judge=None, **labels):
+        "Rows of the means that a `KindJudge` gives, of some kinds."
+        for (metric, kind), x in means.items():
+            if kind not in kinds: continue
+            self.put(metric, x, stratum=kind, n_examples=(judge or self.judge).n_examples(kind), **labels)
+    def looker(self):
+        "A function of the model that gives what is kept of a look, by name, for `train_language`."
+        tokens, start = self.windows[:8, :-1], LanguageModel(deepcopy(self.model))
+        outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
+        stream = [f"L{l}.{s}" for l in range(self.layers) for s in ("resid_mid", "resid_post")][:-1]
+        was = trace(start, tokens, keep=[*outputs, *stream])
+        held = {s: was[s] for s in stream}
+        def look(model):
+            found = {"|".join([site, how, *k]): x for site, how in ALONG
+                     for k, x in self.early.means({} if site == "none" else self.early.edits(site, how)).items()}
+            now = trace(self.early.s, tokens, keep=outputs, edits=held)
+            moved = [rms_length(now[s] - was[s]).square() for s in outputs]
+            return found | {"distance": torch.cat(moved).mean().sqrt().item()}
+        return look
+    def put_looks(self, seen):
+        "Rows (rule `look`, and their step) of what looks have seen, a frame with a line a look."
+        for line in seen.to_dict("records"):
+            at = dict(rule="look", step=int(line["step"]))
+            self.put("distance", line["distance"], site="L*.ffn_out", n_examples=8 * self.T, **at)
+            for name, x in line.items():
+                if name.count("|") != 3: continue
+                site, edit, metric, kind = name.split("|")
+                asked = kind in self.asked or kind in ("all", "value") and metric in ("loss", "accuracy", "tempered")
+                if asked and (site == "none" or metric in ("loss", "tempered")):
+                    self.put_means({(metric, kind): x}, judge=self.early, site=site, edit=edit, **at)
+    def train(self, looks, **measures) -> pd.DataFrame:
+        "Trains the model in place; what looks have seen."
+        return train_part(self.desk, "main", self.model, self.batches("main"), self.settings["steps"], .8,
+                          lr=_rate_of(self.arm, self.settings), schedule="constant", looks=looks, measures=measures,
+                          seed=self.seed, **_language_arm(self.arm)[1])
 
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #ce220a2d
-@patch
-def put_means(self:_LanguageTrial, means:dict, kinds=SCORED, judge=None, **labels):
-    "Rows of the means that a `KindJudge` gives, of some kinds."
-    for (metric, kind), x in means.items():
-        if kind not in kinds: continue
-        self.put(metric, x, stratum=kind, n_examples=(judge or self.judge).n_examples(kind), **labels)
+# %% ../../../nbs/6_studies/language_models/02_study.ipynb #f3dbe63d
+class _LanguageTrial(_TrainedTrial):
+    "The same once it is trained: what is in it, and what it loses without its parts."
+    def put_ablations(self):
+        """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of one
+        layer, and without an expert."""
+        full = self.settings["full"]
+        self.put_means(self.judge.means())
+        layers, experts = range(self.layers * full), [u for u in self.judge.s.units if ".E" in u and full]
+        asked = [(f"L*.{part}_out", how) for part in ("ffn", "attn") for how in (EVERY if full else EVERY[:2])]
+        asked += [(f"L{l}.{part}_out", how) for l in layers for part in ("ffn", "attn") for how in EVERY[:2]]
+        for site, how in asked:
+            self.put_means(self.judge.means(self.judge.edits(site, how)), BRIEF, site=site, edit=how)
+        if len(self.asked) > 1:                                                                 # what embeddings say alone
+            self.put_means(self.judge.means(dict.fromkeys(_OUTPUTS, "zero")), BRIEF, site="L*", edit="zero")
+        for u in experts:
+            site, _, unit = u.rpartition(".")
+            self.put_means(self.judge.means({u: "zero"}), (self.kind,), site=f"{site}.expert_out", unit=unit, edit="zero")
+    def put_refits(self):
+        "Rows of the model whose FFNs became a bias, or an affine map, that learned; edit `bias`, `affine`, `affine_alone`."
+        outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
+        said, d = trace(self.judge.s, self.batches("refit")(0)[:, :-1], keep=outputs), self.settings["sizes"]["d"]
+        for how, moving in REFITS.items():
+            twin = deepcopy(self.model)
+            for l, layer in enumerate(twin.model.layers):
+                layer.mlp = torch.nn.utils.skip_init(torch.nn.Linear, d, d)               # which draws nothing
+                torch.nn.init.zeros_(layer.mlp.weight)
+                layer.mlp.bias.data.copy_(said[outputs[l]].mean((0, 1, 2)))
+                if how == "affine_alone": torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            train_part(self.desk, how, twin, self.batches("refit"), self.settings["refit"], lr=.01, schedule="linear",
+                       weight_decay=0., frozen=all_but(moving), looks=1, seed=self.seed)
+            self.put_means(KindJudge(twin, self.text, self.windows).means(), BRIEF, site="L*.ffn_out", edit=how)
+    def put_attribution(self, windows=32):
+        "Rows `logit_difference` of every part, by kind: the right token less another token of the same kind."
+        tokens, targets = self.windows[:windows, :-1], self.windows[:windows, 1:]
+        for kind in self.judge.tempered if "word" in self.judge.kinds else ("all",):
+            others = targets.clone()
+            on = self.judge.kinds[kind][:windows] if kind in self.judge.kinds else targets >= 0
+            others[on] = targets[on].roll(1)
+            on &= others != targets
+            right, wrong = (answer_terms(self.judge.s, tokens, x) for x in (targets, others))
+            for part in right:
+                if part != "remainder":
+                    self.put("logit_difference", (right[part] - wrong[part])[0][on].mean(), site="logits", unit=part,
+                             stratum=kind, n_examples=int(on.sum()))
+    def put_patterns(self, windows=32):
+        "Rows `to_self` and `to_source` of every head: its attention on the current token, and on the value asked for."
+        tokens = self.windows[:windows, :-1]
+        tr = trace(self.judge.s, tokens, keep=[f"L{l}.pattern" for l in range(self.layers)])
+        for l in range(self.layers):
+            pattern, kind = tr[f"L{l}.pattern"][0], self.kind                                                     # b h q k
+            on = self.judge.kinds[kind][:windows] if kind == "word" else tokens >= 0
+            own, at = pattern.diagonal(dim1=2, dim2=3).movedim(1, 2), dict(site=f"L{l}.pattern")
+            for h in range(pattern.shape[1]):
+                self.put("to_self", own[on][:, h].mean(), unit=f"H{h}", stratum=kind, n_examples=int(on.sum()), **at)
+            if "value" not in self.judge.kinds: continue
+            source = self.text.judge(self.windows[:windows]).source[:, 1:]
+            b, q = (source >= 0).nonzero(as_tuple=True)
+            for h in range(pattern.shape[1]):
+                x = pattern[b, h, q, source[b, q]].mean()
+                self.put("to_source", x, unit=f"H{h}", stratum="value", n_examples=len(b), **at)
+    def put_whereabouts(self):
+        "Rows of where things are in a model at its end."
+        self.put_attribution(), self.put_patterns()
+        if isinstance(self.text, Planted): self.put_bigrams()
+        if self.settings["refit"] and _name_of(self.arm) in REFITTED and self.layers == 3: self.put_refits()
+        if any(x.experts is not None for x in self.judge.s.layers):
+            tokens, sites = self.windows[:32, :-1], [f"L{l}.gates" for l in range(self.layers)]
+            gates = trace(self.judge.s, tokens, keep=sites)
+            for site in sites:
+                for e, load in enumerate((gates[site][0] != 0).double().mean((0, 1))):
+                    self.put("load", load, site=site, unit=f"E{e}", n_examples=tokens.numel())
+            found = score_rows_of(self.judge.s, tokens.split(16), [self.seed], condition=self.arm, stream="paired")
+            self.found.append(found[found["metric"] == "covariance"])
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #fe9e8c43
 ALONG = [("none", "none"), ("L*.ffn_out", "zero"), ("L*.ffn_out", "intact_mean"), ("L*.attn_out", "intact_mean")]
-
-@patch
-def looker(self:_LanguageTrial):
-    "A function of the model that gives what is kept of a look, by name, for `train_language`."
-    tokens, start = self.windows[:8, :-1], LanguageModel(deepcopy(self.model))
-    outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
-    stream = [f"L{l}.{s}" for l in range(self.layers) for s in ("resid_mid", "resid_post")][:-1]
-    was = trace(start, tokens, keep=[*outputs, *stream])
-    held = {s: was[s] for s in stream}
-    def look(model):
-        found = {"|".join([site, how, *k]): x for site, how in ALONG
-                 for k, x in self.early.means({} if site == "none" else self.early.edits(site, how)).items()}
-        now = trace(self.early.s, tokens, keep=outputs, edits=held)
-        moved = [rms_length(now[s] - was[s]).square() for s in outputs]
-        return found | {"distance": torch.cat(moved).mean().sqrt().item()}
-    return look
-
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #82bd4131
-@patch
-def put_looks(self:_LanguageTrial, seen):
-    "Rows (rule `look`, and their step) of what looks have seen, a frame with a line a look."
-    for line in seen.to_dict("records"):
-        at = dict(rule="look", step=int(line["step"]))
-        self.put("distance", line["distance"], site="L*.ffn_out", n_examples=8 * self.T, **at)
-        for name, x in line.items():
-            if name.count("|") != 3: continue
-            site, edit, metric, kind = name.split("|")
-            asked = kind in self.asked or kind in ("all", "value") and metric in ("loss", "accuracy", "tempered")
-            if asked and (site == "none" or metric in ("loss", "tempered")):
-                self.put_means({(metric, kind): x}, judge=self.early, site=site, edit=edit, **at)
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #0137bfeb
 @patch
@@ -231,77 +298,9 @@ def put_equal(self:_LanguageTrial, seen):
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f1a9ccf
 _OUTPUTS = "L*.ffn_out", "L*.attn_out"
 
-@patch
-def put_ablations(self:_LanguageTrial):
-    """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of one
-    layer, and without an expert."""
-    full = self.settings["full"]
-    self.put_means(self.judge.means())
-    layers, experts = range(self.layers * full), [u for u in self.judge.s.units if ".E" in u and full]
-    asked = [(f"L*.{part}_out", how) for part in ("ffn", "attn") for how in (EVERY if full else EVERY[:2])]
-    asked += [(f"L{l}.{part}_out", how) for l in layers for part in ("ffn", "attn") for how in EVERY[:2]]
-    for site, how in asked:
-        self.put_means(self.judge.means(self.judge.edits(site, how)), BRIEF, site=site, edit=how)
-    if len(self.asked) > 1:                                                                 # what embeddings say alone
-        self.put_means(self.judge.means(dict.fromkeys(_OUTPUTS, "zero")), BRIEF, site="L*", edit="zero")
-    for u in experts:
-        site, _, unit = u.rpartition(".")
-        self.put_means(self.judge.means({u: "zero"}), (self.kind,), site=f"{site}.expert_out", unit=unit, edit="zero")
-
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #e7cb4ddf
 REFITTED = ("dense", "narrow", "slow", "mixture", "fast")                                     # of three layers
 REFITS = {"bias": r"\.mlp\.bias", "affine": r"\.mlp\.", "affine_alone": r"\.mlp\."}
-
-@patch
-def put_refits(self:_LanguageTrial):
-    "Rows of the model whose FFNs became a bias, or an affine map, that learned; edit `bias`, `affine`, `affine_alone`."
-    outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
-    said, d = trace(self.judge.s, self.batches("refit")(0)[:, :-1], keep=outputs), self.settings["sizes"]["d"]
-    for how, moving in REFITS.items():
-        twin = deepcopy(self.model)
-        for l, layer in enumerate(twin.model.layers):
-            layer.mlp = torch.nn.utils.skip_init(torch.nn.Linear, d, d)               # which draws nothing
-            torch.nn.init.zeros_(layer.mlp.weight)
-            layer.mlp.bias.data.copy_(said[outputs[l]].mean((0, 1, 2)))
-            if how == "affine_alone": torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        train_part(self.desk, how, twin, self.batches("refit"), self.settings["refit"], lr=.01, schedule="linear",
-                   weight_decay=0., frozen=all_but(moving), looks=1, seed=self.seed)
-        self.put_means(KindJudge(twin, self.text, self.windows).means(), BRIEF, site="L*.ffn_out", edit=how)
-
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #86884432
-@patch
-def put_attribution(self:_LanguageTrial, windows=32):
-    "Rows `logit_difference` of every part, by kind: the right token less another token of the same kind."
-    tokens, targets = self.windows[:windows, :-1], self.windows[:windows, 1:]
-    for kind in self.judge.tempered if "word" in self.judge.kinds else ("all",):
-        others = targets.clone()
-        on = self.judge.kinds[kind][:windows] if kind in self.judge.kinds else targets >= 0
-        others[on] = targets[on].roll(1)
-        on &= others != targets
-        right, wrong = (answer_terms(self.judge.s, tokens, x) for x in (targets, others))
-        for part in right:
-            if part != "remainder":
-                self.put("logit_difference", (right[part] - wrong[part])[0][on].mean(), site="logits", unit=part,
-                         stratum=kind, n_examples=int(on.sum()))
-
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #fdc59407
-@patch
-def put_patterns(self:_LanguageTrial, windows=32):
-    "Rows `to_self` and `to_source` of every head: its attention on the current token, and on the value asked for."
-    tokens = self.windows[:windows, :-1]
-    tr = trace(self.judge.s, tokens, keep=[f"L{l}.pattern" for l in range(self.layers)])
-    for l in range(self.layers):
-        pattern, kind = tr[f"L{l}.pattern"][0], self.kind                                                     # b h q k
-        on = self.judge.kinds[kind][:windows] if kind == "word" else tokens >= 0
-        own, at = pattern.diagonal(dim1=2, dim2=3).movedim(1, 2), dict(site=f"L{l}.pattern")
-        for h in range(pattern.shape[1]):
-            self.put("to_self", own[on][:, h].mean(), unit=f"H{h}", stratum=kind, n_examples=int(on.sum()), **at)
-        if "value" not in self.judge.kinds: continue
-        source = self.text.judge(self.windows[:windows]).source[:, 1:]
-        b, q = (source >= 0).nonzero(as_tuple=True)
-        for h in range(pattern.shape[1]):
-            x = pattern[b, h, q, source[b, q]].mean()
-            self.put("to_source", x, unit=f"H{h}", stratum="value", n_examples=len(b), **at)
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #bbff17bd
 @patch
@@ -367,13 +366,6 @@ def _rate_of(arm:str, settings:dict) -> float:
     "The learning rate of an arm: behind its @, or that of the settings."
     return float(arm.partition("@")[2] or settings["lr"][_name_of(arm)])
 
-@patch
-def train(self:_LanguageTrial, looks, **measures) -> pd.DataFrame:
-    "Trains the model in place; what looks have seen."
-    return train_part(self.desk, "main", self.model, self.batches("main"), self.settings["steps"], .8,
-                      lr=_rate_of(self.arm, self.settings), schedule="constant", looks=looks, measures=measures,
-                      seed=self.seed, **_language_arm(self.arm)[1])
-
 def _language_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed of an arm and gives the rows of all that is done to it."
     if arm == "nulls": return _null_language_rows(arm, *seeds, settings, desk)
@@ -390,22 +382,6 @@ def _language_rows(arm, seeds, settings, desk):
     t.put_ablations()
     if settings["full"]: t.put_whereabouts()
     return tidy(t.found)
-
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #2f8ab6ac
-@patch
-def put_whereabouts(self:_LanguageTrial):
-    "Rows of where things are in a model at its end."
-    self.put_attribution(), self.put_patterns()
-    if isinstance(self.text, Planted): self.put_bigrams()
-    if self.settings["refit"] and _name_of(self.arm) in REFITTED and self.layers == 3: self.put_refits()
-    if any(x.experts is not None for x in self.judge.s.layers):
-        tokens, sites = self.windows[:32, :-1], [f"L{l}.gates" for l in range(self.layers)]
-        gates = trace(self.judge.s, tokens, keep=sites)
-        for site in sites:
-            for e, load in enumerate((gates[site][0] != 0).double().mean((0, 1))):
-                self.put("load", load, site=site, unit=f"E{e}", n_examples=tokens.numel())
-        found = score_rows_of(self.judge.s, tokens.split(16), [self.seed], condition=self.arm, stream="paired")
-        self.found.append(found[found["metric"] == "covariance"])
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #45ab3fd2
 LM_RATES = dict.fromkeys(LANGUAGE_ARMS, 1e-3) | {"fast": .0005}

@@ -11,7 +11,6 @@ __all__ = ['ABOVE', 'PATHS', 'OF_OTHERS', 'BOOK_MODELS', 'BOOK_SETTINGS', 'PATH_
 from itertools import permutations, product
 import math, re
 
-from fastcore.basics import patch
 import numpy as np, pandas as pd
 from scipy import stats
 import torch, torch.nn.functional as F
@@ -49,7 +48,7 @@ def _parrot_parameters(model) -> dict:
     return dict(total=total, active=total - experts + experts * getattr(c, "num_experts_per_tok", 1) // E)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #cfdb91a3
-class _Learner:
+class _BookLearner:
     "One seed of a job: its desk, the settings of its arm, and the rows found so far."
     def __init__(self, seed, settings, desk, arm=""):
         self.seed, self.settings, self.desk, self.arm, self.found = seed, settings, desk, arm, []
@@ -57,15 +56,117 @@ class _Learner:
     def put(self, condition, metric, value, n=0, **labels):
         self.found.append(rows([float(value)], [self.seed], condition=condition, metric=metric, stream="paired",
                                n_examples=n, **labels))
+    def train(self, part, name, model, batches, loss_of, share, measures=None, looks=10):
+        "Trains a model that has this name as a part of the job, once; returns its history."
+        S, (_, E, how) = self.settings, parrot_of(name).values()
+        return train_part(self.desk, part, model, batches, S["steps"], share, lr=S["lr"], schedule="linear",
+                          weight_decay=.1, loss_of=loss_of, seed=self.seed, measures=measures, looks=min(looks, S["steps"]),
+                          aux_weight=.01 if E and how != "frozen" else 0.,
+                          frozen=(r"\.gate\.weight$",) if how == "frozen" else ())
+    def on_book(self, name, n, labels="digits", share=0., suffix=""):
+        "Trains a model on a book of n entries; returns what it memorised and its sizes."
+        S = self.settings
+        book = PhoneBook(n, S["letters"], S["digits"], self.seed)
+        model = _parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
+        self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed), loss_at(book.labels(labels)),
+                   share, looks=5)
+        return _memorised_bits(model, book) | _parrot_parameters(model)
+    def of_book(self):
+        "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits in them, their difference."
+        S, sizes, models = self.settings, [], _models_of(self.arm, self.settings)
+        for name in models:
+            found = self.on_book(name, S["n"], share=1 / len(models))
+            for metric, x in found.items(): self.put(f"book/{name}", metric, x, S["n"] * (metric in ("bits", "digits")))
+            sizes.append([found[m] for m in ("total", "active", "bits")])
+        total, active = exponents(*np.array(sizes).T) if len(sizes) > 2 else (math.nan, math.nan)
+        for metric, x in dict(total=total, active=active, difference=total - active).items():
+            if x == x: self.put("book/exponents", metric, x, len(sizes))
+    def of_fit(self):
+        "Rows of a model, in the order of `models`: pseudo-values of exponents, and of variance explained by either size."
+        models = self.settings["models"]
+        found = _trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
+        found = found.pivot_table(index="condition", columns="metric", values="value").loc[[f"book/{n}" for n in models]]
+        each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
+        def of(t, a, b):
+            return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
+        for metric, x in zip(("total", "active", "difference", "explained_ahead"), _pseudo_value(of, self.seed - 1, *each)):
+            self.put("fit/exponents", metric, x, len(models))
+    def of_capacity(self):
+        "Rows of the largest book that each model recalls to 90 %, and of each book that was tried."
+        S, tried = self.settings, math.ceil(math.log2(len(self.settings["sizes"]) + 1))
+        for name in S["models"]:
+            def passes(n):
+                found = self.on_book(name, n, share=1 / tried / len(S["models"]))
+                self.put(f"capacity/{name}", "exact", found["exact"], min(n, 1000), stratum=f"n={n}")
+                sizes.update(total=found["total"], active=found["active"])
+                return found["exact"] >= .9
+            sizes = {}
+            most = _largest_passing(S["sizes"], passes)
+            for metric, x in dict(capacity=most, **sizes).items(): self.put(f"capacity/{name}", metric, x)
+    def of_routers(self):
+        S, models = self.settings, [(n, "digits", "") for n in self.settings["models"]]
+        models += [(n, "all", "-unmasked") for n in S["unmasked"]]
+        for name, labels, suffix in models:
+            found = self.on_book(name, S["n"], labels, 1 / len(models), suffix)
+            for metric, x in found.items(): self.put(f"routers/{name}{suffix}", metric, x)
 
-@patch
-def train(self:_Learner, part, name, model, batches, loss_of, share, measures=None, looks=10):
-    "Trains a model that has this name as a part of the job, once; returns its history."
-    S, (_, E, how) = self.settings, parrot_of(name).values()
-    return train_part(self.desk, part, model, batches, S["steps"], share, lr=S["lr"], schedule="linear",
-                      weight_decay=.1, loss_of=loss_of, seed=self.seed, measures=measures, looks=min(looks, S["steps"]),
-                      aux_weight=.01 if E and how != "frozen" else 0.,
-                      frozen=(r"\.gate\.weight$",) if how == "frozen" else ())
+# %% ../../../nbs/6_studies/parrots/02_study.ipynb #58556b7b
+class _Learner(_BookLearner):
+    "The same on a mixed stream and on graphs."
+    def of_mixed(self):
+        "Rows of models on the mixed stream: at each look, at the end, the train-test gap, and pairs at equal loss."
+        S, curves = self.settings, {}
+        stream = _MixedStream(S["n"], S["graphs"], S["elements"], self.seed)
+        for name in S["models"]:
+            model, at = _parrot(name, self.seed, stream.d_vocab, stream.T, S["layers"]), f"mixed/{name}"
+            h = self.train(name, name, model, stream.batches(S["batch"], self.seed), stream.loss, 1 / len(S["models"]),
+                           stream.measures(), S["looks"])
+            h = h.assign(all_loss=(h["book_loss"] + h["path_loss"] + h["text_loss"]) / 3)
+            for metric in [c for c in h if c not in ("step", "loss")]:
+                for step, x in zip(h["step"], h[metric]): self.put(at, metric, x, rule="look", step=int(step))
+                self.put(at, metric, h[metric].iloc[-1])
+            self.put(at, "gap", h["seen"].iloc[-1] - h["unseen"].iloc[-1], S["graphs"])
+            for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
+            curves[name] = h
+        for a, b in S["pairs"]:
+            for by in ("text", "all"):
+                for metric in ("knowledge", "unseen"):
+                    x = _at_equal_loss(*((curves[n][f"{by}_loss"], curves[n][metric]) for n in (a, b)))
+                    if x == x: self.put(f"mixed/{a}", f"{metric}_ahead", x, edit=f"over {b}", stratum=by)
+    def of_equal(self):
+        "Rows of pairs at equal loss, where one of the two is above a guess; of the lowest common loss; and of the guess."
+        S, (metrics, names) = self.settings, (("knowledge", "unseen"), self.settings["models"])
+        guess = guesses(_MixedStream(S["n"], S["graphs"], S["elements"], self.seed))
+        looks = _trained_before([f"mixed/{n}" for n in names], S["of"], self.desk, self.seed).query("rule == 'look'")
+        looks = looks.pivot_table(index=["condition", "step"], columns="metric", values="value")
+        for metric in metrics: self.put("equal/guess", metric, guess[metric])
+        for (a, b), by, metric in product(S["pairs"], ("text", "all"), metrics):
+            curves = [looks.loc[f"mixed/{n}"][[f"{by}_loss", metric]].to_numpy().T for n in (a, b)]
+            for how, x in _above_a_guess(*curves, guess[metric]).items():
+                self.put(f"equal/{a}", f"{metric}_{how}", x, edit=f"over {b}", stratum=by)
+    def of_graphs(self):
+        "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
+        S, n = self.settings, self.settings["n"]
+        data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
+        trained, unseen = _graphs_at(data, slice(S["graphs"])), _graphs_at(data, slice(S["graphs"], None))
+        def batches(step):
+            g = generator_of("graphs", self.seed, step)
+            x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
+            return x[:, :int((x != n + 5).sum(1).max())]
+        def loss(logits, tokens): return loss_at(_answer_labels(tokens, n))(logits, tokens)
+        def valid(model): return _graph_answers(model, unseen, n)["valid"].double().mean()
+        for name in S["models"]:
+            model, at = _parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
+            h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
+            for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
+            for split, own in dict(unseen=unseen, seen=_graphs_at(data, slice(S["test"]))).items():
+                for metric, right in _graph_answers(model, own, n).items():
+                    self.put(at, metric, right.double().mean(), S["test"], split=split)
+                    for far in own.distance.unique().tolist():
+                        here = own.distance == far
+                        self.put(at, metric, right[here].double().mean(), int(here.sum()), split=split,
+                                 stratum=f"distance={far}")
+            for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #0f9cd2a6
 def loss_at(labels):
@@ -89,28 +190,7 @@ def _memorised_bits(model, book, queries=1000) -> dict:
                 exact=exact_match(said, asked).double().mean().item())
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #31ac6c7e
-@patch
-def on_book(self:_Learner, name, n, labels="digits", share=0., suffix=""):
-    "Trains a model on a book of n entries; returns what it memorised and its sizes."
-    S = self.settings
-    book = PhoneBook(n, S["letters"], S["digits"], self.seed)
-    model = _parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
-    self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed), loss_at(book.labels(labels)),
-               share, looks=5)
-    return _memorised_bits(model, book) | _parrot_parameters(model)
-
 def _models_of(arm, settings): return [arm.partition("/")[2]] if "/" in arm else settings["models"]
-@patch
-def of_book(self:_Learner):
-    "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits in them, their difference."
-    S, sizes, models = self.settings, [], _models_of(self.arm, self.settings)
-    for name in models:
-        found = self.on_book(name, S["n"], share=1 / len(models))
-        for metric, x in found.items(): self.put(f"book/{name}", metric, x, S["n"] * (metric in ("bits", "digits")))
-        sizes.append([found[m] for m in ("total", "active", "bits")])
-    total, active = exponents(*np.array(sizes).T) if len(sizes) > 2 else (math.nan, math.nan)
-    for metric, x in dict(total=total, active=active, difference=total - active).items():
-        if x == x: self.put("book/exponents", metric, x, len(sizes))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #6625166f
 def exponents(total, active, bits) -> tuple:
@@ -158,18 +238,6 @@ def _trained_before(names, preset, desk, seed=None):
     refuse(f"rows of {preset}", "those of all arms that this one reads", f"none of {sorted(lacking)}",
            fix=f"moe-redistribution study parrots --preset {preset}")
 
-@patch
-def of_fit(self:_Learner):
-    "Rows of a model, in the order of `models`: pseudo-values of exponents, and of variance explained by either size."
-    models = self.settings["models"]
-    found = _trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
-    found = found.pivot_table(index="condition", columns="metric", values="value").loc[[f"book/{n}" for n in models]]
-    each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
-    def of(t, a, b):
-        return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
-    for metric, x in zip(("total", "active", "difference", "explained_ahead"), _pseudo_value(of, self.seed - 1, *each)):
-        self.put("fit/exponents", metric, x, len(models))
-
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #baac0fab
 def _largest_passing(sizes, passes):
     "The largest of ascending `sizes` that passes, 0 if none does, where every size below one that passes does, too."
@@ -178,29 +246,6 @@ def _largest_passing(sizes, passes):
         mid = (low + high) // 2
         low, high = (mid, high) if passes(sizes[mid]) else (low, mid)
     return sizes[low] if low >= 0 else 0
-
-@patch
-def of_capacity(self:_Learner):
-    "Rows of the largest book that each model recalls to 90 %, and of each book that was tried."
-    S, tried = self.settings, math.ceil(math.log2(len(self.settings["sizes"]) + 1))
-    for name in S["models"]:
-        def passes(n):
-            found = self.on_book(name, n, share=1 / tried / len(S["models"]))
-            self.put(f"capacity/{name}", "exact", found["exact"], min(n, 1000), stratum=f"n={n}")
-            sizes.update(total=found["total"], active=found["active"])
-            return found["exact"] >= .9
-        sizes = {}
-        most = _largest_passing(S["sizes"], passes)
-        for metric, x in dict(capacity=most, **sizes).items(): self.put(f"capacity/{name}", metric, x)
-
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #6a4a55fc
-@patch
-def of_routers(self:_Learner):
-    S, models = self.settings, [(n, "digits", "") for n in self.settings["models"]]
-    models += [(n, "all", "-unmasked") for n in S["unmasked"]]
-    for name, labels, suffix in models:
-        found = self.on_book(name, S["n"], labels, 1 / len(models), suffix)
-        for metric, x in found.items(): self.put(f"routers/{name}{suffix}", metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #5a34ca94
 def _path_rows(K, seeds, settings, desk):
@@ -244,42 +289,34 @@ class _MixedStream:
         out = torch.zeros(len(tokens), self.T, dtype=torch.int64)
         out[:, 0], out[:, 1:1 + tokens.shape[1]] = [*self.first].index(kind), tokens + self.first[kind]
         return out
-
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #7f603a3c
-@patch
-def batches(self:_MixedStream, batch, seed):
-    "A function of the step: (batch, T) lines, a third of each kind."
-    each = batch // 3
-    books, texts = self.book.batches(each, seed), self.text.batches(self.T - 2, each, seed)
-    def at(step):
-        g = generator_of("mixed batch", seed, step)
-        graphs = self.seen[torch.randint(len(self.seen), (each,), generator=g)]
-        return torch.cat([self.line("book", books(step)), graphs, self.line("text", texts(step))])
-    return at
-
-@patch
-def loss(self:_MixedStream, logits, tokens):
-    "Mean over lines of each line's mean loss over its labels; nats."
-    here = self.labels[tokens[:, 0]][:, 1:].float()
-    losses = F.cross_entropy(logits.float().transpose(1, 2), tokens[:, 1:], reduction="none")
-    return ((losses * here).sum(1) / here.sum(1)).mean()
-
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #16ad1fa5
-@patch
-def measures(self:_MixedStream) -> dict:
-    "Name → function of a model: its loss on each part, right digits, and right answers on both sets of graphs."
-    lines = dict(book=self.entries, path=self.unseen, text=self.heldout)
-    @torch.no_grad()
-    def right(model, lines):
-        said = torch.cat([model(input_ids=x[:, :-1]).logits.argmax(-1) for x in lines.split(512)])
-        here = self.labels[lines[:, 0]][:, 1:]
-        return (said == lines[:, 1:])[here].double().mean().item()
-    def lost(model, kind):
-        x = lines[kind]
-        return heldout_losses(model, x, 512)[self.labels[x[:, 0]][:, 1:]].double().mean().item()
-    out = {f"{kind}_loss": lambda m, k=kind: lost(m, k) for kind in lines}
-    return out | dict(knowledge=lambda m: right(m, self.entries), seen=lambda m: right(m, self.seen),
-                      unseen=lambda m: right(m, self.unseen))
+    def batches(self, batch, seed):
+        "A function of the step: (batch, T) lines, a third of each kind."
+        each = batch // 3
+        books, texts = self.book.batches(each, seed), self.text.batches(self.T - 2, each, seed)
+        def at(step):
+            g = generator_of("mixed batch", seed, step)
+            graphs = self.seen[torch.randint(len(self.seen), (each,), generator=g)]
+            return torch.cat([self.line("book", books(step)), graphs, self.line("text", texts(step))])
+        return at
+    def loss(self, logits, tokens):
+        "Mean over lines of each line's mean loss over its labels; nats."
+        here = self.labels[tokens[:, 0]][:, 1:].float()
+        losses = F.cross_entropy(logits.float().transpose(1, 2), tokens[:, 1:], reduction="none")
+        return ((losses * here).sum(1) / here.sum(1)).mean()
+    def measures(self) -> dict:
+        "Name → function of a model: its loss on each part, right digits, and right answers on both sets of graphs."
+        lines = dict(book=self.entries, path=self.unseen, text=self.heldout)
+        @torch.no_grad()
+        def right(model, lines):
+            said = torch.cat([model(input_ids=x[:, :-1]).logits.argmax(-1) for x in lines.split(512)])
+            here = self.labels[lines[:, 0]][:, 1:]
+            return (said == lines[:, 1:])[here].double().mean().item()
+        def lost(model, kind):
+            x = lines[kind]
+            return heldout_losses(model, x, 512)[self.labels[x[:, 0]][:, 1:]].double().mean().item()
+        out = {f"{kind}_loss": lambda m, k=kind: lost(m, k) for kind in lines}
+        return out | dict(knowledge=lambda m: right(m, self.entries), seen=lambda m: right(m, self.seen),
+                          unseen=lambda m: right(m, self.unseen))
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #93d1fc07
 def _on_common_losses(a, b, points=50) -> np.ndarray:
@@ -310,48 +347,12 @@ def _above_a_guess(a, b, guess, by=ABOVE) -> dict:
     if not (counts := np.maximum(x, y) >= guess + by).any(): return {}
     return dict(above=(x - y)[counts].mean(), lowest=(x - y)[0], counted=counts.mean())
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #fb0dbdfd
-@patch
-def of_mixed(self:_Learner):
-    "Rows of models on the mixed stream: at each look, at the end, the train-test gap, and pairs at equal loss."
-    S, curves = self.settings, {}
-    stream = _MixedStream(S["n"], S["graphs"], S["elements"], self.seed)
-    for name in S["models"]:
-        model, at = _parrot(name, self.seed, stream.d_vocab, stream.T, S["layers"]), f"mixed/{name}"
-        h = self.train(name, name, model, stream.batches(S["batch"], self.seed), stream.loss, 1 / len(S["models"]),
-                       stream.measures(), S["looks"])
-        h = h.assign(all_loss=(h["book_loss"] + h["path_loss"] + h["text_loss"]) / 3)
-        for metric in [c for c in h if c not in ("step", "loss")]:
-            for step, x in zip(h["step"], h[metric]): self.put(at, metric, x, rule="look", step=int(step))
-            self.put(at, metric, h[metric].iloc[-1])
-        self.put(at, "gap", h["seen"].iloc[-1] - h["unseen"].iloc[-1], S["graphs"])
-        for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
-        curves[name] = h
-    for a, b in S["pairs"]:
-        for by in ("text", "all"):
-            for metric in ("knowledge", "unseen"):
-                x = _at_equal_loss(*((curves[n][f"{by}_loss"], curves[n][metric]) for n in (a, b)))
-                if x == x: self.put(f"mixed/{a}", f"{metric}_ahead", x, edit=f"over {b}", stratum=by)
-
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #b1a4dce3
 def guesses(stream) -> dict:
     "What the most frequent digit of a place scores on the book, and the commoner answer on unseen graphs."
     digits, answers = stream.entries[:, stream.labels[0]], stream.unseen[:, -1]
     most = lambda x: x.bincount().max().item() / len(x)
     return dict(knowledge=float(np.mean([most(x) for x in digits.T])), unseen=most(answers))
-
-@patch
-def of_equal(self:_Learner):
-    "Rows of pairs at equal loss, where one of the two is above a guess; of the lowest common loss; and of the guess."
-    S, (metrics, names) = self.settings, (("knowledge", "unseen"), self.settings["models"])
-    guess = guesses(_MixedStream(S["n"], S["graphs"], S["elements"], self.seed))
-    looks = _trained_before([f"mixed/{n}" for n in names], S["of"], self.desk, self.seed).query("rule == 'look'")
-    looks = looks.pivot_table(index=["condition", "step"], columns="metric", values="value")
-    for metric in metrics: self.put("equal/guess", metric, guess[metric])
-    for (a, b), by, metric in product(S["pairs"], ("text", "all"), metrics):
-        curves = [looks.loc[f"mixed/{n}"][[f"{by}_loss", metric]].to_numpy().T for n in (a, b)]
-        for how, x in _above_a_guess(*curves, guess[metric]).items():
-            self.put(f"equal/{a}", f"{metric}_{how}", x, edit=f"over {b}", stratum=by)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #cadc60c3
 def _answer_labels(tokens, n):
@@ -380,32 +381,6 @@ def _graph_answers(model, graphs, n) -> dict:
     start = 1 + (graphs.tokens == n + 3).int().argmax(1)
     truth = F.pad(graphs.tokens, (0, longest), value=n + 5).gather(1, start[:, None] + torch.arange(longest))
     return dict(exact=((said == truth) | (truth == n + 5)).all(1), valid=valid_shortest(said, graphs))
-
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #09c7a627
-@patch
-def of_graphs(self:_Learner):
-    "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
-    S, n = self.settings, self.settings["n"]
-    data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
-    trained, unseen = _graphs_at(data, slice(S["graphs"])), _graphs_at(data, slice(S["graphs"], None))
-    def batches(step):
-        g = generator_of("graphs", self.seed, step)
-        x = trained.tokens[torch.randint(S["graphs"], (S["batch"],), generator=g)]
-        return x[:, :int((x != n + 5).sum(1).max())]
-    def loss(logits, tokens): return loss_at(_answer_labels(tokens, n))(logits, tokens)
-    def valid(model): return _graph_answers(model, unseen, n)["valid"].double().mean()
-    for name in S["models"]:
-        model, at = _parrot(name, self.seed, n + 6, data.tokens.shape[1], S["layers"], S["heads"]), f"graphs/{name}"
-        h = self.train(name, name, model, batches, loss, 1 / len(S["models"]), dict(valid=valid), S["looks"])
-        for step, x in zip(h["step"], h["valid"]): self.put(at, "valid", x, S["test"], rule="look", step=int(step))
-        for split, own in dict(unseen=unseen, seen=_graphs_at(data, slice(S["test"]))).items():
-            for metric, right in _graph_answers(model, own, n).items():
-                self.put(at, metric, right.double().mean(), S["test"], split=split)
-                for far in own.distance.unique().tolist():
-                    here = own.distance == far
-                    self.put(at, metric, right[here].double().mean(), int(here.sum()), split=split,
-                             stratum=f"distance={far}")
-        for metric, x in _parrot_parameters(model).items(): self.put(at, metric, x)
 
 # %% ../../../nbs/6_studies/parrots/02_study.ipynb #3a53a0bd
 PATHS, OF_OTHERS = ("path", "apart"), dict(fit="book", equal="mixed")        # kinds that train nothing: what they read

@@ -9,7 +9,6 @@ __all__ = ['ROUTED_ARMS', 'RoutedArm', 'routed_arm', 'routed_model']
 from dataclasses import dataclass, replace
 import re
 
-from fastcore.basics import patch
 import torch
 from ...tasks.errors import choose, refuse
 from ...models.more_routers import ROUTERS
@@ -32,6 +31,24 @@ class RoutedArm:
     width: float = 1.
     ffn_rate: float = 1.
     sharp: float = 1.
+    def condition_of(self, task:str, total:int=256, lr:float=None, more:str="") -> Condition:
+        """This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options.
+        ValueError for a map of another size, which populations draw at one."""
+        if self.sharp != 1: refuse("arm", "a map as it is drawn", f"one {self.sharp:g} times as large", fix="use a text")
+        rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
+        more += "+clip0" + (f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else "")
+        if not self.router and not self.width: return condition(f"{task}/no_ffn{more}")
+        if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
+        gate = self.router if self.router in ("switch", "straight") else ""
+        word = "" if gate or self.router == "learned" else self.router
+        counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream              # else there is nothing to balance
+        weight = self.balance / self.k if counts else RECIPES[task]["balance"]
+        said = [word or "frozen" * (not self.moves), gate, f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
+        return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu" + "".join(f"+{x}" for x in said if x) + rate + more)
+    @property
+    def still(self) -> tuple:
+        "What does not move in a language model, as `train_language` takes it."
+        return () if self.moves and self.width else (r"\.mlp\.gate\.weight$" if self.router else r"\.mlp\.",)
 
 _BALANCED = dict(balance=(_LAMBDA := .01))
 ROUTED_ARMS = {
@@ -63,23 +80,6 @@ def routed_arm(name:str) -> RoutedArm:
         refuse("arm", f"{base} without a size of its map, or one above zero", name, base)
     return replace(own, E=int(E or own.E), sharp=float(x or own.sharp))
 
-# %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100011
-@patch
-def condition_of(self:RoutedArm, task:str, total:int=256, lr:float=None, more:str="") -> Condition:
-    """This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options.
-    ValueError for a map of another size, which populations draw at one."""
-    if self.sharp != 1: refuse("arm", "a map as it is drawn", f"one {self.sharp:g} times as large", fix="use a text")
-    rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
-    more += "+clip0" + (f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else "")
-    if not self.router and not self.width: return condition(f"{task}/no_ffn{more}")
-    if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
-    gate = self.router if self.router in ("switch", "straight") else ""
-    word = "" if gate or self.router == "learned" else self.router
-    counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream              # else there is nothing to balance
-    weight = self.balance / self.k if counts else RECIPES[task]["balance"]
-    said = [word or "frozen" * (not self.moves), gate, f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
-    return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu" + "".join(f"+{x}" for x in said if x) + rate + more)
-
 # %% ../../../nbs/6_studies/routers/01_arms.ipynb #a9100015
 def routed_model(arm:str, d_vocab:int, seed:int, h:int, **sizes) -> torch.nn.Module:
     "The untrained language model of an arm, of total FFN width `h`: what is no FFN is drawn by the seed alone."
@@ -95,8 +95,3 @@ def routed_model(arm:str, d_vocab:int, seed:int, h:int, **sizes) -> torch.nn.Mod
             elif not own.width and n.endswith("down_proj.weight"): p.zero_()
             elif n.endswith("mlp.gate.weight"): p.mul_(own.sharp)
     return model
-
-@patch(as_prop=True)
-def still(self:RoutedArm) -> tuple:
-    "What does not move in a language model, as `train_language` takes it."
-    return () if self.moves and self.width else (r"\.mlp\.gate\.weight$" if self.router else r"\.mlp\.",)

@@ -8,7 +8,6 @@ __all__ = ['RuleTrial']
 # %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200064
 import math
 
-from fastcore.basics import patch
 import pandas as pd
 import torch
 from ...tasks.task import get_task, labels
@@ -24,7 +23,7 @@ from ..parrots_rule.study import exception_task, passed_on
 from .trials import EXCHANGE_STEPS, RoutedTrial
 
 # %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200018
-class RuleTrial(RoutedTrial):
+class _RulePopulation(RoutedTrial):
     "A seed of an arm on add-7 with a share of exceptions, as a population of one."
     def start(self):
         (draw,) = self.seeds                                                 # exceptions and unseen inputs of its own
@@ -39,137 +38,114 @@ class RuleTrial(RoutedTrial):
         self.order = torch.randperm(len(t), generator=torch.Generator().manual_seed(0))
         self.moved = {n: x[:, None] & ((t.targets != right) if n == "exception" else (right != passed_on(t)))
                       for n, x in self.parts.items()}
+    def params_of(self, members) -> dict:
+        "Their parameters; routes that are drawn at every step are those of the next one."
+        params = unflatten(members.w, self.c)
+        if not self.c.routing.redraws: return params
+        new = [self.c.routing.drawn(params["W_router"].shape[1:], s, int(members.step[0])) for s in members.seeds]
+        return params | {"W_router": torch.stack(new)}
+    @torch.no_grad()
+    def said(self, params:dict, edits:dict=None) -> torch.Tensor:
+        "Logits (s, n, read, v) of all inputs, in batches as large as those of the training, in a mixed order."
+        out = None
+        for at in self.order.split(self.c.batch):
+            x = forward(params, self.t.tokens[at], self.c, edits, read_only=True)
+            if out is None: out = x.new_empty(len(x), len(self.t), *x.shape[2:])
+            out[:, at] = x
+        return out
+    def scored(self, logits:torch.Tensor) -> dict:
+        "metric|stratum → (s,): mean loss of the digits, and wholly right answers, by kind of input."
+        lost = torch.nn.functional.cross_entropy(logits.flatten(0, 2), self.t.targets.repeat(len(logits), 1).flatten(),
+                                                 reduction="none").view(logits.shape[:3])[:, :, list(self.t.scored)]
+        right = (logits.argmax(-1) == self.t.targets).all(-1).double()
+        return ({f"loss|{n}": lost[:, on].double().mean((1, 2)) for n, on in self.parts.items()}
+                | {f"wrong|{n}": 1 - right[:, on].mean(1) for n, on in self.parts.items()})
+    def look(self, members) -> dict:
+        "What is kept of a look, metric|stratum|edit → (s,)."
+        params, c = self.params_of(members), self.c
+        seen = {f"{n}|none": x for n, x in self.scored(self.said(params)).items()}
+        if c.routed and c.routing.reads_stream and members.step[0] <= 100:
+            norms = gradient_norms(params, c)
+            sizes = [params["W_router"][0].numel(), sum(params[n][0].numel() for n in ("W_up", "b_up", "W_down", "b_down")
+                                                        if n in params)]
+            seen["gradient|router|none"] = norms["task_router"] / norms["task_experts"] * (sizes[1] / sizes[0]) ** .5
+        return seen
+    def trained(self, part) -> tuple:
+        "(tensors, info) of members at the end and what was seen, or None when the part's time is over."
+        left = part.left()
+        members = unpack(left[0], left[1]["members"]) if left else init_members(self.c, self.seeds, "paired")
+        curve = left[1]["curve"] if left else []
+        def state():
+            tensors, info = pack(members)
+            return tensors, dict(members=info, curve=curve)
+        for step in self.S["looks"]:
+            if step <= (now := int(members.step[0])): continue
+            loss = train_interval(members, step - now)
+            curve.append({n: x.tolist() for n, x in self.look(members).items()})
+            part.tell(step / self.S["steps"], loss.tolist())
+            if not part.next(state) and step < self.S["steps"]: return None
+        return state()
 
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200019
-@patch
-def params_of(self:RuleTrial, members) -> dict:
-    "Their parameters; routes that are drawn at every step are those of the next one."
-    params = unflatten(members.w, self.c)
-    if not self.c.routing.redraws: return params
-    new = [self.c.routing.drawn(params["W_router"].shape[1:], s, int(members.step[0])) for s in members.seeds]
-    return params | {"W_router": torch.stack(new)}
-
-@patch
-@torch.no_grad()
-def said(self:RuleTrial, params:dict, edits:dict=None) -> torch.Tensor:
-    "Logits (s, n, read, v) of all inputs, in batches as large as those of the training, in a mixed order."
-    out = None
-    for at in self.order.split(self.c.batch):
-        x = forward(params, self.t.tokens[at], self.c, edits, read_only=True)
-        if out is None: out = x.new_empty(len(x), len(self.t), *x.shape[2:])
-        out[:, at] = x
-    return out
-
-@patch
-def scored(self:RuleTrial, logits:torch.Tensor) -> dict:
-    "metric|stratum → (s,): mean loss of the digits, and wholly right answers, by kind of input."
-    lost = torch.nn.functional.cross_entropy(logits.flatten(0, 2), self.t.targets.repeat(len(logits), 1).flatten(),
-                                             reduction="none").view(logits.shape[:3])[:, :, list(self.t.scored)]
-    right = (logits.argmax(-1) == self.t.targets).all(-1).double()
-    return ({f"loss|{n}": lost[:, on].double().mean((1, 2)) for n, on in self.parts.items()}
-            | {f"wrong|{n}": 1 - right[:, on].mean(1) for n, on in self.parts.items()})
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200020
-@patch
-def look(self:RuleTrial, members) -> dict:
-    "What is kept of a look, metric|stratum|edit → (s,)."
-    params, c = self.params_of(members), self.c
-    seen = {f"{n}|none": x for n, x in self.scored(self.said(params)).items()}
-    if c.routed and c.routing.reads_stream and members.step[0] <= 100:
-        norms = gradient_norms(params, c)
-        sizes = [params["W_router"][0].numel(), sum(params[n][0].numel() for n in ("W_up", "b_up", "W_down", "b_down")
-                                                    if n in params)]
-        seen["gradient|router|none"] = norms["task_router"] / norms["task_experts"] * (sizes[1] / sizes[0]) ** .5
-    return seen
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200090
-@patch
-def trained(self:RuleTrial, part) -> tuple:
-    "(tensors, info) of members at the end and what was seen, or None when the part's time is over."
-    left = part.left()
-    members = unpack(left[0], left[1]["members"]) if left else init_members(self.c, self.seeds, "paired")
-    curve = left[1]["curve"] if left else []
-    def state():
-        tensors, info = pack(members)
-        return tensors, dict(members=info, curve=curve)
-    for step in self.S["looks"]:
-        if step <= (now := int(members.step[0])): continue
-        loss = train_interval(members, step - now)
-        curve.append({n: x.tolist() for n, x in self.look(members).items()})
-        part.tell(step / self.S["steps"], loss.tolist())
-        if not part.next(state) and step < self.S["steps"]: return None
-    return state()
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200021
-@patch
-def put_end(self:RuleTrial, members):
-    "Rows of the members at their end: as they are, without their FFN, and what their routers say."
-    params, c, t = self.params_of(members), self.c, self.t
-    self.put("failed", (members.failed > 0).double())
-    for edit in ("none", "zero", "mean") if c.ffn != "no_ffn" else ("none",):
-        logits = self.said(params, edits_for(c, "ffn_out", edit) if edit != "none" else None)
-        at, right = dict(edit=edit, site="ffn_out" if edit != "none" else "none"), logits.argmax(-1) == t.targets
-        for n, x in self.scored(logits).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
-        for n, on in self.moved.items():
-            self.put("digits", right[:, on].double().mean(1), stratum=n, n_examples=int(on.sum()), **at)
-    first = unflatten(init_members(c, self.seeds, "paired").w, c)
-    for when, p in dict(first=first, final=params).items() if c.ffn != "no_ffn" else ():
-        forward(p, t.tokens[self.order[:c.batch]], c, sink=(sink := {}))
-        self.put("ffn_rms", rms_length(sink["ffn_out"][:, :, list(t.read)]), site="ffn_out", edit=when)
-    for n in ("W_router", "W_down"):
-        if n not in first or (n == "W_router" and not c.routing.learns): continue
-        moved = (params[n] - first[n]).flatten(1).norm(dim=1) / first[n].flatten(1).norm(dim=1)
-        self.put("moved", moved, site="weights", unit="router" if n == "W_router" else "experts")
-    if c.routed: self.put_choices(params)
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200022
-@patch
-def put_choices(self:RuleTrial, params:dict):
-    "Rows about routes where answers are read; what is to be done: the operation, and whether it is an exception."
-    t, gates = self.t, None
-    for at in self.order.split(self.c.batch):
-        forward(params, t.tokens[at], self.c, sink=(sink := {}))
-        x = sink["gates"][:, :, list(t.read)[:4]]
-        if gates is None: gates = x.new_empty(len(x), len(t), *x.shape[2:])
-        gates[:, at] = x
-    token, place = t.tokens[:, list(t.read)[:4]], torch.arange(4).expand(len(t), -1)
-    adds = torch.from_numpy(labels(get_task("add7"), "operation")[:, :4] == "+1").long()
-    odd = (t.targets != get_task("add7").targets).any(1, keepdim=True).expand_as(token).long()
-    cells = (token + t.d_vocab * place).flatten()
-    asked = {"operation": (cells, adds.flatten())} | ({"exception": (cells, odd.flatten())} if odd.any() else {})
-    self.put_routes(gates.flatten(1, 2), token.flatten(), place.flatten(), asked)
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200081
-@patch
-def put_exchange(self:RuleTrial, tensors:dict, info:dict):
-    "Rows of the loss after an exchange of experts, and after more steps with and without it."
-    for how in ("kept", "exchanged"):
-        members = unpack({n: x.clone() for n, x in tensors.items()}, info)
-        if how == "exchanged":
-            for part in (members.w, members.m, members.v):
-                table = unflatten(part, self.c)["W_router"]
-                table.copy_(table.roll(1, -1))
-            self.put_now(members, how)
-        train_interval(members, EXCHANGE_STEPS)
-        self.put_now(members, f"{how}+{EXCHANGE_STEPS}")
-
-@patch
-def put_now(self:RuleTrial, members, how:str):
-    "Rows of the loss of members as they are now, after an exchange."
-    for n, x in self.scored(self.said(self.params_of(members))).items(): self.put_after(n, x, how)
-
-# %% ../../../nbs/6_studies/routers/03_rule.ipynb #a9200023
-@patch
-def carry_out(self:RuleTrial) -> pd.DataFrame:
-    "All rows of these seeds."
-    if (done := self.desk.once("main", self.trained, .9)) is None: raise OutOfTime
-    tensors, info = done
-    members, curve = unpack(tensors, info["members"]), info["curve"]
-    every = dict.fromkeys(n for x in curve for n in x)
-    nothing = [math.nan] * len(self.seeds)
-    every = {n: torch.tensor([x.get(n, nothing) for x in curve], dtype=torch.float64) for n in every}
-    self.put_looks(self.S["looks"], every)
-    self.put_end(members)
-    swaps = self.c.routed and not (self.c.routing.redraws or self.own.router == "inputs") and self.own.k < self.own.E
-    if swaps: self.put_exchange(tensors, info["members"])
-    return tidy(self.found)
+# %% ../../../nbs/6_studies/routers/03_rule.ipynb #21f64c74
+class RuleTrial(_RulePopulation):
+    "A seed of an arm on add-7 with a share of exceptions, and all rows of it."
+    def put_end(self, members):
+        "Rows of the members at their end: as they are, without their FFN, and what their routers say."
+        params, c, t = self.params_of(members), self.c, self.t
+        self.put("failed", (members.failed > 0).double())
+        for edit in ("none", "zero", "mean") if c.ffn != "no_ffn" else ("none",):
+            logits = self.said(params, edits_for(c, "ffn_out", edit) if edit != "none" else None)
+            at, right = dict(edit=edit, site="ffn_out" if edit != "none" else "none"), logits.argmax(-1) == t.targets
+            for n, x in self.scored(logits).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
+            for n, on in self.moved.items():
+                self.put("digits", right[:, on].double().mean(1), stratum=n, n_examples=int(on.sum()), **at)
+        first = unflatten(init_members(c, self.seeds, "paired").w, c)
+        for when, p in dict(first=first, final=params).items() if c.ffn != "no_ffn" else ():
+            forward(p, t.tokens[self.order[:c.batch]], c, sink=(sink := {}))
+            self.put("ffn_rms", rms_length(sink["ffn_out"][:, :, list(t.read)]), site="ffn_out", edit=when)
+        for n in ("W_router", "W_down"):
+            if n not in first or (n == "W_router" and not c.routing.learns): continue
+            moved = (params[n] - first[n]).flatten(1).norm(dim=1) / first[n].flatten(1).norm(dim=1)
+            self.put("moved", moved, site="weights", unit="router" if n == "W_router" else "experts")
+        if c.routed: self.put_choices(params)
+    def put_choices(self, params:dict):
+        "Rows about routes where answers are read; what is to be done: the operation, and whether it is an exception."
+        t, gates = self.t, None
+        for at in self.order.split(self.c.batch):
+            forward(params, t.tokens[at], self.c, sink=(sink := {}))
+            x = sink["gates"][:, :, list(t.read)[:4]]
+            if gates is None: gates = x.new_empty(len(x), len(t), *x.shape[2:])
+            gates[:, at] = x
+        token, place = t.tokens[:, list(t.read)[:4]], torch.arange(4).expand(len(t), -1)
+        adds = torch.from_numpy(labels(get_task("add7"), "operation")[:, :4] == "+1").long()
+        odd = (t.targets != get_task("add7").targets).any(1, keepdim=True).expand_as(token).long()
+        cells = (token + t.d_vocab * place).flatten()
+        asked = {"operation": (cells, adds.flatten())} | ({"exception": (cells, odd.flatten())} if odd.any() else {})
+        self.put_routes(gates.flatten(1, 2), token.flatten(), place.flatten(), asked)
+    def put_exchange(self, tensors:dict, info:dict):
+        "Rows of the loss after an exchange of experts, and after more steps with and without it."
+        for how in ("kept", "exchanged"):
+            members = unpack({n: x.clone() for n, x in tensors.items()}, info)
+            if how == "exchanged":
+                for part in (members.w, members.m, members.v):
+                    table = unflatten(part, self.c)["W_router"]
+                    table.copy_(table.roll(1, -1))
+                self.put_now(members, how)
+            train_interval(members, EXCHANGE_STEPS)
+            self.put_now(members, f"{how}+{EXCHANGE_STEPS}")
+    def put_now(self, members, how:str):
+        "Rows of the loss of members as they are now, after an exchange."
+        for n, x in self.scored(self.said(self.params_of(members))).items(): self.put_after(n, x, how)
+    def carry_out(self) -> pd.DataFrame:
+        "All rows of these seeds."
+        if (done := self.desk.once("main", self.trained, .9)) is None: raise OutOfTime
+        tensors, info = done
+        members, curve = unpack(tensors, info["members"]), info["curve"]
+        every = dict.fromkeys(n for x in curve for n in x)
+        nothing = [math.nan] * len(self.seeds)
+        every = {n: torch.tensor([x.get(n, nothing) for x in curve], dtype=torch.float64) for n in every}
+        self.put_looks(self.S["looks"], every)
+        self.put_end(members)
+        swaps = self.c.routed and not (self.c.routing.redraws or self.own.router == "inputs") and self.own.k < self.own.E
+        if swaps: self.put_exchange(tensors, info["members"])
+        return tidy(self.found)

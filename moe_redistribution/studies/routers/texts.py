@@ -11,7 +11,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 import math
 
-from fastcore.basics import patch
 import pandas as pd
 import torch
 from ...tasks.errors import choose, refuse
@@ -67,7 +66,7 @@ class _RoutedJudge(KindJudge):
         return out
 
 # %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200029
-class TextTrial(RoutedTrial):
+class _TextModel(RoutedTrial):
     "One seed of an arm on a text."
     def start(self):
         S, self.task = self.S, self.arm.partition("/")[0]
@@ -85,123 +84,106 @@ class TextTrial(RoutedTrial):
     def judged(self, model:torch.nn.Module, windows:torch.Tensor, tempered:bool=True):
         return _RoutedJudge(model, self.text, windows, self.S["batch"], ASKED[self.task], tempered)
     def batches(self, what:str): return self.text.batches(self.T, self.S["batch"], f"{what} {self.seed}")
+    def looker(self) -> Callable:
+        "A function of the model that gives what is kept of a look, for `train_language`."
+        early, count = self.judged(self.model, self.windows[:len(self.windows) // 2], tempered=False), []
+        tokens = self.batches("gradient")(0)
+        def look(model):
+            count.append(0)
+            found = {f"{n}|none": x for n, x in early.lost().items()}
+            if len(count) <= self.S["gradients"]: found["gradient|router|none"] = self.gradient_ratio(model, tokens)
+            return found
+        return look
+    def gradient_ratio(self, model:torch.nn.Module, tokens:torch.Tensor) -> float:
+        "The task's gradient on routers' maps, root mean square, as a share of that on experts; nan without maps."
+        maps = [m.weight for m in own_routers(model) if hasattr(m, "weight")]
+        if not maps: return math.nan
+        experts, moved = [p for n, p in model.named_parameters() if ".experts." in n], [p.requires_grad for p in maps]
+        for p in maps: p.requires_grad_(True)
+        with torch.enable_grad():
+            loss = self.task_loss(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens)
+            grads = torch.autograd.grad(loss, maps + experts, allow_unused=True)
+        for p, on in zip(maps, moved): p.requires_grad_(on)
+        for m in own_routers(model): m.balance = None
+        def rms(found, of):
+            return (sum(x.square().sum() for x in found if x is not None) / sum(p.numel() for p in of)) ** .5
+        return float(rms(grads[:len(maps)], maps) / rms(grads[len(maps):], experts))
+    def train(self, part:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0., **choices):
+        "Trains a model of this arm as a part of the job; its history."
+        return train_part(self.desk, part, model, batches, steps, share, lr=self.rate, schedule="constant", clip=0.,
+                          seed=self.seed, loss_of=loss_with_balance(model, self.own.balance, self.task_loss),
+                          after_backward=after_step, frozen=self.own.still, **choices)
 
 def _book_of(S:dict, seed:int) -> tuple:
     "(a phone book of a seed as a text, the loss of its digits)."
     book = PhoneBook(S["n"], S["letters"], S["digits"], seed)
     return _BookText(book), loss_at(book.labels())
 
-# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200030
-@patch
-def looker(self:TextTrial) -> Callable:
-    "A function of the model that gives what is kept of a look, for `train_language`."
-    early, count = self.judged(self.model, self.windows[:len(self.windows) // 2], tempered=False), []
-    tokens = self.batches("gradient")(0)
-    def look(model):
-        count.append(0)
-        found = {f"{n}|none": x for n, x in early.lost().items()}
-        if len(count) <= self.S["gradients"]: found["gradient|router|none"] = self.gradient_ratio(model, tokens)
-        return found
-    return look
-
-# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200091
-@patch
-def gradient_ratio(self:TextTrial, model:torch.nn.Module, tokens:torch.Tensor) -> float:
-    "The task's gradient on routers' maps, root mean square, as a share of that on experts; nan without maps."
-    maps = [m.weight for m in own_routers(model) if hasattr(m, "weight")]
-    if not maps: return math.nan
-    experts, moved = [p for n, p in model.named_parameters() if ".experts." in n], [p.requires_grad for p in maps]
-    for p in maps: p.requires_grad_(True)
-    with torch.enable_grad():
-        loss = self.task_loss(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens)
-        grads = torch.autograd.grad(loss, maps + experts, allow_unused=True)
-    for p, on in zip(maps, moved): p.requires_grad_(on)
-    for m in own_routers(model): m.balance = None
-    def rms(found, of):
-        return (sum(x.square().sum() for x in found if x is not None) / sum(p.numel() for p in of)) ** .5
-    return float(rms(grads[:len(maps)], maps) / rms(grads[len(maps):], experts))
-
-# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200031
-@patch
-def train(self:TextTrial, part:str, model:torch.nn.Module, batches:Callable, steps:int, share:float=0., **choices):
-    "Trains a model of this arm as a part of the job; its history."
-    return train_part(self.desk, part, model, batches, steps, share, lr=self.rate, schedule="constant", clip=0.,
-                      seed=self.seed, loss_of=loss_with_balance(model, self.own.balance, self.task_loss),
-                      after_backward=after_step, frozen=self.own.still, **choices)
-
-@patch
-def put_end(self:TextTrial, first:dict):
-    "Rows of the model at its end; `first`: its parameters at the start."
-    for how in ("none", "zero"):
-        at = dict(edit=how, site="none" if how == "none" else "ffn_out")
-        for n, x in self.judge.lost(how).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
-    outputs = [f"L{l}.ffn_out" for l in range(self.judge.s.n_layers)]
-    now = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-    for when, own in dict(first=first, final=now).items():
-        self.model.load_state_dict(own, strict=False)
-        said = trace(self.judge.s, self.judge.tokens[:self.S["batch"]], keep=outputs)
-        lengths = torch.cat([rms_length(said[n]).square() for n in outputs])
-        self.put("ffn_rms", lengths.mean().sqrt(), site="ffn_out", edit=when)
-    for unit, part in dict(router=".gate.weight", experts="down_proj").items():
-        own = [(p, first[n]) for n, p in self.model.named_parameters() if ".mlp." in n and part in n]
-        if not own or (unit == "router" and not self.own.moves): continue
-        of, to = (torch.stack([x.norm() for x in xs]).norm() for xs in ([a for _, a in own], [p - a for p, a in own]))
-        self.put("moved", to / of, site="weights", unit=unit)
+# %% ../../../nbs/6_studies/routers/04_texts.ipynb #cb0ef036
+class TextTrial(_TextModel):
+    "One seed of an arm on a text, and all rows of it."
+    def put_end(self, first:dict):
+        "Rows of the model at its end; `first`: its parameters at the start."
+        for how in ("none", "zero"):
+            at = dict(edit=how, site="none" if how == "none" else "ffn_out")
+            for n, x in self.judge.lost(how).items(): self.put(n.split("|")[0], x, stratum=n.split("|")[1], **at)
+        outputs = [f"L{l}.ffn_out" for l in range(self.judge.s.n_layers)]
+        now = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        for when, own in dict(first=first, final=now).items():
+            self.model.load_state_dict(own, strict=False)
+            said = trace(self.judge.s, self.judge.tokens[:self.S["batch"]], keep=outputs)
+            lengths = torch.cat([rms_length(said[n]).square() for n in outputs])
+            self.put("ffn_rms", lengths.mean().sqrt(), site="ffn_out", edit=when)
+        for unit, part in dict(router=".gate.weight", experts="down_proj").items():
+            own = [(p, first[n]) for n, p in self.model.named_parameters() if ".mlp." in n and part in n]
+            if not own or (unit == "router" and not self.own.moves): continue
+            of, to = (torch.stack([x.norm() for x in xs]).norm() for xs in ([a for _, a in own], [p - a for p, a in own]))
+            self.put("moved", to / of, site="weights", unit=unit)
+    def put_choices(self):
+        "Rows about routes, a mean over layers; what is to be done: the kind of the token to be said, given the token."
+        kinds, each = self.text.kinds(self.windows)[:, 1:], []
+        place = torch.arange(self.judge.tokens.shape[1]).expand_as(self.judge.tokens)
+        sites = [f"L{l}.gates" for l in range(self.judge.s.n_layers)]
+        on = kinds > 0 if self.task == "book" else kinds >= 0                                  # where something is asked
+        parts = [trace(self.judge.s, x, keep=sites) for x in self.judge.tokens.split(self.S["batch"])]
+        token, found, self.found = self.judge.tokens[on], self.found, []
+        asked = {"kind": (token, kinds[on])} if self.task == "planted" else {}
+        for n in sites:
+            gates = torch.cat([tr[n][0] for tr in parts])
+            self.put_routes(gates[on][None], token, place[on], asked)
+        each, self.found = _tidy_mean(self.found), found
+        self.found.append(each)
+    @torch.no_grad()
+    def exchanged(self) -> torch.nn.Module:
+        "A copy of the model whose tokens go to the next expert."
+        twin = deepcopy(self.model)
+        for m in own_routers(twin): m.swap()
+        return twin
+    def put_exchange(self):
+        "Rows of the loss after an exchange of experts, and after more steps with and without it."
+        after = min(EXCHANGE_STEPS, self.S["steps"])
+        for how, twin in dict(kept=deepcopy(self.model), exchanged=self.exchanged()).items():
+            judge = self.judged(twin, self.windows, tempered=False)
+            if how == "exchanged":
+                for n, x in judge.lost().items(): self.put_after(n, x, how)
+            self.train(how, twin, self.batches("after"), after, .04, looks=1)
+            for n, x in judge.lost().items(): self.put_after(n, x, f"{how}+{EXCHANGE_STEPS}")
+    def carry_out(self) -> pd.DataFrame:
+        "All rows of this seed; of a training that failed only that it did, and that it was late."
+        first = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        h = self.train("main", self.model, self.batches("main"), self.S["steps"], .9, looks=tuple(self.S["looks"]),
+                       measures=dict(look=self.looker()))
+        curves = {n: torch.tensor(h[n].to_numpy(float))[:, None] for n in h if n.count("|") == 2}
+        failed = not math.isfinite(h["loss"].iloc[-1])
+        self.put("failed", float(failed)), self.put_looks(self.S["looks"][:len(h)], curves)
+        if failed: return tidy(self.found)
+        self.put_end(first)
+        if self.own.router: self.put_choices()
+        if self.own.router not in ("", "rehashed", "inputs") and self.own.k < self.own.E: self.put_exchange()
+        return tidy(self.found)
 
 # %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200032
-@patch
-def put_choices(self:TextTrial):
-    "Rows about routes, a mean over layers; what is to be done: the kind of the token to be said, given the token."
-    kinds, each = self.text.kinds(self.windows)[:, 1:], []
-    place = torch.arange(self.judge.tokens.shape[1]).expand_as(self.judge.tokens)
-    sites = [f"L{l}.gates" for l in range(self.judge.s.n_layers)]
-    on = kinds > 0 if self.task == "book" else kinds >= 0                                  # where something is asked
-    parts = [trace(self.judge.s, x, keep=sites) for x in self.judge.tokens.split(self.S["batch"])]
-    token, found, self.found = self.judge.tokens[on], self.found, []
-    asked = {"kind": (token, kinds[on])} if self.task == "planted" else {}
-    for n in sites:
-        gates = torch.cat([tr[n][0] for tr in parts])
-        self.put_routes(gates[on][None], token, place[on], asked)
-    each, self.found = _tidy_mean(self.found), found
-    self.found.append(each)
-
 def _tidy_mean(found:Sequence) -> pd.DataFrame:
     "The mean of rows that differ in nothing but their value."
     whole = pd.concat(found, ignore_index=True)
     return whole.groupby([c for c in whole if c != "value"], as_index=False, sort=False)["value"].mean()[list(whole)]
-
-# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200033
-@patch
-@torch.no_grad()
-def exchanged(self:TextTrial) -> torch.nn.Module:
-    "A copy of the model whose tokens go to the next expert."
-    twin = deepcopy(self.model)
-    for m in own_routers(twin): m.swap()
-    return twin
-
-@patch
-def put_exchange(self:TextTrial):
-    "Rows of the loss after an exchange of experts, and after more steps with and without it."
-    after = min(EXCHANGE_STEPS, self.S["steps"])
-    for how, twin in dict(kept=deepcopy(self.model), exchanged=self.exchanged()).items():
-        judge = self.judged(twin, self.windows, tempered=False)
-        if how == "exchanged":
-            for n, x in judge.lost().items(): self.put_after(n, x, how)
-        self.train(how, twin, self.batches("after"), after, .04, looks=1)
-        for n, x in judge.lost().items(): self.put_after(n, x, f"{how}+{EXCHANGE_STEPS}")
-
-# %% ../../../nbs/6_studies/routers/04_texts.ipynb #a9200092
-@patch
-def carry_out(self:TextTrial) -> pd.DataFrame:
-    "All rows of this seed; of a training that failed only that it did, and that it was late."
-    first = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-    h = self.train("main", self.model, self.batches("main"), self.S["steps"], .9, looks=tuple(self.S["looks"]),
-                   measures=dict(look=self.looker()))
-    curves = {n: torch.tensor(h[n].to_numpy(float))[:, None] for n in h if n.count("|") == 2}
-    failed = not math.isfinite(h["loss"].iloc[-1])
-    self.put("failed", float(failed)), self.put_looks(self.S["looks"][:len(h)], curves)
-    if failed: return tidy(self.found)
-    self.put_end(first)
-    if self.own.router: self.put_choices()
-    if self.own.router not in ("", "rehashed", "inputs") and self.own.k < self.own.E: self.put_exchange()
-    return tidy(self.found)

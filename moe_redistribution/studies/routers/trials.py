@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 import math
 
-from fastcore.basics import patch
 import torch
 from ...instruments.routing import conditional_information, crosstab, entropy, nmi
 from ...instruments.rows import rows
@@ -66,55 +65,47 @@ class RoutedTrial:
         labels = dict(condition=self.arm, stream="paired") | labels
         values = values.tolist() if isinstance(values, torch.Tensor) else values
         self.found.append(rows(values if isinstance(values, list) else [values], self.seeds, metric=metric, **labels))
+    def put_looks(self, steps:Sequence, curves:dict):
+        """Rows of what was seen along the way: `curves`, metric|stratum|edit → values (look, s); and the steps to each of
+        the levels in the settings, of `metric|stratum`; and `mean_loss`, the mean of a loss over all steps."""
+        for name, values in curves.items():
+            metric, stratum, edit = name.split("|")
+            for step, x in zip(steps, values):
+                if x.isfinite().all():
+                    self.put(metric, x, stratum=stratum, rule="look", step=int(step), edit=edit,
+                             site="ffn_out" if edit != "none" else "none")
+            if metric == "loss" and edit == "none" and len(steps) > 1 and values.isfinite().all():
+                at = torch.tensor(list(steps), dtype=torch.float64)
+                self.put("mean_loss", torch.trapezoid(values.double(), at, dim=0) / (at[-1] - at[0]), stratum=stratum)
+        for name, level in self.S["levels"].items():
+            seen = curves.get(f"{name}|none", torch.full((len(steps), len(self.seeds)), math.nan))
+            at, reached = _log2_steps(steps, seen, level, self.S["steps"])
+            metric, stratum = name.split("|")
+            self.put(f"log2_steps_{metric}", at, stratum=stratum), self.put(f"reached_{metric}", reached, stratum=stratum)
+    def put_routes(self, gates:torch.Tensor, token:torch.Tensor, place:torch.Tensor, asked:dict):
+        """Rows about weights `gates` (s, N, e) of tokens `token` (N,) at places `place` (N,); `asked`: name → (cells,
+        what), each (N,), for `_told_within`."""
+        E, on = gates.shape[-1], (gates > 0).double()
+        self.put("gate_mass", gates.sum(-1).mean(1), site="gates")
+        self.put("top_gate", gates.amax(-1).mean(1), site="gates")
+        share = on.mean(1) / on.mean(1).sum(1, keepdim=True)
+        self.put("largest_load", share.amax(1) * E, site="gates")
+        self.put("dead_experts", (share < .01).sum(1), site="gates")
+        chosen = gates.argmax(-1)
+        for name, x in dict(token=token, position=place).items():
+            codes = x.unique(return_inverse=True)[1]
+            self.put("nmi", nmi(crosstab(codes, chosen, int(codes.max()) + 1, E)), site="gates", stratum=name)
+        for name, (cells, what) in asked.items():
+            told, null, unknown = _told_within(chosen, cells, what, E)
+            if unknown < 1e-9: continue
+            for edit, x in dict(none=told, shuffled=null).items():
+                self.put("told", x, site="gates", stratum=name, edit=edit)
+    def put_after(self, name:str, x, how:str):
+        "A row of the loss after an exchange; `name`: metric|stratum, `how`: exchanged, or what came after it."
+        metric, stratum = name.split("|")
+        if metric == "loss": self.put(metric, x, stratum=stratum, edit=how, site="gates")
 
 def rate_in(arm:str, S:dict) -> float:
     "The learning rate of an arm: behind its @, or that of the task's settings, `*` for all that they do not name."
     name, _, rate = arm.partition("/")[2].partition("@")
     return float(rate or S["lr"].get(name, S["lr"]["*"]))
-
-# %% ../../../nbs/6_studies/routers/02_trials.ipynb #a9200016
-@patch
-def put_looks(self:RoutedTrial, steps:Sequence, curves:dict):
-    """Rows of what was seen along the way: `curves`, metric|stratum|edit → values (look, s); and the steps to each of
-    the levels in the settings, of `metric|stratum`; and `mean_loss`, the mean of a loss over all steps."""
-    for name, values in curves.items():
-        metric, stratum, edit = name.split("|")
-        for step, x in zip(steps, values):
-            if x.isfinite().all():
-                self.put(metric, x, stratum=stratum, rule="look", step=int(step), edit=edit,
-                         site="ffn_out" if edit != "none" else "none")
-        if metric == "loss" and edit == "none" and len(steps) > 1 and values.isfinite().all():
-            at = torch.tensor(list(steps), dtype=torch.float64)
-            self.put("mean_loss", torch.trapezoid(values.double(), at, dim=0) / (at[-1] - at[0]), stratum=stratum)
-    for name, level in self.S["levels"].items():
-        seen = curves.get(f"{name}|none", torch.full((len(steps), len(self.seeds)), math.nan))
-        at, reached = _log2_steps(steps, seen, level, self.S["steps"])
-        metric, stratum = name.split("|")
-        self.put(f"log2_steps_{metric}", at, stratum=stratum), self.put(f"reached_{metric}", reached, stratum=stratum)
-
-# %% ../../../nbs/6_studies/routers/02_trials.ipynb #a9200080
-@patch
-def put_routes(self:RoutedTrial, gates:torch.Tensor, token:torch.Tensor, place:torch.Tensor, asked:dict):
-    """Rows about weights `gates` (s, N, e) of tokens `token` (N,) at places `place` (N,); `asked`: name → (cells,
-    what), each (N,), for `_told_within`."""
-    E, on = gates.shape[-1], (gates > 0).double()
-    self.put("gate_mass", gates.sum(-1).mean(1), site="gates")
-    self.put("top_gate", gates.amax(-1).mean(1), site="gates")
-    share = on.mean(1) / on.mean(1).sum(1, keepdim=True)
-    self.put("largest_load", share.amax(1) * E, site="gates")
-    self.put("dead_experts", (share < .01).sum(1), site="gates")
-    chosen = gates.argmax(-1)
-    for name, x in dict(token=token, position=place).items():
-        codes = x.unique(return_inverse=True)[1]
-        self.put("nmi", nmi(crosstab(codes, chosen, int(codes.max()) + 1, E)), site="gates", stratum=name)
-    for name, (cells, what) in asked.items():
-        told, null, unknown = _told_within(chosen, cells, what, E)
-        if unknown < 1e-9: continue
-        for edit, x in dict(none=told, shuffled=null).items():
-            self.put("told", x, site="gates", stratum=name, edit=edit)
-
-@patch
-def put_after(self:RoutedTrial, name:str, x, how:str):
-    "A row of the loss after an exchange; `name`: metric|stratum, `how`: exchanged, or what came after it."
-    metric, stratum = name.split("|")
-    if metric == "loss": self.put(metric, x, stratum=stratum, edit=how, site="gates")
