@@ -33,10 +33,10 @@ from ..language.weights import DTYPES, read_model
 from ..language.gates_study import gates_study, split_text
 from ..language.masks import sparsity_curve
 from ..language.streaming import (ablation_map, score_map, text_ablation, text_scores, model_key,
-                                                   text_file, tokenizer_of, units_of)
+                                                   tokenizer_of, units_of)
 from ..instruments.rows import table_file, writable_path, write_frame
 from .entry import INTERRUPTED, interruptible
-from .models import (add_model, opened_model, others_files, tell_opened, say_how_far,
+from .models import (add_model, asked_of, opened_model, others_files, say_how_far, tell_opened,
                                               write_found)
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
@@ -174,13 +174,12 @@ NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkp
 
 def _run_text_command(args:Namespace):
     "Opens a model, runs it over a text, writes rows and a picture beside them."
-    text_file(args.text)                                              # all that is wrong is said before a model is read
-    out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
+    out, of = asked_of(args)                                          # all that is wrong is said before a model is read
     s, tokenize = opened_model(args, args.model)
     for kind in args.unit or () if args.command == "ablate" else ():
         if units_of(s, [kind]): continue
         refuse("--unit", f"parts that {s.name} has", f"{kind}, of which it has none", "sites", "--unit sites")
-    with say_how_far(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
+    with say_how_far(of, out) as of:
         if args.command == "scores": rows = text_scores(s, args.text, tokenize, by=args.by, **of)
         else:
             edits = args.edit or ("zero", "mean")
@@ -199,8 +198,7 @@ def _whole_numbers(text:str, what:str) -> list:
 # %% ../../nbs/7_record/05_cli.ipynb #44df1829
 def _run_gates(args:Namespace):
     "Trains gates on a model over a text; rows and the picture of perplexity against k go beside each other."
-    text_file(args.text)
-    out, name = table_file(args.out or f"out/{Path(args.model).name}.gates.parquet"), Path(args.model).name
+    (out, _), name = asked_of(args), Path(args.model).name
     ks, unfreeze = _whole_numbers(args.k, "k"), _whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
     with others_files(args.model): model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)
     try: tell_opened(LanguageModel(model, name=name))

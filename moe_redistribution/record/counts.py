@@ -12,33 +12,29 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.table_files import ROOT
+from ..evidence.table_files import Clone
 from ..report.figures import label
 from ..report.prose import margin_text
-from ..report.recorded_claims import former_verdicts, verdict_words
+from ..report.recorded_claims import former_verdicts, recorded_ledger, verdict_words
 from ..evidence.registrations import changed_late
 from ..report.overviews import page_of, paper_of, still_open, word_link
 from ..evidence.printed import papers
 from ..training.store import of_clone
 from ..report.tables import as_minus, md_table
 from ..report.values import registered
-from .ways import deciding_readings, ways_out
+from .ways import deciding_readings, said_by_key, ways_out
 from .ledger import YOUNG
 from ..evidence.verdicts import VERDICTS
-from ..evidence.claims import ASKED_HERE, CONFIRMED, POWER, PROTOCOLS, statements
+from ..evidence.claims import ASKED_HERE, CONFIRMED, POWER, PROTOCOLS
 
 # %% ../../nbs/7_record/06_counts.ipynb #a446e9c5
 def recorded_claims(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger with the number of each claim's `paper`; `asked` is `here` for questions of our own."
-    book = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"))
-    said = [c for c in book if c.endswith(("_says", "_test", "_access"))]             # numbers to pandas where all are empty
-    words = [*book.select_dtypes(exclude="number").columns.union(said)]
-    book[words] = book[words].astype(object).fillna("").astype(str)
-    return book.assign(paper=book["key"].map(paper_of))
+    return (book := recorded_ledger(root)).assign(paper=book["key"].map(paper_of))
 
 def recorded_numbers(root:str|Path=None, protocol:str="paper") -> pd.DataFrame:
     "Every printed number beside ours, as its authors read it or `audited`, with the number of its `paper`."
-    files = sorted((Path(root or ROOT) / "results/paper").glob("*.csv"))
+    files = sorted((Clone(root) / "results/paper").glob("*.csv"))
     found = pd.concat([pd.read_csv(of_clone(f)).assign(file=f.stem) for f in files]).query("protocol == @protocol")
     return found.assign(paper=found["file"].map(paper_of))
 
@@ -172,7 +168,7 @@ def _claim_html(c, s, up:str="") -> str:
 def claims_table(book:pd.DataFrame=None, up:str="") -> str:
     "All claims as one table of HTML, the verdict second; nbs/claims.js makes it sort and filter."
     book = recorded_claims() if book is None else book
-    all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}
+    all_said = said_by_key()
     rows = "\n".join(_claim_html(c, all_said[c.key], up) for c in book.itertuples(index=False))
     heads = "".join(f'<th scope="col">{h}</th>' for h in ("Claim", "Verdict", "Paper, section", "Ours, with its 95% "
                                                           "interval and seeds", "Control", "Judged on"))
@@ -184,7 +180,7 @@ def claims_table(book:pd.DataFrame=None, up:str="") -> str:
 def _judged_here(claims:pd.DataFrame, found=(), up:str="") -> str:
     """The claims that a page judges as a folded table of HTML, with the ways to their rows; those that are not in
     `found` have their address here."""
-    all_said = {k: {s.protocol: s for s in g.itertuples(index=False)} for k, g in statements().groupby("key")}
+    all_said = said_by_key()
     def line(c):
         here = "" if c.key in found else f' id="{c.key}"'
         key = claim_link(c.key, up) + f'<br><a href="#{c.key}">shown above</a>' * (c.key in found)

@@ -20,13 +20,14 @@ from ..training.store import of_clone
 from ..evidence.verdicts import TOO_FEW
 from ..training.orders import expected_seconds, expected_steps
 from ..training.study import known_studies, training_studies
-from ..evidence.table_files import ROOT
+from ..evidence.table_files import Clone
+from ..report.recorded_claims import recorded_ledger
 from .ledger import ledger, ledger_text
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #f12c53aa
 def _by_id(item:str=None, root:str|Path=None) -> pd.DataFrame:
     "Every printed number (or one item's): id, item, paper, ours, verdict, reason, keys of the claims that quote it."
-    paper, at = paper_values(), Path(root or ROOT) / "results/paper"
+    paper, at = paper_values(), Clone(root) / "results/paper"
     paper = paper[~paper["id"].str.startswith("repo:")]
     if item: paper = paper[paper["item"].isin(printed_items(item))]
     files = [of_clone(f) for i in paper["item"].unique() if (f := at / f"{i}.csv").exists()]
@@ -90,9 +91,7 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
 
     Claims that the same command decides share a line. Where only other trainings are read, hours are nan, and it
     stands last. New seeds are registered before they are trained."""
-    table = pd.read_csv(of_clone(Path(root or ROOT) / "results/ledger.csv"), keep_default_na=False,
-                        na_values={"n_decides": [""]}).set_index("key")
-    found = {}
+    table, found = recorded_ledger(root).set_index("key"), {}
     for key, pair in statements().groupby("key", sort=False):
         line = table.loc[key]
         if line["verdict"] not in ("pending", "inconclusive", TOO_FEW): continue
@@ -150,8 +149,7 @@ def _drawn(study, item) -> pd.DataFrame:
 
 def _rows_files(r):
     "The file of recorded rows that a line of the bridge reads; none for a fact."
-    at = ROOT / "results/rows" / str(r.instrument)
-    return [f"results/rows/{r.instrument}/"] * at.is_dir()
+    return [at := f"results/rows/{r.instrument}/"] * (Clone() / at).is_dir()
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #2e06aa2a
 READ_FROM = ["condition", "versus", "instrument", "stream", "metric", "site", "edit", "rule", "position", "stratum"]

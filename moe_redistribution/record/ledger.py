@@ -13,16 +13,14 @@ import pandas as pd
 from ..evidence.printed import paper_values, printed_items
 from ..evidence.claims import (ASKED_HERE, PROTOCOLS, READS_NOTHING, Claim, Measured, claims,
                                                 paper_items, statements)
-from ..report.recorded_claims import verdict_words
+from ..report.recorded_claims import recorded_ledger, verdict_words
 from ..evidence.statistics import Interval
-from ..evidence.table_files import ROOT
 from ..report.tables import typeset
 from ..evidence.registrations import registered_on
 from ..evidence.selection import RowsBehind, rows_of_items
 from ..evidence.contrasts import comparison, contrast_table, finest_prints, number_row
 from ..evidence.verdicts import (Decision, NOTHING, NO_RUN, decision, readings_of, seeds_to_decide,
                                                   verdict_on, why_no_run)
-from ..training.store import of_clone
 
 # %% ../../nbs/7_record/02_ledger.ipynb #6cafe4e5
 _EACH = "mean lo hi n p p_same test says access".split()
@@ -128,10 +126,8 @@ def ledger_text(table:pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([line(r) for _, r in table.iterrows()], index=table["key"])
 
 # %% ../../nbs/7_record/02_ledger.ipynb #b9000006
-def ledger_page(path:str|Path=None) -> str:
+def ledger_page(root:str|Path=None) -> str:
     "The recorded ledger as Markdown, `results/ledger.md`: a heading and an anchor a claim, its sentence, every answer, its page."
-    blank = {f"{k}_{f}": "" for k in PROTOCOLS for f in ("mean", "lo", "hi", "p", "p_same")} | {"printed": "", "n_decides": ""}
-    table = pd.read_csv(of_clone(path or ROOT / "results/ledger.csv"), keep_default_na=False, na_values=blank)
     def lines(r):
         sign = "+" if r["expects"] != "number" else ""
         said = {k: _said(*(r[f"{k}_{f}"] for f in _EACH), sign) for k in PROTOCOLS if f"{k}_n" in r and r[f"{k}_n"] > 0}
@@ -139,5 +135,5 @@ def ledger_page(path:str|Path=None) -> str:
                 *(f"- {k}: {typeset(v)}" for k, v in said.items()), f"- judged on [its page](../nbs/{r['page']})", ""]
     head = ["# Every claim and its verdict", "",
             "Made from `ledger.csv` by `make record`. Mean [95% interval], seeds, what it says and by which test.", ""]
-    return "\n".join([*head, *(x for _, r in table.iterrows() for x in lines(r))])
+    return "\n".join([*head, *(x for _, r in recorded_ledger(root).iterrows() for x in lines(r))])
 

@@ -249,7 +249,7 @@ def _record_checkpoints(store:Store, clone:Clone, but:Iterable=()) -> list:
 def _ledger_page(clone) -> list:
     "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
     page, book = clone / "results/ledger.md", clone / "results/ledger.csv"
-    if book.exists(): write_whole(page, ledger_page(book).encode())
+    if book.exists(): write_whole(page, ledger_page(clone).encode())
     write_sums(clone)
     return [page] * book.exists()
 

@@ -8,13 +8,11 @@ __all__ = ['ANCHORS', 'paper_of', 'claims_of', 'word_link', 'still_open', 'page_
 # %% ../../nbs/5b_report/08_overviews.ipynb #b8f1c038
 from collections.abc import Sequence
 import re
-import pandas as pd
 from ..tasks.errors import choose, refuse
-from .recorded_claims import claim
+from .recorded_claims import claim, recorded_ledger
 from .prose import margin_text, read_as, verdict_link
-from ..evidence.printed import DATA, papers
+from ..evidence.printed import papers
 from ..evidence.statistics import UNIT_FORMS
-from ..training.store import of_clone
 from .tables import md_table
 from ..evidence.verdicts import NO_POWER, NO_RUN, TOO_FEW
 
@@ -28,7 +26,7 @@ def claims_of(paper:str, asked:str="paper") -> list:
 
     ValueError for one that is not among `papers`, and for another asker."""
     choose("paper", paper, [*papers()]), choose("asked", asked, ["paper", "here"])
-    book = pd.read_csv(of_clone(DATA.parent / "results/ledger.csv"), usecols=["key", "asked"])
+    book = recorded_ledger()
     return [claim(k) for k in book.loc[(book["key"].map(paper_of) == paper) & (book["asked"] == asked), "key"]]
 
 # %% ../../nbs/5b_report/08_overviews.ipynb #20711e74
@@ -72,7 +70,7 @@ def open_claims(keys:Sequence, root:str="../../") -> str:
         if not c.verdict.startswith(("inconclusive", NO_RUN)):
             refuse("waiting", "claims that stay open", f"{c.key}, {c.verdict}", "001-R1", "leave it out")
     def seeds(c): return " and ".join(dict.fromkeys(f"{n:.0f}" for n in (c.paper_n, c.audited_n) if n > 0))
-    def needed(c): return "none would" if c.verdict == NO_RUN else f"{float(c.n_decides):,.0f}" if c.n_decides else "not known"
+    def needed(c): return "none would" if c.verdict == NO_RUN else f"{float(c.n_decides):,.0f}" if c.n_decides > 0 else "not known"
     def said(c): return (x := c.statement.removeprefix("Asked here: "))[0].upper() + x[1:]
     return md_table([{"open claim": said(c), "verdict": verdict_link(c, root),
                       "n so far": seeds(c), "n that decides": needed(c)} for c in found],
