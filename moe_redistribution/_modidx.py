@@ -3257,6 +3257,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                              'moe_redistribution/record/ways.py')},
             'moe_redistribution.record.work': { 'moe_redistribution.record.work._add_conditions': ( '7_record/work.html#_add_conditions',
                                                                                                     'moe_redistribution/record/work.py'),
+                                                'moe_redistribution.record.work._add_how': ( '7_record/work.html#_add_how',
+                                                                                             'moe_redistribution/record/work.py'),
                                                 'moe_redistribution.record.work._add_measure': ( '7_record/work.html#_add_measure',
                                                                                                  'moe_redistribution/record/work.py'),
                                                 'moe_redistribution.record.work._add_reproduce': ( '7_record/work.html#_add_reproduce',

@@ -66,6 +66,15 @@ def _run_reproduce(args:Namespace):
     _reproduce(study, args.full, args.out, SEEDS if args.seeds is None else read_seeds(args.seeds))
 
 # %% ../../nbs/7_record/04a_work.ipynb #ea65d516
+def _add_how(p:ArgumentParser, on_cuda:str):
+    "Arguments of commands that carry out work, where and how much of it."
+    p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
+    p.add_argument("--device", default="cpu", help=f"cpu (default) or cuda: {on_cuda}")
+    p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
+    p.add_argument("--unrecorded", action="store_true", help="leave out what results/ holds already")
+    p.add_argument("--again", action="store_true", help="do what is stored once more; what is there is kept as .before")
+    p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
+
 def _add_train(p:ArgumentParser):
     "Arguments of the train command."
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
@@ -75,14 +84,7 @@ def _add_train(p:ArgumentParser):
     p.add_argument("--until", help=f"one of {', '.join(UNTIL)} (default: the item's, or selected)")
     add_steps(p)
     p.add_argument("--group-size", type=int, help="seeds trained together (default: the item's, or 5)")
-    p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
-    p.add_argument("--device", default="cpu",
-                   help="cpu (default) or cuda: all seeds stacked, groups one by one or by --executor")
-    p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
-    p.add_argument("--unrecorded", action="store_true", help="leave out runs that results/ holds already")
-    p.add_argument("--again", action="store_true", help="train stored runs once more; what is there is kept as .before")
-    p.add_argument("--dry-run", action="store_true",
-                   help="say what is missing and how long it takes, and train nothing")
+    _add_how(p, "all seeds stacked, groups one by one or by --executor")
 
 # %% ../../nbs/7_record/04a_work.ipynb #b98bbd43
 def _with_steps(name:str, steps:int=None) -> str:
@@ -239,13 +241,7 @@ def _add_study(p:ArgumentParser):
     p.add_argument("--preset", default="small", help="tiny, small (default), night, paper …: see --list")
     p.add_argument("--arm", action="append", help="only this arm; may be repeated")
     p.add_argument("--seeds", help="only these of the preset's, or others that it has not got: 1,2 or 6-8")
-    p.add_argument("--executor", help="here, local, local:4 or dask://HOST:PORT (default: a process on every core)")
-    p.add_argument("--device", default="cpu", help="cpu (default) or cuda: jobs one by one, or by --executor")
-    p.add_argument("--budget", type=float, help="stop, with everything kept, before so many seconds have passed")
-    p.add_argument("--unrecorded", action="store_true", help="leave out jobs whose rows results/ holds already")
-    p.add_argument("--again", action="store_true",
-                   help="carry out stored jobs once more; what is there is kept as .before")
-    p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
+    _add_how(p, "jobs one by one, or by --executor")
     p.add_argument("--out", help="a .parquet or .csv file for its rows (default: out/STUDY.PRESET.parquet, or of "
                    "trainings none)")
     add_form(p)
