@@ -146,7 +146,7 @@ class Measured:
         "Places of the rows of a condition that have one of the given values in every named column."
         own = self.own(name)
         here = np.arange(len(own))
-        for column, values in where.items():                              # text is told apart once, and whole numbers after
+        for column, values in where.items():  # text is told apart once, and whole numbers after
             codes, known = self.once(("coded", name, column), lambda column=column: _coded(own[column]))
             here = here[np.isin(codes[here], [known[v] for v in values if v in known])]
         return here
@@ -255,7 +255,7 @@ class Claim(_Line):
         seeds = " ".join(map(str, seeds)) if seeds else self.seeds
         return self._replace(rule=rule or self.rule, seeds=seeds, stream=stream or self.stream)
     def sides(self, rows:pd.DataFrame|Measured) -> tuple:
-        """Seeds × cells of its condition, a list of those of its other sides (or their constants), and what is missing, in
+        """Seeds × cells of its condition, a list of those of its other sides (or constants), and what is missing, in
         sentences. `rows`: a frame, or `Measured`, which is faster for many claims."""
         rows, read, notes = Measured.of(rows), [], []
         for r in (self.reading, *self.others):
@@ -266,7 +266,8 @@ class Claim(_Line):
     def values(self, rows:pd.DataFrame|Measured) -> tuple:
         "One value a seed (a Series, nan where a seed failed), and notes on what is missing."
         cells, others, notes = self.sides(rows)
-        return _together(self.aggregate, np.log10(cells.astype(float)) if self.scale == "log10" else cells, others), notes
+        if self.scale == "log10": cells = np.log10(cells.astype(float))
+        return _together(self.aggregate, cells, others), notes
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e748e5e9
 def _fractions(claim, cells):

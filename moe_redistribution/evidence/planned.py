@@ -53,7 +53,8 @@ class Contrast:
         "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
         names = dict(condition=_row_name(self, study, self.a), versus=_row_name(self, study, self.b))
         own = "ablation" if isinstance(study, TrainingStudy) else study.name
-        asks = {c: ROW_DEFAULTS.get(c, "") for c in ASKS} | dict(instrument=own, stream="paired", aggregate="difference")
+        asks = {c: ROW_DEFAULTS.get(c, "") for c in ASKS}
+        asks |= dict(instrument=own, stream="paired", aggregate="difference")
         many = dict(seeds=_as_text(self.seeds), n=str(len(self.seeds)), over=self.over, margin=f"{self.margin:g}")
         same = asks | names | dict(metric=self.metric) | self.at | many
         said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited", item=f"contrast_{study.name}",
@@ -66,8 +67,8 @@ class Contrast:
                 "statements": [{c: x.get(c, "") for c in STATEMENT_COLUMNS} for x in asked]}
     def claim(self, study:Study) -> Claim:
         "The contrast as a claim that `answered` takes."
-        line = self.lines(study)["claims"][0]
-        return Claim(key=line.pop("id"), **line | dict(n=float(line["n"]), unit_factor=1., margin=float(line["margin"])))
+        x = self.lines(study)["claims"][0]
+        return Claim(key=x.pop("id"), **x | dict(n=float(x["n"]), unit_factor=1., margin=float(x["margin"])))
 
 # %% ../../nbs/5_evidence/02c_planned.ipynb #c0de000b
 def _as_text(seeds):

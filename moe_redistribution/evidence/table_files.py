@@ -64,7 +64,7 @@ def kinds(root:str|Path=None) -> list:
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #07e50009
 class Clone:
-    """A clone of the repository as it was found at a public door; what stands behind that door asks it where things lie.
+    """A clone of the repository as it was found at a public door; what stands behind it asks it where things lie.
 
     A path of it takes its place, and it that of its path."""
     def __init__(self, root:str|Path=None): self.root = Path(root or ROOT)

@@ -53,7 +53,7 @@ def _moved(clone, page, log, known) -> bool:
     "Has anything in a log changed that a page (of `_page_parts`) is made of?"
     behind = _rooms_behind(clone, page[0], known)
     rest = ANY_PAGE if page[2] else (*ANY_PAGE, "data/", "results/", "checkpoints/")
-    def gone(p): return p.startswith("moe_redistribution/") and not (clone / p).exists()        # and may have been behind
+    def gone(p): return p.startswith("moe_redistribution/") and not (clone / p).exists()  # and may have been behind
     return any(p in behind or p.startswith(rest) or gone(p) for _, paths in log for p in paths)
 
 # %% ../../nbs/7_record/03c_outputs.ipynb #0c300011

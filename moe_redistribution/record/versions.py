@@ -7,7 +7,7 @@ __all__ = ['OF_PAGES', 'UNSEEN', 'NothingToLookAt', 'Versions', 'history_says']
 
 # %% ../../nbs/7_record/03b_versions.ipynb #4e000004
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 import csv, io, subprocess
 
@@ -58,12 +58,10 @@ class Versions(Clone):
         blobs = [(sha, (self.git("rev-parse", f"{sha}:{self.file}") or "").strip()) for sha in self.commits]
         for sha, blob in blobs: yield sha, (self.read(blob) or b"").decode(errors="replace").splitlines()
         yield "now", (self / self.file).read_bytes().decode(errors="replace").splitlines()
-    @property
+    @cached_property
     def excuses(self) -> set:
-        "What deviations cover, read once."
-        if (own := vars(self).get("_excuses")) is None:
-            own = self._excuses = {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
-        return own
+        "What deviations cover."
+        return {x for said in _deviations(self)["covers"] for x in said.split("; ") if x}
     def is_known(self, what) -> bool:
         "Do `_deviations` cover this? What they cover is kept, in `covered`."
         if what in self.excuses: self.covered.add(what)

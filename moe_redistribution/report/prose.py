@@ -46,5 +46,5 @@ def margin_text(c, scale:float=1, unit:str="") -> str:
     return f"less than {scale * c.margin:,g}{' ' * bool(unit)}{unit}" if c.margin > 0 else "nothing"
 
 def verdict_link(c, root:str="../../", word:str=None) -> str:
-    "`verdict_words` of a claim, the verdict, or `word`, as a link to its line in the ledger; `root`: of nbs/, from the page."
+    "`verdict_words`, the verdict or `word` as a link to the claim's line in the ledger; `root`: of nbs/, from the page."
     return verdict_words(c, f"[{word or c.verdict}]({root}../results/ledger.md#{c.key})")

@@ -191,8 +191,8 @@ class _TrainedTrial:
 class _LanguageTrial(_TrainedTrial):
     "The same once it is trained: what is in it, and what it loses without its parts."
     def put_ablations(self):
-        """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of one
-        layer, and without an expert."""
+        """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of
+        one layer, and without an expert."""
         full = self.settings["full"]
         self.put_means(self.judge.means())
         layers, experts = range(self.layers * full), [u for u in self.judge.s.units if ".E" in u and full]
@@ -200,13 +200,14 @@ class _LanguageTrial(_TrainedTrial):
         asked += [(f"L{l}.{part}_out", how) for l in layers for part in ("ffn", "attn") for how in EVERY[:2]]
         for site, how in asked:
             self.put_means(self.judge.means(self.judge.edits(site, how)), BRIEF, site=site, edit=how)
-        if len(self.asked) > 1:                                                                 # what embeddings say alone
+        if len(self.asked) > 1:  # what embeddings say alone
             self.put_means(self.judge.means(dict.fromkeys(_OUTPUTS, "zero")), BRIEF, site="L*", edit="zero")
         for u in experts:
             site, _, unit = u.rpartition(".")
-            self.put_means(self.judge.means({u: "zero"}), (self.kind,), site=f"{site}.expert_out", unit=unit, edit="zero")
+            at = dict(site=f"{site}.expert_out", unit=unit, edit="zero")
+            self.put_means(self.judge.means({u: "zero"}), (self.kind,), **at)
     def put_refits(self):
-        "Rows of the model whose FFNs became a bias, or an affine map, that learned; edit `bias`, `affine`, `affine_alone`."
+        "Rows of the model whose FFNs became a bias or an affine map that learned: `bias`, `affine`, `affine_alone`."
         outputs = [f"L{l}.ffn_out" for l in range(self.layers)]
         said, d = trace(self.judge.s, self.batches("refit")(0)[:, :-1], keep=outputs), self.settings["sizes"]["d"]
         for how, moving in REFITS.items():
@@ -237,7 +238,7 @@ class _LanguageTrial(_TrainedTrial):
         tokens = self.windows[:windows, :-1]
         tr = trace(self.judge.s, tokens, keep=[f"L{l}.pattern" for l in range(self.layers)])
         for l in range(self.layers):
-            pattern, kind = tr[f"L{l}.pattern"][0], self.kind                                                     # b h q k
+            pattern, kind = tr[f"L{l}.pattern"][0], self.kind  # b h q k
             on = self.judge.kinds[kind][:windows] if kind == "word" else tokens >= 0
             own, at = pattern.diagonal(dim1=2, dim2=3).movedim(1, 2), dict(site=f"L{l}.pattern")
             for h in range(pattern.shape[1]):
@@ -370,7 +371,7 @@ def _language_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed of an arm and gives the rows of all that is done to it."
     if arm == "nulls": return _null_language_rows(arm, *seeds, settings, desk)
     t = _LanguageTrial(arm, *seeds, settings, desk)
-    if _name_of(arm) in NULL_ARMS:                                                   # of which nothing can be taken away
+    if _name_of(arm) in NULL_ARMS:  # of which nothing can be taken away
         t.train(1)
         t.put_means(t.judge.means())
         return tidy(t.found)

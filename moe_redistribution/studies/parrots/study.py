@@ -60,19 +60,19 @@ class _BookLearner:
         "Trains a model that has this name as a part of the job, once; returns its history."
         S, (_, E, how) = self.settings, parrot_of(name).values()
         return train_part(self.desk, part, model, batches, S["steps"], share, lr=S["lr"], schedule="linear",
-                          weight_decay=.1, loss_of=loss_of, seed=self.seed, measures=measures, looks=min(looks, S["steps"]),
-                          aux_weight=.01 if E and how != "frozen" else 0.,
+                          weight_decay=.1, loss_of=loss_of, seed=self.seed, measures=measures,
+                          looks=min(looks, S["steps"]), aux_weight=.01 if E and how != "frozen" else 0.,
                           frozen=(r"\.gate\.weight$",) if how == "frozen" else ())
     def on_book(self, name, n, labels="digits", share=0., suffix=""):
         "Trains a model on a book of n entries; returns what it memorised and its sizes."
         S = self.settings
         book = PhoneBook(n, S["letters"], S["digits"], self.seed)
         model = _parrot(name, self.seed, book.d_vocab, book.T, S["layers"])
-        self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed), loss_at(book.labels(labels)),
-                   share, looks=5)
+        self.train(f"{name}{suffix} {n}", name, model, book.batches(S["batch"], self.seed),
+                   loss_at(book.labels(labels)), share, looks=5)
         return _memorised_bits(model, book) | _parrot_parameters(model)
     def of_book(self):
-        "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits in them, their difference."
+        "Rows of every model of the arm (`book/d24`: of one) on one book; of exponents of bits, their difference."
         S, sizes, models = self.settings, [], _models_of(self.arm, self.settings)
         for name in models:
             found = self.on_book(name, S["n"], share=1 / len(models))
@@ -82,14 +82,16 @@ class _BookLearner:
         for metric, x in dict(total=total, active=active, difference=total - active).items():
             if x == x: self.put("book/exponents", metric, x, len(sizes))
     def of_fit(self):
-        "Rows of a model, in the order of `models`: pseudo-values of exponents, and of variance explained by either size."
+        "Rows of a model, in the order of `models`: pseudo-values of exponents, of variance explained by either size."
         models = self.settings["models"]
         found = _trained_before([f"book/{n}" for n in models], self.settings["of"], self.desk)
-        found = found.pivot_table(index="condition", columns="metric", values="value").loc[[f"book/{n}" for n in models]]
+        found = found.pivot_table(index="condition", columns="metric", values="value")
+        found = found.loc[[f"book/{n}" for n in models]]
         each = [found[k].to_numpy(float) for k in ("total", "active", "bits")]
         def of(t, a, b):
             return np.array([*(x := exponents(t, a, b)), x[0] - x[1], size_explains([t], b) - size_explains([a], b)])
-        for metric, x in zip(("total", "active", "difference", "explained_ahead"), _pseudo_value(of, self.seed - 1, *each)):
+        values = _pseudo_value(of, self.seed - 1, *each)
+        for metric, x in zip(("total", "active", "difference", "explained_ahead"), values):
             self.put("fit/exponents", metric, x, len(models))
     def of_capacity(self):
         "Rows of the largest book that each model recalls to 90 %, and of each book that was tried."
@@ -134,7 +136,7 @@ class _Learner(_BookLearner):
                     x = _at_equal_loss(*((curves[n][f"{by}_loss"], curves[n][metric]) for n in (a, b)))
                     if x == x: self.put(f"mixed/{a}", f"{metric}_ahead", x, edit=f"over {b}", stratum=by)
     def of_equal(self):
-        "Rows of pairs at equal loss, where one of the two is above a guess; of the lowest common loss; and of the guess."
+        "Rows of pairs at equal loss, where one of the two is above a guess; of the lowest common loss; of the guess."
         S, (metrics, names) = self.settings, (("knowledge", "unseen"), self.settings["models"])
         guess = guesses(_MixedStream(S["n"], S["graphs"], S["elements"], self.seed))
         looks = _trained_before([f"mixed/{n}" for n in names], S["of"], self.desk, self.seed).query("rule == 'look'")
@@ -145,7 +147,7 @@ class _Learner(_BookLearner):
             for how, x in _above_a_guess(*curves, guess[metric]).items():
                 self.put(f"equal/{a}", f"{metric}_{how}", x, edit=f"over {b}", stratum=by)
     def of_graphs(self):
-        "Rows of models that write shortest paths: exact and valid answers on graphs that were trained on and on others."
+        "Rows of models that write shortest paths: exact and valid answers on graphs of the training and on others."
         S, n = self.settings, self.settings["n"]
         data = random_graphs(n, np.arange(S["graphs"] + S["test"]), self.seed, S["p"])
         trained, unseen = _graphs_at(data, slice(S["graphs"])), _graphs_at(data, slice(S["graphs"], None))

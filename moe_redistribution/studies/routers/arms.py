@@ -32,19 +32,20 @@ class RoutedArm:
     ffn_rate: float = 1.
     sharp: float = 1.
     def condition_of(self, task:str, total:int=256, lr:float=None, more:str="") -> Condition:
-        """This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: further options.
+        """This arm as a population's condition; `lr`: of all its parts (default: the recipe's), `more`: more options.
         ValueError for a map of another size, which populations draw at one."""
-        if self.sharp != 1: refuse("arm", "a map as it is drawn", f"one {self.sharp:g} times as large", fix="use a text")
+        if self.sharp != 1: refuse("arm", "a map as it is drawn", f"one {self.sharp:g} times as big", fix="use a text")
         rate = f"+ffnlr{self.ffn_rate:g}" if self.ffn_rate != 1 else ""
         more += "+clip0" + (f"+lr{lr:g}" if lr not in (None, RECIPES[task]["lr"]) else "")
         if not self.router and not self.width: return condition(f"{task}/no_ffn{more}")
         if not self.router: return condition(f"{task}/ffn-h{round(total * self.width)}-silu{rate}{more}")
         gate = self.router if self.router in ("switch", "straight") else ""
         word = "" if gate or self.router == "learned" else self.router
-        counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream              # else there is nothing to balance
+        counts = self.k < self.E and ROUTERS[word or "learned"].reads_stream  # else there is nothing to balance
         weight = self.balance / self.k if counts else RECIPES[task]["balance"]
         said = [word or "frozen" * (not self.moves), gate, f"lambda{weight:g}" * (weight != RECIPES[task]["balance"])]
-        return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu" + "".join(f"+{x}" for x in said if x) + rate + more)
+        options = "".join(f"+{x}" for x in said if x) + rate + more
+        return condition(f"{task}/moe-e{self.E}k{self.k}-h{total}-silu{options}")
     @property
     def still(self) -> tuple:
         "What does not move in a language model, as `train_language` takes it."

@@ -66,8 +66,8 @@ class _RulePopulation(RoutedTrial):
         seen = {f"{n}|none": x for n, x in self.scored(self.said(params)).items()}
         if c.routed and c.routing.reads_stream and members.step[0] <= 100:
             norms = gradient_norms(params, c)
-            sizes = [params["W_router"][0].numel(), sum(params[n][0].numel() for n in ("W_up", "b_up", "W_down", "b_down")
-                                                        if n in params)]
+            of = [n for n in ("W_up", "b_up", "W_down", "b_down") if n in params]
+            sizes = [params["W_router"][0].numel(), sum(params[n][0].numel() for n in of)]
             seen["gradient|router|none"] = norms["task_router"] / norms["task_experts"] * (sizes[1] / sizes[0]) ** .5
         return seen
     def trained(self, part) -> tuple:
@@ -146,6 +146,6 @@ class RuleTrial(_RulePopulation):
         every = {n: torch.tensor([x.get(n, nothing) for x in curve], dtype=torch.float64) for n in every}
         self.put_looks(self.S["looks"], every)
         self.put_end(members)
-        swaps = self.c.routed and not (self.c.routing.redraws or self.own.router == "inputs") and self.own.k < self.own.E
-        if swaps: self.put_exchange(tensors, info["members"])
+        fixed = self.c.routed and not (self.c.routing.redraws or self.own.router == "inputs")
+        if fixed and self.own.k < self.own.E: self.put_exchange(tensors, info["members"])
         return tidy(self.found)

@@ -137,14 +137,15 @@ class TextTrial(_TextModel):
         for unit, part in dict(router=".gate.weight", experts="down_proj").items():
             own = [(p, first[n]) for n, p in self.model.named_parameters() if ".mlp." in n and part in n]
             if not own or (unit == "router" and not self.own.moves): continue
-            of, to = (torch.stack([x.norm() for x in xs]).norm() for xs in ([a for _, a in own], [p - a for p, a in own]))
+            both = [a for _, a in own], [p - a for p, a in own]
+            of, to = (torch.stack([x.norm() for x in xs]).norm() for xs in both)
             self.put("moved", to / of, site="weights", unit=unit)
     def put_choices(self):
         "Rows about routes, a mean over layers; what is to be done: the kind of the token to be said, given the token."
         kinds, each = self.text.kinds(self.windows)[:, 1:], []
         place = torch.arange(self.judge.tokens.shape[1]).expand_as(self.judge.tokens)
         sites = [f"L{l}.gates" for l in range(self.judge.s.n_layers)]
-        on = kinds > 0 if self.task == "book" else kinds >= 0                                  # where something is asked
+        on = kinds > 0 if self.task == "book" else kinds >= 0  # where something is asked
         parts = [trace(self.judge.s, x, keep=sites) for x in self.judge.tokens.split(self.S["batch"])]
         token, found, self.found = self.judge.tokens[on], self.found, []
         asked = {"kind": (token, kinds[on])} if self.task == "planted" else {}

@@ -66,7 +66,7 @@ class RoutedTrial:
         values = values.tolist() if isinstance(values, torch.Tensor) else values
         self.found.append(rows(values if isinstance(values, list) else [values], self.seeds, metric=metric, **labels))
     def put_looks(self, steps:Sequence, curves:dict):
-        """Rows of what was seen along the way: `curves`, metric|stratum|edit → values (look, s); and the steps to each of
+        """Rows of what was seen along the way: `curves`, metric|stratum|edit → values (look, s); the steps to each of
         the levels in the settings, of `metric|stratum`; and `mean_loss`, the mean of a loss over all steps."""
         for name, values in curves.items():
             metric, stratum, edit = name.split("|")
@@ -81,7 +81,7 @@ class RoutedTrial:
             seen = curves.get(f"{name}|none", torch.full((len(steps), len(self.seeds)), math.nan))
             at, reached = _log2_steps(steps, seen, level, self.S["steps"])
             metric, stratum = name.split("|")
-            self.put(f"log2_steps_{metric}", at, stratum=stratum), self.put(f"reached_{metric}", reached, stratum=stratum)
+            for what, x in (("log2_steps", at), ("reached", reached)): self.put(f"{what}_{metric}", x, stratum=stratum)
     def put_routes(self, gates:torch.Tensor, token:torch.Tensor, place:torch.Tensor, asked:dict):
         """Rows about weights `gates` (s, N, e) of tokens `token` (N,) at places `place` (N,); `asked`: name → (cells,
         what), each (N,), for `_told_within`."""
