@@ -351,7 +351,6 @@ def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.D
 
 # %% ../../nbs/7_record/04c_check.ipynb #c4ec0019
 def _add_check(p:ArgumentParser):
-    "Arguments of the check command."
     p.add_argument("--layer", action="append", help=f"only this of {', '.join(LAYERS)}; may be repeated")
     p.add_argument("--witness", metavar="DIGEST", help="that check or record once printed, or that a release carries: "
                    "is this clone that state, or does it come from it?")
@@ -366,7 +365,6 @@ def _add_check(p:ArgumentParser):
          "check --layer bytes --layer registrations", add=_add_check,
          told="Reads a clone and trains nothing. Its exit status is 2 where something does not fit.")
 def _run_check(args:Namespace):
-    "Checks the clone that the package lies in, and prints what does not fit."
     for layer in args.layer or (): choose("layer", layer, list(LAYERS))
     if args.demo: return show_table(_demonstrate(), args)
     plain = not (args.json or args.csv)

@@ -41,7 +41,6 @@ from .models import (add_model, asked_of, opened_model, others_files, say_how_fa
 
 # %% ../../nbs/7_record/05_cli.ipynb #c5a0e031
 def _add_gates(p:ArgumentParser):
-    "Further arguments of the gates command."
     p.add_argument("--k", default="64,128,256", help="entries that a query keeps (default: 64,128,256)")
     p.add_argument("--d-gate", type=int, default=32, help="width of a head's gate (default: 32)")
     p.add_argument("--loss", action="append", help="kl (default) or bce, of the first k; may be repeated")
@@ -52,7 +51,6 @@ def _add_gates(p:ArgumentParser):
 
 # %% ../../nbs/7_record/05_cli.ipynb #9a7e0002
 def _add_text_command(p:ArgumentParser, name:str):
-    "Arguments of the scores, ablate and gates commands."
     if name != "gates": add_model(p)
     else: _add_gates(p), add_model(p, 50_000, "hold out about so many, and train on what follows (default: 50,000)")
     if name == "scores":
@@ -139,15 +137,10 @@ def _completion(shell) -> str:
     return before + _COMPLETE % (" ".join([*subs, "--help", "--version"]), values, options)
 
 # %% ../../nbs/7_record/05_cli.ipynb #ec177abc
-def _add_completion(p:ArgumentParser):
-    "Arguments of the completion command."
-    p.add_argument("shell", choices=("bash", "zsh"))
-
 @command("completion", "a script by which a shell completes commands and options", "completion bash",
-         add=_add_completion, told="Its place for bash: ~/.local/share/bash-completion/completions/moe-redistribution; "
-                                  "for zsh: a file that ~/.zshrc sources.")
+         add=lambda p: p.add_argument("shell", choices=("bash", "zsh")), told="Its place for bash: ~/.local/share/"
+         "bash-completion/completions/moe-redistribution; for zsh: a file that ~/.zshrc sources.")
 def _run_completion(args:Namespace):
-    "Prints the script."
     print(_completion(args.shell))
 
 # %% ../../nbs/7_record/05_cli.ipynb #02af3d63
@@ -173,7 +166,6 @@ NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkp
               "them. An edit of router_logits that puts -1e4 there gives the checkpoint's.")
 
 def _run_text_command(args:Namespace):
-    "Opens a model, runs it over a text, writes rows and a picture beside them."
     out, of = asked_of(args)                                          # all that is wrong is said before a model is read
     s, tokenize = opened_model(args, args.model)
     for kind in args.unit or () if args.command == "ablate" else ():
@@ -197,7 +189,6 @@ def _whole_numbers(text:str, what:str) -> list:
 
 # %% ../../nbs/7_record/05_cli.ipynb #44df1829
 def _run_gates(args:Namespace):
-    "Trains gates on a model over a text; rows and the picture of perplexity against k go beside each other."
     (out, _), name = asked_of(args), Path(args.model).name
     ks, unfreeze = _whole_numbers(args.k, "k"), _whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
     with others_files(args.model): model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)

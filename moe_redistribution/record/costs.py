@@ -56,7 +56,6 @@ def _limit_lines(table:pd.DataFrame) -> list:
 
 # %% ../../nbs/7_record/04_costs.ipynb #b002d088
 def _add_bench(p:ArgumentParser):
-    "Arguments of the bench command."
     p.add_argument("--task", default="add7", help="add7 (default), modadd, hist or all")
     p.add_argument("--study", help="granularity …: what this study's speed is compared with, instead of --task")
     p.add_argument("--seconds", type=float, default=20, help="seconds for each measurement (default: 20)")
@@ -69,7 +68,6 @@ def _add_bench(p:ArgumentParser):
 @command("bench", "speed against a plain implementation and against the FLOP floor", "bench --instruments --task add7",
          add=_add_bench, told="Measures on a quiet machine, and says if it was not.")
 def _run_bench(args:Namespace):
-    "Measures speed, of training, of a study or of the instruments, and prints it."
     if args.study:
         known = of_studies("bench", "BENCH")
         table = known[choose("study with a bench", args.study, list(known))](seconds=args.seconds)

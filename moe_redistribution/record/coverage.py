@@ -120,7 +120,6 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #8337fc14
 def _add_ledger(p:ArgumentParser):
-    "Arguments of the ledger command."
     p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
     add_form(p)
 
@@ -176,14 +175,12 @@ def _printed_rows(asked:str, root:str|Path=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #bb47d030
 def _add_printed(p:ArgumentParser):
-    "Arguments of the rows command."
     p.add_argument("asked", metavar="ID|ITEM", help="a printed number such as tab7.006, or an item such as fig9")
     add_form(p)
 
 @command("rows", "what a printed number is read from: condition, metric, page and files", "rows tab7.006",
          add=_add_printed, told="Of an item, a line for each number; of one number, a line for each thing.")
 def _run_printed(args:Namespace):
-    "Prints where numbers come from."
     found = _printed_rows(args.asked)
     if args.json or args.csv or len(found) > 1: return show_table(found, args, max_colwidth=60, justify="left")
     print(found.T.to_string(header=False, justify="left"))

@@ -97,16 +97,11 @@ def _beside(args:Namespace):
     return sys.stderr if getattr(args, "json", False) or getattr(args, "csv", False) else sys.stdout
 
 # %% ../../nbs/7_record/04d_models.ipynb #afad673c
-def _add_loads_command(p:ArgumentParser):
-    "Arguments of the loads command."
-    add_model(p), add_form(p)
-
 @command("loads", "who works on a text: loads, gate mass, margins and entropy of a real model's routers",
-         "loads --model FOLDER --text FILE --bytes", add=_add_loads_command, threads=None,
+         "loads --model FOLDER --text FILE --bytes", add=lambda p: (add_model(p), add_form(p)), threads=None,
          told="Margin is how far the last expert that is taken scores above the next; a near tie is one that bfloat16 "
               "cannot tell. Loads are multiples of an even share.")
 def _run_loads(args:Namespace):
-    "Loads of a model over a text."
     out, of = asked_of(args)
     s, tokenize = opened_model(args, args.model)
     with say_how_far(of, out) as of: found = text_loads(s, args.text, tokenize, **of)
@@ -115,7 +110,6 @@ def _run_loads(args:Namespace):
 
 # %% ../../nbs/7_record/04d_models.ipynb #dc43afab
 def _add_compare(p:ArgumentParser):
-    "Arguments of the compare command."
     add_model(p), add_form(p)
     p.add_argument("--with", dest="other", required=True, metavar="MODEL", help="the checkpoint beside it")
 
@@ -124,7 +118,6 @@ def _add_compare(p:ArgumentParser):
          told="Each number has in brackets what it is with the second model's tokens in another order. Matched: the "
               "second's experts are put in the order that fits the first best.")
 def _run_compare(args:Namespace):
-    "Routes of two models over one text."
     out, of = asked_of(args)
     (a, tokenize), (b, other) = (opened_model(args, f) for f in (args.model, args.other))
     with say_how_far(of, out) as of: found = compare_routes(a, b, args.text, tokenize, other, **of)
@@ -136,7 +129,6 @@ def _run_compare(args:Namespace):
 
 # %% ../../nbs/7_record/04d_models.ipynb #9ac5c015
 def _add_audit(p:ArgumentParser):
-    "Arguments of the audit command."
     add_model(p), add_form(p)
     p.add_argument("--unit", action="append", help="experts (default), heads, ffns, L3.E7, a set L3.E1+E7, L3.ffn_out, "
                    "or L*.ffn_out for all together; may be repeated")
@@ -160,7 +152,6 @@ def _long(seconds):
               "many of its layer's (token, expert) in the same windows; a head's or an FFN's is a change of the same "
               "size in a random direction. Intervals are over stretches of the text, p by sign flips, Holm over units.")
 def _run_audit(args:Namespace):
-    "An audit of a model over a text."
     out, of = asked_of(args)
     s, tokenize = opened_model(args, args.model)
     ask = of | dict(units=args.unit or ("experts",), edits=args.edit or ("zero",), every=args.every, n_sets=args.sets)

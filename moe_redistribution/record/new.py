@@ -72,14 +72,12 @@ def _lay_down(name:str, root:str|Path=None) -> list:
 
 # %% ../../nbs/7_record/04e_new.ipynb #c0de1014
 def _add_new(p:ArgumentParser):
-    "Arguments of the new command."
     p.add_argument("what", choices=["study"], help="study, so far")
     p.add_argument("name", help="small letters, digits and _: it names a folder and a module")
 
 @command("new", "lay down a study that runs: two notebooks and their place in the sidebar", "new study widths",
          add=_add_new, told="Two arms, one question and a page, for you to edit. A name that is taken is refused.")
 def _run_new(args:Namespace):
-    "Lays down a study and says what comes next."
     room, page = map(Clone().name, _lay_down(args.name))
     print(f"{room}   arms, STUDY, CONTRASTS: edit these", f"{page}   its page", "Then:", "  nbdev_export",
           "  make registrations                  # before its runs; commit it",

@@ -264,7 +264,6 @@ def _write_answers(store:Store, clone:Clone, but:Iterable=()) -> list:
 
 # %% ../../nbs/7_record/03_recording.ipynb #05c51ecb
 def _add_record(p:ArgumentParser):
-    "Arguments of the record command."
     p.add_argument("study", nargs="?", help="only this study and the answers that it changes, all of it or nothing")
     p.add_argument("--executor", help="here, local or local:4 (default: a process on every core)")
     p.add_argument("--replace", nargs="+", default=[], metavar="CONDITION",
@@ -400,7 +399,6 @@ def _record_named(args):
          add=_add_record, told="Passes over a run that is not the recorded one of its seed. Files that are refused are "
          "named, and the others recorded; of a named study nothing is, before all its rules hold.")
 def _run_record(args:Namespace):
-    "Records what is new, says what was written, and ends with a refusal where files were refused."
     if args.study: return _tell(_record_named(args))
     store, clone = Store(args.folder, lent=bool(args.folder)), Clone()
     _check_before(clone, *_check_from(args), partial(processes, args.executor),

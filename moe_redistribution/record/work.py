@@ -52,7 +52,6 @@ def _reproduce(study:Study, full:bool=False, out:str|Path="out", seeds:Sequence[
 
 # %% ../../nbs/7_record/04a_work.ipynb #5d017414
 def _add_reproduce(p:ArgumentParser):
-    "Arguments of the reproduce command."
     p.add_argument("--full", action="store_true", help="go on to 10,000 steps and add the final columns")
     p.add_argument("--out", default="out", help="where rows, comparisons and Figure 1 go (default: out)")
     p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
@@ -61,7 +60,6 @@ def _add_reproduce(p:ArgumentParser):
          "reproduce --seeds 42", add=_add_reproduce,
          told="What is stored is not trained again. Everything printed also goes to files under --out.")
 def _run_reproduce(args:Namespace):
-    "Reproduces what the study that has a report reports on."
     study = next(s for s in training_studies() if s.report)
     _reproduce(study, args.full, args.out, SEEDS if args.seeds is None else read_seeds(args.seeds))
 
@@ -76,7 +74,6 @@ def _add_how(p:ArgumentParser, on_cuda:str):
     p.add_argument("--dry-run", action="store_true", help="say what is missing and how long it takes, and do nothing")
 
 def _add_train(p:ArgumentParser):
-    "Arguments of the train command."
     p.add_argument("conditions", nargs="*", help="names such as add7/moe-e4k1-h256-silu+frozen")
     p.add_argument("--item", action="append", default=[], help="an item: tab1, fig15, audit, all …; may be repeated")
     p.add_argument("--seeds", help="42,137 or 1-128 (default: the item's, or the paper's five)")
@@ -152,7 +149,6 @@ def _carry_all(jobs:Sequence, args:Namespace):
          "train add7/moe-e8k1-h256-silu add7/moe-e4k1-h256-silu --stream paired --seeds 1-16 --dry-run", add=_add_train,
          told="Safe to interrupt and to repeat.")
 def _run_train(args:Namespace):
-    "Trains what is missing."
     todo = _read_trainings(args)
     for name, why in {t.condition: why for t in todo if (why := _plain_way(t.condition))}.items():
         print(f"{name} takes the plain way, several times as long: {why}.", file=sys.stderr)
@@ -160,7 +156,6 @@ def _run_train(args:Namespace):
 
 # %% ../../nbs/7_record/04a_work.ipynb #6a934fc5
 def _add_measure(p:ArgumentParser):
-    "Arguments of the measure command."
     p.add_argument("conditions", nargs="+", help="names such as add7/moe-e4k1-h256-silu+frozen")
     p.add_argument("--instrument", help="ablation, attribution, patching … (default: all that fit)")
     p.add_argument("--seeds", help="42,137 or 1-128 (default: the paper's five)")
@@ -213,7 +208,6 @@ def _rows_measured(todo, stream:str) -> list:
          "measure add7/moe-e4k1-h256-silu --seeds 42,137 --instrument ablation", add=_add_measure,
          told="Writes a file of rows, and says whose they are.")
 def _run_measure(args:Namespace):
-    "Measures stored runs of some conditions with the instruments that fit, and writes their rows, or recorded ones."
     stream, todo, found, out = choose("stream", args.stream, STREAMS), [], [], table_file(args.out)
     seeds = SEEDS if args.seeds is None else read_seeds(args.seeds)
     names = _names_with_steps(args.conditions, args.steps)
@@ -234,7 +228,6 @@ def _run_measure(args:Namespace):
 
 # %% ../../nbs/7_record/04a_work.ipynb #e60aebce
 def _add_study(p:ArgumentParser):
-    "Arguments of the study command."
     p.add_argument("study", nargs="?", help="granularity … (--list shows them)")
     p.add_argument("--list", action="store_true",
                    help="every study and preset: jobs, how many are recorded and stored, what storing the rest costs")
@@ -258,7 +251,6 @@ def _study_line(study:Study) -> pd.DataFrame:
 @command("study", "carry out a paper's experiments, or one's own, at some preset", "study granularity --preset tiny",
          add=_add_study, told="Safe to interrupt and to repeat. With --list it says what there is, and what is stored.")
 def _run_study_command(args:Namespace):
-    "Lists studies, or carries out what is missing of a preset and writes all its rows."
     if (args.json or args.csv) and not args.list:
         refuse("--json or --csv", "--list, which prints a table", "a study to carry out", fix="--out rows.csv for rows")
     own, known = import_studies(args.imports), STUDIES.every()
@@ -283,13 +275,11 @@ def _run_study_command(args:Namespace):
 
 # %% ../../nbs/7_record/04a_work.ipynb #a86226e9
 def _add_conditions(p:ArgumentParser):
-    "Arguments of the conditions command."
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     add_form(p)
 
 @command("conditions", "list conditions, their runs and what they cost", "conditions --item tab1", add=_add_conditions,
          told="A line for each condition of an item: how many runs of each stream, and hours of one core.")
 def _run_conditions(args:Namespace):
-    "Prints the conditions of an item."
     frame = _study_of_item(args.item).about_items(args.item).drop(columns=["task", "experiments"])
     show_table(frame.assign(cpu_hours=frame["cpu_hours"].round(2)), args)

@@ -7,7 +7,7 @@ __all__ = ['all_graphs', 'path_tokens', 'path_output', 'two_steps', 'expert_load
 
 # %% ../../../nbs/6_studies/parrots/03_theory.ipynb #267e2911
 from itertools import combinations
-from math import ceil, log, log2
+from math import ceil
 
 import torch
 from ...tasks.errors import refuse
@@ -63,12 +63,6 @@ def expert_loads(X, K:int) -> torch.Tensor:
     "How many of the points X (n, m) `_sign_router` sends to each of K experts."
     return torch.bincount((X.double() @ _sign_router(X.shape[1], K).T).argmax(1), minlength=K)
 
-# %% ../../../nbs/6_studies/parrots/03_theory.ipynb #b895a3fa
-def _points_needed(K:int, delta:float, experts:int=1) -> int:
-    "Least n of Lemma D.7 for one expert, K² ln(1/δ) / 2; with `experts` = K that of Corollary D.9, for all of them."
-    if not 0 < delta < 1: refuse("delta", "a probability between 0 and 1", delta, .01, "take 0.01")
-    return ceil(K ** 2 * log(experts / delta) / 2)
-
 # %% ../../../nbs/6_studies/parrots/03_theory.ipynb #70449921
 def _hat_neurons(inside, outside) -> tuple:
     """(W (3, m'), b (3,), ε): a hat that is 1 on points `inside` (at most m', m') and 0 on `outside` (any, m').
@@ -113,28 +107,6 @@ def hat_output(p, X) -> torch.Tensor:
     at = (X @ p["router"].to(X).T).argmax(1)
     W, b, u = (p[n].to(X)[at] for n in ("W", "b", "u"))
     return (u * (torch.einsum("nwm,nm->nw", W, X) + b).relu()).sum(1) - .5
-
-# %% ../../../nbs/6_studies/parrots/03_theory.ipynb #d03315f4
-def _memory_parameters(m:int, K:int, width:int, shift:bool=False) -> dict:
-    "Width, active and total parameters of `memorise`'s layer, router included; `shift` counts the 1/2 of each expert."
-    free = _sign_router(m, K)[0].eq(0).sum().item()
-    expert = width * (free + 2) + shift
-    return dict(width=width, active=expert + K * m, total=K * (expert + m))
-
-def _printed_width(n:int, m:int, K:int) -> float:
-    "The width that Lemma D.8 asks of a ReLU expert: 8 n ln⁴(m - log₂ K) / (m K)."
-    return 8 * n * log(m - log2(K)) ** 4 / (m * K)
-
-# %% ../../../nbs/6_studies/parrots/03_theory.ipynb #fd9d0d12
-def _matched_widths(vertices, K, N=None, c:float=1.) -> tuple:
-    """(m_s, least): the width of an MoE with as many parameters as a dense layer of width |V|, and the least width of
-    Theorem 3.2, c |V| / log₂ N with H = 1. Corollary 3.4 says that it fails where m_s < least.
-
-    N: tokens, by default 2 |V|. The paper names neither c nor the base of the logarithm."""
-    N = 2 * vertices if N is None else N
-    if min(vertices, K, c) <= 0 or N <= 1:
-        refuse("sizes", "|V|, K, c > 0 and N > 1", (vertices, K, N, c), None, "enlarge")
-    return vertices / K ** .5, c * vertices / log2(N)
 
 # %% ../../../nbs/6_studies/parrots/03_theory.ipynb #a1545a21
 def block_parameters(d:int, E:int=0, k:int=2, layers:int=12, f=None) -> dict:
