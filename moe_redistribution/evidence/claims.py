@@ -21,8 +21,7 @@ from ..tasks.errors import check_all, choose, refuse
 from ..tasks.task import get_task, nulls
 from ..training.loop import TASK_RULES
 from ..training.orders import expected_seconds, expected_steps
-from .printed import (DATA, SCALE, checked_table, margins, paper_values,
-                                                 study_tables)
+from .printed import checked_table, DATA, margins, paper_values, SCALE, study_tables
 from ..training.store import of_clone
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #1ab1787b

@@ -22,8 +22,7 @@ from ..training.store import as_committed, of_clone
 from ..training.loop import TASK_RULES
 from ..training.study import of_studies
 from ..instruments.rows import tidy, rows as make_rows, ROW_COLUMNS
-from .claims import (READS_NOTHING, REST, Claim, Measured, cells_of, claims,
-                                                each_name)
+from .claims import cells_of, Claim, claims, each_name, Measured, READS_NOTHING, REST
 from .table_files import EVERYBODY, HOUSE, ROOT, kinds, of_whom, read_table
 
 # %% ../../nbs/5_evidence/04c_selection.ipynb #486e4e47

@@ -12,11 +12,10 @@ from pathlib import Path
 import re
 
 import pandas as pd
-from ..evidence.verdicts import first_learners
+from ..evidence.verdicts import first_learners, readings_of
 from ..evidence.claims import PROTOCOLS, Claim, Measured, contrasts_asked, statements
 from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
-from ..evidence.verdicts import readings_of
 from ..instruments.rows import write_frame
 from ..tasks.errors import choose
 

@@ -23,15 +23,14 @@ from ..training.groups import Training, check_work, split_groups, train
 from ..training.jobs import begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
 from ..training.store import Store
-from ..training.study import (STUDIES, TrainingStudy, import_studies, study_jobs, study_of,
-                                               study_state, training_studies, why_fixed)
+from ..training.study import (import_studies, STUDIES, Study, study_jobs, study_of, study_state,
+                                               training_studies, TrainingStudy, why_fixed)
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
 from ..instruments.instrument import misfits
 from ..instruments.measuring import instruments_asked, measure, measure_runs, rules_for, say_if_one, track
 from ..instruments.rows import table_file, tidy, write_frame
 from .recording import unrecorded_jobs
-from ..training.study import Study
 
 # %% ../../nbs/7_record/04a_work.ipynb #b3b92697
 def _reproduce(study:Study, full:bool=False, out:str|Path="out", seeds:Sequence[int]=SEEDS, root:str|Path=None,

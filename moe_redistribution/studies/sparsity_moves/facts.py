@@ -8,9 +8,8 @@ __all__ = ['COMPUTED', 'model_facts']
 # %% ../../../nbs/6_studies/sparsity_moves/03_facts.ipynb #126562b7
 import pandas as pd
 from ...tasks.task import get_task, labels, OPERATIONS, P
-from ...tasks.data import split, histogram_sets, REFRESH, SEEDS
+from ...tasks.data import full_batch, histogram_sets, REFRESH, SEEDS, split
 from ...models.condition import condition, RECIPES
-from ...tasks.data import full_batch
 from ...models.ffn import ffn_shapes, count
 from ...instruments.rows import rows, tidy
 from ...instruments.patching import pairs
