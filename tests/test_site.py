@@ -665,10 +665,9 @@ def nothing_flows_backwards(path):
     return [other for other in imports(path) if other in order and order[other] >= order[room(path)]]
 
 @rule([m for m in MODULES if m.relative_to(LIB).parts[0] != "studies"])
-def a_room_outside_the_studies_knows_only_their_folder(path):
-    "What a study has is asked of the registry that its folder is; only where `of_studies` is defined is it imported."
-    known = {"studies"} if room(path) == "training.study" else {*()}
-    return {other for other in imports(path) if other.split(".")[0] == "studies"} ^ known
+def a_room_outside_the_studies_imports_none(path):
+    "What a study has is asked of the registry that its folder is."
+    return {other for other in imports(path) if other.split(".")[0] == "studies"}
 
 # ----------------------------------------------------------------------------------------------------- all rules, once
 

@@ -82,7 +82,8 @@ class Clone:
     def frame(self, path:str|Path, empty:Sequence[str]=(), **how) -> pd.DataFrame:
         "A committed table; where there is none, one without rows with the columns `empty`. `how` is for pandas."
         if not (path := self / path).exists(): return pd.DataFrame(columns=[*empty])
-        return (pd.read_parquet if path.suffix == ".parquet" else pd.read_csv)(as_committed(path), **how)
+        if path.suffix == ".csv": return pd.read_csv(as_committed(path), **how)
+        return pd.read_parquet(as_committed(path), **how)
 
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #07e50002
