@@ -53,15 +53,11 @@ def _decisions(each) -> list:
         out.append((Decision(i.mean, i.lo, i.hi, x.std(), len(x), float(p), np.nan, test, says, "", len(each)), i))
     return out
 
-# %% ../../nbs/5_evidence/07d_audits.ipynb #023e086d
 def _shares(found) -> dict:
     "(site, edit) → `larger`, the share of the unit among other sets, and `of` how many."
     own = found[found["metric"] == "larger"]
     return {(r.site, r.edit): dict(larger=r.value, of=int(r.n_examples)) for r in own.itertuples()}
 
-
-
-# %% ../../nbs/5_evidence/07d_audits.ipynb #4a7c81f1
 def audit_table(found:pd.DataFrame) -> pd.DataFrame:
     """A line for each unit and edit from rows of `language.audit.audit`, largest effect first: `verdict`, `effect` over
     the text with its bootstrap interval, `null` and what goes `beyond` it, both p by sign flips with Holm's correction,

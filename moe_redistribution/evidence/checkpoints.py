@@ -43,7 +43,6 @@ def checkpoint_seeds(
     "The seeds that a committed checkpoint stacks; errors as `checkpoint`."
     return _its_own(c, rule, root)[1]["seeds"]
 
-# %% ../../nbs/5_evidence/04b_checkpoints.ipynb #e4d012e7
 def _its_own(c, rule, root):
     "(tensors, info) of a checkpoint file; `Damaged` if it says that it is another's, whatever it is called."
     if not (path := checkpoint_path(c, rule, root)).exists():

@@ -63,7 +63,6 @@ def null_score(reading, null:str) -> float:
     known = baselines(reading.condition.split("/")[0])
     return known[choose("null", null, list(known))]
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #de8986fb
 def _as_versus(reading, word:str):
     "A reading as a word of `versus` changes it; a float where the word is a constant."
     if "=" not in word: return reading._replace(condition=word)
@@ -153,7 +152,6 @@ class Measured:
         "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
         return self.once(reading, lambda: _look(self, reading))
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #3fa7c1d0
 def _coded(column):
     "The place of each value of a column among those that differ, and value → place."
     codes, values = pd.factorize(column.fillna("") if column.name == "unit" else column)
@@ -299,7 +297,6 @@ def _refuse_lines(table:str, names:pd.Series, rules:dict):
         if bad.any(): refuse(f"{table}.csv", expected, f"other values at {', '.join(names[bad].unique())}", fix=fix)
     check_all(*(partial(rule, expected, *how) for expected, how in rules.items()))
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a501
 def check_claims(paths:Sequence) -> pd.DataFrame:
     "The lines of some claims.csv with their margins and scales. `Faults` (a message a rule) where they do not fit."
     df = checked_table(paths, CLAIM_COLUMNS, ["id", "protocol"], ["n", "unit_factor", "margin"])
@@ -389,7 +386,6 @@ def _check_statements(paths:Sequence, pages:Path=DATA.parent / "nbs") -> pd.Data
             pair[SAME].transform("nunique").max(axis=1) > 1, "copy those of paper")})
     return df
 
-# %% ../../nbs/5_evidence/02b_claims.ipynb #c1a1a502
 @lru_cache(maxsize=4)
 def _statements(paths, *changed): return _check_statements(paths)
 

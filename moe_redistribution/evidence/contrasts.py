@@ -26,13 +26,11 @@ WHOLE_ONLY = {"sum", "lowest", "highest"}
 # and their spread in sd
 ORDERED = {"median": (np.median, np.sqrt(np.pi / 2)), "least": (np.min, np.nan), "most": (np.max, np.nan)}
 
-# %% ../../nbs/5_evidence/07_contrasts.ipynb #0af0e66f
 def _ordered(aggregate, x, i):
     "An order statistic of `x` with the spread and the bounds that `i`, the interval of its mean, gives it."
     at, wide = ORDERED[aggregate]
     return (t := float(at(x)), wide * float(x.std()), t - wide * (i.mean - i.lo), t + wide * (i.hi - i.mean), i.n)
 
-# %% ../../nbs/5_evidence/07_contrasts.ipynb #1db331a9
 def _ours(rows, c, null):
     "Our answer to claim `c`: mean, std (ddof 1), lo, hi, n; and notes."
     nothing = (*[np.nan] * 4, 0)
@@ -105,7 +103,6 @@ def _read_at(rows, c, null):
     if not there[4]: return ours, notes, ""
     return there, [f"read at {other.rule}, where the paper reads the best accuracy", *notes, *more], OTHER
 
-# %% ../../nbs/5_evidence/07_contrasts.ipynb #917ebaee
 POWERS = "powers of ten: a geometric mean, its spread and margin on the log10 scale"
 NO_LINE = "no row in a claims.csv"
 _OURS = "ours_mean ours_std ours_lo ours_hi ours_n".split()
@@ -145,7 +142,6 @@ def number_row(rows:pd.DataFrame|Measured, p, c:Claim, protocol:str="paper", fin
     return line | dict(condition=f"{c.condition} vs {c.versus}" if c.versus else c.condition, baseline=null,
                        n_decides=needed, verdict=word, reason="; ".join(filter(None, reasons)))
 
-# %% ../../nbs/5_evidence/07_contrasts.ipynb #e597ea44
 def _judged(ours, p, c, margin, protocol):
     "The `verdict` on our answer to claim `c` beside the print `p`, and the seeds behind `p`."
     # rounding sends these down other paths

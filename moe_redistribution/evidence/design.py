@@ -53,7 +53,6 @@ def _no_control(said, bridge):
     yield from ((r, f"{r.metric} against {r.versus}", "an audited reading against a null, or a margin")
                 for r in said[alone].itertuples())
 
-# %% ../../nbs/5_evidence/07b_design.ipynb #1c3a27d5
 def _no_unit(said, bridge):
     lines = pd.concat([said, bridge])
     unsaid = lines[~lines["over"].isin(WHAT_N_COUNTS)]

@@ -110,7 +110,6 @@ def paper_values(path:str|Path=None) -> pd.DataFrame:
     paths = [Path(path)] if path else study_tables("values")
     return _printed(*((p, _check_sum(p).stat().st_mtime_ns) for p in paths)).copy()
 
-# %% ../../nbs/5_evidence/02_printed.ipynb #b1f44b39
 def printed_items(item:str) -> list:
     """The printed items that `item` names: itself, or its parts (`fig15` → `fig15a_caption`).
 

@@ -82,7 +82,6 @@ def _note_hash(line:dict) -> str:
                                                              "protocol", "statement", "page")}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:12] if rest else ""
 
-# %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0b
 _OF_STUDY = re.compile(r"\b[a-z_]+\.[a-z0-9_]+/[^\s|&,]+")
 
 def _arm_of(name:str) -> tuple:
@@ -112,7 +111,6 @@ def sealed_settings(names:Sequence[str]) -> dict:
     said |= {n: _choices(n) for n in dict.fromkeys(names) if is_condition(n)}
     return {n: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12] for n, x in said.items()}
 
-
 # %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed01
 def line_definitions(table:str, line:dict) -> list:
     "What is registered of one line of a table: (table, key, protocol, hash) of its definition, its words, its note."
@@ -130,7 +128,6 @@ def file_definition(path:Path, data:str|Path=None) -> tuple:
     name = path.relative_to(data or DATA).as_posix()
     return WHOLE_FILES, name, "all", hashlib.sha256(as_committed(path).read_bytes()).hexdigest()[:12]
 
-# %% ../../nbs/5_evidence/03_registrations.ipynb #5ea1ed0a
 def _definitions(data:str|Path=None) -> pd.DataFrame:
     """What stands in `data` today: every line of its tables, every sentence and note, the settings of every arm that a
     line names, every other file: table, key, protocol, hash.
@@ -149,7 +146,6 @@ def _definitions(data:str|Path=None) -> pd.DataFrame:
     out += [(SEALED, arm, "all", own) for arm, own in sealed_settings(names).items()]
     out += [file_definition(path, data) for path in other_files(data)]
     return pd.DataFrame(out, columns=["table", "key", "protocol", "hash"])
-
 
 # %% ../../nbs/5_evidence/03_registrations.ipynb #d88be238
 ACCESS = {"nothing run": "older than every row that it reads",

@@ -212,7 +212,6 @@ def rows_behind(readings, root:str|Path=None) -> pd.DataFrame:
             found.append(got[named | ~got.duplicated(["stream", "seed"])].assign(instrument=instrument))
     return pd.concat(found[1:] or found, ignore_index=True)
 
-# %% ../../nbs/5_evidence/04c_selection.ipynb #e7952f4e
 class RowsBehind(Measured):
     "The recorded rows behind some readings; `every()`: readings that tell, besides, which runs there are."
     def __init__(self, readings, root:str|Path=None, every:Callable=None):

@@ -146,8 +146,6 @@ def manifest_of(root:str|Path=None) -> pd.DataFrame:
     lines = [x for path in table_paths(root) for x in manifest_lines(path)]
     return pd.DataFrame(lines, columns=MANIFEST).sort_values(MANIFEST[:3], ignore_index=True)
 
-
-# %% ../../nbs/5_evidence/04_table_files.ipynb #69dac9c7
 def write_table(frame:pd.DataFrame, kind:str, task:str, root:str|Path=None) -> Path:
     """Writes one kind of table of one task, sorted, whole or not at all. The same rows give the same bytes; a table
     without rows has no file."""
@@ -180,7 +178,6 @@ def sum_of(name:str, data:bytes) -> str:
     if name.endswith(".ipynb") and f'"{STORED}":'.encode() not in data: return "#" + _outputs_hash(data)[:63]
     return hashlib.sha256(data).hexdigest()
 
-# %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca895
 def _sums(root:str|Path=None) -> str:
     "A line for each file of `summed_files`: its sum, its path."
     root = Path(root or ROOT)
@@ -193,7 +190,6 @@ def write_sums(root:str|Path=None) -> Path:
 def witness(root:str|Path=None) -> str:
     "SHA-256 of SHA256SUMS: one number over all that has a sum, for a reader to keep and ask for later."
     return hashlib.sha256((Path(root or ROOT) / "SHA256SUMS").read_bytes()).hexdigest()
-
 
 # %% ../../nbs/5_evidence/04_table_files.ipynb #b4bca891
 def lines_of_csv(data:bytes, columns:Sequence[str]=None) -> Iterator:

@@ -26,7 +26,6 @@ NOTHING = (*[np.nan] * 4, 0, np.nan, np.nan, "")
 FEW, TIE, SIGN = "too few seeds", "the same in every seed", "direction"
 UNDER = ", part of whose interval does not count"
 
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #5b3d4020
 def decide(x, expects, margin:float, i=None, test=None):
     """(says, test, p, p_same) for values `x`, one a seed, with interval `i`, that expect `+`, `-` or `0`.
 
@@ -50,8 +49,6 @@ def decide(x, expects, margin:float, i=None, test=None):
     if test is None or p < .05: return says, name, p, same
     return "open", FEW * (len(x) < flips_needed(test.family)), p, same
 
-
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #aa8f0d91
 def _number(s, x, p, margin):
     "`holds`, `refuted` or `open` for a printed number `p` (a row of `paper_values`) with its `margin` and values `x`."
     mean, sd = (x.sum(), 0.0) if s.aggregate == "sum" else (x.mean(), x.std())
@@ -64,7 +61,6 @@ def _number(s, x, p, margin):
 Registered = namedtuple("Registered", "name p p_same family", defaults=(np.nan, np.nan, 1))
 FLIPS = "sign flips"
 
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #27e76b1f
 def _registered_test(rows, s):
     """The `Registered` test of statement `s` on `rows`: that of the contrast which asks the same (of several, the one
     with the largest p), else sign flips alone for runs of ours.
@@ -89,7 +85,6 @@ def _quotes(s, quoted):
     if not words or "not attempted" in words: says = "pending"
     return Decision(*NOTHING[:-1], "rule of numbers" * (says in ("holds", "refuted")), says, s.note)
 
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #5d16baf9
 def first_learners(rows, s):
     """Statement `s`, about models that learned, as far as the seed by which as many had as its n asks for: whoever
     comes later is not read, nor waited for. All of it where fewer learned."""
@@ -138,7 +133,6 @@ VERDICTS = (ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE, "direction on
             "turns on copies", "turns on text", "turns on size", "turns on the edit", "inconclusive", TOO_FEW, NO_POWER, NO_RUN, "pending",
             "by construction", "not testable here", "found here", "not found here")
 
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #092a7032
 _THERE = ("holds", SIGN)
 def _open(a): return TOO_FEW if a.test == FEW else "inconclusive"
 def _opposed(a, b): return bool(a and b) and {a.says, b.says} == {"holds", "refuted"}
@@ -171,8 +165,6 @@ def judge(paper:Decision, audited:Decision, numbers:Sequence[str]=(), uncopied:D
     less = sized or SIGN in (paper.says, audited.says) or {"differs", "corrected"} & set(numbers)
     return "direction only" if less else whose
 
-
-# %% ../../nbs/5_evidence/07c_verdicts.ipynb #ee993099
 def found_here(verdict:str) -> str:
     "The verdict on a question of our own: what reproduces a paper's claim is *found here*, what does not is not."
     return {**dict.fromkeys((ON_UNSEEN, ON_NEW_SEEDS, ON_PAPER_SEEDS, AT_THIS_SIZE), "found here"),

@@ -85,7 +85,6 @@ def _registered(clone):
     last = in_order(pd.DataFrame(lines, columns=COLUMNS, dtype=str)).drop_duplicates(KEY, keep="last")
     return dict(zip(last[KEY].itertuples(index=False, name=None), last["hash"])), faults
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0074
 def _defined(clone):
     "(table, key, protocol, hash) of all that stands in data/, and what of it cannot be read."
     lines = [(f"{clone.name(p)}, line {i}", (table, x)) for table in REGISTERED_TABLES
@@ -125,7 +124,6 @@ def _changed_pages(clone:Clone) -> Iterator:
             yield None if now == said[1] else (name, said[1], now)
         except Exception as e: yield name, "a page that says what it read", _why(e)
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0061
 DIGITS = 1e-9             # relative; sums differ in their last bits from one processor to the next
 
 def _other_cells(said:bytes, made:bytes) -> Iterator:
@@ -180,7 +178,6 @@ def _not_as_run(clone:Clone, pages:Sequence) -> Iterator:
         yield (page, "what a run shows", line.strip()) if line.startswith("    ") else None
     if done.returncode and not told: yield ", ".join(pages), "a run", (done.stderr.splitlines() or ["none"])[-1]
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0062
 FOUND = ["layer", "what", "expected", "got"]
 
 def _look(layer, look, clone):
@@ -231,7 +228,6 @@ def _witnessed_commit(clone:Clone, digest:str) -> str:
         taken = (s for s in shas if hashlib.sha256(read(f"{s}:SHA256SUMS")).hexdigest().startswith(digest))
         return next(taken, "")
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0066
 def _not_witnessed(clone:Clone, digest:str) -> Iterator:
     "Of every file of the state of which a witness was taken None where it fits, else (what, what should be, what is)."
     here = f"{witness(clone)[:12]}"
@@ -276,7 +272,6 @@ def _sentence(clone):
     _forge(page, (json.dumps(nb, indent=1, ensure_ascii=False) + "\n").encode())
     return f"a sentence of {clone.name(page)}", ("bytes",)
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0033
 def _word(clone):
     path = clone / FILE
     head, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -330,7 +325,6 @@ def _copy(clone, other):
     for name in ("SHA256SUMS", "README.md", "constraints.txt", "pyproject.toml"):
         if (clone / name).exists(): shutil.copy(clone / name, other)
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0065
 def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.DataFrame:
     "What each forgery of a copy of a clone changed, and the layers that saw it, before and after new sums."
     clone, out = Clone(root), []
@@ -349,7 +343,6 @@ def _demonstrate(root:str|Path=None, forged:Sequence[str]=tuple(FORGED)) -> pd.D
         out.append(dict(zip(("what was changed", "seen by", "seen by, with new sums"), (what, *seen))))
     return pd.DataFrame(out)
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0019
 def _add_check(p:ArgumentParser):
     p.add_argument("--layer", action="append", help=f"only this of {', '.join(LAYERS)}; may be repeated")
     p.add_argument("--witness", metavar="DIGEST", help="that check or record once printed, or that a release carries: "
@@ -360,7 +353,6 @@ def _add_check(p:ArgumentParser):
                    help=f"forge a copy in {len(FORGED)} ways, and say which layer sees it")
     add_form(p)
 
-# %% ../../nbs/7_record/04c_check.ipynb #c4ec0073
 @command("check", "whether a clone holds what was recorded: bytes, rows, registrations, history, pages, verdicts",
          "check --layer bytes --layer registrations", add=_add_check,
          told="Reads a clone and trains nothing. Its exit status is 2 where something does not fit.")

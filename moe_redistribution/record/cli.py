@@ -61,7 +61,6 @@ def _add_text_command(p:ArgumentParser, name:str):
         p.add_argument("--edit", action="append", help="zero, mean (default: both), route_around, swap:E2; of "
                        "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
 
-# %% ../../nbs/7_record/05_cli.ipynb #d5c58c71
 ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
          "kinds bench new completion").split()
 
@@ -123,7 +122,6 @@ _COMPLETE = """_moe_redistribution() {
 }
 complete -o default -F _moe_redistribution moe-redistribution"""
 
-# %% ../../nbs/7_record/05_cli.ipynb #999c97aa
 def _completion(shell) -> str:
     "The script by which `bash` or `zsh` completes commands, their options and some of their values."
     subs = next(a for a in parser()._actions if a.dest == "command").choices
@@ -136,7 +134,6 @@ def _completion(shell) -> str:
     before = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" * (shell == "zsh")
     return before + _COMPLETE % (" ".join([*subs, "--help", "--version"]), values, options)
 
-# %% ../../nbs/7_record/05_cli.ipynb #ec177abc
 @command("completion", "a script by which a shell completes commands and options", "completion bash",
          add=lambda p: p.add_argument("shell", choices=("bash", "zsh")), told="Its place for bash: ~/.local/share/"
          "bash-completion/completions/moe-redistribution; for zsh: a file that ~/.zshrc sources.")
@@ -161,7 +158,6 @@ def _run(args:Namespace):
     for file in args.imports: import_file(file)
     COMMANDS[args.command].run(args)
 
-# %% ../../nbs/7_record/05_cli.ipynb #c5a0e032
 NEVER_SAYS = ("A token that went to no barred expert keeps its weights; a checkpoint without that expert may raise "
               "them. An edit of router_logits that puts -1e4 there gives the checkpoint's.")
 
@@ -179,7 +175,6 @@ def _run_text_command(args:Namespace):
             if any(e.startswith(("never", "route_around")) for e in edits): print(NEVER_SAYS, file=sys.stderr)
     write_found(rows, out, args, score_map(rows) if args.command == "scores" else ablation_map(rows, edits[-1]))
 
-# %% ../../nbs/7_record/05_cli.ipynb #9a7e0001
 def _whole_numbers(text:str, what:str) -> list:
     "`64,128` → [64, 128]; ValueError (expected, got, fix) for anything else."
     if not all(re.fullmatch(r"\d{1,9}", w.strip()) for w in text.split(",")):
@@ -207,7 +202,6 @@ def _run_gates(args:Namespace):
     write_picture(picture.figure, out.with_suffix(".png"), dpi=150, bbox_inches="tight")
     print(f"{len(found):,} rows in {out}, a picture in {out.with_suffix('.png')}")
 
-# %% ../../nbs/7_record/05_cli.ipynb #80bbc08e
 def _text_command(name, about, run, more):
     command(name, about, f"{name} --model FOLDER --text FILE {more}", add=lambda p: _add_text_command(p, name),
             threads=None, told="Opens a model that save_pretrained wrote, or one of the hub, and writes rows and a "
@@ -233,7 +227,6 @@ def main(argv:Sequence=None):
         with interruptible(): return _carried_out(sys.argv[1:] if argv is None else argv)
     finally: warnings.formatwarning = said
 
-# %% ../../nbs/7_record/05_cli.ipynb #1f595d02
 def _one_line(e:Exception) -> str:
     """What an error says, in one line, with the line of a user's file that it comes from; the system's own, which names
     a file and a reason, with a fix."""
@@ -243,8 +236,6 @@ def _one_line(e:Exception) -> str:
     fix = "name one that is there" if isinstance(e, FileNotFoundError) else "mend or remove it, or name another"
     return f"{e.filename}: expected a file or a folder that can be used; got {e.strerror}; fix: {fix}"
 
-
-# %% ../../nbs/7_record/05_cli.ipynb #aa57353e
 def _in_a_study(e:Exception) -> str:
     "What the message on a bug goes on with, where a study's own module is what fails: it may be the caller's."
     at = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).parts[-3:-2] == ("studies",)]
@@ -277,4 +268,3 @@ def _carried_out(argv:Sequence) -> int:
         print(BUG + _in_a_study(e), file=sys.stderr)
         return 70
     return 0
-

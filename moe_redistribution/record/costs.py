@@ -42,7 +42,6 @@ def costs(asked, instruments=None) -> pd.DataFrame:
             out.setdefault(i, {})[name] = time.process_time() - began
     return pd.DataFrame(out).T.assign(total=lambda f: f.sum(axis=1))
 
-# %% ../../nbs/7_record/04_costs.ipynb #9f246c8b
 def _limit_lines(table:pd.DataFrame) -> list:
     """A line for each of `CPU_LIMITS` that a table of `costs` has tasks of: what they took in all, and whether that is
     too much."""
@@ -64,7 +63,6 @@ def _add_bench(p:ArgumentParser):
     p.add_argument("--instruments", action="store_true", help="CPU seconds of every instrument for --task instead")
     add_form(p)
 
-# %% ../../nbs/7_record/04_costs.ipynb #7ec47f7d
 @command("bench", "speed against a plain implementation and against the FLOP floor", "bench --instruments --task add7",
          add=_add_bench, told="Measures on a quiet machine, and says if it was not.")
 def _run_bench(args:Namespace):

@@ -173,7 +173,6 @@ def _printed_rows(asked:str, root:str|Path=None) -> pd.DataFrame:
     files = [" ".join([f"results/paper/{r.item}.csv", *_rows_files(r)]) for r in out.itertuples()]
     return out.assign(page=page, files=files)[["id", *READ_FROM, "paper", "ours", "verdict", "page", "files"]]
 
-# %% ../../nbs/7_record/02b_coverage.ipynb #bb47d030
 def _add_printed(p:ArgumentParser):
     p.add_argument("asked", metavar="ID|ITEM", help="a printed number such as tab7.006, or an item such as fig9")
     add_form(p)

@@ -115,7 +115,6 @@ def _what_for(clone, name, log, own, read, known):
         if old[::2] != new[::2]: return None
         return None if _moved(clone, new, log[since:at + 1], known) else log[at][0][:8]
 
-# %% ../../nbs/7_record/03c_outputs.ipynb #0c300017
 class _Log(list): asked = 0
 
 def _by_file(versions):
@@ -132,7 +131,6 @@ def guarded_pages(root:str|Path=None) -> list:
     last = {p: own[n][-1][0] for n in own if (p := versions / n) in pages}
     return [p for p, i in last.items() if not _moved(versions, _page_parts(p.read_bytes()), log[i:], known)]
 
-# %% ../../nbs/7_record/03c_outputs.ipynb #0c30001b
 def changed_outputs(root:str|Path) -> Iterator:
     """Of every page, README and picture of it None, else (which, what should have changed, the commit in which it
     changed alone); and each deviation that names a change where there was none. `NothingToLookAt` without history."""

@@ -68,7 +68,6 @@ def _not_in(there:pd.DataFrame, runs:Sequence, rules:Sequence[str]=None) -> list
                and known[r.stream, r.seed] < last_step(r, rules(r.stream) if callable(rules) else rules))
     return [r for r in runs if (r.stream, r.seed) not in known.index or further(r)]
 
-# %% ../../nbs/7_record/03_recording.ipynb #5a374cd1
 def _frames(study, name) -> dict:
     """Kind of table → the streams it is for, the rules that count as going further, and the function from runs to a
     frame."""
@@ -78,7 +77,6 @@ def _frames(study, name) -> dict:
     measured = {i: (x.streams, rules(x), of(x)) for i, x in recorded_with(study, name).items()}
     return measured | {"history": (STREAMS, None, history_frame), "runs": (STREAMS, None, run_frame)}
 
-# %% ../../nbs/7_record/03_recording.ipynb #183f1be5
 def _record_runs(store:Store, clone:Clone, study:Study, name:str, say:Callable=print, but:Iterable=()) -> list:
     """Adds the new runs of a condition, of a study of trainings, to the tables of a clone, each as soon as it
     is measured; says and returns what it wrote. `but`: files that are left out. Of a lent store, seeds of which nothing
@@ -97,7 +95,6 @@ def _record_runs(store:Store, clone:Clone, study:Study, name:str, say:Callable=p
     if written: say(f"{name}: {', '.join(p.parent.name for p in written)}")
     return written
 
-# %% ../../nbs/7_record/03_recording.ipynb #183f1be6
 def _add_rows(new:pd.DataFrame, kind:str, task:str, clone:Clone) -> Path:
     "Lays rows over those of a table, and returns its path. Others that write the same table wait."
     path = clone.table(kind, task)
@@ -126,7 +123,6 @@ def _record_rows(store:Store, clone:Clone, study:Study, say:Callable=print, but:
             say(f"{task}: {len(new):,} rows")
     return written
 
-# %% ../../nbs/7_record/03_recording.ipynb #5b1de013
 def _recorded_arms(study:Study) -> list:
     "The conditions that a study of trainings records."
     return list(dict.fromkeys(arm for p in kept_presets(study).values() for arm in p.arms))
@@ -198,7 +194,6 @@ def _check_before(clone:Clone, *more:Callable):
     check_all(claims, statements, partial(registrations, clone / FILE), partial(others, clone), *more,
               *(partial(as_committed, p) for p in files if p.name[0] != "."))
 
-# %% ../../nbs/7_record/03_recording.ipynb #07e50005
 def _record(store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
            replace:Sequence[str]=(), reason:str="weights lost", whose:str="", looked:Sequence[Looked]=None) -> list:
     """Adds what the store has to the recorded runs, rows, comparisons and checkpoints; returns the paths written.
@@ -245,7 +240,6 @@ def _record_checkpoints(store:Store, clone:Clone, but:Iterable=()) -> list:
     if rows: write_frame(pd.concat(rows, ignore_index=True), counts_at)
     return written + [counts_at] * bool(rows)
 
-# %% ../../nbs/7_record/03_recording.ipynb #c0de3007
 def _ledger_page(clone) -> list:
     "Writes the recorded ledger as a page, and all sums; its path, where there is a ledger."
     page, book = clone / "results/ledger.md", clone / "results/ledger.csv"
@@ -348,7 +342,6 @@ def _passes(check) -> bool:
     try: return check() is None
     except ValueError: return False
 
-# %% ../../nbs/7_record/03_recording.ipynb #c0de3004
 def _record_one(study:Study, store:Store=None, root:str|Path=None, say:Callable=print, executor:str|Executor="here",
                same:Sequence[str]=()) -> list:
     """Adds what the store has of one study to what is recorded, and the answers that it changes; paths written.
@@ -385,7 +378,6 @@ def _check_from(args):
             refuse("--from", "seeds that are new", "--replace as well", fix="leave --replace out")
     return both, store, name, alone
 
-# %% ../../nbs/7_record/03_recording.ipynb #05c51e02
 def _tell(written):
     print("\n".join(map(str, written)) or "Nothing new.", f"Witness of this state: {witness()}", sep="\n")
 

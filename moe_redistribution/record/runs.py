@@ -129,7 +129,6 @@ def _take_out(name:str, stream:str, seed:int, clone:Clone):
         gone = (frame["condition"] == name) & (frame["stream"] == stream) & (frame["seed"] == seed)
         if gone.any(): write_table(frame[~gone], kind, task, clone)
 
-# %% ../../nbs/7_record/01_runs.ipynb #9bb1a4b9
 def replaceable_names(names:Sequence[str], store:Store, clone:Clone, but:Iterable=()) -> list:
     """Names of conditions, each once. ValueError for one of which nothing is recorded, or of which the store has no
     run of the authors' stream."""
@@ -155,7 +154,6 @@ def _line(run, clone, reason):
     steps = [int(f["step"].iloc[0]) if len(f) else None for f in both]
     return name, run.stream, run.seed, *at, *steps, str(run.manifest.get("date", date.today()))[:10], reason
 
-# %% ../../nbs/7_record/01_runs.ipynb #4f546eb3
 def replace_runs(store:Store, clone:Clone, name:str, say:Callable=print, reason:str="weights lost",
                  but:Iterable=()) -> list:
     """Takes out the recorded runs of the authors' stream of which the store has another that went at least as far, and

@@ -36,7 +36,6 @@ def _measured_again(run:Run) -> pd.DataFrame:
             out.append(dict(rule=rule, step=step, metric=metric, told=then, now=now.item()))
     return pd.DataFrame(out, columns=["rule", "step", "metric", "told", "now"])
 
-# %% ../../nbs/7_record/01b_sound.ipynb #50d01e1f
 def _run_faults(run:Run) -> list:
     "Why a stored run is not what it says of itself, in words; nothing where it is."
     at = [f"weights by {r} are not finite" for r, w in run.weights.items()
@@ -78,7 +77,6 @@ class Looked:
     why: str = ""
     seal: str = THIS_CODE
 
-# %% ../../nbs/7_record/01b_sound.ipynb #50d01e20
 def look_at_runs(store:Store, clone:Clone, name:str, same:Sequence[str]=(), again:bool=False) -> list:
     "The stored runs of a condition that are not recorded, or not as far; all of them `again`."
     known, out = clone.rows("runs", name), []
@@ -117,7 +115,6 @@ def stored_jobs(study:Study, store:Store) -> list:
     return [(path, *at) for path in sorted((store.root / "studies" / study.name).glob("*.safetensors"))
             for at in own.get(path.stem) or _asked(study, path)]
 
-# %% ../../nbs/7_record/01b_sound.ipynb #50d01e15
 def row_faults(rows:pd.DataFrame) -> list:
     "Why rows are not recorded, in words: more than half of them are no numbers, or one is infinite."
     values = rows["value"].astype(float)
@@ -131,7 +128,6 @@ def pairs_recorded(study:str, preset:str, clone:Clone) -> set:
     found = clone.frame(clone.table(study, f"{study}.{preset}"), both, columns=both)
     return {*found.drop_duplicates().itertuples(index=False, name=None)}
 
-# %% ../../nbs/7_record/01b_sound.ipynb #50d01e21
 def _why_not(path, study, preset, job, info, lent, same) -> str:
     "Why stored rows of a study are refused, in words; empty where they are not."
     if preset is None:
@@ -143,7 +139,6 @@ def _why_not(path, study, preset, job, info, lent, same) -> str:
     why = _code_faults(then, job.code if "code" in info else now, lent, same)
     return "; ".join(why or row_faults(pd.DataFrame(info["rows"])))
 
-# %% ../../nbs/7_record/01b_sound.ipynb #50d01e22
 def look_at_study(store:Store, clone:Clone, study:Study, same:Sequence[str]=()) -> list:
     "The stored rows of a study of which some seed is not recorded."
     out, have, kept = [], {n: pairs_recorded(study.name, n, clone) for n in kept_presets(study)}, kept_presets(study)

@@ -117,7 +117,6 @@ def _held(versions, sha) -> set:
     lines = pd.read_csv(io.BytesIO(versions.read(blob)), usecols=["kind", "condition", "stream"])
     return {*lines.itertuples(index=False, name=None)}
 
-# %% ../../nbs/7_record/03b_versions.ipynb #4e00000d
 def _early_rows(versions:Versions, sha:str, cells:list) -> list:
     "Those of `cells` (as `cells_read` gives them) of which a commit had a row of any seed."
     out = []
@@ -192,7 +191,6 @@ def _claimed_before(versions:Versions) -> Iterator:
         except Exception as e: found = f"{r.table} {r.key} ({r.protocol})", "a line that can be looked up", repr(e)
         yield None if found and versions.is_known(f"{found[0]} at {r.shown[:8]}") else found
 
-# %% ../../nbs/7_record/03b_versions.ipynb #4e00001a
 def _one_line(versions, r, cells, then):
     who, named = f"{r.table} {r.key} ({r.protocol})", r.commit.rstrip("+" + LATER)
     if r.shown == "now": return who, "a line that is committed", "one that is not, so that git knows no date"

@@ -143,7 +143,6 @@ def _carry_all(jobs:Sequence, args:Namespace):
            say=lambda text: print(text, file=sys.stderr, flush=True))
     print("Now: " + estimate(missing_jobs(jobs)))
 
-# %% ../../nbs/7_record/04a_work.ipynb #996fb84b
 @command("train", "train what is missing for items of the paper, or conditions by name",
          "train add7/moe-e8k1-h256-silu add7/moe-e4k1-h256-silu --stream paired --seeds 1-16 --dry-run", add=_add_train,
          told="Safe to interrupt and to repeat.")
@@ -162,7 +161,6 @@ def _add_measure(p:ArgumentParser):
     add_steps(p)
     p.add_argument("--out", default="out/rows.parquet", help="a .parquet or .csv file (default: out/rows.parquet)")
 
-# %% ../../nbs/7_record/04a_work.ipynb #7cd437ce
 def _rows_recorded(name:str, stream:str, instruments) -> pd.DataFrame:
     "Recorded rows of a condition in a stream, by some instruments and all seeds; `file`: the table that each lies in."
     own = [read_table(i, name, [stream]).assign(file=table_path(i, name.partition("/")[0]).relative_to(ROOT).as_posix())
@@ -191,7 +189,6 @@ def _what_there_is(name:str, seeds:Sequence[int], stream:str, wanted) -> tuple:
         say(f"no {'stored' if runs else 'recorded'} run of seeds {', '.join(map(str, absent))}")
     return runs, recorded.drop(columns="file").iloc[:0 if runs else None]
 
-# %% ../../nbs/7_record/04a_work.ipynb #8b40ec08
 def _rows_measured(todo, stream:str) -> list:
     "Rows of each (name, instrument, its function, runs); says how far it is."
     found, line = [], Line()
@@ -202,7 +199,6 @@ def _rows_measured(todo, stream:str) -> list:
     say_if_one([of for *_, of, _ in todo], found)
     return found
 
-# %% ../../nbs/7_record/04a_work.ipynb #0f64a2c3
 @command("measure", "rows of your own runs, by every instrument that fits, or the recorded ones where you have none",
          "measure add7/moe-e4k1-h256-silu --seeds 42,137 --instrument ablation", add=_add_measure,
          told="Writes a file of rows, and says whose they are.")
@@ -272,7 +268,6 @@ def _run_study_command(args:Namespace):
     write_frame(tidy([rows]), out)
     print(f"{len(rows):,} rows in {out}")
 
-# %% ../../nbs/7_record/04a_work.ipynb #a86226e9
 def _add_conditions(p:ArgumentParser):
     p.add_argument("--item", default="all", help="tab1, fig15, appE, audit … (default: all)")
     add_form(p)

@@ -57,7 +57,6 @@ def _flips(n, most, seed):
     if 2 ** n <= most: return np.array([*product([1., -1.], repeat=n)]).T, 0
     return np.random.default_rng(seed).choice([-1., 1.], (n, most)), 1
 
-# %% ../../nbs/5b_report/11_curves.ipynb #c0c00012
 def curve_of(off:pd.DataFrame, expects:str="+", margin:float=0, flips:int=4000, seed:int=0) -> Curve:
     """The curve of readings × (stream, seed) as `other_readings` gives them, and its null by joint sign flips.
 

@@ -47,7 +47,6 @@ def colour(name:str) -> str:
     if c.router == "frozen": return {"moe": MODELS["frozen router"], "moe_glu": "#f2a97c"}[c.ffn]
     return MODELS[SHORT[c.ffn]]
 
-# %% ../../nbs/5b_report/05_figures.ipynb #46d3dc1c
 WRITTEN = {"silu": "SiLU", "gelu": "GELU", "relu": "ReLU"}
 NARROW = {"ffn": 256, "glu": 170, "moe": 256, "moe_glu": 256}                # widths that a label need not mention
 WIDE = {"ffn": 512, "glu": 340, "moe": 512, "moe_glu": 340}
@@ -88,7 +87,6 @@ def label(name:str) -> str:
     variant = SHORT.get(c.ffn) or getattr(c.variant, "label", c.ffn.replace("_", " "))
     return slow + ", ".join([variant + f" h{c.d_mlp}" * (not usual), *(text for odd, text in unusual if odd), *options])
 
-# %% ../../nbs/5b_report/05_figures.ipynb #5becf2b9
 def is_arm(name:str) -> bool:
     "Does a condition learn with other rates than the paper's?"
     return (c := _as_condition(name)) is not None and (c.ffn_lr != 1 or c.attn_lr != 1)
@@ -111,7 +109,6 @@ def draw_printed(ax, x, mean:float, std:float=np.nan):
     ax.plot(x, mean, "D", ms=6, mfc="white", mec="#a11", mew=1.4, zorder=5, clip_on=False)
     if std == std: ax.plot([x, x], [mean - std, mean + std], color="#a11", lw=.9, zorder=2)
 
-# %% ../../nbs/5b_report/05_figures.ipynb #777e1dd7
 NULLS = ("copy", "uniform", "most frequent", "pass-through")
 
 def null_levels(task:str="add7", names:Iterable|None=None) -> dict:
@@ -229,7 +226,6 @@ def _rows_by_name(rows:pd.DataFrame, names:Iterable, **where) -> dict:
                    fix=f"name its {several[0] if several else 'rows once'}")
     return {n: f[f["value"].notna()] for n, f in own.items()}
 
-# %% ../../nbs/5b_report/05_figures.ipynb #d1ce48c1
 def _history_by_name(history:pd.DataFrame, names:Iterable, metric:str) -> dict:
     """What a figure draws of each condition's evaluations: name → frame, a row a step and a column a seed.
 
@@ -329,7 +325,6 @@ def printed_at(compared:pd.DataFrame, name:str, where):
             if all(c[k] == v for k, v in where.items() if k in c): return r.paper_mean, r.paper_std
     return np.nan, np.nan
 
-# %% ../../nbs/5b_report/05_figures.ipynb #442079ff
 def _panels(rows, names, panels, where, top, ylabel):
     "The task, the rows of each panel, and what the axes end at and are called."
     t = _one_task(names)
@@ -386,7 +381,6 @@ def without_ffn(rows:pd.DataFrame, name:str, edit:str="mean", positions:Sequence
     at = [pick(rows, position=p, **where).set_index("seed")["value"] for p in positions]
     return (sum(at) / len(at)).dropna()
 
-# %% ../../nbs/5b_report/05_figures.ipynb #36b840da
 def rate_lines(ax, rows:pd.DataFrame, names:Sequence[str], **how):
     """A line and its 95% band over `RATES` for each architecture that has rows; `how` as for `without_ffn`.
 

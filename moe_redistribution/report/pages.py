@@ -76,7 +76,6 @@ def missing_runs(page:Page) -> pd.DataFrame:
         if seeds: out.append(dict(condition=n, seeds=len(seeds), hours=round(hours, 1)))
     return pd.DataFrame(out, columns=["condition", "seeds", "hours"])
 
-# %% ../../nbs/5b_report/12_pages.ipynb #9963f0f8
 def _stands_on(page:Page, root:str="../../../") -> str:
     """The sentence about what a page stands on: how many rows, their hash, from how many models, and what is missing.
 

@@ -30,8 +30,6 @@ def read_as(c, reading:str="audited", spec:str="+") -> str:
     i = registered(c, reading)
     return f"{i:{spec}}, n = {i.n:.0f}" if i.n > 0 else "–"
 
-
-# %% ../../nbs/5b_report/07_prose.ipynb #a3b44427
 def points(
     c,  # a claim, as `claim` gives it
     reading:str="audited",  # which of its readings: paper, audited, uncopied …

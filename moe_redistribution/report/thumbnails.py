@@ -53,7 +53,6 @@ def _verdict_bar(counts:dict) -> str:
     spans = "".join(f'<i style="width:{100 * n / whole:.1f}%;background:{SHADES.get(v, _NONE)}"></i>' for v, n in parts)
     return f'<span class="bar" title="{escape(", ".join(f"{n} {v}" for v, n in parts))}">{spans}</span>'
 
-# %% ../../nbs/5b_report/10_thumbnails.ipynb #7b0b0012
 def card(title:str, href:str, counts:dict, picture:str="", about:str="", source:str="") -> str:
     """One figure or table: a link with its picture (a data address or SVG), or with what it is about in words, and its
     verdicts; `source`: the page and label that the picture is from."""

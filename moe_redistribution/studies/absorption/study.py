@@ -51,7 +51,6 @@ class _Trial:
     def put(self, metric, value, n=0, **labels):
         self.found.append(rows([float(value)], [self.seed], metric=metric, stream="paired", n_examples=n, **labels))
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #1777003a
 @patch
 def train(self:_Trial, name, model, steps, curve=None, share=0., lr=None, **choices):
     """Trains `model` in place as the part `name` of the job, once; `curve` (labels) keeps held-out losses on the way.
@@ -63,7 +62,6 @@ def train(self:_Trial, name, model, steps, curve=None, share=0., lr=None, **choi
     for step, x in zip(h["step"], h.get("heldout", [])):
         self.put("loss", x, self.held[:, 1:].numel(), rule="look", step=step, **curve)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #27fce90e
 @patch
 def evaluate(self:_Trial, model, **labels):
     "Rows of the loss (nats), perplexity and, where answers are known, the loss on them; returns the loss."
@@ -128,7 +126,6 @@ def taught(self:_Trial, name, model, wanted) -> dict:
         for n, p in own.items(): p.copy_(done[0][n])
     return {w: s.gates for w, s in made.items()}
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #6e67e280
 @patch
 def under_students(self:_Trial, model, arm, own, students, masks):
     """Rows of students: agreement with attention (f1, and with the source), the model under their hard masks, and how
@@ -234,7 +231,6 @@ def of_dense(self:_Trial, model, arm, own):
     self.without_attention(model, arm, own, fitted)
     self.under_nulls(model, arm, own, masks)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #5fb6768f
 @patch
 def of_soft(self:_Trial, model, arm, own):
     (gates, how, _), masks = gating_of(model), self.under_masks(model, arm, own)
@@ -256,7 +252,6 @@ def of_hard(self:_Trial, model, arm, own):
         self.concentration(model, arm, "no gate")
     self.without_attention(model, arm, own)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #c5b71dd8
 def _gate_gradient(model, tokens) -> float:
     "Norm of the gradient of the loss that reaches a model's gates: 0 where no path leads to them."
     loss = next_token_loss(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens)
@@ -305,7 +300,6 @@ def _choices_of(steps, T, heldout, text="planted", tune=150, students=100, unfre
 def _all_arms(seeds): return dict.fromkeys(ABSORPTION_ARMS, seeds)
 FIVE = range(1, 6)
 
-# %% ../../../nbs/6_studies/absorption/02_study.ipynb #43c51a2c
 ABSORPTION_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?", _all_arms((1,)), 1,
                    _choices_of(6, 32, 16, tune=4, students=4), recorded=False),

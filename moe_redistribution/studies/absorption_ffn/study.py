@@ -95,7 +95,6 @@ def _scaled_scores(cached, ffn) -> dict:
     a = best_factor(cached, ffn)
     return answer_scores(cached.logits(a[:, None, None, None] * ffn), cached.t) | {"factor": a}
 
-# %% ../../../nbs/6_studies/absorption_ffn/02_study.ipynb #28608540
 def _opened_at_fork(members, arm, settings, edit) -> pd.DataFrame:
     """Rows right after an edit, without training: `edit` itself, and what repairs it without another router.
 

@@ -65,7 +65,6 @@ def _seconds_a_call(f, seconds) -> float:
     while perf_counter() - began < seconds: f(); n += 1
     return (perf_counter() - began) / n
 
-# %% ../../../nbs/6_studies/granularity/06_bench.ipynb #a61cd7eb
 def _stack_speed(preset="small", arm="grid/8e4a", seconds=10.0) -> pd.DataFrame:
     """Milliseconds a step of one student and seed: the stack, single stacks with autograd, plain models; and how many
     times as long as the stack they take. Students with k = 1 and without softmax are left out."""

@@ -110,7 +110,6 @@ def _score_gradient(G, dG, L, x:Mixture):
     pull = (G * dG).sum(1, keepdim=True)
     return G * (dG - pull) if x.combine == "softmax" else G * dG - L.softmax(1) * pull
 
-# %% ../../../nbs/6_studies/granularity/01_students.ipynb #2839fdf5
 def _loss_and_gradients(p, stack, X, y, out) -> torch.Tensor:
     """Losses (layer, seed) of a stack whose targets are y (seed, d, batch); gradients go into `out`, shaped as `p`.
 

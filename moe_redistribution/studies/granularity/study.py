@@ -63,14 +63,12 @@ def read_arm(arm, settings):
     students = [mixture(n, lesson.student_active, floor=True) for n in names]
     return kind, teacher, [s for s in students if kind not in ("built", "near") or s.k > teacher.k], lesson
 
-# %% ../../../nbs/6_studies/granularity/02_study.ipynb #d124b256
 def content(arm, settings):
     "What an arm's rows depend on: who teaches whom, the start, and the lesson."
     kind, teacher, students, lesson = read_arm(arm, settings)
     start = f"{kind} of even cuts" if kind in ("built", "near") else "random"
     return [arm, start, asdict(teacher), [asdict(s) for s in students], asdict(lesson)]
 
-# %% ../../../nbs/6_studies/granularity/02_study.ipynb #3a618e86
 def class_of(arm, seeds, settings, device="cpu") -> Class:
     "The teacher and the students of an arm before any training."
     kind, teacher, students, x = read_arm(arm, settings)
@@ -96,7 +94,6 @@ def _error_rows(arm, taught, errors, at) -> list:
                             n_examples=taught.x.test, **at))
     return out
 
-# %% ../../../nbs/6_studies/granularity/02_study.ipynb #5b1de031
 def _taught_rows(arm, seeds, settings, desk):
     "The job of this study: trains the students of an arm and gives the rows of all looks."
     taught = class_of(arm, seeds, settings, desk.device)
@@ -133,7 +130,6 @@ def _preset_size(d, steps, batch, lr=.01, students=HALVES, looks=20):
 
 def _sweep(teacher, ks): return [f"size/{teacher}/k{k}{bias}" for k in ks for bias in ("+bias", "")]
 
-# %% ../../../nbs/6_studies/granularity/02_study.ipynb #27752b5b
 STARTED = ("8e4a", "12e6a", "16e8a")             # teachers of whose larger students some are multiples and some are not
 def _arms_of(*of, teachers): return [f"{kind}/{t}" for kind in of for t in teachers]
 
@@ -159,6 +155,5 @@ def presets():
                           _preset_size(256, 12_800, 2_048, looks=100)),
             "paper": Preset("the authors' sizes, d = 256", own, 1, _preset_size(256, 12_800, 2_048, looks=100))}
 
-# %% ../../../nbs/6_studies/granularity/02_study.ipynb #d8bc7445
 STUDY = Study("granularity", "Does a student need its teacher's number of active experts? (companion 004)", presets(),
               _taught_rows, seconds, content=content)

@@ -84,7 +84,6 @@ def _tempered_loss(logits:torch.Tensor, targets:torch.Tensor, weights:torch.Tens
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #8e22ca1f
 EVERY = ("zero", "intact_mean", "intact_all", "intact_kind", "intact_other", "mean")
 
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #6e5e4fc9
 class KindJudge:
     "A model that is judged on held-out windows (n, T + 1) of a text, by kind of the token that is to be said."
     def __init__(self, model, text, windows:torch.Tensor, asked=()):
@@ -414,7 +413,6 @@ COMMON_RATE = .004
 _STANDS_FOR = {("dense", 1.), ("dense", .25), ("mixture", 1.)}         # arms of `night`; `fast` has a rate of its own
 LM_SWEEP = [f"{a}_x{x:g}/L3" for a in RATED for x in SPEEDS if (a, x) not in _STANDS_FOR]
 
-# %% ../../../nbs/6_studies/language_models/02_study.ipynb #f6ca4293
 LM_PRESETS = {
     "tiny": Preset("planted language, a few steps: does it run?",
                    dict.fromkeys(["mixture/L3", "dense/L3", "nulls"], (1,)), 1,

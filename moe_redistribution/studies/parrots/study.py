@@ -422,7 +422,6 @@ SEVEN = ["d24", "d32", "d48", "d16-e8", "d16-e16", "d24-e8", "d32-e4"]
 GRAPH_SETTINGS = dict(n=12, p=.14, graphs=20000, test=1000, layers=3, heads=4, steps=4000, batch=64, lr=3e-3, looks=8,
                       step_seconds=.2, models=["d32", "d64", "d32-e8"])
 
-# %% ../../../nbs/6_studies/parrots/02_study.ipynb #bcae722d
 def _parrot_settings(few=None, **more):
     "The settings of all kinds; `few` goes over each of them."
     ROUTERS = dict(models=["d24-e8", "d24-e8-frozen", "d24-e8-olmoe", "d24-e8-switch"], unmasked=["d24-e8", "d48"])

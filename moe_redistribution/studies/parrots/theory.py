@@ -101,7 +101,6 @@ def memorise(X, y, K:int) -> dict:
             p["eps"].append(eps)
     return p
 
-# %% ../../../nbs/6_studies/parrots/03_theory.ipynb #f858f80d
 def hat_output(p, X) -> torch.Tensor:
     "Output (n,) of the layer of `memorise` at points X (n, m), in the precision of X: its sign is the label."
     at = (X @ p["router"].to(X).T).argmax(1)

@@ -165,7 +165,6 @@ def _rules_of_draw(arm, seeds, settings, desk):
         if not desk.next(state) and int(members.step[0]) < end: return None
     return {}, dict(rows=tidy([pd.DataFrame(x) for x in found] + [_first_rows(curve, members, arm)]).to_dict("list"))
 
-# %% ../../../nbs/6_studies/parrots_rule/02_study.ipynb #803fd612
 def _ruled_rows(arm, seeds, settings, desk):
     "The job of this study: the rows of an arm, or None when its time is over."
     if arm.startswith("tables/"): return _rows_by_draw(arm, seeds)

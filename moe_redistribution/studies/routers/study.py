@@ -40,7 +40,6 @@ def _routed_seconds(arm, seeds, settings) -> float:
     slower = slower if arm.partition("/")[0] in POPULATIONS else 1
     return len(seeds) * slower * (S["steps"] + 2 * EXCHANGE_STEPS) * S["step_seconds"]
 
-# %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200039
 TASK_STEPS = {"rule": 3000, "surface": 3000, "book": 600, "planted": 700, "kjv": 700}
 ROUTED_RATES = {t: {"*": r} for t, r in dict(rule=.002, surface=.002, book=.0025, planted=.004, kjv=.002).items()}
 ROUTED_LEVELS = {"rule": {"loss|rule": .14}, "surface": {"loss|rule": .14}, "book": {"loss|later": 1.25},
@@ -88,7 +87,6 @@ ROUTED_PRESETS = {
     "margin": Preset("what width buys, and what is left without an FFN",
                      {f"{t}/{a}": (101, 102, 103, 104) for t, own in _BOUNDS.items() for a in own}, 1, _UNDECIDED)}
 
-# %% ../../../nbs/6_studies/routers/05_study.ipynb #a9200099
 _SEEDS, _TWINS = range(1, 9), ("straight", "straight_frozen", "frozen")
 _CORE = ("dense", "narrow", "none", *_TWINS, "switch", "switch_frozen", "top2", "top2_frozen", "hashed", "inputs")
 NIGHT_ARMS = {"book": (*_CORE, "hashed2"), "rule": _CORE, "planted": ("dense", "none", *_TWINS, "hashed")}

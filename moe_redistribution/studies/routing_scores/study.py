@@ -42,7 +42,6 @@ def chance_of_lead(senders, draws=20_000) -> float:
     leads = np.stack([rng.integers(0, n, draws) for n in senders], 1)
     return float(np.mean([np.bincount(row).max() / len(senders) for row in leads]))
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #3d31d91a
 def _map_of(frame, metric) -> pd.DataFrame:
     "Senders (rows, without sums) by routers, of one metric of what a `Tally` counts."
     own = frame[(frame["metric"] == metric) & ~frame["unit"].isin(["whole", "remainder", "b_router"])]
@@ -51,7 +50,6 @@ def _map_of(frame, metric) -> pd.DataFrame:
 
 def depth_of(name) -> int: return int(name.split(".")[0][1:])
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #484b29b6
 def _claim_values(by_component) -> dict:
     "R1 to R4 of a model with a router in every layer, from its measures by component: metric → number."
     var, aps, ans = (_map_of(by_component, m) for m in ("influence", "aps", "ans"))
@@ -88,7 +86,6 @@ def _expert_values(by_expert) -> dict:
                 not_by_norm=1 - len(strong & large) / n,
                 aarv_follows=spearmanr(var.to_numpy()[both], aarv.to_numpy()[both]).statistic)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #93a87603
 def _later_influence(s, tokens, without=None) -> float:
     "Sum of the influence of all senders at routers after the first, with an expert's output at zero or as it is."
     edits = None if without is None else combine_edits(s, {without: "zero"})
@@ -121,12 +118,10 @@ def _scored_rows(arm, seeds, settings, desk):
         out.append(rows([loss], [seed], metric="loss", n_examples=held[:, 1:].numel(), **labels))
     return tidy(out)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #2fc039cd
 def _study_seconds(arm, seeds, settings):
     "Seconds of one core that a job is expected to take."
     return len(seeds) * (8 + (arm != "untrained") * settings["steps"] * .045)
 
-# %% ../../../nbs/6_studies/routing_scores/02_study.ipynb #32939931
 def _sizes_of(text, steps, heldout, **sizes):
     return dict(text=text, d_vocab=1000, steps=steps, batch=16, lr=3e-3, looks=min(steps, 6), heldout=heldout,
                 sizes=sizes, sha256="" if text == "planted" else KJV_SHA256)

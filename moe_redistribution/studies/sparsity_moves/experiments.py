@@ -104,7 +104,6 @@ AUDIT = {e.key: e for e in (
     Experiment("audit-width", ("add7/glu-h42-silu", "add7/moe_glu-e4k1-h680-silu"), tuple(range(1, 129))),
     Experiment("audit-gelu", tuple(GELU.values()), tuple(range(1, 129))))}
 
-# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #45172986
 REPLICATES = Experiment("replicates", (TABLE1["FFN"], TABLE1["MoE"], ARMS["FFN, lr × ¼"]),
                         tuple(10_000 * r + 100 * i + j for r in (0, 1) for i in range(1, 9) for j in range(1, 9)))
 TWINS = Experiment("replicates-modadd", ("modadd/moe-e4k1-h512-gelu", "modadd/moe_glu-e4k1-h340-gelu"),
@@ -136,7 +135,6 @@ TABLES = {
     "tab10": "hist-main:gelu", "tab11": "hist-matched:gelu", "tab12": "hist-main:gelu",
     "tab13": "add7-silu add7-gelu add7-matched modadd-gelu modadd-silu modadd-matched hist-main hist-matched"}
 
-# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #aac59b42
 FIGURES = {
     "fig1": "add7-silu:ffn add7-matched:glu,silu add7-narrow add7-top2:moe add7-silu:moe add7-random:moe",
     "fig3": "fig3a fig3b hist-main:ffn,moe,gelu hist-matched:gelu",
@@ -155,7 +153,6 @@ FIGURES = {
     "fig26": "fig26a fig26b", "fig26a": "add7-silu:glu,moe_glu add7-gelu:glu,moe_glu",
     "fig26b": "modadd-gelu:glu,moe_glu modadd-silu:glu,moe_glu", "fig26c": "add7-silu:moe_glu add7-gelu:moe_glu"}
 
-# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #9db9c784
 SECTIONS = {"sec1": "add7-silu:ffn,moe add7-matched:glu,silu",
             "sec4.1": "fig3 fig4 fig8 tab10 add7-peractive:silu add7-freeze:moe",
             "sec4.2": "tab1 fig1 add7-top2 fig3b modadd-random:moe", "sec5": "add7-silu:ffn,moe add7-narrow",
@@ -231,7 +228,6 @@ class Order(Training):
     priority: int = 5
     preset: str = ""
 
-# %% ../../../nbs/6_studies/sparsity_moves/02_experiments.ipynb #0rder5a1
 @lru_cache(maxsize=None)
 def _all_orders() -> tuple:
     "Every order there is, first things first."

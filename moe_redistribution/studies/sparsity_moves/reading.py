@@ -76,7 +76,6 @@ SECTION_ITEMS = {
     "App. G": ("9g_controls", "tab7 tab8 tab9 fig23 fig24"), "App. H": ("9h_histogram", "tab10 tab11 tab12"),
     "App. I": ("9i_activations", "tab13 fig25 fig26")}
 
-# %% ../../../nbs/6_studies/sparsity_moves/04_reading.ipynb #3c11257f
 def section_of(name):
     "The key of `SECTION_ITEMS` that a section of the ledger belongs to, or nothing: `App. C.2.1` → `App. C.2`."
     own = [k for k in SECTION_ITEMS for part in k.split(", ") if name == part or name.startswith(part + ".")]
