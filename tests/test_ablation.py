@@ -5,22 +5,20 @@ import torch
 
 from moe_redistribution.instruments.ablation import (ablate, ablate_each, ablation_rows, decode, _share_rows,
                                                      derangement, combine_edits, units, _partner, _side_by_side)
-from moe_redistribution.models.population import forward, init, predict
+from moe_redistribution.models.population import forward, predict
 from moe_redistribution.tasks.task import get_task, slices, spans, strata
 from moe_redistribution.instruments.subject import Population
 from moe_redistribution.instruments.trace import trace
+from toys import untrained
 
 T = get_task("add7")
 MOE, DENSE, TWO = "add7/moe-e4k2-h16-silu", "add7/ffn-h8-silu", "add7/moe-e2k1-h8-silu+L2"
-
-def population(name, n=2):
-    return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
 
 def right(params, name): return predict(params, name) == T.targets
 
 @pytest.mark.parametrize("name", [MOE, DENSE, "add7/moe_glu-e4k1-h8-gelu+norm"])
 def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name):
-    params = population(name)
+    params = untrained(name)
     for h in range(4):
         without = {n: v.clone() for n, v in params.items()}
         without["W_O"][:, 0, h] = 0
@@ -28,14 +26,14 @@ def test_a_head_at_zero_is_a_model_with_that_head_s_output_weights_at_zero(name)
 
 @pytest.mark.parametrize("name", [MOE, "add7/moe_glu-e4k1-h8-gelu"])
 def test_an_expert_at_zero_is_a_model_whose_expert_writes_nothing(name):
-    params = population(name)
+    params = untrained(name)
     for e in range(4):
         without = {n: v.clone() for n, v in params.items()}
         for n in {"W_down", "b_down"} & set(params): without[n][:, 0, e] = 0
         assert torch.equal(ablate(params, name, {f"E{e}": "zero"}), right(without, name))
 
 def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
-    params = population(MOE, 1)
+    params = untrained(MOE, [0])
     tr = trace(params, T.tokens, MOE)
     out, g = tr["expert_out"][0].double(), tr["gates"][0].double()
     made, seen = combine_edits(MOE, {"E1": "mean"}), {}
@@ -47,7 +45,7 @@ def test_an_expert_s_mean_is_taken_over_the_tokens_that_go_to_it():
         assert torch.equal(seen["expert_out"][0, :, at, 0], tr["expert_out"][0, :, at, 0])
 
 def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
-    params = population(MOE)
+    params = untrained(MOE)
     tr = trace(params, T.tokens, MOE)
     forward(params, T.tokens, MOE, combine_edits(MOE, {"E1": "resample"}), seen := {})
     said = lambda x: sorted(map(tuple, x.tolist()))
@@ -63,21 +61,20 @@ def test_an_expert_s_examples_are_exchanged_among_the_tokens_that_go_to_it():
                          [{"E0": "mean", "gates": "reversed"}, {"E0": "resample", "gates": "reversed", "H1": "mean"},
                           {"H0": "mean", "z": "reversed"}, {"E2": "zero", "expert_out": "mean"}])
 def test_several_edits_have_no_order(edits):
-    params, edits = population(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how
-                                      for u, how in edits.items()}
+    params, edits = untrained(MOE), {u: (lambda x: x.flip(3)) if how == "reversed" else how for u, how in edits.items()}
     there, back = (forward(params, T.tokens, MOE, combine_edits(MOE, dict(e)))
                    for e in (edits.items(), reversed(edits.items())))
     assert torch.equal(there, back)
 
 def test_all_experts_at_zero_are_the_ffn_at_zero_and_all_heads_leave_only_the_bias():
-    params = population(MOE)
+    params = untrained(MOE)
     assert torch.equal(ablate(params, MOE, {f"E{e}": "zero" for e in range(4)}),
                        ablate(params, MOE, {"ffn_out": "zero"}))
     assert torch.equal(ablate(params, MOE, {f"H{h}": "zero" for h in range(4)}),
                        ablate(params, MOE, {"attn_out": params["b_O"][:, 0, None, None]}))
 
 def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
-    params, each = population(MOE), [{"H0": "mean"}, {"E2": "mean", "H1": "zero"}, {"ffn_out": "resample"}, {}]
+    params, each = untrained(MOE), [{"H0": "mean"}, {"E2": "mean", "H1": "zero"}, {"ffn_out": "resample"}, {}]
     alone = torch.stack([ablate(params, MOE, e) for e in each])
     with pytest.raises(ValueError, match="one set of edits or more"): ablate_each(params, MOE, [])
     assert torch.equal(ablate_each(params, MOE, each), alone)
@@ -86,7 +83,7 @@ def test_the_edit_axis_is_one_edit_after_the_other_on_cpu_and_side_by_side():
 
 def test_units_of_a_deeper_model_carry_their_layer():
     assert units(TWO)[:2] == ["L0.H0", "L0.H1"] and "L1.E1" in units(TWO)
-    params = population(TWO)
+    params = untrained(TWO)
     without = {n: v.clone() for n, v in params.items()}
     without["W_O"][:, 1, 2] = 0
     assert torch.equal(ablate(params, TWO, {"L1.H2": "zero"}), right(without, TWO))
@@ -95,7 +92,7 @@ def test_units_of_a_deeper_model_carry_their_layer():
     ("H9", DENSE, "nearest: 'H"), ("L0H0", TWO, "L0. to L1. or L.. before one of"),
     ("L1.H0", DENSE, "expected one of H0, H1, H2, H3"), ("gates", DENSE, "expected one of")])
 def test_what_a_model_has_not_got_is_refused(unit, name, says):
-    with pytest.raises(ValueError, match=says): ablate(population(name), name, {unit: "zero"})
+    with pytest.raises(ValueError, match=says): ablate(untrained(name), name, {unit: "zero"})
 
 def greedy(params, name, edits):
     "Token by token for every input, each with a forward pass of its own; edits are constants."
@@ -112,7 +109,7 @@ def greedy(params, name, edits):
 @pytest.mark.parametrize("name", [MOE, DENSE])
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
 def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
-    params = population(name)
+    params = untrained(name)
     clean = trace(params, T.tokens, name, ["ffn_out"])["ffn_out"]
     value = {"zero": torch.zeros_like(clean), "mean": clean.mean(1, keepdim=True).expand_as(clean),
              "resample": clean[:, derangement(1000)]}[how]
@@ -120,12 +117,12 @@ def test_decoding_keeps_the_edit_s_teacher_forced_values(name, how):
             == greedy(params, name, {"ffn_out": lambda s: lambda x: value[s:s + 1]})).double().mean() > .999
 
 def test_decoding_gives_a_function_what_the_model_s_own_prefix_makes():
-    params, half = population(MOE), lambda x: .5 * x
+    params, half = untrained(MOE), lambda x: .5 * x
     assert ((decode(params, MOE, {"ffn_out": half}) == greedy(params, MOE, {"ffn_out": lambda s: half})).double().mean()
             > .999)
 
 def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_nothing():
-    params = population(MOE)
+    params = untrained(MOE)
     without = {n: v.clone() for n, v in params.items()}
     for n in ("W_down", "b_down"): without[n][:, 0, 2] = 0
     assert torch.equal(decode(params, MOE, {"E2": "zero", "H1": "mean"}), decode(without, MOE, {"H1": "mean"}))
@@ -133,7 +130,7 @@ def test_decoding_without_an_expert_is_decoding_a_model_whose_expert_writes_noth
 @pytest.mark.parametrize("how", ["mean", "resample", torch.zeros_like])
 def test_decoding_refuses_other_replacements_of_experts_and_says_why(how):
     with pytest.raises(ValueError, match="expected zero for E1; got .* only on the model's own prefix .* fix: zero"):
-        decode(population(MOE), MOE, {"E1": how})
+        decode(untrained(MOE), MOE, {"E1": how})
 
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H1": "resample", "ffn_out": "mean"}])
@@ -157,7 +154,7 @@ def test_shares_are_plain_counts():
     assert {*zip(got["position"], got["stratum"])} == {(where, stratum) for where, stratum, _ in slices(T)}
 
 def test_histogram_rows_are_split_by_count_and_add7_rows_by_operation():
-    hist = population("hist/ffn-h8-gelu", 1)
+    hist = untrained("hist/ffn-h8-gelu", [0])
     got = ablation_rows(hist, "hist/ffn-h8-gelu", [0], ["zero"], fine=True, rule="init")
     counts = got.query("position == 'p0-p9' and metric == 'digits' and site == 'none' and stratum != 'all'")
     assert sorted(counts["stratum"]) == [f"count={k}" for k in range(1, 10)] and counts["n_examples"].sum() == 30_000

@@ -15,21 +15,19 @@ from transformers.utils import logging
 from moe_redistribution.instruments.ablation import combine_edits
 from moe_redistribution.instruments.scores import routing_scores
 from moe_redistribution.instruments.trace import trace
-from moe_redistribution.language.families import _tiny_config, tiny_model
+from moe_redistribution.language.families import _tiny_config
 from moe_redistribution.language.opened import open_model, sum_of_parts
 from moe_redistribution.language.decomposition import answer_terms
 from moe_redistribution.language.watched import _experts_in_use, _own_eager
 from test_scores import Adapted
+from toys import eager_model
 
 logging.disable_progress_bar()
 TOKENS = torch.randint(50, (2, 10), generator=torch.Generator().manual_seed(3))
 EDITS = {"L1.E1": "zero"}, {"L1.E1": "route_around"}, {"L1.routes": "never:E1"}, {"L1.E1": "swap:E2"}
 READ = ("L1.router_logits", "L1.router_probs", "L1.gates", "L1.E1", "L1.resid_post", "logits")
 
-def made(family="olmoe", **sizes):
-    model = tiny_model(family, **sizes)
-    model.set_experts_implementation("eager"), model.set_attn_implementation("eager")
-    return model
+def made(family="olmoe", **sizes): return eager_model(family, torch.float32, **sizes)
 
 def own(model):
     with torch.no_grad(): return model(input_ids=TOKENS, use_cache=False).logits

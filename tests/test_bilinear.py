@@ -8,17 +8,15 @@ from moe_redistribution.instruments.bilinear import (FACTOR_NULLS, READERS, _bil
                                                      _readers, _redrawn_factors, _rotation, scores, _shares, _tensor,
                                                      _token_power, _top_singular)
 from moe_redistribution.models.clocks import bilinear_clock
-from moe_redistribution.models.population import init
 from moe_redistribution.tasks.task import P, get_task
 from moe_redistribution.instruments.rows import ROW_COLUMNS
 from moe_redistribution.instruments.trace import trace
+from toys import untrained
 
 SMALL = {"glu": "modadd/glu-h24-gelu+d32", "moe_glu": "modadd/moe_glu-e4k1-h48-silu+d32"}
 each_variant = pytest.mark.parametrize("name", SMALL.values(), ids=SMALL)
 LINEAR = "modadd/glu-h64-linear"
 near = lambda a, b, eps=1e-9: torch.testing.assert_close(a, b, rtol=eps, atol=eps)
-
-def population(name, n_seeds=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n_seeds)])
 
 def tables(gate, mix, up): return torch.einsum("...jm,...mk,...lm->...kjl", gate, mix, up)
 
@@ -27,7 +25,7 @@ def tables(gate, mix, up): return torch.einsum("...jm,...mk,...lm->...kjl", gate
 @each_variant
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name, symmetric):
-    params = population(name)
+    params = untrained(name)
     T = _tensor(params, name)
     if symmetric: T = (T + T.mT) / 2
     gate, up, down = _factors(params, name)
@@ -39,7 +37,7 @@ def test_the_svd_through_w_by_w_products_is_the_svd_of_the_unfolded_tensor(name,
     near((V.flatten(3) * Vh[:, :, :6]).sum(-1).abs(), torch.ones(2, T.shape[1], 6).double(), 1e-6)
 
 def test_tables_that_do_not_exist_are_nan_and_not_noise():
-    params = population("modadd/glu-h24-gelu+d32")
+    params = untrained("modadd/glu-h24-gelu+d32")
     gate, up, down = _factors(params, "modadd/glu-h24-gelu+d32")
     down[..., 3:, :] = 0                                                        # three units are left
     strength, mix = _top_singular(gate, up, down, 6)
@@ -61,7 +59,7 @@ def by_loops(V, E_a, E_b):
 @pytest.mark.parametrize("through", READERS)
 def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
     name = "modadd/glu-h24-gelu+d32"
-    params = population(name, 1)
+    params = untrained(name, [0])
     own, (xa, xb) = _factors(params, name), _readers(params, name, through)
     mix = _top_singular(*own, 2)[1]
     one_wave, on_sum = _shares(*_token_power(*own[:2], mix, (xa, xb)))
@@ -73,7 +71,7 @@ def test_shares_of_a_table_are_those_of_plain_loops_over_pairs(through):
 @each_variant
 def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
     "What the layer would write for x_a + x_b, without its activation, less what one of them alone makes it write."
-    params = population(name, 1)
+    params = untrained(name, [0])
     gate, up, down = _factors(params, name)
     xa, xb = _readers(params, name, "attention")
     unit = lambda x, w: x[0] @ w[0]                                                        # (e, p, w)
@@ -91,7 +89,7 @@ def test_the_whole_share_is_that_of_ffn_outputs_and_logits_over_all_pairs(name):
 @pytest.mark.parametrize("name", [SMALL["glu"], LINEAR], ids=["uniform", "one head each"])
 def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
     "With queries of zero, or heads that look at a and at b whatever they hold, the mean pattern is that of each pair."
-    params = bilinear_clock(apart=True) if name == LINEAR else population(name, 1)
+    params = bilinear_clock(apart=True) if name == LINEAR else untrained(name, [0])
     if name != LINEAR: params["W_Q"] = torch.zeros_like(params["W_Q"])
     xa, xb = _readers(params, name, "attention")
     seen = trace(params, get_task("modadd").tokens[[0, 5 * P, 7]], name)["resid_mid"][0, :, 2].double()  # 0+0, 5+0, 0+7
@@ -100,7 +98,7 @@ def test_what_attention_brings_is_what_stands_in_the_residual_stream(name):
 
 def test_relabelling_numbers_by_a_unit_of_the_circle_changes_nothing():
     "n → 5n sends waves to waves and sums to sums."
-    params = population(SMALL["moe_glu"])
+    params = untrained(SMALL["moe_glu"])
     gate, up, down = _factors(params, SMALL["moe_glu"])
     E = params["W_E"][:, None, :P].double()
     one = scores(gate, up, down, {"e": (E, E)}, params["W_U"])["e"]
@@ -120,7 +118,7 @@ def test_a_random_table_through_random_tables_is_a_table_of_one_unit_per_dimensi
     near(got[1][0, 0, 1], want[1][0, 0, 0])
 
 def test_nulls_keep_what_they_should_and_nothing_more():
-    params, g = population(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
+    params, g = untrained(SMALL["moe_glu"]), torch.Generator().manual_seed(0)
     gate, up, down = _factors(params, SMALL["moe_glu"])
     same_gate, paired, same_down = _redrawn_factors(gate, up, down, SMALL["moe_glu"], "shuffled", g)
     assert torch.equal(same_gate, gate) and torch.equal(same_down, down) and not torch.equal(paired, up)
@@ -138,7 +136,7 @@ def test_nulls_keep_what_they_should_and_nothing_more():
 
 @each_variant
 def test_rows_of_a_seed_do_not_depend_on_its_company(name):
-    params = population(name, 3)
+    params = untrained(name, range(3))
     whole = _bilinear_rows(params, name, [5, 6, 7], draws=2, rule="final")
     alone = _bilinear_rows({n: v[1:2] for n, v in params.items()}, name, [6], draws=2, rule="final")
     pick = lambda f: f[(f["seed"] == 6) & (f["edit"] == "none")].reset_index(drop=True)
@@ -147,7 +145,7 @@ def test_rows_of_a_seed_do_not_depend_on_its_company(name):
                                rtol=1e-6, atol=1e-9)
 
 def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
-    one = population(SMALL["glu"], 1)
+    one = untrained(SMALL["glu"], [0])
     twice = {n: torch.cat([v, v]) for n, v in one.items()}
     def null(seeds):
         frame = _bilinear_rows(twice, SMALL["glu"], seeds, draws=2).query("edit == 'rotated' and metric == 'sum_share'")
@@ -156,7 +154,7 @@ def test_nulls_of_two_seeds_are_two_draws_and_those_of_one_seed_are_the_same():
     assert a.loc["attention", 5] != a.loc["attention", 6] == pytest.approx(b.loc["attention", 6], rel=1e-6)
 
 def test_each_number_has_its_nulls_beside_it():
-    frame = _bilinear_rows(population(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
+    frame = _bilinear_rows(untrained(SMALL["glu"]), SMALL["glu"], [0, 1], draws=3)
     for metric in frame.query("edit == 'none'")["metric"].unique():
         for suffix in ("", "_sd", "_p"):
             beside = frame[(frame["metric"] == metric + suffix) & (frame["edit"] != "none")]
@@ -166,10 +164,10 @@ def test_each_number_has_its_nulls_beside_it():
     assert frame["value"].notna().all()
 
 @pytest.mark.parametrize("call, says", [
-    (lambda p: _bilinear_rows(population("modadd/glu-h24-gelu+norm", 1), "modadd/glu-h24-gelu+norm", [0]), "without norm"),
+    (lambda p: _bilinear_rows(untrained("modadd/glu-h24-gelu+norm", [0]), "modadd/glu-h24-gelu+norm", [0]), "without norm"),
     (lambda p: _bilinear_rows(p, SMALL["glu"], [0], draws=0), "one draw or more of each null; got 0"),
     (lambda p: _readers(p, SMALL["glu"], "attn"), "nearest: 'attention'"),
     (lambda p: _redrawn_factors(*_factors(p, SMALL["glu"]), SMALL["glu"], "shuffle", torch.Generator()), "'shuffled'")])
 def test_what_has_no_tensor_of_a_circle_and_unknown_words_are_refused(call, says):
-    with pytest.raises(ValueError, match=says): call(population(SMALL["glu"], 1))
+    with pytest.raises(ValueError, match=says): call(untrained(SMALL["glu"], [0]))
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from moe_redistribution.evidence.claims import (CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading, claims,
-                                                each_name, statements)
+                                                each_name, stand_in, statements)
 from moe_redistribution.evidence.printed import study_tables
 from moe_redistribution.evidence.table_files import ROOT
 from moe_redistribution.evidence.registrations import definition_hash, registrations
@@ -61,6 +61,11 @@ def test_readings_are_all_that_a_claim_reads_and_no_constant():
     for how in ("none", "null", "quotes"): assert c._replace(aggregate=how).readings == []
     assert all(isinstance(r, Reading) and each_name(r.condition) for cs in TABLES.values() for c in cs
                for r in c.readings)
+
+def test_only_a_reading_of_the_best_epoch_has_a_stand_in_and_one_of_a_study_has_none():
+    best = READING._replace(condition="modadd/ffn-h512-gelu", rule="best")
+    assert stand_in(READING) is None and stand_in(best).rule == "first99"
+    assert stand_in(best._replace(condition="granularity.small/grid/8e4a")) is None
 
 def test_a_percentage_is_refused_also_of_what_a_share_leaves():
     percent = CLAIM._replace(unit_factor=100, versus="", aggregate="mean", metric="1 - digits")

@@ -1,16 +1,14 @@
 """Ruling out the current token: against a loop over inputs, and on models whose answer is known."""
 import pytest
-import torch
 
 from moe_redistribution.tasks.data import SEEDS
 from moe_redistribution.studies.sparsity_moves.arms import TABLE1
 from moe_redistribution.instruments.copying import copying_nulls, copying_rows, without_copy
-from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.population import forward
 from moe_redistribution.tasks.task import get_task
+from toys import untrained
 
 T = get_task("add7")
-
-def untrained(name, n=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
 
 @pytest.mark.parametrize("name", ["add7/ffn-h16-silu", "add7/moe-e4k1-h16-silu", "add7/moe_glu-e2k1-h8-gelu"])
 @pytest.mark.parametrize("how", [None, "zero", "mean"])
@@ -28,7 +26,7 @@ def test_it_is_the_best_of_the_other_tokens_on_the_inputs_where_the_current_one_
 
 def test_rows_name_each_number_once_and_do_not_depend_on_company():
     name = "add7/moe-e4k1-h16-silu"
-    params = untrained(name, 3)
+    params = untrained(name, range(3))
     whole = copying_rows(params, name, [1, 2, 3], rule="final")
     alone = copying_rows({n: v[1:2] for n, v in params.items()}, name, [2], rule="final")
     assert (not whole.duplicated(["seed", "site", "edit", "position"]).any()
@@ -47,5 +45,5 @@ def test_a_mean_silences_the_copy_at_the_ones_and_not_at_the_tens():
 
 def test_tasks_whose_answers_are_not_input_tokens_are_refused():
     name = "hist/ffn-h8-gelu"
-    for ask in (lambda: without_copy(untrained(name, 1), name), lambda: copying_nulls(get_task("hist"))):
+    for ask in (lambda: without_copy(untrained(name, [0]), name), lambda: copying_nulls(get_task("hist"))):
         with pytest.raises(ValueError, match="votes for itself.* fix: use ablation"): ask()

@@ -17,7 +17,7 @@ from moe_redistribution.instruments.routing import routes, saturation
 from moe_redistribution.instruments.speed import speed, _speed_rows
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.models.condition import RECIPES, condition
-from moe_redistribution.models.population import Transformer, forward, init, sites
+from moe_redistribution.models.population import Transformer, forward, sites
 from moe_redistribution.record.cli import main
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.groups import _train_group
@@ -25,6 +25,7 @@ from moe_redistribution.training.loop import init_members, unflatten
 from moe_redistribution.training.store import Store
 from same import assert_same_runs
 from tiers import first
+from toys import untrained
 
 DENSE, MOE = "add7/ffn-h8-silu+L2", "add7/moe-e2k1-h8-silu+L2"
 ASKED = ["add7/ffn-h64-gelu+L2", "add7/moe-e4k1-h64-silu+L3", "modadd/glu-h64-gelu+L2", "hist/moe_glu-e4k1-h64-silu+L2"]
@@ -37,8 +38,6 @@ T = get_task("add7")
 def look_often(monkeypatch):
     for task, every in {"add7": 2, "modadd": 1, "hist": 1}.items():
         monkeypatch.setitem(RECIPES[task], "eval_every", every)
-
-def members(name, n=2): return init(name, [torch.Generator().manual_seed(s) for s in range(n)])
 
 def moved(params, l):
     "The same members with other weights in one layer, and in nothing else."
@@ -117,7 +116,7 @@ CASES += [(DEEPER, i) for i in ("ablation", "routing", "scores")]
 @pytest.mark.parametrize("name, i", first([(DEEPER, "scores")], CASES))
 def test_rows_of_an_instrument_name_every_layer_and_change_with_every_layer(name, i):
     "Not with the first one alone: that would be a model of several layers, read as one of its first."
-    c, params, x = condition(name), members(name, 1), instruments()[i]
+    c, params, x = condition(name), untrained(name, [0]), instruments()[i]
     assert "one layer" not in x.needs
     def rows(p): return x.rows(dict(p), name, [1], stream="paired", rule="final")
     got = rows(params)
@@ -129,7 +128,7 @@ def test_rows_of_an_instrument_name_every_layer_and_change_with_every_layer(name
 
 @pytest.mark.parametrize("name", [DENSE, MOE])
 def test_a_layers_ffn_at_zero_is_a_model_without_it(name):
-    params = {n: v * (30 if n == "W_down" else 1) for n, v in members(name, 1).items()}           # FFNs that matter
+    params = {n: v * (30 if n == "W_down" else 1) for n, v in untrained(name, [0]).items()}           # FFNs that matter
     said = {}
     for l in range(2):
         gone = {n: v.clone() for n, v in params.items()}
@@ -149,7 +148,7 @@ def test_what_is_for_one_layer_says_so_before_any_work():
 # --------------------------------------------------------------------------------------------------- mended here
 
 def test_an_expert_of_a_deep_model_has_a_speed():
-    before = members(MOE)
+    before = untrained(MOE)
     after = moved(before, 1)
     got, seen = speed(before, after, MOE), trace(before, T.tokens, MOE)
     for e in range(2):
@@ -168,7 +167,7 @@ def test_speed_is_measured_of_every_layer():
     assert {*paired["site"]} == {"L0.ffn_out", "L1.ffn_out"} and (paired["value"] > 0).all()
 
 def test_routes_of_several_layers_are_asked_layer_by_layer():
-    params = members(MOE)
+    params = untrained(MOE)
     other = moved(params, 1)
     for ask in (lambda: routes(params, MOE), lambda: saturation(params, other, MOE)):
         with pytest.raises(ValueError, match="routes: expected a layer, of 2; got none; fix: layer=0"): ask()
@@ -177,10 +176,10 @@ def test_routes_of_several_layers_are_asked_layer_by_layer():
 
 def test_what_follows_the_attention_of_the_first_layer_is_not_the_answer():
     with pytest.raises(ValueError, match="after_attention: expected one layer; got 2 in .*; fix: use `patch`"):
-        _after_attention(members(DENSE, 1), condition(DENSE), torch.zeros(3, 64))
+        _after_attention(untrained(DENSE, [0]), condition(DENSE), torch.zeros(3, 64))
 
 def test_heads_are_ranked_over_all_layers_and_the_rows_say_so():
-    rows = attribution_rows(members("add7/no_ffn+L2", 1), "add7/no_ffn+L2", [1]).query("metric.str.startswith('rank')")
+    rows = attribution_rows(untrained("add7/no_ffn+L2", [0]), "add7/no_ffn+L2", [1]).query("metric.str.startswith('rank')")
     assert {*rows["site"]} == {"L*.z"} and {*rows["unit"]} == {"", *(f"R{r}" for r in range(1, 9))}
 
 # ------------------------------------------------------------------------------------------------- the command line

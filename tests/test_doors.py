@@ -14,11 +14,12 @@ from moe_redistribution.instruments.attribution import attribution
 from moe_redistribution.instruments.instrument import instruments, instruments_for, misfits
 from moe_redistribution.models.condition import RECIPES
 from moe_redistribution.instruments.patching import patch
-from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.population import forward
 from moe_redistribution.tasks import task as tasks
 from moe_redistribution.tasks.task import TASKS, get_task, modadd_task
 from moe_redistribution.training.loop import TASK_RULES, register_task
 from tiers import first
+from toys import untrained
 
 PACKAGE = Path(__file__).resolve().parent.parent / "moe_redistribution"
 TWINS = {"add7": "twinadd", "modadd": "twinmod", "hist": "twinhist"}
@@ -35,8 +36,6 @@ def twins():
     for name in (*TWINS.values(), "mod7", "mod13"):
         for table in (TASKS, RECIPES, TASK_RULES, tasks._made): table.pop(name, None)
 
-def members(name): return init(name, [torch.Generator().manual_seed(s) for s in (1, 2)])
-
 @pytest.mark.parametrize("name", ["add7/moe-e2k1-h16-silu", "add7/ffn-h16-silu+hold_tens9", "add7/moe-e2k1-h16-silu+L2",
                                   "modadd/moe_glu-e2k1-h8-linear", "hist/moe-e2k1-h8-gelu", "hist/no_ffn"])
 def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
@@ -50,7 +49,7 @@ def test_a_task_under_another_name_gets_the_same_instruments(name, twins):
 @pytest.mark.parametrize("name", first(["add7/ffn-h8-silu+hold_tens9+d16"], ["add7/moe-e2k1-h16-silu",
                                                                              "add7/ffn-h8-silu+hold_tens9+d16"]))
 def test_and_the_same_rows(name, twins):
-    twin, params = name.replace("add7", twins["add7"]), members(name)
+    twin, params = name.replace("add7", twins["add7"]), untrained(name)
     for i, x in instruments_for(name).items():
         if i in ("probes", "speed", "fourier"): continue
         a, b = (x.rows(dict(params), n, [1, 2], stream="authors", rule="final") for n in (name, twin))
@@ -61,7 +60,7 @@ def test_and_the_same_rows(name, twins):
 def test_addition_modulo_another_number_is_measured_by_every_instrument_for_sums(twins, p):
     name = f"mod{p}/moe_glu-e2k1-h8-linear"
     for i in ("bilinear", "fourier", "grokking", "routing"):
-        got = instruments()[i].rows(members(name), name, [1, 2], stream="authors", rule="final")
+        got = instruments()[i].rows(untrained(name), name, [1, 2], stream="authors", rule="final")
         assert len(got) and got["value"].notna().any()
         assert got["n_examples"].max() <= 3 * p * p                      # all three places of all pairs
 
@@ -71,11 +70,11 @@ TABLES = {"tasks/task.py": ("TASKS",), "models/condition.py": ("RECIPES",), "tra
           "training/bench.py": ("HEADLINE", "TARGETS", "FLOORS", "BENCH_SEEDS", "PACE", "_members"),
           "record/costs.py": ("CPU_LIMITS",), "report/figures.py": ("PLAIN",)}
 
-def names_asked_for(path):
-    "Lines of a module that compare something with the name of one of the paper's tasks, or look something up by it."
+def names_asked_for(tree):
+    "Lines of a parsed module that compare something with the name of one of the paper's tasks, or look something up by it."
     own = re.compile(rf"^({'|'.join(TWINS)})(/.*)?$")
     literal = lambda x: isinstance(x, ast.Constant) and isinstance(x.value, str) and own.match(x.value)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Compare): found = [node.left, *node.comparators]
         elif isinstance(node, ast.Dict): found = node.keys
         elif isinstance(node, ast.Subscript): found = [node.slice]
@@ -93,10 +92,11 @@ def test_no_room_of_the_library_asks_for_a_task_by_its_name():
     rooms = [p for p in sorted(PACKAGE.rglob("*.py")) if "studies" not in p.parts and p.name != "_modidx.py"]
     found = {}
     for path in rooms:
-        room, lines = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8").splitlines()
-        tables = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.Assign)
+        room, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+        lines, tree = text.splitlines(), ast.parse(text)
+        tables = [n for n in tree.body if isinstance(n, ast.Assign)
                   and re.match(rf"({'|'.join(TABLES.get(room, ['-']))})\b", lines[n.lineno - 1])]
-        asked = [n for n in names_asked_for(path) if not any(x.lineno <= n <= x.end_lineno for x in tables)]
+        asked = [n for n in names_asked_for(tree) if not any(x.lineno <= n <= x.end_lineno for x in tables)]
         if asked: found[room] = [f"{n}: {lines[n - 1].strip()[:90]}" for n in asked]
     assert not found, found
 
@@ -108,7 +108,7 @@ def test_two_layers_get_every_instrument_that_can_work_on_them_and_the_others_sa
 
 def test_of_two_layers_the_parts_sum_to_the_logits_and_a_patch_from_oneself_changes_nothing():
     name, t = "add7/moe-e2k1-h16-silu+L2", get_task("add7")
-    params = members(name)
+    params = untrained(name)
     logits = forward(params, t.tokens, name)[:, :, list(t.read)]
     right = logits.gather(-1, t.targets.expand(2, -1, -1)[..., None])[..., 0]
     for by in ("component", "head", "expert", "all"):

@@ -7,12 +7,11 @@ import torch.nn.functional as F
 from moe_redistribution.instruments.ablation import ablate
 from moe_redistribution.models.counters import count_by_attention, count_by_inventory
 from moe_redistribution.instruments.histogram import (_by_count, count_probes, _histogram_rows, selectivity, _token_responses)
-from moe_redistribution.models.population import forward, init
+from moe_redistribution.models.population import forward
 from moe_redistribution.tasks.task import counts, get_task
+from toys import untrained
 
 NAME = "hist/ffn-h40-relu"
-
-def start(c, n=1): return init(c, [torch.Generator().manual_seed(s) for s in range(n)])
 
 @pytest.mark.parametrize("made", [count_by_attention, count_by_inventory])
 def test_planted_counters_are_exact_on_sequences_of_any_kind(made):
@@ -37,7 +36,7 @@ def test_the_smallest_width_counts_and_one_less_is_refused(made, width):
 @pytest.mark.parametrize("c", ["hist/ffn-h8-gelu", "hist/glu-h8-gelu", "hist/moe-e2k1-h8-gelu",
                                "hist/moe_glu-e2k1-h8-silu"])
 def test_responses_and_selectivity_are_loops_over_tokens_and_units(c):
-    p = start(c, 2)
+    p = untrained(c)
     h, E, act = _token_responses(p, c), p["W_up"].shape[2], F.silu if "silu" in c else F.gelu
     for s in range(2):
         for e in range(E):
@@ -59,7 +58,7 @@ def test_selectivity_of_silent_even_and_single_token_units():
 @pytest.mark.parametrize("edits",
                          [{}, {"ffn_out": "zero"}, {"attn_out": "mean"}, {"H0": "zero", "H1": "zero", "E0": "mean"}])
 def test_accuracy_by_count_is_a_loop_over_tokens(edits):
-    p, t = start("hist/moe-e2k1-h8-gelu", 2), get_task("hist")
+    p, t = untrained("hist/moe-e2k1-h8-gelu"), get_task("hist")
     got, hit = _by_count(p, "hist/moe-e2k1-h8-gelu", edits), ablate(p, "hist/moe-e2k1-h8-gelu", edits)
     count = np.array([[(row == v).sum() for v in row] for row in t.tokens.numpy()])
     for k in range(1, 10):
@@ -81,9 +80,9 @@ def test_rows_are_few_and_what_the_functions_say():
     assert table.query("metric == 'selective_5'")["value"].item() == pytest.approx(.8)
 
 @pytest.mark.parametrize("call, says", [
-    (lambda f, c: f(start(c), "add7/ffn-h8-silu", [0]), "answers are counts"),
-    (lambda f, c: f(start("hist/no_ffn"), "hist/no_ffn", [0]), "with an FFN"),
-    (lambda f, c: f(start(c + "+L2"), c + "+L2", [0]), "one layer"),
+    (lambda f, c: f(untrained(c, [0]), "add7/ffn-h8-silu", [0]), "answers are counts"),
+    (lambda f, c: f(untrained("hist/no_ffn", [0]), "hist/no_ffn", [0]), "with an FFN"),
+    (lambda f, c: f(untrained(c + "+L2", [0]), c + "+L2", [0]), "one layer"),
     (lambda f, c: count_probes(count_by_inventory(), NAME, "papers"), "nearest: 'paper'")])
 def test_other_models_and_an_unknown_protocol_are_refused(call, says):
     for f in (_histogram_rows, count_probes):
@@ -92,7 +91,7 @@ def test_other_models_and_an_unknown_protocol_are_refused(call, says):
 @pytest.mark.audit
 def test_rows_of_a_seed_s_own_sequences_are_a_loop_over_them_and_the_others_stay_as_they_are():
     name, t = "hist/moe-e2k1-h8-gelu", get_task("hist")
-    p, own = start(name, 2), torch.arange(len(t)) % torch.tensor([[20], [30]]) == 0
+    p, own = untrained(name), torch.arange(len(t)) % torch.tensor([[20], [30]]) == 0
     own[1] &= (counts(t.tokens) < 9).all(1)                                    # the second seed is asked of no nine
     plain, both = (_histogram_rows(p, name, [5, 6], (), splits=s) for s in (None, {"test": own}))
     rest = both[both["split"] == "all"].reset_index(drop=True)

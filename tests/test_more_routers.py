@@ -5,14 +5,13 @@ import torch
 from moe_redistribution.language.small import with_transformers
 from moe_redistribution.models.condition import condition
 from moe_redistribution.models.ffn import gates, route
-from moe_redistribution.models.population import forward, init, loss
+from moe_redistribution.models.population import forward, loss
 from moe_redistribution.tasks.task import get_task
 from moe_redistribution.training.engine import fast_loss
 from moe_redistribution.training.loop import activations_of, init_members, train_interval, unflatten
+from toys import untrained
 
 WORDS = ("hashed", "placed", "biased", "expert_choice")
-
-def drawn(name, seeds=(1, 2)): return init(name, [torch.Generator().manual_seed(s) for s in seeds])
 
 def test_a_biased_router_weighs_experts_as_transformers_deepseek_v3_does():
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
@@ -32,7 +31,7 @@ def test_a_biased_router_weighs_experts_as_transformers_deepseek_v3_does():
 
 def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_else_moves():
     c = condition("add7/moe-e4k1-h256-silu+biased+L2")
-    params, tokens = drawn(c), get_task("add7").tokens[None, :200].expand(2, -1, -1)
+    params, tokens = untrained(c), get_task("add7").tokens[None, :200].expand(2, -1, -1)
     before = {n: v.clone() for n, v in params.items()}
     forward(params, tokens, c, sink=(sink := {}))
     c.routing.after(params, lambda: activations_of(params, tokens, c), c)
@@ -45,7 +44,7 @@ def test_the_bias_of_an_expert_with_too_much_falls_at_every_layer_and_nothing_el
 
 def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_position():
     c = condition("add7/moe-e4k1-h256-silu+expert_choice")
-    forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
+    forward(untrained(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
     probs, own = sink["router_probs"], sink["gates"]
     for s, t, e in [(0, 3, 0), (1, 4, 2), (0, 6, 3)]:           # before, inputs are alike
         best = sorted(range(40), key=lambda b: -probs[s, b, t, e])[:10]
@@ -54,14 +53,14 @@ def test_an_expert_that_chooses_takes_the_inputs_that_suit_it_best_at_each_posit
 
 def test_a_place_gives_every_token_one_expert():
     t, c = get_task("add7"), condition("add7/moe-e4k1-h256-silu+placed")
-    forward(drawn(c), t.tokens, c, sink=(sink := {}))
+    forward(untrained(c), t.tokens, c, sink=(sink := {}))
     assert (sink["gates"].argmax(-1) == torch.arange(t.n_ctx) % 4).all()
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("word", WORDS)
 def test_each_is_trained_by_the_gradient_of_the_plain_pass(word, k):
     c, t = condition(f"add7/moe-e4k{k}-h256-silu+{word}"), get_task("add7")
-    params, at = drawn(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
+    params, at = untrained(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
     for a, b in zip(fast_loss(params, *at, c), loss(params, *at, c)): torch.testing.assert_close(a, b)
     members = init_members(c, [1, 2], "paired")
     first = unflatten(members.w.clone(), c)["W_router"]
@@ -72,7 +71,7 @@ def test_each_is_trained_by_the_gradient_of_the_plain_pass(word, k):
 
 def test_a_token_that_no_expert_takes_gets_nothing_from_the_ffn():
     c = condition("add7/moe-e4k1-h256-silu+expert_choice")
-    forward(drawn(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
+    forward(untrained(c), get_task("add7").tokens[:40], c, sink=(sink := {}))
     none = (sink["gates"] == 0).all(-1)
     assert none.any() and not sink["ffn_out"][none].any() and sink["ffn_out"][~none].any(-1).all()
     assert not gates(sink["router_probs"], c)[none].eq(0).all(-1).any()                  # the usual rule gives each one
@@ -80,7 +79,7 @@ def test_a_token_that_no_expert_takes_gets_nothing_from_the_ffn():
 @pytest.mark.parametrize("k", [1, 2])
 def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_probabilities(k):
     c, usual = (condition(f"add7/moe-e4k{k}-h256-silu{w}") for w in ("+straight", ""))
-    params, x = drawn(c), torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(1))
+    params, x = untrained(c), torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(1))
     W = params["W_router"][:, 0].clone().requires_grad_()
     probs, own, _ = route(W, x, c)
     torch.testing.assert_close(own, gates(probs, usual))
@@ -94,7 +93,7 @@ def test_straight_through_has_the_usual_weights_and_the_gradient_of_the_kept_pro
                                   "moe-e4k1-h64-gelu+frozen+straight"])
 def test_the_short_way_has_the_loss_and_the_gradients_of_the_plain_one_for_straight_weights(name):
     c, t = condition(f"add7/{name}"), get_task("add7")
-    params, at = drawn(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
+    params, at = untrained(c), (t.tokens[None, :64].expand(2, -1, -1), t.targets[None, :64].expand(2, -1, -1))
     found = []
     for f in (fast_loss, loss):
         own = {n: v.clone().requires_grad_() for n, v in params.items()}
@@ -129,5 +128,5 @@ def test_a_hash_that_is_drawn_again_has_one_expert_a_token_and_another_table_at_
 
 def test_several_experts_of_a_hash_have_equal_weights():
     c, t = condition("add7/moe-e4k2-h256-silu+hashed"), get_task("add7")
-    forward(drawn(c), t.tokens, c, sink=(sink := {}))
+    forward(untrained(c), t.tokens, c, sink=(sink := {}))
     assert set(sink["gates"].unique().tolist()) == {0, .5}

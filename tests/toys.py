@@ -4,7 +4,7 @@ import torch
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.models.population import init
 
-def untrained(name, seeds):
+def untrained(name, seeds=(0, 1)):
     "The initial weights of a condition, one member a seed."
     return init(name, [torch.Generator().manual_seed(s) for s in seeds])
 
