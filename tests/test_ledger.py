@@ -12,7 +12,9 @@ from moe_redistribution.record import ledger as room
 from moe_redistribution.record.ledger import ledger_text
 from moe_redistribution.record.coverage import _by_id, coverage
 from moe_redistribution.evidence.verdicts import (AT_THIS_SIZE as HERE, FEW, FLIPS, ON_NEW_SEEDS as NEW, ON_UNSEEN,
-                                                  ON_PAPER_SEEDS as OWN, NO_RUN, TIE, TOO_FEW, UNDER, VERDICTS, Decision, decision, decide, first_learners, found_here, judge, readings_of, _registered_test)
+                                                  ON_PAPER_SEEDS as OWN, NO_RUN, TIE, TOO_FEW, UNDER, VERDICTS,
+                                                  Decision, decision, decide, first_learners, found_here, judge,
+                                                  readings_of, _registered_test)
 from moe_redistribution.evidence.claims import (REST, Claim, Measured, cells_of, claims, seed_list, statements)
 from moe_redistribution.evidence.printed import study_lines
 from moe_redistribution.evidence.statistics import interval, seeds_needed, tost
