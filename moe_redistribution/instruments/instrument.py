@@ -314,17 +314,13 @@ def _with_others(t, tokens, targets):
         object.__setattr__(twin, n, torch.where(at, moved, x))
     return twin
 
-def _guessed(t, said, off=0):
-    "A task whose answers are some guesses (n, read), so many classes further."
-    object.__setattr__(twin := copy(t), "targets", (said + off) % t.d_vocab_out)
-    return twin
-
 def _say_if_of_all(of, got, call, c, params, seed, stream):
     "Warns of a share that is 0 where no answer is right and, where all are, the part that these are of all."
     t = c.get_task()
     said = predict(params, c)[0].to(t.targets.device)
     def where(off):
-        with suppress(ValueError), stands_in(_guessed(t, said, off)): return call()
+        object.__setattr__(twin := copy(t), "targets", (said + off) % t.d_vocab_out)       # so many classes further
+        with suppress(ValueError), stands_in(twin): return call()
     if (got[["stratum", "position", "split"]] == "all").all(axis=None): return
     if (none := where(1)) is None or (every := where(0)) is None: return
     about = [n for n in ROW_COLUMNS if n not in ("value", "n_examples")]

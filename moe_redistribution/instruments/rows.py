@@ -91,15 +91,11 @@ TABLE_FORMS = {".parquet": lambda f: f.to_parquet(index=False, compression="zstd
                ".csv": lambda f: csv_lines(f).encode(),
                ".json": lambda f: f"{json_records(f)}\n".encode()}
 
-def _table_form(path:str|Path) -> str:
-    "The suffix of a table's file, in small letters. ValueError, with the nearest of `TABLE_FORMS`, for another."
-    fix = f"for example {Path(path).stem}.parquet"
-    return choose("suffix of a table's file", Path(path).suffix.lower(), TABLE_FORMS, fix)
-
 def write_frame(frame:pd.DataFrame, path:str|Path):
     """Writes a frame as parquet, CSV or JSON records by its suffix, whole or not at all. The same frame gives the same
     bytes. ValueError for another suffix; an OSError leaves an old file alone."""
-    return write_whole(path, TABLE_FORMS[_table_form(path)](frame))
+    form, fix = Path(path).suffix.lower(), f"for example {Path(path).stem}.parquet"
+    return write_whole(path, TABLE_FORMS[choose("suffix of a table's file", form, TABLE_FORMS, fix)](frame))
 
 def writable_path(path:str|Path) -> Path:
     "A path under which a file can be made. OSError (expected, got, fix) where it cannot."

