@@ -136,7 +136,8 @@ def test_why_passing_the_digit_on_wins_on_hundreds_is_what_the_committed_seeds_d
     name, shown, wrong = toy.MODELS[key], SHOWN[key], {"allowed": [], "out": []}
     digit, right, read = TASK.tokens[:, 2], TASK.targets[:, 2], TASK.tokens[:, list(TASK.read)[2]]
     assert (digit != right).sum() == DATA["carries"] == 70
-    for copies in COPIES: assert shown["scores"]["mean"][copies][2] < DATA["passed_on"][copies][2]
+    behind = {copies: shown["scores"]["mean"][copies][2] < DATA["passed_on"][copies][2] for copies in COPIES}
+    assert behind["allowed"] and behind["out"] == (key != "slow dense")        # where it is not behind, the box says nothing
     for i in range(len(checkpoint_seeds(name))):
         params = {n: v[i:i + 1].double() for n, v in checkpoint(name).items()}
         logits = sink(params, key, "mean")["logits"][:, list(TASK.read)[2]].clone()

@@ -24,7 +24,7 @@ from ..evidence.claims import claims
 from .tables import METRIC, TASK, VARIANT, Shown, compared_table, typeset, with_interval
 from .shapes import MODELS, draw_dots, hue_of, level_lines, name_at_ends
 from ..evidence.statistics import interval
-from ..instruments.rows import WHERE, select
+from ..instruments.rows import WHERE
 from ..instruments.ablation import whole_answer
 
 # %% ../../nbs/5b_report/05_figures.ipynb #789148f4
@@ -97,7 +97,9 @@ def pick(rows:pd.DataFrame, **where) -> pd.DataFrame:
     task = str(where.get("condition", "")).partition("/")[0]
     position = whole_answer(get_task(task)) if task in TASKS else "o0-o3"
     # the caller's columns first
-    return select(rows, **(where | dict(metric="digits", position=position, stratum="all") | where))
+    for column, value in (where | dict(metric="digits", position=position, stratum="all") | where).items():
+        rows = rows[rows[choose("row column", column, list(rows))] == value]     # none is an answer here: an arm that nobody trained yet
+    return rows
 
 def dots(ax, x:float, values:pd.Series|Sequence, name:str, width:float=.22):
     "Seeds of a condition as dots around `x`, their mean as a bar and its 95 % interval as a line."
