@@ -42,7 +42,7 @@ def _explained(thing):
     """The same function or class. What its source says beside each argument stands in its docstring from now on, since
     `help` shows no comments."""
     if not callable(thing) or "\n\nArguments\n" in (thing.__doc__ or ""): return thing
-    try: said = import_module("fastcore.docments").docments(thing)
+    try: said = import_module("fastcore.docments").docments(thing, args_kwargs=True)
     except (OSError, TypeError): return thing                                  # its source is not at hand
     lines = [f"    {name}: {text}" for name, text in said.items() if text and name not in ("self", "return")]
     if said.get("return"): lines.append(f"    returns: {said['return']}")

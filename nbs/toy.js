@@ -207,18 +207,19 @@ function play(root, inside, data) {               // the models: bars for all of
       tokenTable(run, m, data.hues);
     find(".toy-heads").innerHTML = `<p>Where each head looks, in percent: a row for each digit that is written, a column
       for each token.</p>` + many(run.patterns, (p, h) => headPicture(p, run.tokens, h, m.hue));
-    find(".toy-note").innerHTML = whyHundreds(m, ffn, copies, data) + (copies === "out" ? `The token that the model reads may not be said; where it is the
+    inside.querySelector(".toy-note").innerHTML = whyHundreds(m, ffn, copies, data) + (copies === "out" ? `The token that the model reads may not be said; where it is the
       answer, nothing is asked. ` : "") + `Earlier digits of the right answer are given, ones first, as in training.
       Attention comes before the FFN: what replaces the FFN changes neither the patterns nor the experts. Shown is seed
       ${m.seed} of <code>${m.condition}</code>, of ${m.seeds} the nearest to their mean (${percent(m.left)} and
       ${percent(m.mean)} of tens and hundreds, FFN at its mean, copies ruled out).`;
   }
   const check = (name, value) => { find(`[name="toy-${name}"][value="${value}"]`).checked = true; };
-  const does = {away: () => { check("ffn", "mean"); check("model", "dense"); }, slow: () => { check("ffn", "mean"); check("model", "slow dense"); },
-    frozen: () => { check("ffn", "mean"); check("model", "frozen router"); }};
+  const does = {away: "dense", slow: "slow dense", frozen: "frozen router"};    // whose digits the words tell
   root.addEventListener("click", event => {
     const asked = event.target.closest("[data-does]");
-    if (asked) { does[asked.dataset.does](); update(); }
+    if (!asked) return;
+    check("ffn", "mean"), check("copies", "allowed"), check("model", does[asked.dataset.does]);
+    update();
   });
   for (const box of [root, inside]) box.addEventListener("input", update);
   find("details").addEventListener("toggle", update);

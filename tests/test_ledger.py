@@ -312,7 +312,7 @@ def test_the_ledger_decides_by_the_test_that_was_registered(rows, table):
         assert not (says == "holds" and s.expects != "0") or test.startswith(f"{FLIPS}, Holm"), (s.key, s.protocol)
         assert not (says == "refuted" and s.expects == "0") or test.startswith(f"{FLIPS}, Holm"), (s.key, s.protocol)
         few += test == FEW
-    assert few >= 3 and (table["verdict"] == TOO_FEW).sum() >= 3
+    assert few >= 2 and (table["verdict"] == TOO_FEW).sum() >= 2
     s = said("abs-01", "audited")
     assert _registered_test(rows, s).family == 6 and _registered_test(rows, said("abs-01")) is None
 

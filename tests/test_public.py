@@ -119,7 +119,7 @@ def test_help_says_what_each_argument_is_and_says_it_once():
 def test_a_value_that_no_row_has_is_refused_with_the_nearest():
     rows = pd.DataFrame(dict(edit=["mean", "zero"], seed=[1, 2]))
     with pytest.raises(ValueError, match="got 'maen'; nearest: 'mean'"): mr.select(rows, edit="maen")
-    with pytest.raises(ValueError, match="seed of rows: expected one of .1.; got 2"): mr.select(rows, edit="mean", seed=2)
+    with pytest.raises(ValueError, match="seed of rows with edit='mean': expected one of 1; got '2'"): mr.select(rows, edit="mean", seed=2)
 
 
 def test_what_a_newcomer_mistypes_is_told_at_the_door():

@@ -155,12 +155,14 @@ def title(path):
 
 
 def strip(page):
-    """The line under the title of a page of a paper that leads to its other sections, by the paper's own numbers; where
-    a page has none, by the page's name. Nothing for other pages."""
+    """The line under the title of a page of a paper that leads to its other sections, by the paper's own numbers; its
+    overview first, and a page without a number on its own strip alone. Nothing for other pages."""
     if page not in strips(): return ""
     paper, pages = strips()[page]
     numbered = [(m[1], words, at) for words, at in pages if (m := re.match(r"(\d(?:\.\d)?|[A-Z](?:\.\d)?) ", words))]
-    shown = numbered or [(words.partition(":")[0], words, at) for words, at in pages]
+    named = [(words.partition(":")[0], words, at) for words, at in pages]
+    at_home = {at for *_, at in [named[0], *numbered]}
+    shown = [named[0], *numbered, *(n for n in named if n[2] == page not in at_home)] if numbered else named
     def link(word, words, at):
         said = words.replace('"', "'")
         return f"**{word}**" if at == page else f'[{word}]({os.path.relpath(at, os.path.dirname(page))} "{said}")'

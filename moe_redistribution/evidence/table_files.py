@@ -67,7 +67,7 @@ class Clone:
     """A clone of the repository as it was found at a public door; what stands behind it asks it where things lie.
 
     A path of it takes its place, and it that of its path."""
-    def __init__(self, root:str|Path=None): self.root = Path(root or ROOT)
+    def __init__(self, root:str|Path=None): self.root = Path(root or ROOT).resolve()      # a path below may be joined again
     def __fspath__(self): return str(self.root)
     def __truediv__(self, name:str|Path) -> Path: return self.root / name
     def name(self, path:Path) -> str:

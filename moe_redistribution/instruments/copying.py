@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 from ..tasks.errors import refuse
-from ..tasks.task import Task, nulls
+from ..tasks.task import Task, get_task, nulls
 from .rows import rows, tidy
 from .instrument import instrument
 from .ablation import main_sites, combine_edits
@@ -43,10 +43,11 @@ def without_copy(
 
 # %% ../../nbs/4_instruments/04_copying.ipynb #2422dd67
 def copying_nulls(
-    t:Task,  # one with a digit to copy at tens and hundreds: add7
+    t:Task|str,  # or its name: one with a digit to copy at tens and hundreds, add7
 ) -> pd.DataFrame:  # share right of the inputs that `without_copy` counts; rows tens and hundreds, a column each
     """Scores of predictors that do not compute: a guess among the nine other digits; the digit of the question passed
     through; that digit plus one, always."""
+    t = get_task(t) if isinstance(t, str) else t
     digit, asked = t.tokens[:, 1:3], _asked(t)[1][:, 1:3]
     hits = {"uniform": torch.full(digit.shape, 1 / 9), "pass-through": nulls(t)["pass-through"][:, 1:3],
             "always carry": ((digit + 1) % 10 == t.targets[:, 1:3]).float()}

@@ -117,7 +117,8 @@ def attention_between(mean:torch.Tensor, c:Condition, query:str, key:str):
     return mean[:, :, places.index(choose("place", query, places)), places.index(choose("place", key, places))]
 
 def by_rank(x:torch.Tensor, total:torch.Tensor):
-    "x (s, head, …) with the heads of each seed in falling order of `total` (s, head), and that order (s, head)."
+    """x (s, head, …) → (s, head, …) with the heads of each seed in falling order of `total` (s, head), and that order
+    (s, head)."""
     if x.shape[:2] != total.shape: refuse("total", f"(seed, head) = {tuple(x.shape[:2])}", tuple(total.shape),
                                           fix="give one number a seed and head")
     order = total.argsort(dim=1, descending=True, stable=True)

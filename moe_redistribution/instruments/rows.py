@@ -81,9 +81,11 @@ def select(
     for k, v in where.items():
         left, at = rows[k].iloc[at], every[at][(rows[k].iloc[at] == v).to_numpy()]
         if not len(at):
-            there = left.unique().tolist()
-            refuse(f"{k} of rows", f"one of {there[:12]}" if there else "any rows", f"{v!r}; {nearest(v, there[:30])}" if there else "none",
-                   fix=f"look at rows[{k!r}].unique()")
+            before = ", ".join(f"{n}={w!r}" for n, w in where.items() if n in [*where][:[*where].index(k)])
+            if not len(left): refuse("rows", "some to choose from", "none", fix="look at what gave them")
+            what, there = f"{k} of rows" + f" with {before}" * bool(before), [*map(str, left.unique())]
+            choose(what, str(v), there, "choose one of those")
+            refuse(what, f"a value as the column has it, {left.dtype}", repr(v), fix="give it in that type")
     return rows.iloc[at]
 
 # %% ../../nbs/4_instruments/01_rows.ipynb #f11e0002

@@ -305,7 +305,7 @@ def audit(
     n_sets:int=19,  # sets of the same size that a unit is compared with
     part:str|Path=None,  # a file for what is done so far, to go on from
     say:Callable=None,  # is told how far it is
-) -> pd.DataFrame:  # rows: metric `effect` in nats a token, a seed for each stretch of the text, and those below
+) -> pd.DataFrame:  # rows: metric `effect` in nats a token, a seed for each stretch of the text, and those named here
     """Measures what a text's loss gains under edits of a model's units, each beside draws that are like it.
 
     `effect` of the unit `own load` or `same size` is that of the draws, with `beside` (a stratum) the unit's own in the

@@ -131,7 +131,7 @@ def text_loads(
     tokens:int=None,  # of the text's beginning; all of it by default
     part:str|Path=None,  # a file for what is done so far, to go on from
     say:Callable=None,  # is told how far it is
-) -> pd.DataFrame:  # rows: metrics below, and with the rule `null` what an even router would give
+) -> pd.DataFrame:  # rows: the metrics named here, and with the rule `null` what an even router would give
     """Measures how each router spreads a text's tokens.
 
     `load` (share of tokens) and `gate_mass` (mean gate) of each expert, `entropy` of the loads in bits, `margin`
@@ -261,7 +261,7 @@ def compare_routes(
     tokens:int=None,  # of the text's beginning; all of it by default
     part:str|Path=None,  # a file for what is done so far, to go on from
     say:Callable=None,  # is told how far it is
-) -> pd.DataFrame:  # rows: metrics below, and with the rule `null` of b's tokens in another order within the batch
+) -> pd.DataFrame:  # rows: the metrics named here, and with the rule `null` of b's tokens in another order within the batch
     """Measures how two models route one text, and how far apart their answers are.
 
     Of every layer `same_set` (share of tokens), `overlap`, `matched_overlap` and the `match` of each expert,

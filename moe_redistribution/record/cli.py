@@ -238,8 +238,9 @@ def _one_line(e:Exception) -> str:
 
 def _in_a_study(e:Exception) -> str:
     "What the message on a bug goes on with, where a study's own module is what fails: it may be the caller's."
-    at = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).parts[-3:-2] == ("studies",)]
-    return f"; or, if the study is yours, mend {'/'.join(Path(at[-1].filename).parts[-3:])}, line {at[-1].lineno}" if at else ""
+    whole = "".join(traceback.format_exception(e))                   # with what a worker has sent of its own
+    at = re.findall(r'(studies[/\\]\w+[/\\]\w+\.py)", line (\d+)', whole)
+    return f"; or, if the study is yours, mend {at[-1][0]}, line {at[-1][1]}" if at else ""
 
 def _carried_out(argv:Sequence) -> int:
     """The exit status of what a command line says, after one message where it was not carried out; of `Faults` a line

@@ -258,9 +258,9 @@ def digits(
     correct:torch.Tensor,  # (..., n, read) bool
     task:Task|str,  # or its name: says which of the read positions are scored
 ) -> torch.Tensor:  # (...)
-    "Share of right scored predictions, the paper's per-token accuracy (§3). ValueError for hits of another task."
+    "Share of right scored predictions, the paper's per-token accuracy (§3). ValueError where positions are others."
     task = get_task(task) if isinstance(task, str) else task
-    if correct.shape[-1] != len(task.read):
+    if correct.ndim < 2 or correct.shape[-1] != len(task.read):
         refuse(f"digits of {task.name}", f"hits at its {len(task.read)} read positions, (..., n, {len(task.read)})",
                tuple(correct.shape), fix="name the task that the model was asked")
     return correct[..., list(task.scored)].float().mean((-1, -2))
