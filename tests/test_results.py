@@ -88,7 +88,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/history/*": lambda root, p: table_files.read_table("history", f"{p.stem}/x", root=root),
     "results/runs/*": lambda root, p: selection.recorded_runs(root),
     "results/ledger.md": lambda root, p: of_clone(p),
-    "results/ledger.csv": lambda root, p: findings.claim("4.1-01"),
+    "results/ledger.csv": lambda root, p: findings.recorded_ledger(root),
     "results/registrations.csv": lambda root, p: registrations.registrations(p),
     "results/manifest.csv": lambda root, p: table_files.manifest(root),
     "results/bench.csv": lambda root, p: keep(dict(condition="x"), p),
