@@ -184,7 +184,7 @@ function play(root, inside, data) {               // the models: bars for all of
   const model = Object.fromEntries(data.models.map(m => [m.key, {...m, weights: null}]));
   root.innerHTML = `${opening(data)}<form class="toy-form">` + radios("ffn", "The FFN", FFN, "mean") +
     radios("copies", "Copies of the current token", COPIES, "allowed") + `</form>
-    <p class="toy-note">Digits right of all 1,000 sums, a typical seed of each model:</p><div class="toy-bars"></div>`;
+    <p class="toy-note">All four digits of all 1,000 sums, copies as chosen above; a typical seed of each model:</p><div class="toy-bars"></div>`;
   inside.innerHTML = `<details><summary>Look inside: a number of yours, its digits, experts and heads</summary><form class="toy-form">
     <label class="toy-number">A number, 0 to 999 <input type="number" min="0" max="999" step="1" value="193"
       inputmode="numeric" required></label>` + radios("model", "Model", MODELS, "dense") + `</form>
