@@ -528,7 +528,6 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
 READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.py _former": "`of_clone` has looked",
          "registrations.py from_git": "what git holds",
          "selection.py _runs": "`recorded_runs` has looked",
-         "recorded_claims.py _ledger": "`claim` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",
          "coverage.py _by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
