@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,8 @@ import pytest
 from fastcore.docments import docments
 
 import moe_redistribution as mr
+from moe_redistribution.evidence.table_files import Clone
+from moe_redistribution.record import cli
 from moe_redistribution.record.outputs import _imported_rooms
 from moe_redistribution.tasks.kinds import import_file
 
@@ -143,3 +146,25 @@ def test_the_file_on_things_of_your_own_runs_as_it_stands_there(tmp_path):
                            "parity/moe-e4k1-h64-silu+halved", "--executor", "here"], cwd=tmp_path, text=True,
                           capture_output=True, env=os.environ | dict(MOE_REDISTRIBUTION_HOME=str(tmp_path)))
     assert done.returncode == 0 and "Now: Nothing is missing." in done.stdout + done.stderr, done.stderr
+
+
+def test_an_error_in_a_study_s_own_module_names_its_line_from_a_worker_as_well(tmp_path):
+    (room := tmp_path / "studies" / "mine").mkdir(parents=True)
+    (room / "study.py").write_text("def job():\n    return {}['x']\n")
+    try: exec(compile((room / "study.py").read_text(), room / "study.py", "exec"), space := {}), space["job"]()
+    except KeyError as e:
+        assert cli._in_a_study(e).endswith("mend studies/mine/study.py, line 2")
+        sent = RuntimeError("died")
+        sent.__cause__ = Exception("".join(traceback.format_exception(e)))           # as a pool's worker sends its own
+        assert cli._in_a_study(sent).endswith("mend studies/mine/study.py, line 2")
+    assert cli._in_a_study(ValueError("x")) == ""
+
+def test_a_committed_table_is_found_under_a_root_that_is_relative(monkeypatch):
+    monkeypatch.chdir(ROOT.parent)
+    clone = Clone(ROOT.name)
+    assert len(clone.frame(clone.table("runs", "add7/x"))) == len(Clone(ROOT).frame("results/runs/add7.parquet")) > 0
+
+def test_measuring_runs_of_another_stream_says_in_which_they_are(tmp_path):
+    name = mr.train("add7/ffn-h8-silu+d16+steps200", [1], "authors", "full", tmp_path, executor="here", quiet=True)["condition"][0]
+    with pytest.raises(ValueError, match="got none of seeds .1.; fix: stream='authors', where they are"):
+        mr.measure_all(mr.Store(tmp_path), [name], [1])

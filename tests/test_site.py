@@ -526,6 +526,7 @@ WRITES = {"store.py replace_file": "the one way: a temporary file, fsync, rename
           "new.py _lay_down": "into a folder beside the place, which is renamed when it is whole",
           "ticks.py drawn": "adds a line to the file that TICKS names while a page runs"}
 READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.py _former": "`of_clone` has looked",
+         "recorded_claims.py _ledger": "the same",
          "registrations.py from_git": "what git holds",
          "selection.py _runs": "`recorded_runs` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",

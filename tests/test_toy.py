@@ -2,6 +2,7 @@
 seventh number, and on all 1,000 in `make audit`, says what torch says."""
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from functools import lru_cache
@@ -245,3 +246,8 @@ def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript(
     assert cell.index('href="toy.css"') < cell.index('data-from="toy_data.js"') < cell.index('src="toy.js"')
     assert 'src="toy_data.js"' not in cell                                     # three quarters of a megabyte, when they are seen
     assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates", "toy-inside")) and cell.count("<noscript>") == 3
+
+def test_the_still_in_the_readme_says_what_the_box_says():
+    said = re.search(r"!\[Four bars[^\]]*\]", (ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    shown = [round(100 * np.mean(SHOWN[m]["scores"]["mean"]["allowed"])) for m in ("dense", "slow dense", "mixture", "frozen router")]
+    assert [int(x) for x in re.findall(r"\d+", said)] == shown

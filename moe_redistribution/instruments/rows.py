@@ -78,10 +78,10 @@ def select(
     a column that there is not, and for a value that no row is left with."""
     every, at = np.arange(len(rows)), slice(None)
     for k in where: choose("row column", k, list(rows))
-    for k, v in where.items():
+    for i, (k, v) in enumerate(where.items()):
         left, at = rows[k].iloc[at], every[at][(rows[k].iloc[at] == v).to_numpy()]
         if not len(at):
-            before = ", ".join(f"{n}={w!r}" for n, w in where.items() if n in [*where][:[*where].index(k)])
+            before = ", ".join(f"{n}={w!r}" for n, w in [*where.items()][:i])
             if not len(left): refuse("rows", "some to choose from", "none", fix="look at what gave them")
             what, there = f"{k} of rows" + f" with {before}" * bool(before), [*map(str, left.unique())]
             choose(what, str(v), there, "choose one of those")

@@ -14,14 +14,14 @@ from ..tasks.errors import choose
 from ..evidence.claims import PROTOCOLS
 from ..evidence.printed import DATA
 from ..evidence.registrations import changed_late
-from ..evidence.table_files import Clone, as_committed
+from ..evidence.table_files import Clone
 from ..training.store import of_clone
 
 # %% ../../nbs/5b_report/06_recorded_claims.ipynb #dcfecdd0
 @lru_cache(maxsize=2)
 def _ledger(path, changed):
     numbers = [f"{k}_{v}" for k in PROTOCOLS for v in ("mean", "lo", "hi", "p", "p_same")] + ["printed", "n_decides"]
-    return pd.read_csv(as_committed(path), keep_default_na=False, na_values=dict.fromkeys(numbers, ""))
+    return pd.read_csv(path, keep_default_na=False, na_values=dict.fromkeys(numbers, ""))
 
 def recorded_ledger(root:str|Path=None) -> pd.DataFrame:
     "The recorded ledger, a line a claim: nan where there is no number, an empty text where there are no words."

@@ -258,7 +258,7 @@ def digits(
     correct:torch.Tensor,  # (..., n, read) bool
     task:Task|str,  # or its name: says which of the read positions are scored
 ) -> torch.Tensor:  # (...)
-    "Share of right scored predictions, the paper's per-token accuracy (§3). ValueError where positions are others."
+    "Share of right scored predictions, the paper's per-token accuracy (§3). ValueError for hits at other positions."
     task = get_task(task) if isinstance(task, str) else task
     if correct.ndim < 2 or correct.shape[-1] != len(task.read):
         refuse(f"digits of {task.name}", f"hits at its {len(task.read)} read positions, (..., n, {len(task.read)})",

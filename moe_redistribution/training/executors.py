@@ -90,7 +90,8 @@ def local_executor(workers:int=None, nice:int=5) -> _LocalExecutor:
 
 # %% ../../nbs/3_training/05_executors.ipynb #da957850
 DIED = ("a worker process died; what was trained is kept; fix: in a script, put what trains under "
-        "`if __name__ == '__main__':`; else run the same command again (a machine short of memory needs smaller groups)")
+        "`if __name__ == '__main__':`; else run the same command again (a machine short of memory needs smaller "
+        "groups)")
 
 def _here(f, job):
     "A future that is done: `f(*job)` carried out in this process."
