@@ -30,8 +30,8 @@ from ..evidence.claims import Claim, Measured, claims, paper_items, statements
 from ..instruments.rows import ROW_COLUMNS, WHERE, tidy, write_frame
 from ..evidence.planned import planned_files
 from ..evidence.registrations import FILE, registrations, unregistered_lines
-from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, Clone, kinds, manifest_of, others,
-                                                     witness, write_sums, write_table)
+from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, Clone, kinds, manifest, manifest_of,
+                                                     others, witness, write_sums, write_table)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
 from ..instruments.instrument import instruments_for
@@ -284,8 +284,8 @@ def _registered(study, data, register):
     mine = left[left["key"].map(lambda k: k in own or k.startswith(f"{study.name}.")).astype(bool)]
     return [written, *(partial(line, x) for x in mine.itertuples())]
 
-def _rows_hold(job, rows) -> list:
-    "A check for each rule that the rows of a job have to keep."
+def _rows_hold(job, rows, known=()) -> list:
+    "A check for each rule that the rows of a job have to keep; `known`: what rows of its study that are recorded are called."
     of = f"rows of {job.condition}"
     def columns():
         if lost := [c for c in ROW_COLUMNS if c not in rows]:
@@ -296,7 +296,8 @@ def _rows_hold(job, rows) -> list:
         if n := int(rows.duplicated(WHERE).sum()): refuse(of, "each once", f"{n} again", fix="drop the repetitions")
     def arm():
         arms = job.study.presets[job.preset].arms
-        if odd := [n for n in rows["condition"].unique() if not any(f"{n}/".startswith(f"{a}/") for a in arms)]:
+        if odd := [n for n in rows["condition"].unique() if not any(f"{n}/".startswith(f"{a}/") for a in arms)
+                   and f"{job.study.name}.{job.preset}/{n}" not in known]:
             refuse(of, f"a condition that begins with an arm, {', '.join(arms)}", ", ".join(odd), job.arm,
                    "call them by the arm")
     def seeds():
@@ -329,7 +330,8 @@ def _stored(study, store, clone, same, pool) -> list:
     there = [(n, j) for _, n, j in stored_jobs(study, store) if n in kept]
     if not there and study.name not in kinds(clone): return [some]
     found = [(j, rows) for _, j in there if (rows := find_rows(j, store)) is not None]
-    if bad := [check for j, rows in found for check in _rows_hold(j, rows) if not _passes(check)]: return bad
+    known = {*manifest(clone.root)["condition"]}
+    if bad := [check for j, rows in found for check in _rows_hold(j, rows, known) if not _passes(check)]: return bad
     looked = look_at_study(store, clone, study, same)
     new = [study.rows(n, [j for p, j in there if p == n], store.root) for n in dict.fromkeys(n for n, _ in there)]
     new = pd.concat(new or [pd.DataFrame(columns=ROW_COLUMNS)])
