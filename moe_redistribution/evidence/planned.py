@@ -26,7 +26,8 @@ class Contrast:
     `at` (column → text): which rows are read, others as `ROW_DEFAULTS` has them, in the stream `paired`. `seeds`: of
     both arms. `margin`: a smaller difference does not count. `null`: what a guess scores, or none. `says`: the claim
     in a sentence that is judged on `page`, a notebook under nbs/, and `expects` + of it (a above b), - or 0; without
-    it no ledger has the contrast. `over`: what n counts. All contrasts of a study are one family.
+    it no ledger has the contrast. `over`: what n counts. All contrasts of a study are one family, or of each `family`
+    that they name.
 
     ValueError (expected, got, nearest, fix) for a name or a column that cannot be written."""
     name: str
@@ -42,6 +43,7 @@ class Contrast:
     preset: str = "small"
     over: str = "seeds"
     at: dict = field(default_factory=dict)
+    family: str = ""
 
     def __post_init__(self):
         object.__setattr__(self, "seeds", tuple(sorted({*self.seeds})))
@@ -57,7 +59,8 @@ class Contrast:
         asks |= dict(instrument=own, stream="paired", aggregate="difference")
         many = dict(seeds=_as_text(self.seeds), n=str(len(self.seeds)), over=self.over, margin=f"{self.margin:g}")
         same = asks | names | dict(metric=self.metric) | self.at | many
-        said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited", item=f"contrast_{study.name}",
+        said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited",
+                           item="_".join(filter(None, ["contrast", study.name, self.family])),
                            null=str(self.null), unit_factor="1", note=self.says)
         paper = study_papers().get(study.name, next(iter(papers())))
         asked = [same | dict(key=f"{paper}-{study.name}-{self.name}", protocol=p, section=paper, page=self.page,
