@@ -1999,6 +1999,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                'moe_redistribution/language/routers.py'),
                                                      'moe_redistribution.language.routers._deal': ( '4b_language/routers.html#_deal',
                                                                                                     'moe_redistribution/language/routers.py'),
+                                                     'moe_redistribution.language.routers._goes': ( '4b_language/routers.html#_goes',
+                                                                                                    'moe_redistribution/language/routers.py'),
                                                      'moe_redistribution.language.routers._layers_with_routers': ( '4b_language/routers.html#_layers_with_routers',
                                                                                                                    'moe_redistribution/language/routers.py'),
                                                      'moe_redistribution.language.routers._reading': ( '4b_language/routers.html#_reading',

@@ -42,7 +42,7 @@ class _OwnRouter(torch.nn.Module):
         self.E, self.k, self.heard, self.at = len(gate.weight), k, heard, (layer, seed)
         self.hold(gate.weight.detach(), d_vocab, T, **choices)
 
-    def forward(self, hidden:torch.Tensor):
+    def forward(self, hidden:torch.Tensor, *more:object):        # a family whose own router is a hash gives tokens, too
         scores = self.scores(hidden.reshape(-1, hidden.shape[-1]))
         return scores, *self.choose(scores)
 
@@ -180,7 +180,7 @@ class _Settling(_StraightThrough):
     def rows(self):
         ids = self.heard.ids if self.last == 1 else self.heard.whole()
         return _reading(ids, self.last).flatten() % len(self.table)
-    def forward(self, hidden:torch.Tensor):
+    def forward(self, hidden:torch.Tensor, *more:object):
         if not self.settled: return super().forward(hidden)
         index = self.table[self.rows()].long()
         if self.balances and torch.is_grad_enabled(): self.balance = hidden.new_zeros(())
@@ -227,8 +227,10 @@ def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]
     """The same model with a router of `OWN_ROUTERS` in the place of its own, in `layers` (all that have one); maps that
     learn begin as these. `choices`: of the router, such as `lag` of a `lagging` one.
 
-    Give `after_step` to its training as `after_backward`. ValueError for another word, layer or choice, a dense model,
-    and a layer whose own router is a table, from which no map can begin."""
+    Give `after_step` to its training as `after_backward`; of an opened model give its `model`, and open it again. What
+    weights of experts a family has besides (a factor, a bias that balances) goes. ValueError for another word, layer or
+    choice, a dense model, a layer whose own router is a table, from which no map can begin, and a family whose experts
+    are not called by scores, weights and numbers: it keeps its routers."""
     cls, there = OWN_ROUTERS[choose("router", word, list(OWN_ROUTERS))], _layers_with_routers(model)
     if not there: refuse("model", "routers, to take their place", model.config.model_type, "qwen3_moe", "add experts")
     known = [n for n in inspect.signature(cls.hold).parameters if n not in ("self", "W", "d_vocab", "T")]
@@ -238,13 +240,28 @@ def put_router(model:torch.nn.Module, word:str, seed:int=0, layers:Sequence[int]
     for l in layers:
         if not hasattr(model.get_submodule(there[l]), "weight"):
             refuse(f"router of L{l}", "a map", "a table", fix="put the table in after the map")
-    model.get_input_embeddings().register_forward_pre_hook(heard.hear)
-    model.base_model.register_forward_pre_hook(heard.begin, with_kwargs=True)
-    for l in layers:
-        block, gate = there[l].rpartition(".")[0], model.get_submodule(there[l])
-        own = cls(gate, c.num_experts_per_tok, heard, c.vocab_size, c.max_position_embeddings, l, seed, **choices)
-        setattr(model.get_submodule(block), there[l].rpartition(".")[2], own)
+    if not (k := getattr(c, "num_experts_per_tok", None)):
+        refuse(f"model {c.model_type}", "num_experts_per_tok in its config", "none", "qwen3_moe", "another family")
+    hooks = [model.get_input_embeddings().register_forward_pre_hook(heard.hear),
+             model.base_model.register_forward_pre_hook(heard.begin, with_kwargs=True)]
+    gates = {there[l]: model.get_submodule(there[l]) for l in layers}
+    for l, (name, gate) in zip(layers, gates.items()):
+        model.set_submodule(name, cls(gate, k, heard, c.vocab_size, c.max_position_embeddings, l, seed, **choices))
+    try: _goes(model)
+    except Exception as e:
+        for name, gate in gates.items(): model.set_submodule(name, gate)
+        for h in hooks: h.remove()
+        refuse(f"model {c.model_type}", "experts that are called by scores, weights and numbers", f"{type(e).__name__}: {e}",
+               "qwen3_moe", "another family", cause=e)
     return model
+
+@torch.no_grad()
+def _goes(model:torch.nn.Module):
+    "A pass over two tokens, as in evaluation, which leaves nothing behind."
+    training = model.training
+    with torch.random.fork_rng():
+        try: model.eval()(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        finally: model.train(training)
 
 def own_routers(model:torch.nn.Module) -> list:
     "The routers that `put_router` put in, by layer."
