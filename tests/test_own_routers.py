@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from moe_redistribution.language.opened import LanguageModel
-from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, loss_with_balance, own_routers, put_router)
+from moe_redistribution.instruments.trace import trace
+from moe_redistribution.language.families import FAMILIES, tiny_model
+from moe_redistribution.language.routers import (OWN_ROUTERS, after_step, chosen_experts, loss_with_balance, own_routers,
+                                                 put_router, settle)
 from moe_redistribution.language.small import next_token_loss, small_model
 from moe_redistribution.language.training import _LanguageRecipe, _LanguageTraining, train_part
 from moe_redistribution.training.store import Store
@@ -95,7 +98,7 @@ def test_a_router_that_does_not_learn_has_no_weights_and_one_that_does_begins_as
     plain = mixture()
     for word in OWN_ROUTERS:
         own = dict(gate(mixture(word)).named_parameters())
-        assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice"))
+        assert bool(own) == (word in ("learned", "switch", "straight", "biased", "expert_choice", "lagging", "settling"))
         if own: assert torch.equal(own["weight"], gate(plain).weight)
 
 def weights_of(word, k, scores):
@@ -156,3 +159,34 @@ def test_a_hash_of_the_whole_text_parts_texts_where_they_differ_and_refuses_a_ca
     assert torch.equal(seen[0][:, :4], seen[1][:, :4]) and (seen[0][:, 4:] != seen[1][:, 4:]).float().mean() > .5
     with pytest.raises(RuntimeError, match="use_cache"):
         model(input_ids=TOKENS[:, -2:], past_key_values=begun.past_key_values, use_cache=True)
+
+def test_a_table_of_kept_routes_goes_on_with_a_training_that_was_stopped():
+    def training():
+        return _LanguageTraining(mixture("settling"), _LanguageRecipe(6, looks=1), next_token_loss, after_step)
+    whole, first, second = training(), training(), training()
+    for t in (whole, first):
+        for _ in range(2): t.one_step(TOKENS)
+        settle(t.model, TOKENS[:, :-1])
+    for _ in range(2): whole.one_step(TOKENS)
+    tensors, info = first.state()
+    second.take_up({n: t.clone() for n, t in tensors.items()}, deepcopy(info))
+    for _ in range(2): second.one_step(TOKENS)
+    same(whole.model, second.model)
+    kept = [chosen_experts(t.model, TOKENS[:, :-1]) for t in (first, second)]
+    assert all(torch.equal(*(k[l] for k in kept)) for l in kept[0])
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v4", "gpt_oss", "afmoe",
+                                    *(pytest.param(f, marks=pytest.mark.audit) for f in FAMILIES
+                                      if f not in ("olmoe", "deepseek_v4", "gpt_oss", "afmoe"))])
+def test_a_hash_stands_in_any_family_and_is_seen_there_or_the_family_keeps_its_routers(family):
+    model, ids = tiny_model(family), torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(): was = model(input_ids=ids).logits
+    try: put_router(model, "hashed", 1)
+    except ValueError as e:
+        assert "model" in str(e)
+        with torch.no_grad(): return torch.testing.assert_close(model(input_ids=ids).logits, was)
+    l, chosen = max((said := chosen_experts(model, ids))), said
+    gates = trace(LanguageModel(model), ids, keep=[f"L{l}.gates"])[f"L{l}.gates"][0].flatten(0, -2)
+    sets = torch.zeros_like(gates).scatter(1, chosen[l], 1)
+    assert torch.equal(gates != 0, sets != 0)
+    for t in ids.unique(): assert len(sets[ids.flatten() == t].unique(dim=0)) == 1              # by the token alone
