@@ -59,6 +59,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                         'moe_redistribution/evidence/claims.py'),
                                                     'moe_redistribution.evidence.claims.Measured.of': ( '5_evidence/claims.html#measured.of',
                                                                                                         'moe_redistribution/evidence/claims.py'),
+                                                    'moe_redistribution.evidence.claims.Measured.of_column': ( '5_evidence/claims.html#measured.of_column',
+                                                                                                               'moe_redistribution/evidence/claims.py'),
                                                     'moe_redistribution.evidence.claims.Measured.once': ( '5_evidence/claims.html#measured.once',
                                                                                                           'moe_redistribution/evidence/claims.py'),
                                                     'moe_redistribution.evidence.claims.Measured.own': ( '5_evidence/claims.html#measured.own',
