@@ -353,6 +353,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                            'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics._reach': ( '5_evidence/statistics.html#_reach',
                                                                                                            'moe_redistribution/evidence/statistics.py'),
+                                                        'moe_redistribution.evidence.statistics._special': ( '5_evidence/statistics.html#_special',
+                                                                                                             'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics._stats': ( '5_evidence/statistics.html#_stats',
                                                                                                            'moe_redistribution/evidence/statistics.py'),
                                                         'moe_redistribution.evidence.statistics._t_test': ( '5_evidence/statistics.html#_t_test',
