@@ -90,7 +90,7 @@ check: $(READY)  ## git holds what the notebooks make: modules exported, noteboo
 	@git --no-pager diff --exit-code -- nbs moe_redistribution
 	@new=$$(git ls-files --others --exclude-standard -- nbs moe_redistribution); \
 	  [ -z "$$new" ] || { echo "Not in git, though nbdev_export made it or the site needs it: $$new" >&2; exit 1; }
-	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
+	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(force=True)'
 
 record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)
@@ -111,7 +111,7 @@ readme: $(READY)  ## README.md from nbs/index.ipynb
 	@$(PY) tools/readme.py
 
 docs: $(READY)  ## the site's pages in _proc/, and the site in _docs/ where Quarto is installed
-	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
+	@$(PY) -c 'from nbdev.serve import proc_nbs; proc_nbs(force=True)'
 	@$(PY) tools/frame.py
 	@$(PY) tools/card.py
 	@if command -v quarto >/dev/null; \

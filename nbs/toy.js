@@ -112,29 +112,29 @@ function opening(data) {                          // the surprise, out of the ro
   const link = (does, said) => `<button type="button" class="toy-link" data-does="${does}">${said}</button>`;
   return `<p>${link("away", "Take the FFN away")}, and of the digits of all 1,000 sums the dense model still gets ${dense}
     right, the mixture ${mixture}. ${link("slow", "Slow the dense model down")}, to ${data.models[1].rate} of the rate: ${slow}.
-    ${link("frozen", "Freeze the router")}: ${frozen}. Passing the digit of the question on, which computes nothing, gets
+    ${link("frozen", "Freeze the router")}: ${frozen}. Repeating the digit of the question, which computes nothing, gets
     ${percent(mean(data.passed_on.allowed))}, and on hundreds it beats ${beaten === data.models.length ? "all" : beaten} of these
     models.</p>`;
 }
 
 function bars(data, ffn, copies, chosen) {        // what each of the models gets right
-  const left = 120, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
+  const left = 84, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
   const null_ = mean(data.passed_on[copies]), bottom = 8 + high * data.models.length;
   const bar = (m, k) => {
     const right = mean(m.scores[ffn][copies]), top = 8 + high * k;
-    return text(left - 8, top + 15, m.key, `text-anchor="end"` + (m.key === chosen ? ` font-weight="bold"` : "")) +
+    return text(left - 8, top + 15, (m.key === chosen ? "▸ " : "") + m.key, `text-anchor="end"` + (m.key === chosen ? ` font-weight="bold"` : "")) +
       `<rect x="${left}" y="${top}" width="${(x(right) - left).toFixed(1)}" height="${high - 8}" stroke="${m.hue}" fill="${m.hue}"
         fill-opacity="${m.key === "slow dense" ? .15 : .85}"/>` + text(x(right) + 5, top + 14, percent(right));
   };
   const said = data.models.map(m => `${m.key} ${percent(mean(m.scores[ffn][copies]))}`).join(", ");
   return picture(wide, bottom + 22, `Digits right of all 1,000 sums, FFN ${FFN[ffn]}: ${said}.`, many(data.models, bar) +
     line(x(null_), 2, x(null_), bottom, `stroke="#777" stroke-dasharray="5 3"`) +
-    text(x(null_), bottom + 14, "passing the digit on", `text-anchor="middle" fill="${QUIET}"`));
+    text(x(null_), bottom + 14, "repeating the digit", `text-anchor="middle" fill="${QUIET}"`));
 }
 
 function whyHundreds(m, ffn, copies, data) {      // a null beats a model there: why
   if (ffn !== "mean" || m.scores.mean[copies][2] >= data.passed_on[copies][2]) return "";
-  return `On hundreds passing the digit on gets ${percent(data.passed_on[copies][2])}, since only ${data.carries} of 1,000
+  return `On hundreds repeating the digit gets ${percent(data.passed_on[copies][2])}, since only ${data.carries} of 1,000
     numbers carry into them. ` + (copies === "out" ? `Where nothing carries, ${percent(m.wrong_hundreds.out)} of what
     ${called(m)} gets wrong is one too many, a carry that is not there` : `Of what ${called(m)} gets wrong,
     ${percent(m.wrong_hundreds.allowed)} repeats the digit that it reads`) + ` (${m.seeds} seeds). `;
@@ -152,7 +152,7 @@ function answerTable(given, copies, scores, passed) {     // thousands first, as
     line("the model says", many(places, i => cell(given[i]))) +
     line(copies === "out" ? "right, of all that is asked" : "right, of 1,000 numbers",
       many(places, i => `<td>${percent(scores[i])}</td>`)) +
-    line("passing the digit on", many(places, i => `<td>${percent(passed[i])}</td>`)) + "</tbody></table>";
+    line("repeating the digit", many(places, i => `<td>${percent(passed[i])}</td>`)) + "</tbody></table>";
 }
 
 function tokenTable({tokens, experts}, model, hues) {
@@ -215,11 +215,15 @@ function play(root, inside, data) {               // the models: bars for all of
   }
   const check = (name, value) => { find(`[name="toy-${name}"][value="${value}"]`).checked = true; };
   const does = {away: "dense", slow: "slow dense", frozen: "frozen router"};    // whose digits the words tell
+  const rate = m => data.sweep.rates.indexOf(model[m].rate || "1");
   root.addEventListener("click", event => {
     const asked = event.target.closest("[data-does]");
     if (!asked) return;
     check("ffn", "mean"), check("copies", "allowed"), check("model", does[asked.dataset.does]);
     update();
+    const slider = document.querySelector("#toy-rates input");                  // the curves below show its rate
+    slider.value = rate(does[asked.dataset.does]);
+    slider.dispatchEvent(new Event("input"));
   });
   for (const box of [root, inside]) box.addEventListener("input", update);
   find("details").addEventListener("toggle", update);
@@ -231,7 +235,7 @@ function play(root, inside, data) {               // the models: bars for all of
 const W = 340, TALL = 250, LEFT = 40, DOWN = 205, y = share => DOWN - share * (DOWN - 12);
 const frame = many([0, .25, .5, .75, 1], s => line(LEFT, y(s), W, y(s), `stroke="#e3e3e3"`) +
   text(LEFT - 6, y(s) + 4, percent(s), `text-anchor="end"`));
-const NULLS = [["passed_on", "passing the digit on", "5 3", -4], ["guess", "a guess", "1 3", 13]];
+const NULLS = [["passed_on", "repeating the digit", "5 3", -4], ["guess", "a guess", "1 3", 13]];
 const nullLines = sweep => many(NULLS, ([key, said, dash]) =>
   line(LEFT, y(sweep[key]), W, y(sweep[key]), `stroke="#777" stroke-dasharray="${dash}"`));
 const nullNames = sweep => many(NULLS, ([key, said, dash, off]) => text(W - 2, y(sweep[key]) + off, said,

@@ -123,9 +123,9 @@ def test_a_run_on_a_gpu_is_stored_as_one_on_a_cpu_and_either_goes_on_with_what_t
                 torch.testing.assert_close(*(torch.tensor(r.history[column]) for r in (run, on_cpu)),
                                            rtol=1e-3, atol=2e-3)
 
-def test_a_deadline_that_a_core_could_not_keep_stops_no_gpu(gpu, tmp_path, monkeypatch):
+def test_a_deadline_that_a_core_could_not_keep_stops_no_gpu(gpu, often, tmp_path, monkeypatch):
     monkeypatch.setattr("moe_redistribution.training.groups.expected_seconds", lambda *_: 1e6)
-    begun = lambda device: train("add7/moe-e4k1-h8-silu+d16", [1], steps=100, root=tmp_path / device, device=device,
+    begun = lambda device: train("add7/moe-e4k1-h8-silu+d16", [1], steps=20, root=tmp_path / device, device=device,
                                  executor="here", quiet=True, budget=300.)
     assert len(begun("cpu")) == 0 and len(begun("cuda")) == 1
 

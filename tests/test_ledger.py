@@ -392,8 +392,9 @@ def test_no_claim_waits_for_a_row_that_its_instrument_does_not_write():
              for r in reads for n, at, _ in cells_of(r)}
     found, columns = {}, ["stream", "rule", "position", "metric", "site", "edit", "stratum", "split"]
     for instrument in {c[0] for c in cells}:
-        for name, got in rows_of(instrument, {c[1] for c in cells if c[0] == instrument}).groupby("condition"):
-            found[instrument, name] = set(got[columns].drop_duplicates().itertuples(index=False, name=None))
+        got = rows_of(instrument, {c[1] for c in cells if c[0] == instrument})[["condition", *columns]]
+        for name, *spot in got.drop_duplicates().itertuples(index=False, name=None):
+            found.setdefault((instrument, name), set()).add(tuple(spot))
     measured = {k: {spot[:2] for spot in spots} for k, spots in found.items()}
     assert len(cells) > 800 and len(found) > 100
     assert not sorted(c for c in cells if c[2:4] in measured.get(c[:2], ()) and c[2:] not in found[c[:2]])

@@ -1,5 +1,6 @@
 """Every instrument measures a seed as if it were alone, and the machinery of recording asks each one only for what is
 new."""
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from moe_redistribution.record import recording, runs
-from moe_redistribution.models.condition import condition
+from moe_redistribution.models.condition import RECIPES, condition
 from moe_redistribution.training.groups import train
 from moe_redistribution.tasks.data import unseen_examples
 from moe_redistribution.tasks.errors import Faults
@@ -207,7 +208,7 @@ def test_the_end_of_a_schedule_cut_short_is_not_recorded_as_the_end_and_a_stray_
 
 # -------------------------------------------------------------------------------------------------------- replaced runs
 
-NAME = "add7/ffn-h8-silu"
+NAME = "add7/ffn-h8-silu+d16"
 
 def small(monkeypatch):
     "Two instruments, one condition and none of the site's tables, so that recording takes a second."
@@ -224,9 +225,10 @@ def recorded_once(tmp_path_factory):
     "A place where two runs, 42 and 137, are stored and recorded."
     at = tmp_path_factory.mktemp("replaced")
     store = Store(at / "store")
-    train(NAME, seeds=[42, 137], root=store.root, steps=400, executor="here", quiet=True)
-    for s in (42, 137): store.save(reached(store.load(NAME, s)))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES["add7"], "eval_every", 20)
+        train(NAME, seeds=[42, 137], root=store.root, steps=40, executor="here", quiet=True)
+        for s in (42, 137): store.save(reached(store.load(NAME, s)))
         small(patch)
         recording._record(store, at / "root", say=lambda text: None)
     return at
@@ -245,9 +247,10 @@ def study(recorded_once, tmp_path, monkeypatch):
     return SimpleNamespace(store=store, other=other, root=tmp_path / "root", another=another)
 
 def reached(run):
-    "The run as if it had learned: at its first rules after 200 steps, and settled."
-    at = {rule: dict(step=200, value=1., reached=True) for rule in run.manifest["rules"]}
-    weights = {rule: run.weights[rule] if rule in run.weights else next(iter(run.weights.values())) for rule in at}
+    "The run as if it had learned: at its first rules after 20 steps, and settled."
+    at = {rule: dict(step=20, value=1., reached=True) for rule in run.manifest["rules"]}
+    some = next(iter(run.weights.values()))
+    weights = {rule: run.weights.get(rule) or {n: v.clone() for n, v in some.items()} for rule in at}
     return replace(run, weights=weights, manifest=run.manifest | dict(rules=at, settled=True))
 
 def everything(root, seed):
@@ -275,8 +278,8 @@ def test_another_run_takes_a_seed_s_place_whole_when_asked_and_not_before(study)
     recording._record(study.other, fresh, lambda text: None)
     assert everything(fresh, 42) == now[42], "what is recorded is what a bare place would have recorded"
     [line] = pd.read_csv(study.root / "results/replaced.csv").to_dict("records")
-    assert line == dict(condition=NAME, stream="authors", seed=42, old_first=200, new_first=200, old_step=400,
-                        new_step=400, date=line["date"], reason="a test")
+    assert line == dict(condition=NAME, stream="authors", seed=42, old_first=20, new_first=20, old_step=40,
+                        new_step=40, date=line["date"], reason="a test")
     assert not [p for p in recording._record(study.other, study.root, heard.append, replace=[NAME])
                 if p.suffix == ".parquet"] and "no other run" in heard[-1]
 
@@ -295,10 +298,10 @@ def test_a_run_that_did_not_get_as_far_is_refused_and_nothing_changes(study, man
 def test_what_cannot_be_replaced_is_said_before_any_work(study):
     before = {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()}
     go = lambda names: recording._record(study.other, study.root, say=lambda text: None, replace=names)
-    for names, says in ((["add7/ffn-h9-silu"], "condition to replace: expected one of add7/ffn-h8-silu; "
-                         "got 'add7/ffn-h9-silu'; nearest: 'add7/ffn-h8-silu'; fix:"),
+    for names, says in ((["add7/ffn-h9-silu"], f"condition to replace: expected one of {re.escape(NAME)}; "
+                         f"got 'add7/ffn-h9-silu'; nearest: '{re.escape(NAME)}'; fix:"),
                         (["add7/fnn-h8-silu"], "nearest: 'ffn'"),
-                        ([NAME], f"expected stored runs of {NAME} .* got none; fix: moe-redistribution train")):
+                        ([NAME], f"expected stored runs of {re.escape(NAME)} .* got none; fix: moe-redistribution train")):
         with pytest.raises(ValueError, match=says): go(names)
     assert {p: p.read_bytes() for p in study.root.rglob("*") if p.is_file()} == before
 

@@ -208,6 +208,9 @@ def test_the_box_opens_on_the_surprise_and_its_words_set_its_controls(tab):
     assert "FFN on: dense 100%" in said()
     tab.click("[data-does=slow]")
     assert "at its mean" in said() and tab.input_value("[name=toy-model]:checked") == "slow dense"
+    assert "▸ slow dense" in tab.inner_text(".toy-bars") and "⅛ of the paper" in tab.get_attribute("input[type=range]", "aria-valuetext")
+    tab.click("[data-does=frozen]")
+    assert tab.input_value("[name=toy-model]:checked") == "frozen router" and tab.input_value("input[type=range]") == "3"
     tab.keyboard.press("Escape"), tab.evaluate("document.activeElement.blur()")
     for n in range(1, 11):
         tab.keyboard.press("Tab")
@@ -248,6 +251,7 @@ def test_the_front_page_loads_the_box_and_says_what_it_shows_without_javascript(
     assert all(f'id="{box}"' in cell for box in ("toy-models", "toy-rates", "toy-inside")) and cell.count("<noscript>") == 3
 
 def test_the_still_in_the_readme_says_what_the_box_says():
-    said = re.search(r"!\[Four bars[^\]]*\]", (ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    said, path = re.search(r"(!\[Four bars[^\]]*\])\(([^)]*)\)", (ROOT / "README.md").read_text(encoding="utf-8")).groups()
+    assert (ROOT / path).exists()
     shown = [round(100 * np.mean(SHOWN[m]["scores"]["mean"]["allowed"])) for m in ("dense", "slow dense", "mixture", "frozen router")]
     assert [int(x) for x in re.findall(r"\d+", said)] == shown

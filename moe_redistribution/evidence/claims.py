@@ -86,20 +86,18 @@ _PICKS = [f for f in Reading._fields if f not in ("unit", "seeds")]
 
 def _who(seeds): return ", ".join(map(str, seeds[:6])) + f" and {len(seeds) - 6} more" * (len(seeds) > 6)
 
-def _cell(rows, r, name, position, unit) -> pd.Series:
-    "The value of every seed of a reading in one cell, indexed by seed; nan for a failed seed."
-    here = r._replace(condition=name, position=position, metric=r.metric.removeprefix(REST))
-    own = rows.own(name)
-    want = {f: [getattr(here, f)] for f in _PICKS if f != "instrument" or f in own}
-    if missing := [k for k in (*want, "seed", "value") if k not in own]:
-        refuse("rows", f"columns {[*want, 'seed', 'value']}", list(own), "rows in long form", f"add {missing}")
-    if "unit" in own: want["unit"] = [unit] if unit else _WHOLE
+def _cell(rows, r, name, position, unit) -> dict:
+    "Seed → value of a reading in one cell; nan for a failed seed."
+    here, there = r._replace(condition=name, position=position, metric=r.metric.removeprefix(REST)), rows.columns
+    want = {f: [getattr(here, f)] for f in _PICKS if f != "instrument" or f in there}
+    if missing := [k for k in (*want, "seed", "value") if k not in there]:
+        refuse("rows", f"columns {[*want, 'seed', 'value']}", there, "rows in long form", f"add {missing}")
+    if "unit" in there: want["unit"] = [unit] if unit else _WHOLE
     at = rows.at(name, want | {"seed": seed_list(r.seeds)})
-    got = pd.Series(own["value"].to_numpy()[at], pd.Index(own["seed"].to_numpy()[at], name="seed"), name="value")
-    if got.index.has_duplicates:
-        refuse(f"{name} ({r.rule}, {r.site} {r.edit})", "one row per seed", len(got), got.index.nunique(),
-               "leave repeats out")
-    return 1 - got if r.metric.startswith(REST) else got
+    got = dict(zip(rows.of_column("seed")[at].tolist(), rows.of_column("value")[at].tolist()))
+    if len(got) < len(at):
+        refuse(f"{name} ({r.rule}, {r.site} {r.edit})", "one row per seed", len(at), len(got), "leave repeats out")
+    return {s: 1 - v for s, v in got.items()} if r.metric.startswith(REST) else got
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #7b28ee43
 def _absent(r, name, seeds, there) -> list:
@@ -123,13 +121,16 @@ def _failed(r, name, seeds) -> str:
 class Measured:
     "Rows in long form by condition, and what was worked out from them, each thing once."
     def __init__(self, rows:pd.DataFrame):
-        self._made, self._of = {}, {"": rows}
-        if "condition" in rows: self._of = {"": rows.iloc[:0]} | dict(list(rows.groupby("condition", sort=False)))
+        self._made, self._rows, self.columns = {}, rows, list(rows)
+        self._places = rows.groupby("condition", sort=False).indices if "condition" in rows else {}
 
     @classmethod
     def of(cls, rows): return rows if isinstance(rows, Measured) else cls(rows)
 
-    def own(self, name:str) -> pd.DataFrame: return self._of.get(name, self._of[""])
+    def own(self, name:str) -> pd.DataFrame: return self._rows.iloc[self._places.get(name, [])]
+
+    def of_column(self, column:str) -> np.ndarray:
+        return self.once(("column", column), lambda: self._rows[column].to_numpy())
 
     def once(self, key, make:Callable):
         "What `make()` gives, made the first time that `key` is asked for."
@@ -138,15 +139,14 @@ class Measured:
 
     def runs(self, name:str, stream:str) -> set:
         "Seeds of a condition of which there is any row."
-        own = self.own(name)
-        return set(own.loc[(own["condition"] == name) & (own["stream"] == stream), "seed"])
+        return {*self.of_column("seed")[self.at(name, {"stream": [stream]})].tolist()}
     def at(self, name:str, where:dict) -> np.ndarray:
-        "Places of the rows of a condition that have one of the given values in every named column."
-        own = self.own(name)
-        here = np.arange(len(own))
+        "Places, among all, of the rows of a condition that have one of the given values in every named column."
+        here = self._places.get(name, np.array([], int))
         for column, values in where.items():  # text is told apart once, and whole numbers after
-            codes, known = self.once(("coded", name, column), lambda column=column: _coded(own[column]))
-            here = here[np.isin(codes[here], [known[v] for v in values if v in known])]
+            codes, known = self.once(("coded", column), lambda column=column: _coded(self._rows[column]))
+            wanted = [known[v] for v in values if v in known]
+            here = here[codes[here] == wanted[0] if len(wanted) == 1 else np.isin(codes[here], wanted)]
         return here
     def read(self, reading) -> tuple:
         "Seeds × cells of a reading, nan where failed or missing, and sentences that say which those are."
@@ -162,11 +162,12 @@ def _look(rows, r) -> tuple:
     "What `Measured.read` gives, worked out."
     cells, notes, seeds = {}, [], seed_list(r.seeds)
     for cell in cells_of(r):
-        got = cells[cell] = _cell(rows, r, *cell)
-        if absent := [s for s in seeds if s not in got.index]:
+        got = _cell(rows, r, *cell)
+        cells[cell] = [got.get(s, np.nan) for s in seeds]
+        if absent := [s for s in seeds if s not in got]:
             notes += _absent(r, cell[0], absent, rows.runs(cell[0], r.stream))
-        if failed := got.index[got.isna()].tolist(): notes.append(_failed(r, cell[0], failed))
-    table = pd.DataFrame({i: got.reindex(seeds) for i, got in enumerate(cells.values())}, index=seeds)
+        if failed := [s for s, v in got.items() if v != v]: notes.append(_failed(r, cell[0], failed))
+    table = pd.DataFrame(dict(enumerate(cells.values())), seeds, dtype=float)
     return table.set_axis(pd.Index(list(cells), tupleize_cols=False), axis=1), list(dict.fromkeys(notes))
 
 # %% ../../nbs/5_evidence/02b_claims.ipynb #e52838e1

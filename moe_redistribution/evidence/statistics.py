@@ -26,6 +26,11 @@ def _stats():
     from scipy import stats
     return stats
 
+def _special():
+    "scipy.special, which has Student's t."
+    from scipy import special
+    return special
+
 def _finite(values):
     "A 1-d float array of finite numbers, one per seed; anything else is refused."
     x = np.asarray(values, dtype=float)
@@ -95,8 +100,12 @@ def _t_test(a, b=None, null=0.0, side="two-sided"):
     if max(map(np.ptp, groups)) < TINY:
         truth = {"two-sided": abs(d - null) < TINY, "greater": d - null < TINY, "less": d - null > -TINY}
         return Result(d, float(truth[side]), 0.0 if abs(d) < TINY else float(np.copysign(np.inf, d)))
-    if b is None: p = _stats().ttest_1samp(a, null, alternative=side).pvalue
-    else: p = _stats().ttest_ind(a - null, b, equal_var=False, alternative=side).pvalue
+    # to the last bit as scipy has it, whose tests take ten times as long
+    each = [((g - g.mean())**2).mean() * (len(g) / (len(g) - 1)) / len(g) for g in groups]
+    df = len(a) - 1                                                    # of two groups Welch's and Satterthwaite's
+    if b is not None: df = sum(each)**2 / sum(v**2 / (len(g) - 1) for v, g in zip(each, groups))
+    t, below = (d - null) / np.sqrt(sum(each)), _special().stdtr
+    p = {"two-sided": 2 * below(df, -abs(t)), "greater": below(df, -t), "less": below(df, t)}[side]
     return Result(d, float(p), float(d / np.sqrt(np.mean([g.var(ddof=1) for g in groups]))))
 
 def welch(a:np.ndarray|Sequence, b:np.ndarray|Sequence):
