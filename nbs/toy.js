@@ -118,7 +118,7 @@ function opening(data) {                          // the surprise, out of the ro
 }
 
 function bars(data, ffn, copies, chosen) {        // what each of the models gets right
-  const left = 84, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
+  const left = 108, wide = 340, high = 26, x = s => left + s * (wide - left - 40);
   const null_ = mean(data.passed_on[copies]), bottom = 8 + high * data.models.length;
   const bar = (m, k) => {
     const right = mean(m.scores[ffn][copies]), top = 8 + high * k;
@@ -297,7 +297,7 @@ function slide(root, sweep) {                     // the learning rate
     find("label b").textContent = rate;
     slider.setAttribute("aria-valuetext", how.slice(3));
     find(".toy-said").innerHTML = `${how} a mixture keeps <b>${percent(mixture)}</b>, a dense FFN of the same size
-      <b>${percent(dense)}</b>.` + (rate === "1" ? "" : ` At the paper's rate the mixture keeps ${percent(printed)}.`);
+      <b>${percent(dense)}</b> of tens and hundreds, copies ruled out.` + (rate === "1" ? "" : ` At the paper's rate the mixture keeps ${percent(printed)}.`);
     find(".toy-pair").innerHTML = linesPicture(sweep, i) + dotsPicture(sweep, i);
     find(".toy-answer").innerHTML = sweepTable(sweep, i);
   }
