@@ -8,6 +8,7 @@ __all__ = ['RouteChanges', 'last_changes']
 # %% ../../nbs/4b_language/02c_changes.ipynb #c4a90003
 import torch
 from ..tasks.errors import refuse
+from ..tasks.text import generator_of
 from .routers import chosen_experts
 
 # %% ../../nbs/4b_language/02c_changes.ipynb #c4a90006
@@ -17,21 +18,23 @@ class RouteChanges:
     (`changed|L0`) and in all (`changed|all`). Looks are counted from the moment it is made. ValueError without routers."""
     def __init__(self, model:torch.nn.Module, tokens:torch.Tensor):
         self.tokens = tokens
-        now = self.sent(model)
+        now = self.sent(model, 0)
         if hasattr(model, "routes_seen"): refuse("model", "one that is not watched yet", "RouteChanges", fix="use it again")
         model.register_buffer("routes_seen", now)
         model.register_buffer("routes_changed", torch.zeros(now.shape[:2], dtype=torch.int32))
         model.register_buffer("routes_looks", torch.zeros((), dtype=torch.int32))
 
-    def sent(self, model:torch.nn.Module) -> torch.Tensor:
-        "Experts (layer, n · T, k), in the order of their numbers."
-        found = chosen_experts(model, self.tokens)
+    def sent(self, model:torch.nn.Module, look:int) -> torch.Tensor:
+        "Experts (layer, n · T, k), in the order of their numbers. What a router draws depends on the look alone."
+        with torch.random.fork_rng():
+            torch.manual_seed(generator_of("routes at a look", look).initial_seed())
+            found = chosen_experts(model, self.tokens)
         self.layers = [*found]
         return torch.stack([x.sort(-1).values for x in found.values()])
 
     @torch.no_grad()
     def __call__(self, model:torch.nn.Module) -> dict:
-        now, was = self.sent(model), model.routes_seen
+        now, was = self.sent(model, int(model.routes_looks) + 1), model.routes_seen
         other = 1 - (now[..., None] == was[..., None, :]).any(-1).double().mean(-1)               # (layer, n · T)
         model.routes_looks += 1
         model.routes_changed[other > 0] = model.routes_looks
