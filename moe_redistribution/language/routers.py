@@ -118,7 +118,8 @@ class _ByText(_OwnRouter):
     def scores(self, hidden:torch.Tensor): return self.table[self.numbers().flatten() % len(self.table)]
     def numbers(self):
         read = _reading(self.heard.whole())
-        return read[:, self.first - 1:self.first].expand(read.shape) if self.first else read
+        if not self.first: return read
+        return read[:, (at := min(self.first, read.shape[1])) - 1:at].expand(read.shape)           # of a shorter text, all
 
 class _ByChance(_ByToken):
     "A table by token that is drawn anew after every step."
