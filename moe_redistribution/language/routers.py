@@ -176,7 +176,7 @@ class _Settling(_StraightThrough):
     def hold(self, W:torch.Tensor, d_vocab:int, T:int, last:int=1, rows:int=2 ** 20):
         super().hold(W, d_vocab, T)
         self.last = last
-        self.register_buffer("table", _deal("chance", rows, self.E, self.k, self.drawn()).to(torch.uint8))
+        self.register_buffer("table", _deal("chance", rows, self.E, self.k, self.drawn()).to(torch.int16))
         self.register_buffer("settled", torch.tensor(False))
     def rows(self):
         ids = self.heard.ids if self.last == 1 else self.heard.whole()
@@ -308,7 +308,7 @@ def settle(model:torch.nn.Module, tokens:torch.Tensor, of:torch.nn.Module=None, 
             counts[l].index_add_(0, row * m.E + index.flatten(), torch.ones(len(row), dtype=torch.int32))
     for m, count in zip(own.values(), counts.values()):
         seen = (by := count.view(-1, m.E)).any(1)
-        m.table[seen] = by[seen].topk(m.k, -1).indices.to(torch.uint8)
+        m.table[seen] = by[seen].topk(m.k, -1).indices.to(torch.int16)
         m.settled.fill_(True)
 
 # %% ../../nbs/4b_language/02b_routers.ipynb #8fcd3627

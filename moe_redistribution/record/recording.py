@@ -30,7 +30,7 @@ from ..evidence.claims import Claim, Measured, claims, paper_items, statements
 from ..instruments.rows import ROW_COLUMNS, WHERE, tidy, write_frame
 from ..evidence.planned import planned_files
 from ..evidence.registrations import FILE, registrations, unregistered_lines
-from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, Clone, kinds, manifest, manifest_of,
+from ..evidence.table_files import (EVERYBODY, HOUSE, KEYS, OTHERS, Clone, kinds, manifest_of,
                                                      others, witness, write_sums, write_table)
 
 # %% ../../nbs/7_record/03_recording.ipynb #1f3d2675
@@ -330,7 +330,7 @@ def _stored(study, store, clone, same, pool) -> list:
     there = [(n, j) for _, n, j in stored_jobs(study, store) if n in kept]
     if not there and study.name not in kinds(clone): return [some]
     found = [(j, rows) for _, j in there if (rows := find_rows(j, store)) is not None]
-    known = {*manifest(clone.root)["condition"]}
+    known = {*clone.frame("results/manifest.csv", ["condition"])["condition"]}
     if bad := [check for j, rows in found for check in _rows_hold(j, rows, known) if not _passes(check)]: return bad
     looked = look_at_study(store, clone, study, same)
     new = [study.rows(n, [j for p, j in there if p == n], store.root) for n in dict.fromkeys(n for n, _ in there)]
