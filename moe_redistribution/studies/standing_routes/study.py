@@ -56,8 +56,7 @@ class _StandingTrial(RoutedTrial):
             self.train("learned", "learned", donor := self.model("learned"), share)
             settle(model, self.asked.shown, of=donor)
         held = self.asked.heldout[:, :-1]
-        measures = dict(loss=self.lost) | (dict(changes=RouteChanges(model, held)) if self.own.word else {})
-        measures = {"heldout" if n == "loss" else n: f for n, f in measures.items()}
+        measures = dict(heldout=self.lost) | (dict(changes=RouteChanges(model, held)) if self.own.word else {})
         h = self.train("main", self.name, model, share, measures=measures)
         curves = {"loss|all|none": torch.tensor(h["heldout"].to_numpy(float))[:, None]}
         curves |= {f"{n}|none": torch.tensor(h[n].to_numpy(float))[:, None] for n in h if n.startswith("changed|")}
