@@ -102,11 +102,6 @@ def test_a_tie_is_reproduced_only_where_an_arm_shows_that_something_was_to_be_wo
     table = table.set_index("key", drop=False) if "key" in table else table
     tied = table[(table["expects"] == "0") & table["verdict"].str.match("reproduced|found")]
     tied = tied.drop(index=[k for k in tied.index if said(k).versus.startswith("value=")], errors="ignore")
-    planned = [k for k in tied.index if k.startswith("000-standing_routes-")]      # its family has the contrast of power
-    of_power = pd.read_csv(ROOT / "results/contrasts.csv").set_index("id")["outcome"]
-    for task in (k.split("-")[2].partition(".")[0] for k in planned):
-        assert of_power[f"contrast.standing_routes.{task}.learned-hash"] == "different"
-    tied = tied.drop(index=planned)
     assert len(tied) > 6 and (tied["power_says"] == "holds").all(), tied.loc[tied["power_says"] != "holds"].index
 
 def test_a_claim_turns_on_text_or_size_where_two_presets_decide_it_otherwise():

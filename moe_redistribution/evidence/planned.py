@@ -14,7 +14,7 @@ import csv, io, re
 from ..tasks.errors import check_all, choose, refuse
 from ..instruments.rows import ROW_DEFAULTS
 from ..training.study import Study, TrainingStudy, of_studies
-from .claims import ASKED_HERE, ASKS, CLAIM_COLUMNS, STATEMENT_COLUMNS, Claim, Reading
+from .claims import ASKED_HERE, ASKS, CLAIM_COLUMNS, POWER, STATEMENT_COLUMNS, Claim, Reading
 from .printed import DATA, papers, study_papers
 
 # %% ../../nbs/5_evidence/02c_planned.ipynb #c0de0007
@@ -26,10 +26,11 @@ class Contrast:
     `at` (column → text): which rows are read, others as `ROW_DEFAULTS` has them, in the stream `paired`. `seeds`: of
     both arms. `margin`: a smaller difference does not count. `null`: what a guess scores, or none. `says`: the claim
     in a sentence that is judged on `page`, a notebook under nbs/, and `expects` + of it (a above b), - or 0; without
-    it no ledger has the contrast. `over`: what n counts. All contrasts of a study are one family, or of each `family`
-    that they name.
+    it no ledger has the contrast. `power`: of a sentence that expects 0, two arms between which a difference has to show
+    at the same seeds, because a tie where nothing could be won says nothing. `over`: what n counts. All contrasts of a
+    study are one family, or of each `family` that they name.
 
-    ValueError (expected, got, nearest, fix) for a name or a column that cannot be written."""
+    ValueError (expected, got, nearest, fix) for a name or a column that cannot be written, and a tie without power."""
     name: str
     a: str
     b: str
@@ -44,6 +45,7 @@ class Contrast:
     over: str = "seeds"
     at: dict = field(default_factory=dict)
     family: str = ""
+    power: tuple = ()
 
     def __post_init__(self):
         object.__setattr__(self, "seeds", tuple(sorted({*self.seeds})))
@@ -51,6 +53,8 @@ class Contrast:
             near = re.sub(r"[^\w.-]+", "_", self.name) or "wide-narrow"
             refuse("name of a contrast", "letters, digits, and _ . - between them", repr(self.name), near)
         for column in self.at: choose(f"column in at of {self.name}", column, Reading._fields)
+        if self.says and self.expects == "0" and len(self.power) != 2:
+            refuse(f"power of {self.name}", "two arms that differ if anything can be won", self.power or "none", fix='power=("wide", "narrow")')
     def lines(self, study:Study) -> dict:
         "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
         names = dict(condition=_row_name(self, study, self.a), versus=_row_name(self, study, self.b))
@@ -62,10 +66,12 @@ class Contrast:
         said = same | dict(id=f"contrast.{study.name}.{self.name}", protocol="audited",
                            item="_".join(filter(None, ["contrast", study.name, self.family])),
                            null=str(self.null), unit_factor="1", note=self.says)
+        armed = {POWER: dict(condition=_row_name(self, study, self.power[0]), versus=_row_name(self, study, self.power[1]),
+                             note="what there is to win")} if self.power else {}
         paper = study_papers().get(study.name, next(iter(papers())))
         asked = [same | dict(key=f"{paper}-{study.name}-{self.name}", protocol=p, section=paper, page=self.page,
-                             statement=ASKED_HERE + self.says, expects=self.expects)
-                 for p in ("paper", "audited") if self.says]
+                             statement=ASKED_HERE + self.says, expects=self.expects) | armed.get(p, {})
+                 for p in ("paper", "audited", *armed) if self.says]
         return {"claims": [{c: said.get(c, "") for c in CLAIM_COLUMNS}],
                 "statements": [{c: x.get(c, "") for c in STATEMENT_COLUMNS} for x in asked]}
     def claim(self, study:Study) -> Claim:

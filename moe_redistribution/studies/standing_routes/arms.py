@@ -62,7 +62,7 @@ def task_of(name:str, S:dict, seed:int) -> _RouteTask:
 class _StandingArm:
     """Four experts with a router of `OWN_ROUTERS`, in `layers` (all), with its `choices`; elsewhere `straight` ones.
     `settles`: the step from which its routes are a table; `replays`: its table has the routes that a learned router
-    ended with; `moves`: does a map learn. Without `word` a dense FFN, a share `width` as wide."""
+    ended with; `moves`: does a map learn; `balance`: share of the balance loss that it has. Without `word` a dense FFN, a share `width` as wide."""
     word: str = "straight"
     layers: tuple = None
     choices: dict = field(default_factory=dict)
@@ -70,6 +70,7 @@ class _StandingArm:
     replays: bool = False
     moves: bool = True
     width: float = 1.
+    balance: float = 1.
 
 _LAYERS = 4
 _LATER = 120                                                            # a fifth of a training
@@ -77,12 +78,12 @@ def _hash(**choices): return _StandingArm("hashed", choices=choices)
 STANDING_ARMS = {
     "dense": _StandingArm(""), "narrow": _StandingArm("", width=.25),
     "learned": _StandingArm(), "switch": _StandingArm("switch"), "unseen": _StandingArm("learned"),
-    "still_map": _StandingArm(moves=False), "hash": _hash(),
+    "unbalanced": _StandingArm(balance=0.), "still_map": _StandingArm(moves=False), "hash": _hash(),
     **{f"first{n}": _StandingArm("hashed", tuple(range(n))) for n in (1, 2, 3)},
     **{f"last{n}": _StandingArm("hashed", tuple(range(_LAYERS - n, _LAYERS))) for n in (1, 2, 3)},
     "lag10": _StandingArm("lagging", choices=dict(lag=10)), "lag100": _StandingArm("lagging", choices=dict(lag=100)),
     "map_kept": _StandingArm(choices=dict(until=_LATER)), "kept": _StandingArm("settling", settles=_LATER),
-    "kept_late": _StandingArm("settling", settles=3 * _LATER),
+    "kept_late": _StandingArm("settling", settles=3 * _LATER), "early": _StandingArm("settling", settles=1),
     "token_kept": _StandingArm("settling", choices=dict(last=1), settles=_LATER),
     "replayed": _StandingArm("settling", replays=True),
     **{f"exchange{s:g}": _hash(share=s) for s in (.01, .03, .1, .3)},

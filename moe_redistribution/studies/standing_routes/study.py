@@ -43,7 +43,7 @@ class _StandingTrial(RoutedTrial):
             after_step(model, step)
         return train_part(self.desk, part, model, self.asked.batches, self.S["steps"], share, lr=self.rate, clip=0.,
                           schedule="constant", seed=self.seed, looks=min(_LOOKS, self.S["steps"]), after_backward=after,
-                          loss_of=loss_with_balance(model, _BALANCE, self.asked.loss),
+                          loss_of=loss_with_balance(model, _BALANCE * own.balance, self.asked.loss),
                           frozen=() if own.moves else (r"\.mlp\.gate\.weight$",), **choices)
 
     def model(self, name:str) -> torch.nn.Module: return standing_model(name, self.asked, self.seed, self.S["sizes"])
@@ -96,8 +96,9 @@ def _standing_rows(arm, seeds, settings, desk) -> pd.DataFrame:
 def _standing_content(arm, settings):
     "What an arm's rows depend on: its router in full, its task's settings, and its rate."
     task, _, name = arm.partition("@")[0].partition("/")
-    S = settings[task]
-    return [arm.partition("@")[0], asdict(STANDING_ARMS[name]), {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
+    S, own = settings[task], asdict(STANDING_ARMS[name])
+    if own["balance"] == 1: del own["balance"]                            # is younger than the first rows
+    return [arm.partition("@")[0], own, {k: v for k, v in S.items() if k != "lr"} | dict(rate=rate_in(arm, S))]
 
 def _standing_seconds(arm, seeds, settings) -> float:
     "Seconds of one core that a job is expected to take."
@@ -113,7 +114,7 @@ def _settings(steps:int=600, **levels) -> dict:
     return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS).items()}
 
 ROUTE_TASKS = ("book", "pairs")
-_PILOT = (901, 902, 903, 904)
+_PILOT, _UNSEEN = (901, 902, 903, 904), tuple(range(17, 25))
 SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1", "last1", "first3", "last3", "map_kept",
             "exchange0.1", "turn", "chance", "again", "place", "lag100", "replayed")
 _EIGHT = ("dense", "narrow", "exchange0.01", "exchange0.03", "exchange0.3", "still_map", "unseen", "switch", "token_kept",
@@ -130,7 +131,9 @@ STANDING_PRESETS = {
     "decide": Preset("every arm that a contrast reads", {n: s for t in ROUTE_TASKS for n, s in _of(t, range(1, 17), *SIXTEEN_SEEDS).items()},
                      1, _settings()),
     "curve": Preset("doses, bounds and twins that draw the curve",
-                    {n: s for t in ROUTE_TASKS for n, s in _of(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _settings())}
+                    {n: s for t in ROUTE_TASKS for n, s in _of(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _settings()),
+    "confounds": Preset("what a reader of the first rows asked, on seeds of its own", _both(_UNSEEN, "learned", "unbalanced", "hash",
+                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
@@ -139,14 +142,18 @@ STANDING_MARGINS = dict(book=.09, pairs=.06)                          # a quarte
 _WHERE = dict(book="on a phone book of 500 entries", pairs="on a language of pairs")
 _SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of the training, kept from then on, lose as little as a hash"),
          "first2-last2": ("-", "a hash in the first two of four layers loses less than one in the last two"),
-         "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert")}
+         "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert"),
+         "unbalanced-learned": ("0", "a learned router without a balance loss loses as much as one with it"),
+         "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, loses less than a router that goes on to learn")}
 _ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-learned", "lag100-learned", "exchange0.1-hash",
                      "place-hash", "learned-hash"),
               layers=("first1-last1", "first2-last2", "first3-last3"),
-              table=("turn-hash", "chance-hash", "counts-hash", "again-hash"))
+              table=("turn-hash", "chance-hash", "counts-hash", "again-hash"),
+              confounds=("unbalanced-learned", "token_kept-learned", "token_kept-hash", "early-kept", "replayed-prefix"))
 def _contrast(task, family, pair) -> Contrast:
-    (a, b), (expects, said) = pair.split("-"), _SAID.get(pair, ("+", ""))
-    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=range(1, 17), null="none",
-                    margin=STANDING_MARGINS[task], preset="decide", family=f"{task}_{family}", expects=expects,
+    (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family == "confounds"
+    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=_UNSEEN if later else range(1, 17),
+                    null="none", margin=STANDING_MARGINS[task], preset=family if later else "decide", family=f"{task}_{family}",
+                    expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
                     says=said and f"{_WHERE[task]}, {said}.", page="6_studies/standing_routes/41_standing_routes.ipynb")
 CONTRASTS = [_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
