@@ -13,16 +13,27 @@ import hashlib, json, math, warnings
 
 from safetensors import safe_open
 import torch
-from ..tasks.errors import choose, refuse
+from ..tasks.errors import choose, nearest, refuse
 from .small import with_transformers
-from ..training.store import seal_hash
+from ..training.store import home, seal_hash
 
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
+_ZOO = Path(__file__).resolve().parents[2] / "checkpoints/zoo"                  # of a clone
+
+def _zoo_folder(name:str) -> Path:
+    "Where a model of the matched zoo lies: in the clone, or where `moe-redistribution zoo` put it by default."
+    places = [root / name.removeprefix("zoo:") for root in (_ZOO, home() / "zoo")]
+    if there := next((p for p in places if (p / "config.json").is_file()), None): return _model_folder(there)
+    known = sorted("zoo:" + f.parent.relative_to(root).as_posix() for root in (_ZOO, home() / "zoo") for f in root.rglob("config.json"))
+    refuse("model", "a model of the zoo", f"{name}; {nearest(name, known)}" if known else f"{name}, and there is no zoo here",
+           fix="moe-redistribution zoo")
+
 LARGEST = 1 << 28                                                              # bytes of a file that is parsed whole
 
 def _model_folder(model:str|Path) -> Path:
-    "The folder of a model, or None for a name on the hub. ValueError for one without a whole model."
+    "The folder of a model, or of `zoo:ARM/SEED`; None for a name on the hub. ValueError for one without a whole model."
     folder = Path(model)
+    if str(model).startswith("zoo:"): return _zoo_folder(str(model))
     if not folder.is_dir():
         if not str(model).startswith((".", "/", "~")): return None
         refuse("model", "a folder", f"{model}, which is none", fix="its path")
@@ -103,6 +114,7 @@ def read_model(model:str|Path, dtype:str="auto", device_map:str|dict=None, **mor
     never runs code that a model brings or names, unless `trust_remote_code=True` is given. ValueError for a folder
     without a model, and for weights that are not all there, that the model has no place for, or that are no numbers."""
     folder, hf = _model_folder(model), with_transformers()
+    model = folder or model
     if isinstance(dtype, str): choose("dtype", dtype.removeprefix("torch."), DTYPES)
     name, more = (folder or Path(model)).name, dict(trust_remote_code=False) | more
     own = dict(dtype=dtype, device_map=device_map, use_safetensors=True, output_loading_info=True) | more

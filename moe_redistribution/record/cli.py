@@ -23,7 +23,7 @@ from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
-import moe_redistribution.record.work, moe_redistribution.record.coverage  # noqa: F401
+import moe_redistribution.record.work, moe_redistribution.record.coverage, moe_redistribution.studies.language_models.zoo  # noqa: F401
 import moe_redistribution.record.costs, moe_redistribution.record.check, moe_redistribution.record.new  # noqa: F401
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
@@ -62,7 +62,7 @@ def _add_text_command(p:ArgumentParser, name:str):
                        "routes never:E3, only:E2,E5, k=1; zero@4: from token 4 on; repeatable")
 
 ORDER = ("reproduce train measure record study scores ablate gates loads compare audit conditions ledger rows check "
-         "kinds bench new completion").split()
+         "kinds bench new zoo completion").split()
 
 def parser():
     "The argument parser of `moe-redistribution`."
@@ -101,7 +101,7 @@ def _check_arguments(args:Namespace):
     if (device := getattr(args, "device", "cpu")) != "cpu": check_means(device, args.budget)
     if device[:4] == "cuda" and not args.dry_run and not torch.cuda.is_available():
         refuse("device", "a GPU that torch can use for cuda", "none", "cpu", "--device cpu")
-    if args.command == "reproduce": writable_path(Path(args.out) / "rows.parquet")
+    if args.command in ("reproduce", "zoo") and args.out: writable_path(Path(args.out) / "rows.parquet")
     elif getattr(args, "out", None): table_file(args.out)
     if getattr(args, "record", None): table_file(args.record)
 

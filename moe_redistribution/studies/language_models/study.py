@@ -6,7 +6,7 @@
 __all__ = ['RATED', 'LANGUAGE_ARMS', 'NULL_ARMS', 'EVERY', 'SCORED', 'BRIEF', 'ALONG', 'REFITTED', 'REFITS', 'LM_RATES',
            'LM_SECONDS', 'PILOT_RATES', 'SPEEDS', 'SIXTEEN', 'EIGHT', 'TEXT_ARMS', 'COMMON_RATE', 'LM_SWEEP',
            'LM_PRESETS', 'PARTS_LANGUAGE', 'PARTS_RATE', 'PARTS_RATES', 'PARTS_KINDS', 'PARTS_ARMS', 'STUDY',
-           'KindJudge']
+           'KindJudge', 'LanguageTrial']
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #598b8464
 from copy import deepcopy
@@ -187,7 +187,7 @@ class _TrainedTrial:
                           seed=self.seed, **_language_arm(self.arm)[1])
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #f3dbe63d
-class _LanguageTrial(_TrainedTrial):
+class LanguageTrial(_TrainedTrial):
     "The same once it is trained: what is in it, and what it loses without its parts."
     def put_ablations(self):
         """Rows of the model as it is, and without all FFNs or all attention; for a `full` preset also without those of
@@ -267,7 +267,7 @@ ALONG = [("none", "none"), ("L*.ffn_out", "zero"), ("L*.ffn_out", "intact_mean")
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #0137bfeb
 @patch
-def put_times(self:_LanguageTrial, seen, found_at=.75):
+def put_times(self:LanguageTrial, seen, found_at=.75):
     "A row of `unfound`, where the text has values."
     name = "none|none|accuracy|value"
     if name not in seen: return
@@ -282,7 +282,7 @@ def _first_below(seen, name:str, level:float):
     return a + (b - a) * (a[name] - level) / (a[name] - b[name])
 
 @patch
-def put_equal(self:_LanguageTrial, seen):
+def put_equal(self:LanguageTrial, seen):
     """Rows `ARM/equal`: what is left without FFNs where the own loss first was at the `level` of the settings; there a
     level for some kinds of tokens, each read where that kind was."""
     levels, where = self.settings["level"], dict(condition=f"{self.arm}/equal")
@@ -304,7 +304,7 @@ REFITS = {"bias": r"\.mlp\.bias", "affine": r"\.mlp\.", "affine_alone": r"\.mlp\
 
 # %% ../../../nbs/6_studies/language_models/02_study.ipynb #bbff17bd
 @patch
-def put_bigrams(self:_LanguageTrial):
+def put_bigrams(self:LanguageTrial):
     """Rows `bigram_loss`: the table of next words that the model gives after `SAY` and a word, against the true chain,
     in nats a word, at its best temperature; with all its parts, and without FFNs, attention, or both."""
     x = self.text
@@ -354,7 +354,7 @@ def _standing_values(text, windows:torch.Tensor) -> torch.Tensor:
 
 def _null_language_rows(arm, seed, settings, desk):
     "Rows of `_null_logits`, as conditions `nulls/unigram` …"
-    t = _LanguageTrial("dense/L1", seed, settings, desk)
+    t = LanguageTrial("dense/L1", seed, settings, desk)
     for name, logits in _null_logits(t.text, t.windows, t.T).items():
         t.put_means(t.judge.scores(logits), ("value",) if name == "standing" else SCORED, condition=f"{arm}/{name}")
     return tidy(t.found)
@@ -369,7 +369,7 @@ def _rate_of(arm:str, settings:dict) -> float:
 def _language_rows(arm, seeds, settings, desk):
     "The job of this study: trains a seed of an arm and gives the rows of all that is done to it."
     if arm == "nulls": return _null_language_rows(arm, *seeds, settings, desk)
-    t = _LanguageTrial(arm, *seeds, settings, desk)
+    t = LanguageTrial(arm, *seeds, settings, desk)
     if _name_of(arm) in NULL_ARMS:  # of which nothing can be taken away
         t.train(1)
         t.put_means(t.judge.means())

@@ -1,0 +1,69 @@
+"The matched zoo: folders that plain transformers opens, and the study's own numbers from them."
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.language.opened import open_model
+from moe_redistribution.record.cli import main
+from moe_redistribution.studies.language_models import zoo
+from moe_redistribution.studies.language_models.study import STUDY
+
+logging.disable_progress_bar()
+ZOO = ROOT / "checkpoints/zoo"
+
+@pytest.fixture
+def short(monkeypatch):
+    "The zoo's settings for a dozen steps."
+    settings = STUDY.presets["parts"].settings | dict(steps=12, looks=[6, 12], heldout=8)
+    monkeypatch.setattr(zoo, "_SETTINGS", settings)
+    return settings
+
+@pytest.mark.parametrize("arm", zoo.ZOO_ARMS)
+def test_plain_transformers_opens_each_model_of_the_repository_and_it_has_learned(arm):
+    model, x = AutoModelForCausalLM.from_pretrained(ZOO / arm / "1"), zoo.zoo_windows(32)
+    with torch.no_grad(): loss = model(input_ids=x, labels=x).loss.item()
+    assert loss < 2.4 < torch.tensor(model.config.vocab_size).log()           # uniform: 4.8
+    assert open_model(f"zoo:{arm}/1", x).n_layers == 2
+
+@pytest.mark.parametrize("arm", ["slow", "mixture"])
+def test_a_folder_gives_the_rows_that_the_study_has_of_that_training_to_the_last_bit(arm, short, tmp_path):
+    zoo.make_zoo(tmp_path, [arm], [3], along=[6])
+    job = STUDY.run(f"{arm}/L2", [3], short, zoo._Alone())
+    own = zoo.zoo_rows(tmp_path / arm / "3", arm, 3)
+    said = job[(job["rule"] == "final") & job["metric"].isin(own["metric"].unique()) & (job["condition"] == f"{arm}/L2")]
+    keys = ["metric", "site", "edit", "unit", "stratum"]
+    both = own.merge(said, on=keys, suffixes=("", " of the job"))
+    assert len(both) == len(own) > 40 and (both["value"] == both["value of the job"]).all()
+    early = zoo.zoo_rows(tmp_path / arm / "3/checkpoint-6", arm, 3)
+    loss = lambda f: f.query("metric == 'loss' and site == 'none'")["value"].item()
+    assert loss(early) > loss(own)
+
+def test_what_is_no_ffn_begins_alike_in_every_arm_of_a_seed():
+    start = {arm: dict(zoo._trial(arm, 2).model.named_parameters()) for arm in zoo.ZOO_ARMS}
+    for arm, own in start.items():
+        assert all(torch.equal(p, start["dense"][n]) for n, p in own.items() if ".mlp." not in n), arm
+    assert not torch.equal(zoo._trial("dense", 3).model.lm_head.weight, start["dense"]["lm_head.weight"])
+
+def test_a_stopped_command_goes_on_and_leaves_what_is_whole(short, tmp_path, monkeypatch, capsys):
+    ask = ["zoo", "--out", str(tmp_path), "--arm", "narrow", "--seeds", "1-2", "--along", "6"]
+    save, saved = zoo._save, []
+    def stops(model, folder):
+        saved.append(folder)
+        if len(saved) == 4: raise KeyboardInterrupt
+        save(model, folder)
+    monkeypatch.setattr(zoo, "_save", stops)
+    assert main(ask) == 130 and not (tmp_path / "narrow/2").exists()
+    was = (tmp_path / "narrow/1/model.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr(zoo, "_save", save)
+    assert main(ask) == 0 and "2 models" in capsys.readouterr().out
+    assert (tmp_path / "narrow/1/model.safetensors").stat().st_mtime_ns == was
+    assert sorted(p.name for p in (tmp_path / "narrow").iterdir()) == ["1", "2", "README.md"]
+    assert len((tmp_path / "SHA256SUMS").read_text().splitlines()) == 4
+
+def test_another_arm_step_or_name_is_refused_before_any_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(zoo, "_trial", lambda *_: 1 / 0)
+    assert main(["zoo", "--out", str(tmp_path), "--arm", "mixtur"]) == 2 and "nearest: 'mixture'" in capsys.readouterr().err
+    assert main(["zoo", "--out", str(tmp_path), "--along", "1600"]) == 2 and "1 to 1599" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="zoo:mixture/1"): open_model("zoo:mixtur/1")
