@@ -303,6 +303,9 @@ def test_the_three_commands_print_a_table_and_write_rows_and_pictures(s, text, t
     assert main(["loads", *ask, str(tmp_path / "l.parquet")]) == 0 and "near ties" in capsys.readouterr().out
     assert main(["compare", *ask, str(tmp_path / "c.csv"), "--with", str(tmp_path / "b")]) == 0
     assert "same set" in (said := capsys.readouterr().out) and "nats a token" in said
+    assert main(["compare", *ask, str(tmp_path / "t.csv"), "--with-dtype", "bfloat16", "--experts", "eager", "--json"]) == 0
+    assert '"changed"' in (said := capsys.readouterr().out) and '"above 1"' in said
+    assert "a@float32/eager:a@bfloat16/eager" in (tmp_path / "t.csv").read_text()
     assert main(["audit", *ask, str(tmp_path / "u.parquet"), "--dry-run"]) == 0
     assert "passes over" in capsys.readouterr().out and not (tmp_path / "u.parquet").exists()
     assert main(["audit", *ask, str(tmp_path / "u.parquet"), "--regret", "8"]) == 0
@@ -321,6 +324,9 @@ def test_the_commands_refuse_before_any_work(s, text, tmp_path, capsys):
                                 ("audit", ["--sets", "-1"], "--sets: expected a whole number from 0 on"),
                                 ("audit", ["--edit", "zeros"], "'zero'"), ("loads", ["--context", "9000"], "--context"),
                                 ("compare", ["--with", str(tmp_path / "dense")], "which is dense"),
+                                ("compare", [], "got one model twice; nearest valid: --with-dtype bfloat16; fix"),
+                                ("compare", ["--with-dtype", "bfloat"], "nearest: 'bfloat16'"),
+                                ("compare", ["--with-experts", "grouped"], "nearest: 'grouped_mm'"),
                                 ("compare", ["--with", " "], "--with: expected a value")):
         ask = f"{command} --model {tmp_path / 'a'} --text {text} --bytes --context 16".split()
         assert main([*ask, *more]) == 2 and says in capsys.readouterr().err, (command, more)

@@ -133,16 +133,15 @@ def kept_so_far(path:str|Path, key:str):
 @torch.no_grad()
 def _sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
     "Share of (token, router) at which a watched pass of `tokens` (b, t) chooses other experts than a plain one."
-    heard, real = [], s.real(tokens).flatten()
+    heard = []
     def hear(module, args, kwargs):
         index = (*args, *kwargs.values())[-2]
         heard.append(index.reshape(-1, index.shape[-1]).sort(-1)[0].cpu())
     handles = [x.experts.register_forward_pre_hook(hear, with_kwargs=True) for x in s.layers if x.experts is not None]
-    mask = None if s.pad is None else s.real(tokens).long().to(s.device)
     if not handles: return 0.
-    try: s.model(input_ids=tokens.to(s.device), attention_mask=mask, use_cache=False), s.run(tokens)
+    try: s.plain(tokens), s.run(tokens)
     finally: [h.remove() for h in handles]
-    plain, watched = (torch.stack(x)[:, real] for x in (heard[:len(handles)], heard[len(handles):]))
+    plain, watched = (torch.stack(x)[:, s.real(tokens).flatten()] for x in (heard[:len(handles)], heard[len(handles):]))
     return (plain != watched).any(-1).double().mean().item()
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a13bf5c8

@@ -14,13 +14,16 @@ import sys
 
 import pandas as pd
 from ..tasks.commands import Line, add_form, command, progress_place, show_table
-from ..tasks.errors import refuse
+from ..tasks.errors import choose, refuse
 from ..training.store import write_picture
 from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers
+from ..language.watched import EXPERTS
+from ..language.weights import DTYPES
 from ..language.streaming import text_file, tokenizer_of
-from ..language.loads import compare_routes, comparison_table, load_map, loads_table, text_loads
+from ..language.loads import (changes_table, compare_routes, comparison_table, load_map, loads_table,
+                                               text_loads)
 from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
 from ..language.specialise import (SHOWN, check_topics, lift_map, load_matrix, specialise,
@@ -73,9 +76,12 @@ def tell_opened(s:LanguageModel):
     print(s.report().headline, file=sys.stderr)
     return s
 
-def opened_model(args:Namespace, folder:str|Path):
-    "(subject, tokenizer) of a folder, after a line about how far it opens."
-    with others_files(folder): s = tell_opened(open_model(folder, dtype=args.dtype, device_map=args.device_map))
+def opened_model(args:Namespace, folder:str|Path, dtype:str=None, experts:str=None):
+    """(subject, tokenizer) of a folder, after a line about how far it opens; `dtype` (default: that of the arguments)
+    and `experts`: in which numbers, and by which of transformers' functions."""
+    with others_files(folder):
+        s = tell_opened(open_model(folder, dtype=dtype or args.dtype, device_map=args.device_map))
+        if experts: s.model.set_experts_implementation(experts)
     return s, tokenizer_of(None if args.bytes else folder, s.d_vocab, args.special)
 
 # %% ../../nbs/7_record/04d_models.ipynb #59ab805e
@@ -116,17 +122,35 @@ def _run_loads(args:Namespace):
 # %% ../../nbs/7_record/04d_models.ipynb #dc43afab
 def _add_compare(p:ArgumentParser):
     add_model(p), add_form(p)
-    p.add_argument("--with", dest="other", required=True, metavar="MODEL", help="the checkpoint beside it")
+    p.add_argument("--with", dest="other", metavar="MODEL", help="the checkpoint beside it (default: the same model)")
+    p.add_argument("--with-dtype", metavar="DTYPE", help="that of the second side (default: as --dtype)")
+    for side, whose in (("--experts", "the first side's"), ("--with-experts", "the second side's")):
+        p.add_argument(side, help=f"how {whose} experts are computed: {', '.join(EXPERTS)} (default: as --experts, "
+                       "or the model's own)")
+
+def _sides(args:Namespace) -> list:
+    "(folder, dtype, experts) of both sides. ValueError for a wrong word, or the same model twice without a reason."
+    sides = [(args.model, args.dtype, args.experts), (args.other or args.model, args.with_dtype or args.dtype,
+                                                      args.with_experts or args.experts)]
+    for (_, dtype, experts), flag in zip(sides, ("--", "--with-")):
+        choose(f"{flag}dtype", dtype.removeprefix("torch."), DTYPES)
+        if experts: choose(f"{flag}experts", experts, EXPERTS)
+    if args.other or sides[0] != sides[1]: return sides
+    refuse("compare", "another model, dtype or function of the experts", "one model twice", "--with-dtype bfloat16",
+           "--with MODEL, --with-dtype or --with-experts")
 
 @command("compare", "whether two checkpoints of a mixture send the same tokens to the same experts",
          "compare --model FOLDER --with OTHER --text FILE", add=_add_compare, threads=None,
          told="Each number has in brackets what it is with the second model's tokens in another order. Matched: the "
-              "second's experts are put in the order that fits the first best.")
+              "second's experts are put in the order that fits the first best. Changed: the share of tokens with other "
+              "experts, all and by margin, which is how far the first model's last chosen expert scores above the next.")
 def _run_compare(args:Namespace):
-    out, of = asked_of(args)
-    (a, tokenize), (b, other) = (opened_model(args, f) for f in (args.model, args.other))
+    sides, (out, of) = _sides(args), asked_of(args)
+    (a, tokenize), (b, other) = (opened_model(args, *side) for side in sides)
     with say_how_far(of, out) as of: found = compare_routes(a, b, args.text, tokenize, other, **of)
-    show_table(comparison_table(found).reset_index(), args)
+    tables = comparison_table(found), changes_table(found)
+    if args.json or args.csv: show_table(tables[0].join(tables[1].rename_axis(tables[0].index.name)).reset_index(), args)
+    else: [show_table(x.reset_index(), args) for x in tables]
     for metric, what in (("loss_difference", "Loss of the second minus the first"),
                          ("divergence", "Divergence of its predictions")):
         print(f"{what}: {interval(found.loc[found['metric'] == metric, 'value']):.4f} nats a token", file=_beside(args))
