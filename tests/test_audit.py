@@ -303,7 +303,8 @@ def test_the_three_commands_print_a_table_and_write_rows_and_pictures(s, text, t
     assert main(["loads", *ask, str(tmp_path / "l.parquet")]) == 0 and "near ties" in capsys.readouterr().out
     assert main(["compare", *ask, str(tmp_path / "c.csv"), "--with", str(tmp_path / "b")]) == 0
     assert "same set" in (said := capsys.readouterr().out) and "nats a token" in said
-    assert main(["compare", *ask, str(tmp_path / "t.csv"), "--with-dtype", "bfloat16", "--experts", "eager", "--json"]) == 0
+    twice = ("--with-dtype", "bfloat16", "--experts", "eager", "--json")
+    assert main(["compare", *ask, str(tmp_path / "t.csv"), *twice]) == 0
     assert '"changed"' in (said := capsys.readouterr().out) and '"above 1"' in said
     assert "a@float32/eager:a@bfloat16/eager" in (tmp_path / "t.csv").read_text()
     assert main(["audit", *ask, str(tmp_path / "u.parquet"), "--dry-run"]) == 0

@@ -130,7 +130,7 @@ def changed(rows, layer=0):
 def test_a_margin_of_zero_flips_and_a_large_one_does_not(text):
     model = tiny_model("mixtral", vocab_size=256)
     gate = model.model.layers[0].mlp.gate.weight.data
-    gate[:] *= 20                                          # large margins, but for two experts whose scores are the same
+    gate[:] *= 20                                    # large margins, but for two experts whose scores are the same
     gate[2] = gate[1]
     nudged = deepcopy(model)
     nudged.model.layers[0].mlp.gate.weight.data[2] *= 1 + 1e-3

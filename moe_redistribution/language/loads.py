@@ -320,7 +320,7 @@ def compare_routes(
     tokens:int=None,  # of the text's beginning; all of it by default
     part:str|Path=None,  # a file for what is done so far, to go on from
     say:Callable=None,  # is told how far it is
-) -> pd.DataFrame:  # rows: the metrics named here, and with the rule `null` of b's tokens in another order within the batch
+) -> pd.DataFrame:  # rows: the metrics named here; the rule `null`: b's tokens in another order within the batch
     """Measures how two models route one text, each by functions of its own, and how far apart their answers are.
 
     Of every layer `changed` (share of tokens with other experts; a seed for each stretch of the text, and a stratum for

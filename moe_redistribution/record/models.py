@@ -143,14 +143,14 @@ def _sides(args:Namespace) -> list:
          "compare --model FOLDER --with OTHER --text FILE", add=_add_compare, threads=None,
          told="Each number has in brackets what it is with the second model's tokens in another order. Matched: the "
               "second's experts are put in the order that fits the first best. Changed: the share of tokens with other "
-              "experts, all and by margin, which is how far the first model's last chosen expert scores above the next.")
+              "experts, all and by margin: how far the first model's last chosen expert scores above the next.")
 def _run_compare(args:Namespace):
     sides, (out, of) = _sides(args), asked_of(args)
     (a, tokenize), (b, other) = (opened_model(args, *side) for side in sides)
     with say_how_far(of, out) as of: found = compare_routes(a, b, args.text, tokenize, other, **of)
     tables = comparison_table(found), changes_table(found)
-    if args.json or args.csv: show_table(tables[0].join(tables[1].rename_axis(tables[0].index.name)).reset_index(), args)
-    else: [show_table(x.reset_index(), args) for x in tables]
+    if args.json or args.csv: tables = [tables[0].join(tables[1].rename_axis(tables[0].index.name))]
+    for x in tables: show_table(x.reset_index(), args)
     for metric, what in (("loss_difference", "Loss of the second minus the first"),
                          ("divergence", "Divergence of its predictions")):
         print(f"{what}: {interval(found.loc[found['metric'] == metric, 'value']):.4f} nats a token", file=_beside(args))
