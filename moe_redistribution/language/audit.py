@@ -19,8 +19,9 @@ import torch
 from ..tasks.errors import choose, refuse
 from ..models.edits import PerMember, apply_edit, each_layer
 from ..instruments.rows import rows, tidy
-from ..instruments.ablation import combine_edits
+from ..instruments.ablation import combine_edits, each_part
 from .router_pass import of_experts
+from .watched import n_experts
 from .routing_edits import At, RouteEdit, RouteStep
 from .opened import LanguageModel
 from .streaming import (in_groups, mean_edits, model_key, site_means, windows_asked,
@@ -34,9 +35,16 @@ KINDS, WRITERS = ("experts", "heads", "ffns"), ("attn_out", "ffn_out", "shared_o
 
 def _numbers(unit): return [int(n.rpartition("E")[2]) for n in unit.members]
 
+def _by_layer(unit) -> dict:
+    "Layer → the experts of a unit there."
+    out = {}
+    for n in unit.members: out.setdefault(int(n[1:].partition(".")[0]), []).append(int(n.rpartition("E")[2]))
+    return out
+
 # %% ../../nbs/4b_language/08d_audit.ipynb #324b8095
 def _audit_unit(s:LanguageModel, name:str) -> AuditUnit:
-    "The unit that a name stands for: `L3.E7`, `L3.E1+E7`, `L3.H2`, `L3.ffn_out`, `L*.ffn_out`."
+    "The unit that a name stands for: `L3.E7`, `L3.E1+E7`, `L0.E1,L2.E3`, `L*.E3`, `L3.H2`, `L3.ffn_out`, `L*.ffn_out`."
+    if "," in name or name.startswith("L*.E"): return _unit_of_layers(s, name)
     first, *rest = name.split("+")
     prefix = first.rpartition(".")[0]
     names = [first, *(n if "." in n else f"{prefix}.{n}" for n in rest)]
@@ -53,6 +61,18 @@ def _audit_unit(s:LanguageModel, name:str) -> AuditUnit:
     return AuditUnit(f"{prefix}.{'+'.join(short)}", kind, int(prefix[1:]), tuple(f"{prefix}.{n}" for n in short))
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #8e73990c
+def _unit_of_layers(s:LanguageModel, name:str) -> AuditUnit:
+    "The unit of experts of several layers; of one layer, the set of that layer."
+    names = each_part(s, name)
+    if other := [x for x in names if ".E" not in x]: refuse("unit", "experts, where it has several layers", other[0],
+                                                            fix="one unit for each head or site")
+    if len({*names}) < len(names): refuse("unit", "each part once", name, fix="drop the repetitions")
+    own = _by_layer(AuditUnit(name, "layers", None, tuple(names)))
+    said = [f"L{l}." + "+".join(f"E{e}" for e in sorted(own[l])) for l in sorted(own)]
+    if len(own) == 1: return _audit_unit(s, said[0])
+    members = tuple(f"L{l}.E{e}" for l in sorted(own) for e in sorted(own[l]))
+    return AuditUnit(name if name.startswith("L*") else ",".join(said), "layers", None, members)
+
 def audit_units(s:LanguageModel, asked:Sequence[str]) -> list:
     "The units of all names and kinds (`KINDS`) in `asked`, each once. ValueError for what the model has not got."
     every = {"experts": [u for u in s.units if ".E" in u], "heads": [u for u in s.units if ".H" in u],
@@ -88,7 +108,8 @@ def _pairs_meant(mean, mine, has, touched, x):
     return torch.where(mine[has].to(x.device)[None, :, None], mean.to(x), x)
 
 # %% ../../nbs/4b_language/08d_audit.ipynb #7e3bf0da
-EDITS = {"experts": ("zero", "mean", "route_around", "swap:E2"), "heads": ("zero", "mean"), "sites": ("zero", "mean")}
+EDITS = {"experts": ("zero", "mean", "route_around", "swap:E2"), "layers": ("zero", "route_around"),
+         "heads": ("zero", "mean"), "sites": ("zero", "mean")}
 
 def _same_size(how, seed:int) -> PerMember:
     "An edit that moves each token as far as `how` does, in a random direction."
@@ -103,7 +124,11 @@ def _can_have(s:LanguageModel, unit, how:str) -> bool:
     "Whether a unit can have an edit, `swap:E2` being none for E2 itself. ValueError for what no unit of its kind has."
     if unit.kind != "experts" or not how.startswith("swap:"):
         choose("edit", how, EDITS[unit.kind])
-        if how == "route_around": choose("site", f"L{unit.layer}.router_logits", s.sites)
+        for l in _by_layer(unit) if how == "route_around" else ():
+            choose("site", f"L{l}.router_logits", s.sites)
+            if unit.kind == "layers" and _has_biases(s.layers[l].gate, (), n_experts(s.layers[l].experts)):
+                refuse(f"route_around of {unit.name}", "routers that choose by their scores alone",
+                       f"one with a bias in L{l}", "zero", "--edit zero, or `ablate`, which has no draws beside it")
         return True
     others = [u for u in s.units if u.startswith(f"L{unit.layer}.E")]
     return choose("other expert", f"L{unit.layer}.{how.removeprefix('swap:')}", others) not in unit.members
@@ -115,8 +140,28 @@ def _drawn_pairs(pool:torch.Tensor, n:torch.Tensor, g:torch.Generator) -> torch.
     rank = score.argsort(1, descending=True).argsort(1)
     return (rank < n[:, None]).view_as(pool) & pool
 
+def _sets_of_layers(s:LanguageModel, unit, n:int) -> list:
+    "Up to n other units that have as many experts of each layer as this one."
+    of = {l: (len(own), n_experts(s.layers[l].experts)) for l, own in _by_layer(unit).items()}
+    g, found = torch.Generator().manual_seed(zlib.crc32(unit.name.encode())), {}
+    most = min(n, math.prod(math.comb(E, m) for m, E in of.values()) - 1)
+    while len(found) < most:
+        drawn = [f"L{l}.E{e}" for l, (m, E) in of.items() for e in torch.randperm(E, generator=g)[:m].tolist()]
+        if (other := _unit_of_layers(s, ",".join(drawn))).members != unit.members: found[other] = None
+    return [*found]
+
+def _closed(experts, g): return g.index_fill(-1, experts.to(g.device), 0)
+
+def _without_drawn(n:torch.Tensor, seed:int, counts:torch.Tensor, k:int, x:torch.Tensor) -> torch.Tensor:
+    """Gates (1, windows, t, E), or scores of which the k best are chosen, without n (windows) of the pairs that are
+    chosen there; drawn among tokens that `counts`."""
+    pool = x[0] != 0 if not k else torch.zeros_like(x[0], dtype=torch.bool).scatter(-1, x[0].topk(k)[1], True)
+    out = _drawn_pairs(pool & counts[..., None].to(x.device), n.to(x.device), torch.Generator().manual_seed(seed))
+    return x.masked_fill(out, -torch.inf if k else 0)
+
 def _other_sets(s:LanguageModel, unit, n:int) -> list:
     "Up to n other units of as many parts: of the same layer, or for a site the same site of other layers."
+    if unit.kind == "layers": return _sets_of_layers(s, unit, n)
     if unit.layer is None: return []
     if unit.kind == "sites": kin = [x for x in s.sites if x.partition(".")[2] == unit.name.partition(".")[2]]
     else: kin = [u for u in s.units if u.startswith(f"L{unit.layer}.{unit.kind[0].upper()}")]
@@ -141,7 +186,7 @@ class AuditPlan:
         self.turn_of = {k: j for turn in self.turns for j, k in enumerate(turn)}
     def _others(self, unit, how, n):
         "Keys of other sets: those that are audited too, and as many drawn ones as are missing from n."
-        if unit.layer is None: return []
+        if unit.layer is None and unit.kind != "layers": return []
         def kin(u):
             if (u.kind, len(u.members)) != (unit.kind, len(unit.members)) or u.layer is None or u == unit: return False
             return u.layer == unit.layer if u.kind != "sites" else u.name.split(".")[1] == unit.name.split(".")[1]
@@ -180,10 +225,27 @@ class AuditPlan:
         each = {u: mean_edits(self.s, self.means, u) if how == "mean" else how for u in unit.members}
         return combine_edits(self.s, each)
 
+    def layer_edits(self, k:int) -> dict:
+        "The edits of the experts of key k in all their layers: closed in the gates, or barred from each choice."
+        unit, how = self.keys[k]
+        if how == "route_around": return combine_edits(self.s, {n: how for n in unit.members})
+        return {f"L{l}.gates": partial(_closed, torch.tensor(here)) for l, here in _by_layer(unit).items()}
+
+    def drawn_edits(self, b:RecordedBatch, k:int, at, seed:int) -> dict:
+        "The edits that do to draws of the load of key k in each window `at` what its own do; drawn as the pass goes on."
+        (unit, how), counts, out = self.keys[k], self.s.real(b.tokens)[at], {}
+        for l, own in _by_layer(unit).items():
+            on = b.gates_of(l)[at] != 0
+            k_here = int(on.sum(-1).max()) if how == "route_around" else 0
+            site = f"L{l}.router_logits" if k_here else f"L{l}.gates"
+            out[site] = partial(_without_drawn, on[..., own].sum((1, 2)), seed + l, counts, k_here)
+        return out
+
     def own_pass(self, b:RecordedBatch, k:int):
         "The pass of key k on a batch, or None if nobody goes to it."
         unit, n = self.keys[k][0], len(b.tokens)
         keys = torch.full((n,), k)
+        if unit.kind == "layers": return AuditPass("effect", keys, self.layer_edits(k), torch.arange(n), None)
         if unit.kind != "experts": return AuditPass("effect", keys, self.site_edits(k), torch.arange(n), None)
         barred = torch.zeros(b.gates_of(unit.layer).shape[-1], dtype=torch.bool, device=b.gates_of(unit.layer).device)
         barred[_numbers(unit)] = True
@@ -206,7 +268,8 @@ def null_passes(self:AuditPlan, b:RecordedBatch, turn, windows):
     if unit.kind != "experts":
         for k in turn:
             if len(at := self.drawn_in(k, windows).nonzero()[:, 0]):
-                edits = {x: _same_size(f, seed + k + i) for i, (x, f) in enumerate(self.site_edits(k).items())}
+                edits = (self.drawn_edits(b, k, at, seed + k) if unit.kind == "layers" else
+                         {x: _same_size(f, seed + k + i) for i, (x, f) in enumerate(self.site_edits(k).items())})
                 yield AuditPass("null", torch.full((len(at),), k), edits, at, None)
         return
     pool, g = b.gates_of(unit.layer) != 0, torch.Generator().manual_seed(seed)
@@ -287,7 +350,7 @@ def audit_plan(s:LanguageModel, n_windows:int, units:Sequence[str]=("experts",),
         refuse("every", f"1 to {n_windows:,}, the windows of this text", every, near, "1 for draws in every window")
     if n_sets < 0: refuse("sets", "0 or more", n_sets, 0, "leave it out for 19")
     plan = AuditPlan(s, audit_units(s, units), tuple(dict.fromkeys(edits)), every, n_sets)
-    plan.experts = [n for u, _ in plan.keys[:plan.own] if u.kind == "experts" for n in u.members]
+    plan.experts = [n for u, _ in plan.keys[:plan.own] for n in u.members if ".E" in n]
     plan.experts = list(dict.fromkeys(plan.experts))
     return plan
 
@@ -345,7 +408,7 @@ def _audit_rows(plan, state, name, n) -> pd.DataFrame:
         few = dict(n_examples=drawn[k, on].tolist(), **here)
         out.append(rows(state["beside"][k, on] / drawn[k, on], on.tolist(), stratum="beside", **few))
         out.append(rows(state["null"][k, on] / drawn[k, on], on.tolist(), stratum="beside",
-                        unit="own load" if u.kind == "experts" else "same size", **few))
+                        unit="own load" if u.kind in ("experts", "layers") else "same size", **few))
         if not (kin := plan.others[k]): continue
         out.append(rows(effect[kin].mean(0), seeds, unit="other sets", n_examples=counts.tolist(), **here))
         larger = (1 + int((state["effect"][kin].sum(1) >= state["effect"][k].sum()).sum())) / (1 + len(kin))

@@ -221,12 +221,12 @@ def text_loss(s:LanguageModel, groups:Iterable, edits:dict=None) -> dict:
 UNITS = ("sites", "heads", "experts")
 
 def units_of(s:LanguageModel, kinds:Sequence[str]=("sites",)) -> list:
-    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets and `L*.` are one unit each."
+    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets, also over layers, and `L*.` are one each."
     every = {"sites": [n for n in s.sites if n.endswith(("attn_out", "ffn_out", "shared_out"))],
              "heads": [u for u in s.units if ".H" in u], "experts": [u for u in s.units if ".E" in u]}
     names = [*(k for k, v in every.items() if v), *s.sites, *s.units]
     for k in kinds:
-        if re.match(r"L\*\.|.*\d\+", k): each_part(s, k)
+        if re.match(r"L\*\.|.*\d[+,]", k): each_part(s, k)
         else: choose("unit", k, names)
     return list(dict.fromkeys(u for k in kinds for u in every.get(k, [k])))
 

@@ -190,8 +190,8 @@ def _run_specialise(args:Namespace):
 # %% ../../nbs/7_record/04d_models.ipynb #9ac5c015
 def _add_audit(p:ArgumentParser):
     add_model(p), add_form(p)
-    p.add_argument("--unit", action="append", help="experts (default), heads, ffns, L3.E7, a set L3.E1+E7, L3.ffn_out, "
-                   "or L*.ffn_out for all together; may be repeated")
+    p.add_argument("--unit", action="append", help="experts (default), heads, ffns, L3.E7, a set L3.E1+E7 or "
+                   "L0.E1,L2.E3, L*.E3, L3.ffn_out, or L*.ffn_out for all together; may be repeated")
     p.add_argument("--edit", action="append", help="zero (default), mean, route_around, swap:E2; may be repeated")
     p.add_argument("--every", type=int, help="draw a null in every so many windows (default: 6, fewer for a short "
                    "text)")
