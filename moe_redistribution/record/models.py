@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-import sys
+import json, sys
 
 import pandas as pd
 from ..tasks.commands import Line, add_form, command, progress_place, show_table
@@ -24,6 +24,7 @@ from ..language.weights import DTYPES
 from ..language.streaming import text_file, tokenizer_of
 from ..language.loads import (changes_table, compare_routes, comparison_table, load_map, loads_table,
                                                text_loads)
+from ..language.removal import SCORES, keep_list, removal, removal_table
 from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
 from ..language.specialise import (SHOWN, check_topics, lift_map, load_matrix, specialise,
@@ -249,3 +250,27 @@ def _regrets_told(s, args, tokenize, of, say) -> pd.DataFrame:
     mean = found.groupby(["site", "metric", "rule"], sort=False)["value"].mean().unstack(["metric", "rule"])
     say("\n" + mean.to_string(float_format="{:.3f}".format))
     return found
+
+# %% ../../nbs/7_record/04d_models.ipynb #8e7eb1f7
+def _add_removal(p:ArgumentParser):
+    add_model(p), add_form(p)
+    p.add_argument("--share", type=float, default=.25, help="of the experts of every layer (default: .25)")
+    p.add_argument("--draws", type=int, default=5, help="random sets of each kind (default: 5)")
+    p.add_argument("--by", default="reap", help="the score of the list of whom to keep (default: reap)")
+
+@command("removal", "what the lowest quarter of a mixture's experts costs, by each score, beside random quarters",
+         "removal --model FOLDER --text FILE --bytes", add=_add_removal, threads=None,
+         told="Scores are chosen on every second window, and losses, in nats a token, are of the others. No router may "
+              "choose what is removed, as if it were deleted. Jaccard: between the sets of two halves of a part of it.")
+def _run_removal(args:Namespace):
+    choose("--by", args.by, SCORES[:4])
+    out, of = asked_of(args)
+    s, tokenize = opened_model(args, args.model)
+    line = Line()
+    try: found = removal(s, args.text, tokenize, share=args.share, draws=args.draws, say=line, **of)
+    finally: line.close()
+    show_table(removal_table(found).reset_index(), args)
+    keep = out.with_name(f"{out.stem}.keep.json")
+    write_found(found, out, args)
+    keep.write_text(json.dumps(keep_list(s, found, args.by), indent=1) + "\n", encoding="utf-8")
+    print(f"whom to keep by {args.by} in {keep}", file=_beside(args))
