@@ -5,11 +5,12 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from moe_redistribution.evidence.audits import removal_table
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.audit import audit
 from moe_redistribution.language.families import tiny_model
 from moe_redistribution.language.opened import open_model
-from moe_redistribution.language.removal import (SCORES, keep_list, removal, removal_table, _lowest, _random_set,
+from moe_redistribution.language.removal import (EXPERT_SCORES, keep_list, removal, _lowest, _random_set,
                                                  _scores, _sums, _without_experts)
 from moe_redistribution.language.streaming import byte_tokens
 from moe_redistribution.record.cli import main
@@ -58,7 +59,7 @@ def test_an_expert_that_says_nothing_costs_nothing_and_reap_finds_it(text):
     s = open_model(model)
     found = removal(s, text, byte_tokens, context=16, draws=2, effects=audit(s, text, byte_tokens, 16, n_sets=0))
     gone = found[found["metric"].eq("removed")].groupby("unit")["site"].apply(set)
-    assert gone["reap"] == {"L0.E2", "L0.E5", "L1.E2", "L1.E5"} and {*gone.index} == {*SCORES}
+    assert gone["reap"] == {"L0.E2", "L0.E5", "L1.E2", "L1.E5"} and {*gone.index} == {*EXPERT_SCORES}
     assert keep_list(s, found)["model.layers.1.mlp"] == [0, 1, 3, 4, 6, 7]
     assert removal_table(found).loc["reap", "jaccard 1/1"].startswith("1.00")
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'EDGES', 'MARGINS', 'stretch_of', 'summed_over_text', 'routers_of', 'text_loads', 'loads_table',
-           'load_map', 'compare_routes', 'comparison_table', 'changes_table']
+           'load_map', 'compare_routes', 'comparison_table']
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #fe66749e
 from pathlib import Path
@@ -19,7 +19,6 @@ from ..training.store import seal
 from ..instruments.rows import rows, tidy
 from ..instruments.routing import entropy
 from ..instruments.trace import Trace, trace
-from ..evidence.statistics import interval
 from .router_pass import dense_gates, route_again
 from .watched import n_experts
 from .opened import LanguageModel
@@ -364,13 +363,3 @@ def comparison_table(found:pd.DataFrame) -> pd.DataFrame:
     own = own.loc[order]
     said = {what: [f"{v:.3f} [{z:.3f}]" for v, z in zip(own[m, ""], own[m, "permuted"])] for m, what in shown.items()}
     return pd.DataFrame(said, index=own.index.str.split(".").str[0]).rename_axis("layer [tokens permuted]")
-
-def changes_table(found:pd.DataFrame) -> pd.DataFrame:
-    "One line a router from rows of `compare_routes`: the share of tokens that change experts, and that at each margin."
-    own, out = found[found["metric"] == "changed"], {}
-    for site, f in sorted(own.groupby("site"), key=lambda x: int(x[0][1:].split(".")[0])):
-        by = f[f["stratum"] != "all"].set_index("stratum")
-        whole = f.loc[f["stratum"] == "all"]
-        out[site.split(".")[0]] = {"changed": f"{interval(whole['value']):.4f}"} | {
-            m: f"{by.at[m, 'value']:.4f} of {by.at[m, 'n_examples']:,.0f}" for m in _margin_names() if m in by.index}
-    return pd.DataFrame(out).T.rename_axis("layer").fillna("")

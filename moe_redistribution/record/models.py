@@ -15,22 +15,23 @@ import json, sys
 import pandas as pd
 from ..tasks.commands import Line, add_form, command, progress_place, show_table
 from ..tasks.errors import choose, refuse
-from ..training.store import write_picture
+from ..training.store import write_picture, write_whole
 from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers
-from ..language.watched import EXPERTS
+from ..language.watched import EXPERT_FUNCTIONS
 from ..language.weights import DTYPES
 from ..language.streaming import text_file, tokenizer_of
-from ..language.loads import (changes_table, compare_routes, comparison_table, load_map, loads_table,
+from ..language.loads import (compare_routes, comparison_table, load_map, loads_table,
                                                text_loads)
-from ..language.removal import SCORES, keep_list, removal, removal_table
+from ..language.removal import EXPERT_SCORES, keep_list, removal
 from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
 from ..language.specialise import (SHOWN, check_topics, lift_map, load_matrix, specialise,
                                                         specialise_table, specialise_words)
 from ..evidence.statistics import interval
-from ..evidence.audits import audit_map, audit_table, bounds_apart, saliency_table, shown_audit
+from ..evidence.audits import (audit_map, audit_table, bounds_apart, changes_table, removal_table,
+                                                 saliency_table, shown_audit)
 
 # %% ../../nbs/7_record/04d_models.ipynb #71beadd1
 def add_model(p:ArgumentParser, tokens:int=None, told:str="stop after about so many tokens (default: the whole text)",
@@ -126,7 +127,7 @@ def _add_compare(p:ArgumentParser):
     p.add_argument("--with", dest="other", metavar="MODEL", help="the checkpoint beside it (default: the same model)")
     p.add_argument("--with-dtype", metavar="DTYPE", help="that of the second side (default: as --dtype)")
     for side, whose in (("--experts", "the first side's"), ("--with-experts", "the second side's")):
-        p.add_argument(side, help=f"how {whose} experts are computed: {', '.join(EXPERTS)} (default: as --experts, "
+        p.add_argument(side, help=f"how {whose} experts are computed: {', '.join(EXPERT_FUNCTIONS)} (default: as --experts, "
                        "or the model's own)")
 
 def _sides(args:Namespace) -> list:
@@ -135,7 +136,7 @@ def _sides(args:Namespace) -> list:
                                                       args.with_experts or args.experts)]
     for (_, dtype, experts), flag in zip(sides, ("--", "--with-")):
         choose(f"{flag}dtype", dtype.removeprefix("torch."), DTYPES)
-        if experts: choose(f"{flag}experts", experts, EXPERTS)
+        if experts: choose(f"{flag}experts", experts, EXPERT_FUNCTIONS)
     if args.other or sides[0] != sides[1]: return sides
     refuse("compare", "another model, dtype or function of the experts", "one model twice", "--with-dtype bfloat16",
            "--with MODEL, --with-dtype or --with-experts")
@@ -263,7 +264,7 @@ def _add_removal(p:ArgumentParser):
          told="Scores are chosen on every second window, and losses, in nats a token, are of the others. No router may "
               "choose what is removed, as if it were deleted. Jaccard: between the sets of two halves of a part of it.")
 def _run_removal(args:Namespace):
-    choose("--by", args.by, SCORES[:4])
+    choose("--by", args.by, EXPERT_SCORES[:4])
     out, of = asked_of(args)
     s, tokenize = opened_model(args, args.model)
     line = Line()
@@ -272,5 +273,5 @@ def _run_removal(args:Namespace):
     show_table(removal_table(found).reset_index(), args)
     keep = out.with_name(f"{out.stem}.keep.json")
     write_found(found, out, args)
-    keep.write_text(json.dumps(keep_list(s, found, args.by), indent=1) + "\n", encoding="utf-8")
+    write_whole(keep, json.dumps(keep_list(s, found, args.by), indent=1).encode())
     print(f"whom to keep by {args.by} in {keep}", file=_beside(args))
