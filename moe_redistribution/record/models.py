@@ -27,7 +27,8 @@ from ..language.loads import (compare_routes, comparison_table, load_map, loads_
 from ..language.removal import EXPERT_SCORES, keep_list, removal
 from ..language.audit import audit, audit_forecast, audit_units
 from ..language.regret import route_regret
-from ..language.specialise import (SHOWN, check_topics, lift_map, load_matrix, specialise,
+from ..language.documents import check_topics
+from ..language.specialise import (SHOWN, lift_map, load_matrix, placement_loads, specialise,
                                                         specialise_table, specialise_words)
 from ..evidence.statistics import interval
 from ..evidence.audits import (audit_map, audit_table, bounds_apart, changes_table, removal_table,
@@ -101,8 +102,9 @@ def write_found(rows:pd.DataFrame, out:Path, args:Namespace, picture=None):
     out.with_suffix(".part").unlink(missing_ok=True)
     said = f"{len(rows):,} rows in {out}"
     if picture is not None:
-        write_picture(picture.figure, out.with_suffix(".png"), dpi=150)
-        said += f", a picture in {out.with_suffix('.png')}"
+        at = Path(getattr(args, "plot", None) or out.with_suffix(".png"))
+        write_picture(picture.figure, at, dpi=150)
+        said += f", a picture in {at}"
     print(said, file=_beside(args))
 
 def _beside(args:Namespace):
@@ -159,6 +161,8 @@ def _run_compare(args:Namespace):
     write_found(found, out, args)
 
 # %% ../../nbs/7_record/04d_models.ipynb #5bec0002
+_PICTURES = (".png", ".svg", ".pdf")
+
 def _topics_asked(words:list) -> dict:
     "Topic → path, of `NAME=PATH` or `PATH`, whose name is the file's. ValueError for a name that comes twice."
     out = {}
@@ -168,24 +172,32 @@ def _topics_asked(words:list) -> dict:
         out[name] = path
     return out
 
-def _add_specialise(p:ArgumentParser): add_model(p, topics=True), add_form(p)
+def _add_specialise(p:ArgumentParser):
+    add_model(p, topics=True), add_form(p)
+    p.add_argument("--few", type=int, default=100, help="name experts with fewer tokens (default: 100)")
+    p.add_argument("--plot", metavar="FILE", help="where the picture goes (default: beside the rows)")
 
 @command("specialise", "whether experts specialise by topic, token or position, and more than chance",
          "specialise --model FOLDER --text code=a.txt --text law=b.txt --bytes", add=_add_specialise, threads=None,
          told="Numbers are normalised information, 0 to 1, each beside what it is when topics are dealt to documents "
-              "at random (tokens and positions: renamed in each document); left: of the topic, with the token held fixed. "
-              "Files are cut into documents at blank lines. Holm over layers. Copies count once.")
+              "at random (tokens and positions: renamed in each document); left: of the topic, with the token held fixed; "
+              "by maps: the same of 19 routers drawn at random. Files are cut into documents at blank lines. Holm over "
+              "layers. Copies count once.")
 def _run_specialise(args:Namespace):
     texts, say = check_topics(_topics_asked(args.text)), partial(print, file=_beside(args))
     out = table_file(args.out or f"out/{Path(args.model).name}.specialise.parquet")
+    if args.plot and Path(args.plot).suffix not in _PICTURES:
+        refuse("--plot", f"a file that ends in {', '.join(_PICTURES)}", args.plot, fix=f"--plot {args.plot}.png")
     s, tokenize = opened_model(args, args.model)
     with say_how_far(dict(context=args.context, batch=args.batch, tokens=args.tokens), out) as of:
         found = specialise(s, texts, tokenize, **of)
-    table = specialise_table(found)
-    shown = table if args.json or args.csv else table[[c for c in table if c in SHOWN]]
+    table = specialise_table(found, args.few)
+    shown = table if args.json or args.csv else table[[c for c in table if c in SHOWN or c.startswith("below")]]
     show_table(shown.reset_index(), args, float_format="{:.3f}".format)
-    say("\n".join(specialise_words(found)))
-    write_frame(load_matrix(found).reset_index(), out.with_name(f"{out.stem}.loads.csv"))
+    say("\n".join(specialise_words(found, args.few)))
+    write_frame(loads := load_matrix(found).reset_index(), out.with_name(f"{out.stem}.loads.csv"))
+    if loads.isna().any(axis=None): say("no loads for a placement: layers have unequal numbers of experts")
+    else: write_whole(out.with_name(f"{out.stem}.loads.json"), json.dumps(placement_loads(found)).encode())
     write_found(found, out, args, lift_map(found))
 
 
