@@ -2271,6 +2271,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                                       'moe_redistribution/language/specialise.py'),
                                                         'moe_redistribution.language.specialise._map_rows': ( '4b_language/specialise.html#_map_rows',
                                                                                                               'moe_redistribution/language/specialise.py'),
+                                                        'moe_redistribution.language.specialise._one_frame': ( '4b_language/specialise.html#_one_frame',
+                                                                                                               'moe_redistribution/language/specialise.py'),
                                                         'moe_redistribution.language.specialise._p': ( '4b_language/specialise.html#_p',
                                                                                                        'moe_redistribution/language/specialise.py'),
                                                         'moe_redistribution.language.specialise._pair_rows': ( '4b_language/specialise.html#_pair_rows',

@@ -238,6 +238,11 @@ def _map_rows(own:torch.Tensor, maps:torch.Tensor, of:dict) -> list:
     said = dict(nmi=each.mean(), largest=each.max(), p=_by_maps(_left_share(own), each))
     return [rows([float(v)], [0], unit="topic given token", metric=m, rule="maps", **of) for m, v in said.items()]
 
+def _one_frame(said:list, of:dict) -> list:
+    "Rows as one frame, which is made once; each of `said` is a dict with a `value`."
+    columns = {k: [r[k] for r in said] for k in said[0]} if said else {}
+    return [rows(columns.pop("value"), [0] * len(said), **of | columns)] if said else []
+
 def _place_rows(x:torch.Tensor, names:list, unit:str, most:int, of:dict) -> list:
     "Rows of the `most` places of a token, of counts x (places, E), where each expert has its highest lift."
     share = x / x.sum(1, keepdim=True).clamp(min=1)
@@ -245,9 +250,9 @@ def _place_rows(x:torch.Tensor, names:list, unit:str, most:int, of:dict) -> list
     out = []
     for e in (x.sum(0) > 0).nonzero()[:, 0].tolist():
         for b in [b for b in lift[:, e].argsort(descending=True)[:most].tolist() if lift[b, e] >= 0]:
-            here = of | dict(unit=f"E{e}", stratum=f"{unit}={names[b]}", n_examples=int(x[b].sum()))
-            out += [rows([v], [0], metric=m, **here) for m, v in (("share", share[b, e]), ("lift", lift[b, e]))]
-    return out
+            here = dict(unit=f"E{e}", stratum=f"{unit}={names[b]}", n_examples=int(x[b].sum()))
+            out += [here | dict(metric=m, value=float(v[b, e])) for m, v in (("share", share), ("lift", lift))]
+    return _one_frame(out, of)
 
 def _expert_rows(deals, by, shared, names, of) -> list:
     "Rows of experts by topic, from counts `by` (D, E) and those of tokens told apart, `shared` (D, B, E)."
@@ -258,17 +263,17 @@ def _expert_rows(deals, by, shared, names, of) -> list:
     used, out = by.sum(0) > 0, []
     for m, p in (("p", _p(mutual_information(two))), ("p_beyond", _p(_beyond(deals, shared)))):
         p = _holm(torch.where(used, p, math.nan))
-        out += [rows([p[e]], [0], unit=f"E{e}", metric=m, **of) for e in used.nonzero()[:, 0].tolist()]
+        out += [dict(unit=f"E{e}", metric=m, value=float(p[e]), rule="final", stratum="all", n_examples=of["n_examples"])
+                for e in used.nonzero()[:, 0].tolist()]
     high = lift[1:].quantile(.95, 0)
     for z, name in enumerate(names):
         n = int(t[0, z].sum())
         for e in range(by.shape[1]):
-            here = of | dict(unit=f"E{e}", stratum=f"topic={name}", n_examples=n)
-            out.append(rows([share[0, z, e]], [0], metric="share", **here))
+            here = dict(unit=f"E{e}", stratum=f"topic={name}", n_examples=n)
+            out.append(here | dict(metric="share", rule="final", value=float(share[0, z, e])))
             if not used[e] or not n: continue
-            out += [rows([lift[0, z, e]], [0], metric="lift", **here),
-                    rows([high[z, e]], [0], metric="lift", rule="null", **here)]
-    return out
+            out += [here | dict(metric="lift", rule=r, value=float(v[z, e])) for r, v in (("final", lift[0]), ("null", high))]
+    return _one_frame(out, of)
 
 def _pair_rows(together, n, of) -> list:
     "Rows of the pairs of experts farthest from what their loads alone would give, in all documents and in each half."
@@ -316,8 +321,8 @@ def _layer_rows(
     for rule, deal in (("final", deals[0]), ("shuffled", deals[1])):
         out.append(rows([_replicated(deal, by, half)], [0], unit="topic", metric="replication", rule=rule, **of))
     tokens = counts["together"].sum(0).diagonal()
-    out += [rows([v / max(1, int(counts["n"].sum()))], [0], unit=f"E{e}", metric="load", **of | dict(n_examples=int(v)))
-            for e, v in enumerate(tokens.tolist())]
+    out += _one_frame([dict(unit=f"E{e}", metric="load", value=v / max(1, int(counts["n"].sum())), n_examples=int(v))
+                       for e, v in enumerate(tokens.tolist())], of)
     return out + _expert_rows(deals, by, shared, names, of) + _pair_rows(counts["together"], counts["n"], of)
 
 
