@@ -139,7 +139,7 @@ class TopicTexts:
         return [(0, (self.begin + ids)[:context], context) for of in self.first for ids in of]
 
     def buckets(self, most:int) -> torch.Tensor:
-        "Of each token the number by which it is counted; `most` of all that are not told apart: those in one topic alone."
+        "Of each token the number by which it is counted; `most` of all others, and of those in one topic alone."
         both = torch.where(self.within >= 2, self.often, 0).sort(0, descending=True)[0][1]        # in a second topic
         both[self.apart] = 0
         best = both.argsort(descending=True, stable=True)[:most]

@@ -47,7 +47,7 @@ def _add(table:torch.Tensor, at:torch.Tensor, routes:torch.Tensor):
 
 def _add_counts(state:dict, l:int, routes:torch.Tensor, block:torch.Tensor, token:torch.Tensor, position:torch.Tensor,
                 half:torch.Tensor, most:torch.Tensor):
-    "Adds tokens with the experts `routes` (n, k) to the counts of layer l; `most`: which of them count for their topic."
+    "Adds tokens with experts `routes` (n, k) to the counts of layer l; `most`: which of them count for their topic."
     table, E = state[f"{l} tokens"], state[f"{l} tokens"].shape[-1]
     _add(table, (block * table.shape[1] + token)[most], routes[most])
     _add(state[f"{l} positions"], block * _POSITIONS + position, routes)
@@ -65,7 +65,7 @@ class _Maps:
         for l in own:
             x, E = s.layers[l], n_experts(s.layers[l].experts)
             W = None if x.fixed else getattr(x.rows, "weight", None)
-            if W is None or W.is_meta: continue                                                 # it has no map, or far away
+            if W is None or W.is_meta: continue                                           # it has no map, or far away
             rows = torch.randn(_MAPS, E, W.shape[1], generator=torch.Generator().manual_seed(l))
             rows *= (W[:E].detach().float().norm(dim=1).cpu() / rows.norm(dim=2))[..., None]
             self.of[l] = rows.flatten(0, 1).to(W)
@@ -73,7 +73,8 @@ class _Maps:
     @contextmanager
     def heard(self, told:Callable):
         "Within it `told(l, x)` gets what the router of layer l reads, (tokens, d)."
-        def hook(l): return lambda m, args, more: told(l, (args[0] if args else next(iter(more.values()))).flatten(0, -2))
+        def read(args, more): return (args[0] if args else next(iter(more.values()))).flatten(0, -2)
+        def hook(l): return lambda m, args, more: told(l, read(args, more))
         handles = [self.s.layers[l].rows.register_forward_pre_hook(hook(l), with_kwargs=True) for l in self.of]
         try: yield
         finally:
@@ -85,11 +86,11 @@ class _Maps:
             if len(x) == counts.numel(): self.less[l] = self.of[l] @ x[counts.flatten()].mean(0)
         keep = [f"L{l}.routes" for l in self.of]
         with self.heard(told): tr = trace(self.s, ids, keep=keep) if keep else {}
-        self.of = {l: W for l, W in self.of.items() if l in self.less}                          # one that reads all tokens
+        self.of = {l: W for l, W in self.of.items() if l in self.less}                   # one that reads all tokens
         self.k = {l: int((tr[f"L{l}.routes"] >= 0).sum(-1).max()) for l in self.of}
 
     def count(self, l:int, x:torch.Tensor, at:torch.Tensor, size:int) -> torch.Tensor:
-        "How many of tokens x (n, d) at the places `at` (n,), below `size`, each map sends to each expert: (maps, size, E)."
+        "How many of tokens x (n, d) each map sends to each expert, by the places `at` (n,) below `size`: (maps, size, E)."
         z = (x @ self.of[l].T - self.less[l]).unflatten(1, (_MAPS, -1))
         E, place = z.shape[2], at.to(z.device)[:, None] + torch.arange(_MAPS, device=z.device) * size
         where = place[..., None] * E + z.topk(self.k[l], -1, sorted=False).indices
@@ -263,8 +264,8 @@ def _expert_rows(deals, by, shared, names, of) -> list:
     used, out = by.sum(0) > 0, []
     for m, p in (("p", _p(mutual_information(two))), ("p_beyond", _p(_beyond(deals, shared)))):
         p = _holm(torch.where(used, p, math.nan))
-        out += [dict(unit=f"E{e}", metric=m, value=float(p[e]), rule="final", stratum="all", n_examples=of["n_examples"])
-                for e in used.nonzero()[:, 0].tolist()]
+        here = dict(metric=m, rule="final", stratum="all", n_examples=of["n_examples"])
+        out += [here | dict(unit=f"E{e}", value=float(p[e])) for e in used.nonzero()[:, 0].tolist()]
     high = lift[1:].quantile(.95, 0)
     for z, name in enumerate(names):
         n = int(t[0, z].sum())
@@ -272,7 +273,8 @@ def _expert_rows(deals, by, shared, names, of) -> list:
             here = dict(unit=f"E{e}", stratum=f"topic={name}", n_examples=n)
             out.append(here | dict(metric="share", rule="final", value=float(share[0, z, e])))
             if not used[e] or not n: continue
-            out += [here | dict(metric="lift", rule=r, value=float(v[z, e])) for r, v in (("final", lift[0]), ("null", high))]
+            both = (("final", lift[0]), ("null", high))
+            out += [here | dict(metric="lift", rule=r, value=float(v[z, e])) for r, v in both]
     return _one_frame(out, of)
 
 def _pair_rows(together, n, of) -> list:
@@ -311,7 +313,8 @@ def _layer_rows(
     out = _stated(mutual_information(deals @ by), _ceiling(deals[0] @ by), "topic", layers, of)
     apart = of | dict(n_examples=int(shared.sum()))
     if shared.sum():
-        some, own = deals[:1 + min(draws, max(999, 40 * layers))], (deals[0] @ shared.flatten(1)).unflatten(1, shared.shape[1:])
+        some = deals[:1 + min(draws, max(999, 40 * layers))]
+        own = (deals[0] @ shared.flatten(1)).unflatten(1, shared.shape[1:])
         out += _stated(_left(some, shared), _ceiling(own.sum(1)), "topic given token", layers, apart)
         if counts.get("maps") is not None: out += _map_rows(own, counts["maps"].unflatten(1, own.shape[:2]), apart)
     for unit, c, at in (("token", shared, apart), ("position", position, of)):
@@ -340,7 +343,7 @@ def _verdict(x:dict, documents:dict, layers:int) -> str:
         least = min(documents, key=documents.get)
         return f"too little text: {m} documents a topic are needed, {least} has {documents[least]}"
     if x["p left"] <= _ALPHA:
-        if math.isnan(x["p maps"]): return "a topic beyond its tokens; without a map, none drawn by chance stands beside it"
+        if math.isnan(x["p maps"]): return "a topic beyond its tokens; without a map, not compared with chance's"
         if x["left"] > x["largest by maps"] and x["p maps"] <= _ALPHA: return "specialises by topic beyond its tokens"
         return "a topic beyond its tokens, no more than a map drawn by chance"
     more = max(x["would be found"] if not math.isnan(x["would be found"]) else math.inf, 0) / _MARGIN
@@ -399,7 +402,8 @@ def specialise_words(found:pd.DataFrame, few:int=_FEW) -> list:
             f"its tokens in {false[1]}"]
     idle = n["load"][n["load"]["n_examples"] < few]
     idle = [f"{site.split('.')[0]}.{e}" for site, e in zip(idle["site"], idle["unit"])]
-    if idle: out.append(f"fewer than {few} tokens: {len(idle)} experts, {', '.join(idle[:8])}{' …' * (len(idle) > 8)}")
+    named = ", ".join(idle[:8]) + " …" * (len(idle) > 8)
+    if idle: out.append(f"fewer than {few} tokens: {len(idle)} experts, {named}")
     if "shared" in n: out.append(f"shared experts in {len(n['shared'])} layers see every token: not in the table")
     if "together" not in n: return out
     pairs = n["together"].query("stratum == 'all'").pivot(index=["site", "unit"], columns="rule", values="value")
@@ -473,7 +477,7 @@ def specialise(
     state, apart = _counted(s, read, context, batch, part, say)
     of, out = dict(condition=s.name), [rows([s.n_layers], [0], condition=s.name, metric="layers")]
     for l in own:
-        counts = {k: x for k in ("tokens", "positions", "together", "n", "maps") if (x := state.get(f"{l} {k}")) is not None}
+        counts = {k: state.get(f"{l} {k}") for k in ("tokens", "positions", "together", "n", "maps")}
         words = read.buckets(B := counts["tokens"].shape[1] - 1).argsort(stable=True)[:B].tolist()
         draws = max(_DEALS, 40 * counts["tokens"].shape[-1])                # Holm over experts asks for that many
         out += _layer_rows(counts, read.topic, read.names, draws, len(own), words, site=f"L{l}.routes", **of)

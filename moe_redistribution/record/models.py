@@ -180,7 +180,7 @@ def _add_specialise(p:ArgumentParser):
 @command("specialise", "whether experts specialise by topic, token or position, and more than chance",
          "specialise --model FOLDER --text code=a.txt --text law=b.txt --bytes", add=_add_specialise, threads=None,
          told="Numbers are normalised information, 0 to 1, each beside what it is when topics are dealt to documents "
-              "at random (tokens and positions: renamed in each document); left: of the topic, with the token held fixed; "
+              "at random (tokens, positions: renamed in each document); left: of the topic, with the token held fixed; "
               "by maps: the same of 19 routers drawn at random. Files are cut into documents at blank lines. Holm over "
               "layers. Copies count once.")
 def _run_specialise(args:Namespace):
