@@ -24,7 +24,8 @@ LISTED = {  # what one wants to do → room → names
     "measure": {
         "tasks.task": "digits nulls", "instruments.copying": "without_copy copying_nulls",
         "instruments.instrument": "instruments_for misfits", "instruments.measuring": "measure_all",
-        "language.audit": "audit", "language.loads": "text_loads compare_routes"},
+        "language.audit": "audit", "language.loads": "text_loads compare_routes",
+        "language.specialise": "specialise"},
     "ask": {
         "evidence.questions": "Question", "evidence.statistics": "interval paired_permutation",
         "evidence.contrasts": "contrasts", "report.recorded_claims": "claim verdict_words", "record.ledger": "ledger"},

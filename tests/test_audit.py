@@ -303,6 +303,10 @@ def test_the_three_commands_print_a_table_and_write_rows_and_pictures(s, text, t
     assert main(["loads", *ask, str(tmp_path / "l.parquet")]) == 0 and "near ties" in capsys.readouterr().out
     assert main(["compare", *ask, str(tmp_path / "c.csv"), "--with", str(tmp_path / "b")]) == 0
     assert "same set" in (said := capsys.readouterr().out) and "nats a token" in said
+    twice = ("--with-dtype", "bfloat16", "--experts", "eager", "--json")
+    assert main(["compare", *ask, str(tmp_path / "t.csv"), *twice]) == 0
+    assert '"changed"' in (said := capsys.readouterr().out) and '"above 1"' in said
+    assert "a@float32/eager:a@bfloat16/eager" in (tmp_path / "t.csv").read_text()
     assert main(["audit", *ask, str(tmp_path / "u.parquet"), "--dry-run"]) == 0
     assert "passes over" in capsys.readouterr().out and not (tmp_path / "u.parquet").exists()
     assert main(["audit", *ask, str(tmp_path / "u.parquet"), "--regret", "8"]) == 0
@@ -321,6 +325,38 @@ def test_the_commands_refuse_before_any_work(s, text, tmp_path, capsys):
                                 ("audit", ["--sets", "-1"], "--sets: expected a whole number from 0 on"),
                                 ("audit", ["--edit", "zeros"], "'zero'"), ("loads", ["--context", "9000"], "--context"),
                                 ("compare", ["--with", str(tmp_path / "dense")], "which is dense"),
+                                ("compare", [], "got one model twice; nearest valid: --with-dtype bfloat16; fix"),
+                                ("compare", ["--with-dtype", "bfloat"], "nearest: 'bfloat16'"),
+                                ("compare", ["--with-experts", "grouped"], "nearest: 'grouped_mm'"),
                                 ("compare", ["--with", " "], "--with: expected a value")):
         ask = f"{command} --model {tmp_path / 'a'} --text {text} --bytes --context 16".split()
         assert main([*ask, *more]) == 2 and says in capsys.readouterr().err, (command, more)
+
+# -------------------------------------------------------------------------------------------- experts of several layers
+
+def test_experts_of_several_layers_have_the_effect_of_an_ablation_draws_of_their_load_and_other_sets(s, text):
+    units = ("L0.E1,L2.E3", "L*.E3")
+    found = audit(s, text, byte_tokens, 16, tokens=300, units=units, edits=("zero", "route_around"), n_sets=3, every=1)
+    rows = text_ablation(s, text, byte_tokens, 16, tokens=300, units=units, edits=("zero", "route_around"))
+    loss = rows.query("metric == 'loss'").set_index(["site", "edit"])["value"]
+    for u in units:
+        for e in ("zero", "route_around"):
+            assert effects(found)[u, e] == pytest.approx(loss[u, e] - loss["none", "none"], abs=2e-6), (u, e)
+    assert {"own load", "other sets"} <= set(found["unit"]) and len(audit_table(found)) == 4
+    assert set(found.query("metric == 'larger'")["n_examples"]) == {3}
+
+def test_draws_over_layers_close_as_many_pairs_as_the_unit_has(s, text):
+    windows = torch.stack(list(text_windows(text, byte_tokens, 16)))[:4]
+    plan, b = audit_plan(s, 4, ("L0.E1+E2,L2.E3",), ("zero",), every=1), RecordedBatch(s, windows)
+    closed = {}
+    for l, own in ((0, [1, 2]), (2, [3])):
+        edit = plan.drawn_edits(b, 0, torch.arange(4), 5)[f"L{l}.gates"]
+        closed[l] = (b.gates_of(l) != 0).sum((1, 2)) - (edit(b.gates_of(l)[None])[0] != 0).sum((1, 2))
+        assert closed[l].equal((b.gates_of(l)[..., own] != 0).sum((1, 2)))
+
+def test_units_of_layers_are_spelt_in_one_way_and_wrong_ones_refused(s):
+    spelt = [u.name for u in audit_units(s, ("L2.E3,L0.E2,L0.E1", "L0.E1+E2,L2.E3", "L1.E3,L1.E0"))]
+    assert spelt == ["L0.E1+E2,L2.E3", "L1.E0+E3"]
+    for unit, says in (("L0.E1,L9.E0", "nearest"), ("L0.E1,L0.E1", "each part once"), ("L0.E1,L1.H0", "got L1.H0")):
+        with pytest.raises(ValueError, match=says): audit_units(s, (unit,))
+    with pytest.raises(ValueError, match="zero, route_around"): audit_plan(s, 9, ("L*.E1",), ("mean",))

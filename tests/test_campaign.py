@@ -136,6 +136,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "ledger": (selection, "rows_behind"), "bench": (bench, "_worker_processes"),
         "kinds": (commands_room, "registered_things"), "rows": (coverage, "_by_id"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
+        "specialise": (models, "specialise"), "removal": (models, "removal"),
         "completion": (cli, "_completion"), "check": (check_room, "_check_clone"),
         "new": (new_room, "replace_file")}
 PROMISE = [
@@ -156,7 +157,9 @@ PROMISE = [
     ("rows", "tab99"), ("rows", ""), ("train", TINY, "--import", "{folder}"), ("measure", TINY, "--import", "{text}"),
     ("study", "granularity", "--import", "nothing.py"), ("loads", *TEXT, "--out", "rows.txt"),
     ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
-    ("audit", *TEXT, "--unit", "L9.E1"), ("check", "--layer", "byte"), ("completion", "bash", "--import", "{file}"),
+    ("specialise", *TEXT), ("specialise", *TEXT, "--text", "other={model}/config.json", "--out", "rows.txt"),
+    ("audit", *TEXT, "--unit", "L9.E1"), ("removal", *TEXT, "--by", "reep"),
+    ("check", "--layer", "byte"), ("completion", "bash", "--import", "{file}"),
     ("new", "study", "1x"), ("new", "study", "routers"),
     ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]
 

@@ -1,14 +1,16 @@
 """Loads and two checkpoints: each count is a plain loop's, chance stands beside it, and a stop changes nothing."""
 from copy import deepcopy
+from functools import wraps
 
 import pytest
 import torch
 from transformers.utils import logging
 
+from moe_redistribution.evidence.audits import changes_table
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.loads import (compare_routes, comparison_table, load_map, loads_table, stretch_of,
-                                               text_loads)
+from moe_redistribution.language.loads import (compare_routes, comparison_table, load_map, loads_table,
+                                               stretch_of, text_loads, _add_changes, _own_routes)
 from moe_redistribution.language.opened import LanguageModel, open_model
 from moe_redistribution.language.streaming import byte_tokens, text_windows
 
@@ -119,3 +121,45 @@ def test_models_that_do_not_read_the_same_are_refused(s, text):
         with pytest.raises(ValueError, match=says):
             compare_routes(s, open_model(other), text, byte_tokens, context=16)
 
+
+# ------------------------------------------------------------------------------------------------ the same model twice
+
+def changed(rows, layer=0):
+    own = rows[rows["metric"].eq("changed") & rows["site"].eq(f"L{layer}.routes")]
+    return own.groupby("stratum")["value"].mean()
+
+def test_a_margin_of_zero_flips_and_a_large_one_does_not(text):
+    model = tiny_model("mixtral", vocab_size=256)
+    gate = model.model.layers[0].mlp.gate.weight.data
+    gate[:] *= 20                                    # large margins, but for two experts whose scores are the same
+    gate[2] = gate[1]
+    nudged = deepcopy(model)
+    nudged.model.layers[0].mlp.gate.weight.data[2] *= 1 + 1e-3
+    nudged.model.layers[0].mlp.gate.weight.data[1] *= 1 - 1e-3
+    at = changed(compare_routes(open_model(model), open_model(nudged), text, byte_tokens, context=16))
+    assert .2 < at["margin 0"] <= 1 and at["above 1"] == 0 and at["all"] > 0
+    on = torch.tensor([[True, False], [True, False]])
+    state = dict(tokens=torch.zeros(1))
+    _add_changes(state, 0, on, on.flip(1), torch.tensor([[1., 1], [3, 0]]), torch.zeros(2, dtype=torch.int64))
+    assert state["0 changed by margin"].tolist() == [[1, 0, 0, 0, 0, 1]] * 2
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "gpt_oss", "deepseek_v3"])
+def test_the_same_side_twice_changes_nothing_and_its_routes_are_those_of_a_watched_pass(family, text):
+    a, b = (open_model(tiny_model(family, vocab_size=256)) for _ in range(2))
+    rows = compare_routes(a, b, text, byte_tokens, context=16)
+    assert (rows.loc[rows["metric"] == "changed", "value"] == 0).all() and "@" not in rows["condition"][0]
+    assert (rows.loc[rows["metric"].isin(["divergence", "loss_difference"]), "value"] == 0).all()
+    own, tokens = [a.n_layers - 1], torch.stack(list(text_windows(text, byte_tokens, 16)))[:4, :-1]
+    tr, routes = trace(a, tokens, keep=[f"L{own[0]}.routes"]), _own_routes(a, tokens, own)[1][own[0]][0]
+    assert tr[f"L{own[0]}.routes"][0].flatten(0, 1).sort(1)[0].equal(routes.sort(1)[0])
+
+def test_another_function_of_the_experts_is_really_used_and_said(text, monkeypatch):
+    a, b = (open_model(tiny_model("mixtral", vocab_size=256)) for _ in range(2))
+    b.model.set_experts_implementation("batched_mm")
+    from transformers.integrations import moe
+    calls, own = [], moe.ALL_EXPERTS_FUNCTIONS["batched_mm"]
+    monkeypatch.setitem(moe.ExpertsInterface._global_mapping, "batched_mm",
+                        wraps(own)(lambda *args, **more: (calls.append(1), own(*args, **more))[1]))
+    rows = compare_routes(a, LanguageModel(b.model), text, byte_tokens, context=16, tokens=64)
+    assert calls and rows["condition"][0].endswith("@float32/batched_mm")
+    assert list(changes_table(rows).index) == ["L0", "L1"]

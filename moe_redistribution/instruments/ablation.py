@@ -82,7 +82,8 @@ def _partner(on):
 
 def each_part(s:Subject, unit:str) -> list:
     """The sites or units that a name stands for, as a subject calls them: in each layer for `L*.`, each member of a set
-    such as `L3.E1+E4`. ValueError for what it has not got."""
+    such as `L3.E1+E4` or, of several layers, `L0.E1,L1.E2`. ValueError for what it has not got."""
+    if "," in unit: return [name for part in unit.split(",") for name in each_part(s, part.strip())]
     if not (m := re.fullmatch(r"(L[\d*]+\.)?([HE]\d+(?:\+[HE]\d+)*)", unit)): return each_layer(unit, s.sites)
     dense = not any("E" in u for u in s.units)
     hint, members = "; a dense FFN has no experts to take apart" * dense, m[2].split("+")

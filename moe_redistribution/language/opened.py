@@ -26,7 +26,7 @@ from ..instruments.ablation import combine_edits, edits_for, replace_among
 from .weights import check_hooks, check_tokens_of, read_model
 from .layers import Layer, READ_ONLY, layer_sites, probe_model, probe_tokens
 from .hooks import check_places, listening, places_in
-from .watched import base_of, check_experts, device_of, n_experts
+from .watched import base_of, check_experts, device_of, n_experts, under
 from .reading import TextSubject
 from .routing_edits import (At, limit_edits, limit_of, places_of, route_edit, routers_told,
                                               token_mask, routes_apart)
@@ -98,16 +98,29 @@ class LanguageModel(TextSubject):
         self.here = self.real(tokens)
         self.places = places_of(self.here)
         self.reach = int(self.places.max()) + 1 if whole else None
-        mask, more = None if self.pad is None else self.here.long(), {}
-        if mask is not None and not self.here[:, 0].all():                                # padding on the left has none
-            if "position_ids" in signature(self.model.forward).parameters: more["position_ids"] = self.places.clamp(min=0)
         with self.passes(edits := combine_edits(self, edits or {}), sink, grad) as (at, _):
-            logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits[None]
+            logits = self._own_logits(tokens)[None]
         if not isinstance(sink, Finite):
             said = logits if self.pad is None else logits[:, self.here]
             check_finite(said, self.name, lambda sink: self.run(tokens, edits, sink))
         logits = at("logits", logits)
         return self.reached() or logits
+
+    def _own_logits(self, tokens):
+        mask, more = None if self.pad is None else self.here.long(), {}
+        if mask is not None and not self.here[:, 0].all():                                # padding on the left has none
+            takes = "position_ids" in signature(self.model.forward).parameters
+            if takes: more["position_ids"] = self.places.clamp(min=0)
+        return self.model(input_ids=tokens, attention_mask=mask, use_cache=False, **more).logits
+
+    @torch.no_grad()
+    def plain(self, tokens:torch.Tensor):
+        "Logits (b, t, v) of tokens (b, t) by the model's own functions alone. ValueError if they are not finite."
+        self.here = self.real(tokens := tokens.to(self.device))
+        self.places = places_of(self.here)
+        with under(self.model): logits = self._own_logits(tokens)
+        check_finite(logits[self.here], self.name, lambda sink: self.run(tokens, sink=sink))
+        return logits
 
     def replacement(self, site:str, how:str):
         if self.pad is None or how == "zero" or _of_expert(site): return None

@@ -133,16 +133,15 @@ def kept_so_far(path:str|Path, key:str):
 @torch.no_grad()
 def _sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
     "Share of (token, router) at which a watched pass of `tokens` (b, t) chooses other experts than a plain one."
-    heard, real = [], s.real(tokens).flatten()
+    heard = []
     def hear(module, args, kwargs):
         index = (*args, *kwargs.values())[-2]
         heard.append(index.reshape(-1, index.shape[-1]).sort(-1)[0].cpu())
     handles = [x.experts.register_forward_pre_hook(hear, with_kwargs=True) for x in s.layers if x.experts is not None]
-    mask = None if s.pad is None else s.real(tokens).long().to(s.device)
     if not handles: return 0.
-    try: s.model(input_ids=tokens.to(s.device), attention_mask=mask, use_cache=False), s.run(tokens)
+    try: s.plain(tokens), s.run(tokens)
     finally: [h.remove() for h in handles]
-    plain, watched = (torch.stack(x)[:, real] for x in (heard[:len(handles)], heard[len(handles):]))
+    plain, watched = (torch.stack(x)[:, s.real(tokens).flatten()] for x in (heard[:len(handles)], heard[len(handles):]))
     return (plain != watched).any(-1).double().mean().item()
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a13bf5c8
@@ -222,12 +221,12 @@ def text_loss(s:LanguageModel, groups:Iterable, edits:dict=None) -> dict:
 UNITS = ("sites", "heads", "experts")
 
 def units_of(s:LanguageModel, kinds:Sequence[str]=("sites",)) -> list:
-    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets and `L*.` are one unit each."
+    "Attention and FFN outputs of every layer, heads, experts, or names as they are: sets, also over layers, and `L*.` are one each."
     every = {"sites": [n for n in s.sites if n.endswith(("attn_out", "ffn_out", "shared_out"))],
              "heads": [u for u in s.units if ".H" in u], "experts": [u for u in s.units if ".E" in u]}
     names = [*(k for k, v in every.items() if v), *s.sites, *s.units]
     for k in kinds:
-        if re.match(r"L\*\.|.*\d\+", k): each_part(s, k)
+        if re.match(r"L\*\.|.*\d[+,]", k): each_part(s, k)
         else: choose("unit", k, names)
     return list(dict.fromkeys(u for k in kinds for u in every.get(k, [k])))
 
