@@ -30,6 +30,7 @@ from moe_redistribution.record import cli, coverage, models, recording, work
 from moe_redistribution.studies.sparsity_moves import experiments
 from moe_redistribution.record.entry import INTERRUPTED
 from moe_redistribution.tasks import commands as commands_room
+from moe_redistribution.studies.language_models import zoo
 from moe_redistribution.training import bench, groups, jobs
 from moe_redistribution.training.groups import _group_path, pack, _train_group
 from moe_redistribution.training.loop import init_members
@@ -138,7 +139,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
         "specialise": (models, "specialise"), "removal": (models, "removal"),
         "completion": (cli, "_completion"), "check": (check_room, "_check_clone"),
-        "new": (new_room, "replace_file")}
+        "new": (new_room, "replace_file"), "zoo": (zoo, "LanguageTrial")}
 PROMISE = [
     ("train", TINY, "--seeds", ""), ("train", TINY, "--seeds", "1,1"), ("train", "add7/moe-e4k5-h256-silu"),
     ("train", TINY, "--budget", "nan"), ("reproduce", "--seeds", ""), ("reproduce", "--seeds", "1-4294967296"),
@@ -159,6 +160,7 @@ PROMISE = [
     ("compare", *TEXT, "--with", "{model}", "--out", "rows.txt"), ("audit", *TEXT, "--out", "rows.txt"),
     ("specialise", *TEXT), ("specialise", *TEXT, "--text", "other={model}/config.json", "--out", "rows.txt"),
     ("audit", *TEXT, "--unit", "L9.E1"), ("removal", *TEXT, "--by", "reep"),
+    ("removal", *TEXT, "--out", "rows.txt"), ("zoo", "--out", "{file}/a"), ("zoo", "--seeds", ""), ("zoo", "--arm", "mixtur"),
     ("check", "--layer", "byte"), ("completion", "bash", "--import", "{file}"),
     ("new", "study", "1x"), ("new", "study", "routers"),
     ("train", TINY, "--steps", "150"), ("measure", TINY, "--steps", "150")]

@@ -52,8 +52,8 @@ tags: [mixture-of-experts, interpretability, moe_redistribution]
 # {arm}: a model of the matched zoo
 
 Two layers, width 64, trained for {_SETTINGS['steps']:,} steps at a rate of {PARTS_RATE:g} on windows of {_SETTINGS['sizes']['T']} tokens of a planted
-language, of which no word is anybody's. A folder is a seed. What is no FFN begins as in every other arm of that seed. Choices of the FFN: {family}; of
-the training: {recipe or 'none of its own'}.
+language, of which no word is anybody's. A folder is a seed. What is no FFN begins as in every other arm of that seed. Choices of
+the FFN: {family}; of the training: {recipe or 'none of its own'}.
 
 Made by `moe-redistribution zoo --arm {arm} --out FOLDER`; its tokens are `zoo_windows` of `moe_redistribution.studies.language_models.zoo`. It is
 no model of a language that people speak, and has nothing to say to them.
