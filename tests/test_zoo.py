@@ -31,12 +31,12 @@ def test_plain_transformers_opens_each_model_of_the_repository_and_it_has_learne
 def test_a_folder_gives_the_rows_that_the_study_has_of_that_training_to_the_last_bit(arm, short, tmp_path):
     zoo.make_zoo(tmp_path, [arm], [3], along=[6])
     job = STUDY.run(f"{arm}/L2", [3], short, zoo._Alone())
-    own = zoo.zoo_rows(tmp_path / arm / "3", arm, 3)
+    own = zoo._zoo_rows(tmp_path / arm / "3", arm, 3)
     said = job[(job["rule"] == "final") & job["metric"].isin(own["metric"].unique()) & (job["condition"] == f"{arm}/L2")]
     keys = ["metric", "site", "edit", "unit", "stratum"]
     both = own.merge(said, on=keys, suffixes=("", " of the job"))
     assert len(both) == len(own) > 40 and (both["value"] == both["value of the job"]).all()
-    early = zoo.zoo_rows(tmp_path / arm / "3/checkpoint-6", arm, 3)
+    early = zoo._zoo_rows(tmp_path / arm / "3/checkpoint-6", arm, 3)
     loss = lambda f: f.query("metric == 'loss' and site == 'none'")["value"].item()
     assert loss(early) > loss(own)
 

@@ -13,12 +13,13 @@ import hashlib, json, math, warnings
 
 from safetensors import safe_open
 import torch
+import moe_redistribution
 from ..tasks.errors import choose, nearest, refuse
 from .small import with_transformers
 from ..training.store import home, seal_hash
 
 # %% ../../nbs/4b_language/04_weights.ipynb #126a5fe2
-_ZOO = Path(__file__).resolve().parents[2] / "checkpoints/zoo"                  # of a clone
+_ZOO = Path(moe_redistribution.__file__).resolve().parents[1] / "checkpoints/zoo"                  # of a clone
 
 def _zoo_folder(name:str) -> Path:
     "Where a model of the matched zoo lies: in the clone, or where `moe-redistribution zoo` put it by default."

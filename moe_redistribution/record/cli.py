@@ -23,7 +23,7 @@ from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
 from ..training.loop import UNTIL
 from ..training.study import run_study
-import moe_redistribution.record.work, moe_redistribution.record.coverage, moe_redistribution.studies.language_models.zoo  # noqa: F401
+import moe_redistribution.record.work, moe_redistribution.record.coverage  # noqa: F401
 import moe_redistribution.record.costs, moe_redistribution.record.check, moe_redistribution.record.new  # noqa: F401
 
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924

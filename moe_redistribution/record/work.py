@@ -22,8 +22,8 @@ from ..training.executors import processes
 from ..training.groups import Training, check_work, split_groups, train
 from ..training.jobs import begin_again, run_all, missing_jobs, estimate
 from ..training.loop import UNTIL
-from ..training.store import Store
-from ..training.study import (import_studies, STUDIES, Study, study_jobs, study_of, study_state,
+from ..training.store import Store, home
+from ..training.study import (import_studies, STUDIES, Study, of_studies, study_jobs, study_of, study_state,
                                                training_studies, TrainingStudy, why_fixed)
 from ..evidence.printed import study_tables
 from ..evidence.table_files import ROOT, fingerprint, read_table, table_path
@@ -277,3 +277,19 @@ def _add_conditions(p:ArgumentParser):
 def _run_conditions(args:Namespace):
     frame = _study_of_item(args.item).about_items(args.item).drop(columns=["task", "experiments"])
     show_table(frame.assign(cpu_hours=frame["cpu_hours"].round(2)), args)
+
+# %% ../../nbs/7_record/04a_work.ipynb #20c40002
+def _add_zoo(p:ArgumentParser):
+    p.add_argument("--out", help="a folder for the models, as OUT/ARM/SEED (default: where open_model looks for zoo:ARM/SEED)")
+    p.add_argument("--arm", action="append", help="only this arm, as mixture; may be repeated")
+    p.add_argument("--seeds", default="1-16", help="1,2 or 6-8 (default: 1-16)")
+    p.add_argument("--along", help="steps after which a model is kept as well: 200,800")
+
+@command("zoo", "the matched zoo: models that differ in their FFN alone, as folders that transformers opens",
+         "zoo --out zoo --arm mixture --arm dense --seeds 1", add=_add_zoo)
+def _run_zoo(args:Namespace):
+    [make], out, line = of_studies("zoo", "make_zoo").values(), args.out or home() / "zoo", Line()
+    choices = dict(arms=args.arm) if args.arm else {}
+    try: made = make(out, seeds=read_seeds(args.seeds), along=read_seeds(args.along) if args.along else (), say=line, **choices)
+    finally: line.close()
+    print(f"{len(made)} models in {out}")

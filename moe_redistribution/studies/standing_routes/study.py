@@ -143,7 +143,8 @@ _SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of t
          "first2-last2": ("-", "a hash in the first two of four layers loses less than one in the last two"),
          "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert"),
          "unbalanced-learned": ("0", "a learned router without a balance loss loses as much as one with it"),
-         "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, loses less than a router that goes on to learn")}
+         "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, loses less than a "
+                                "router that goes on to learn")}
 _ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-learned", "lag100-learned", "exchange0.1-hash",
                      "place-hash", "learned-hash"),
               layers=("first1-last1", "first2-last2", "first3-last3"),
