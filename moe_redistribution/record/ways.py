@@ -18,6 +18,7 @@ from ..evidence.printed import paper_values
 from ..evidence.selection import RowsBehind
 from ..instruments.rows import write_frame
 from ..tasks.errors import choose
+from .elsewhere import elsewhere_link
 
 # %% ../../nbs/7_record/05b_ways.ipynb #3c2fbfb2
 _READS = "instrument stream rule metric site edit stratum split".split()
@@ -75,14 +76,14 @@ def _claim_files(key:str) -> list:
     return list(dict.fromkeys(own + quoted))
 
 def ways_out(key:str, up:str="") -> str:
-    "Where to get the rows of a claim, as HTML; `up` leads from the page that says it to nbs/."
+    "Where to get the rows of a claim, and what others measured, as HTML; `up` leads from the page that says it to nbs/."
     link = lambda name: f'<a href="{up}rows/{name}">{Path(name).name}</a>'
-    if not (files := _claim_files(key)): return "No rows decide it."
+    if not (files := _claim_files(key)): return "No rows decide it." + elsewhere_link(key, up)
     sides = "Both sides, seed by seed: " if files[0].startswith("claims/") else "The printed numbers beside ours: "
     ids = _contrasts_of(key)
     more = f"; registered as {', '.join(f'<code>{i}</code>' for i in ids)} in {link('contrasts.csv')}" * bool(ids)
     again = f'; in Python <code>claim_rows("{key}")</code>' * files[0].startswith("claims/")
-    return sides + ", ".join(map(link, files)) + more + again + "."
+    return sides + ", ".join(map(link, files)) + more + again + "." + elsewhere_link(key, up)
 
 # %% ../../nbs/7_record/05b_ways.ipynb #02fc7660
 def _write_claim_rows(folder:str|Path) -> int:

@@ -1,0 +1,59 @@
+"""What others measured stands beside our claims by a rule, with an address, a place and a command; five papers are cited."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moe_redistribution.evidence.printed import papers
+from moe_redistribution.evidence.table_files import ROOT
+from moe_redistribution.record.elsewhere import COMPARED, _our_sign, _word, elsewhere_link, recorded_elsewhere
+from moe_redistribution.report.recorded_claims import recorded_ledger
+from moe_redistribution.record.ways import ways_out
+from test_shown_commands import complaint, words_of
+
+ROWS = recorded_elsewhere()
+CLAIMS = {c.key: c for c in recorded_ledger().itertuples(index=False)}
+PAGE = "".join("".join(o.get("data", {}).get("text/html", ""))
+               for c in json.loads((ROOT / "nbs/others.ipynb").read_text(encoding="utf-8"))["cells"]
+               for o in c.get("outputs", []))
+
+def test_every_claim_is_one_of_the_ledger_and_leads_to_its_row():
+    assert {*ROWS["claim"]} <= {*CLAIMS} and ROWS["claim"].nunique() >= 20
+    for k in {*ROWS["claim"]}:
+        assert elsewhere_link(k) and elsewhere_link(k) in ways_out(k) and PAGE.count(f'id="on-{k}"') == 1
+
+def test_every_row_has_an_address_and_a_place_or_says_that_it_was_not_read():
+    assert ROWS["source"].str.fullmatch(r"https?://\S+").all()
+    assert {*ROWS["read"]} <= {"first-hand", "second-hand", "unread"}
+    assert ((ROWS["place"] != "") | (ROWS["read"] == "unread")).all()
+    assert (ROWS.loc[ROWS["read"] == "second-hand", "via"] != "").all()
+
+def test_every_word_is_made_by_the_rule_and_none_is_written_in_the_file():
+    head = (ROOT / "data/others.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert not {"word", "ours", "reading"} & {*head.split(",")}
+    assert [_word(r.contrast, r.sign, _our_sign(CLAIMS[r.claim])) for r in ROWS.itertuples()] == [*ROWS["word"]]
+    assert ROWS["word"].map(COMPARED.index).is_monotonic_increasing
+
+@pytest.mark.parametrize("command", sorted({*ROWS["command"]}))
+def test_every_command_parses(command):
+    assert command.startswith("moe-redistribution ")
+    assert not complaint(words_of(command.removeprefix("moe-redistribution ")))
+
+def test_the_citation_has_what_the_format_asks_for_and_names_all_five_papers():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= {*cited} and cited["type"] == "software"
+    assert len(cited["references"]) == len(papers()) == 5
+    for r in cited["references"]:
+        assert {"type", "title", "authors", "url"} <= {*r} and r["url"].startswith("https://")
+        assert all("name" in a or {"family-names", "given-names"} <= {*a} for a in r["authors"])
+
+def test_agents_fits_on_a_screen_and_every_command_in_it_parses():
+    lines = (Path(ROOT) / "AGENTS.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 45
+    shown = [x.partition("  #")[0].strip() for x in lines]
+    ours = [x.removeprefix("moe-redistribution ") for x in shown if x.startswith("moe-redistribution ")]
+    assert len(ours) >= 4 and not [x for x in ours if complaint(words_of(x))]
+    named = re.findall(r"\]\(([^)#]+)\)", "\n".join(lines))
+    assert named and not [x for x in named if not (ROOT / x).exists()]
