@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
+from moe_redistribution.record.elsewhere import recorded_elsewhere
 from moe_redistribution.record import cli, ledger, models, recording
 from moe_redistribution.record.coverage import _by_id
 from moe_redistribution.evidence import (claims as claims_room, table_files, checkpoints, selection, design,
@@ -95,7 +96,7 @@ READERS = {                        # paths under a root: what reads such a file;
     "results/smollm2.csv": lambda root, p: of_clone(p), "results/replaced.csv": lambda root, p: of_clone(p),
     "results/changed.csv": lambda root, p: findings.former_verdicts("4.2-05"),
     "results/contrasts.csv": lambda root, p: page_hash(Page(files=["results/contrasts.csv"], root=root)),
-    "data/deviations.csv": lambda root, p: of_clone(p),
+    "data/deviations.csv": lambda root, p: of_clone(p), "data/others.csv": lambda root, p: recorded_elsewhere(root),
     "data/block/before.csv": lambda root, p: of_clone(p),
     "data/*/trials.csv": lambda root, p: page_hash(Page(files=["data/*/trials.csv"], root=root)),
     "data/*/pilots.csv": lambda root, p: registrations._pilots(root / "data"),
@@ -183,7 +184,7 @@ def test_every_canonical_checkpoint_loads_and_scores_what_was_counted_when_it_wa
 
 def test_the_list_of_canonical_checkpoints_is_what_lies_there():
     there = {p.relative_to(table_files.ROOT / "checkpoints").as_posix()
-             for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors")}
+             for p in (table_files.ROOT / "checkpoints").rglob("*.safetensors") if "zoo" not in p.parts}
     assert there == {f"{n}.{r}.safetensors" for n, r in _recorded_checkpoints()} and len(there) >= 10
     assert sum((table_files.ROOT / "checkpoints" / p).stat().st_size for p in there) <= 35e6
 
