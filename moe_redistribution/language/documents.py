@@ -53,7 +53,7 @@ def _text_files(folder) -> list:
     return [text_file(f) for f in sorted(Path(folder).rglob("*")) if f.is_file() and not f.name.startswith(".")]
 
 class _Seen:
-    "Which stretches of text there were so far: 2^28 bits, whatever the length of the texts."
+    "Which stretches of text there were so far: 2^28 bits, so from some fifty million stretches on new ones look old."
     def __init__(self): self.bits = np.zeros(1 << 25, np.uint8)
     def news(self, text:str) -> float:
         "Share of the stretches of `text` that were not there before, in it or in another; from now on they were."
