@@ -163,3 +163,14 @@ def test_another_function_of_the_experts_is_really_used_and_said(text, monkeypat
     rows = compare_routes(a, LanguageModel(b.model), text, byte_tokens, context=16, tokens=64)
     assert calls and rows["condition"][0].endswith("@float32/batched_mm")
     assert list(changes_table(rows).index) == ["L0", "L1"]
+
+def test_two_models_on_a_text_without_a_token_that_counts_are_refused_and_stretches_without_one_have_no_row(s, tmp_path):
+    def letters(text): return byte_tokens(text)
+    letters.specials, other = {65}, LanguageModel(deepcopy(s.model), name="other")
+    (path := tmp_path / "a.txt").write_text("A" * 200)
+    with pytest.raises(ValueError, match="tokens that count"): compare_routes(s, other, path, letters, context=16)
+    path.write_text("".join(map(chr, range(32, 96))) * 4 + "~" * 256)
+    padded = [LanguageModel(m.model, pad=ord("~"), name=m.name) for m in (s, other)]
+    found = compare_routes(*padded, path, byte_tokens, context=16)
+    loss = found.query("metric == 'loss'")
+    assert (loss["value"] > 0).all() and (loss["n_examples"] > 0).all()

@@ -1,6 +1,7 @@
 """Experts of all layers removed: scores are REAP's, what is removed is really pruned, and random sets are like it."""
 import json
 
+import pandas as pd
 import pytest
 import torch
 from transformers.utils import logging
@@ -9,9 +10,9 @@ from moe_redistribution.evidence.audits import removal_table
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.audit import audit
 from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.opened import LanguageModel, open_model
 from moe_redistribution.language.removal import (EXPERT_SCORES, keep_list, removal, _lowest, _random_set,
-                                                 _scores, _sums, _without_experts)
+                                                 _random_sets, _scores, _sums, _without_experts)
 from moe_redistribution.language.streaming import byte_tokens
 from moe_redistribution.record.cli import main
 
@@ -78,3 +79,37 @@ def test_the_command_prints_a_line_for_each_score_and_writes_whom_to_keep(s, tex
     assert main([*ask, "--by", "reep"]) == 2 and "nearest: 'reap'" in capsys.readouterr().err
     assert main(ask) == 0 and "weight_norm" in capsys.readouterr().out
     assert [len(x) for x in json.loads((tmp_path / "r.keep.json").read_text()).values()] == [6, 6]
+
+def test_draws_differ_from_one_another_and_from_the_set_that_they_stand_beside():
+    experts, load, g = {0: 4, 1: 4}, torch.arange(8.), torch.Generator().manual_seed(0)
+    low = _lowest(load, experts, .25)
+    for like in (None, low):
+        sets = _random_sets(9, experts, .25, g, like, load, [low])
+        assert len({*sets}) == 9 and low not in sets
+    one = {0: 8}
+    assert len({*_random_sets(20, one, .25, g, (low := _lowest(load, one, .25)), load, [low])}) == 20
+    with pytest.raises(ValueError, match="up to 3 different sets"): _random_sets(4, {0: 4}, .25, g, ("L0.E0",), load, [("L0.E0",)])
+
+def test_a_share_that_is_no_binary_fraction_takes_as_many_as_it_says():
+    assert len(_lowest(torch.arange(100.), {0: 100}, .29)) == 29 and len(_random_set({0: 100}, .29, torch.Generator())) == 29
+
+def test_effects_and_rows_are_those_of_this_model_of_one_edit_and_of_every_expert(s, text):
+    found = audit(s, text, byte_tokens, 16, n_sets=0)
+    other = found.assign(condition="other")
+    for wrong, says in ((other, f"rows of {s.name}"), (pd.concat([found, found.assign(edit="mean")]), "rows of one edit"),
+                        (found.assign(value=found["value"].mask(found["site"] == "L1.E3")), "none for L1.E3")):
+        with pytest.raises(ValueError, match=says): removal(s, text, byte_tokens, context=16, draws=1, effects=wrong)
+    mixed = pd.concat([found, other.assign(value=-other["value"])])
+    a, b = (removal(s, text, byte_tokens, context=16, draws=1, effects=f) for f in (found, mixed))
+    pd.testing.assert_frame_equal(a, b)
+    with pytest.raises(ValueError, match=f"rows of {s.name}"): keep_list(s, a.assign(condition="other"))
+
+def test_windows_of_padding_alone_are_no_windows(s, tmp_path):
+    words = "".join(map(chr, range(32, 96))) * 4
+    (path := tmp_path / "a.txt").write_text(words + "~" * 256)
+    with_pads = LanguageModel(s.model, pad=ord("~"), name=s.name)
+    (bare := tmp_path / "b.txt").write_text(words + "~")
+    a, b = (removal(with_pads, p, byte_tokens, context=16, draws=1).query("metric == 'loss_change'") for p in (path, bare))
+    assert len(a) == len(b) and a["value"].to_numpy() == pytest.approx(b["value"].to_numpy(), abs=1e-6)
+    (path := tmp_path / "c.txt").write_text("~" * 256)
+    with pytest.raises(ValueError, match="no padding"): removal(with_pads, path, byte_tokens, context=16)

@@ -11,14 +11,14 @@ from transformers.utils import logging
 from moe_redistribution.instruments.rows import rows, tidy
 from moe_redistribution.instruments.trace import trace
 from moe_redistribution.language.families import tiny_model
-from moe_redistribution.language.opened import open_model
+from moe_redistribution.language.opened import LanguageModel, open_model
 from moe_redistribution.language.routers import put_router
 from scipy.stats import binom
 
 from moe_redistribution.instruments.routing import mutual_information
-from moe_redistribution.language.documents import _alike
+from moe_redistribution.language.documents import _alike, _Seen
 from moe_redistribution.language.specialise import (_MARGIN, _beyond, _ceiling, _dealt, _detectable, _holm, _layer_rows,
-                                                    _left, _left_share, _p, load_matrix, placement_loads, specialise,
+                                                    _left, _left_share, _p, _renamed, load_matrix, placement_loads, specialise,
                                                     specialise_table, specialise_words)
 from moe_redistribution.language.upcycled import upcycled_model
 from moe_redistribution.record.cli import main
@@ -316,3 +316,30 @@ def test_the_command_prints_a_verdict_a_layer_and_writes_rows_a_picture_and_the_
     assert main(ask) == 2 and "two topics or more" in capsys.readouterr().err
     assert main([*ask, "--text", f"land={tmp_path}/law.txt"]) == 2 and "each topic once" in capsys.readouterr().err
     assert not math.isnan(json.loads(said.out)[0]["p topic"])
+
+def test_new_text_is_called_new_however_much_was_read_and_what_repeats_itself_is_no_repetition_of_others():
+    g, seen = np.random.default_rng(0), _Seen(1 << 14)
+    def new(n=200): return "".join(g.choice([*"abcdefgh"], n))
+    said = [seen.news(new()) for _ in range(100)]
+    assert seen.free < seen.size / 2 and np.mean(said[-20:]) == pytest.approx(1, abs=.1) and min(said) > .5
+    assert seen.news(new(64) * 20) > .5
+    assert seen.news(text := new()) > .5 > seen.news(text)
+    with pytest.raises(ValueError, match="--tokens"):
+        for _ in range(1000): seen.news(new())
+
+def test_chance_for_the_position_deals_only_the_places_that_a_document_has():
+    g = torch.Generator().manual_seed(0)
+    counts = torch.zeros(40, 8, 4, dtype=torch.double)
+    counts[:, 0] = torch.rand(40, 4, generator=g)                                       # short: one eighth each
+    assert _renamed(counts, 5).abs().max() < 1e-12                                     # nothing to deal, nothing told
+    counts[:, :3] = torch.rand(40, 3, 4, generator=g)
+    dealt = _renamed(counts, 99)
+    assert dealt[1:].std() > 0 and (dealt[1:] >= dealt[0]).double().mean() > .01
+
+def test_no_tokens_are_too_few_and_the_padding_and_the_family_belong_to_the_key(s, tmp_path):
+    texts = dict(a=language(.9, 1), b=language(.1, 2))
+    with pytest.raises(ValueError, match="tokens"): specialise(s, texts, context=64, tokens=0)
+    part = tmp_path / "a.part"
+    a = specialise(LanguageModel(s.model, pad=0, name="m"), texts, context=64, part=part)
+    b = specialise(LanguageModel(s.model, pad=ord("e"), name="m"), texts, context=64, part=part)
+    assert a.query("metric == 'load'")["n_examples"].sum() > b.query("metric == 'load'")["n_examples"].sum()

@@ -53,8 +53,12 @@ class Contrast:
             near = re.sub(r"[^\w.-]+", "_", self.name) or "wide-narrow"
             refuse("name of a contrast", "letters, digits, and _ . - between them", repr(self.name), near)
         for column in self.at: choose(f"column in at of {self.name}", column, Reading._fields)
-        if self.says and self.expects == "0" and len(self.power) != 2:
-            refuse(f"power of {self.name}", "two arms that differ if anything can be won", self.power or "none", fix='power=("wide", "narrow")')
+        if not self.power and not (self.says and self.expects == "0"): return
+        arms = () if isinstance(self.power, str) else (*self.power,)
+        if len({*arms}) != 2 or {*arms} == {self.a, self.b} or not (self.says and self.expects == "0"):
+            why = self.power if self.says and self.expects == "0" else f'{self.power} beside expects="{self.expects}"'
+            refuse(f"power of {self.name}", "of a sentence that expects 0, two arms other than its own that differ if anything can be won",
+                   why or "none", fix='power=("wide", "narrow")')
     def lines(self, study:Study) -> dict:
         "Table → its lines there, a dict of texts each. ValueError for arms or seeds that `study` has not got."
         names = dict(condition=_row_name(self, study, self.a), versus=_row_name(self, study, self.b))

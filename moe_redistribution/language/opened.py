@@ -23,7 +23,7 @@ from ..tasks.task import Task
 from ..models.edits import Names, PerMember, apply_edit
 from ..models.population import Finite, check_finite
 from ..instruments.ablation import combine_edits, edits_for, replace_among
-from .weights import check_hooks, check_tokens_of, read_model
+from .weights import check_hooks, check_tokens_of, model_name, read_model
 from .layers import Layer, READ_ONLY, layer_sites, probe_model, probe_tokens
 from .hooks import check_places, listening, places_in
 from .watched import base_of, check_experts, device_of, n_experts, under
@@ -288,7 +288,7 @@ def open_model(
 
     ValueError for a folder without a model, or another kind of model."""
     if isinstance(model, (str, Path)):
-        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, Path(model).name, batch, pad, family)
+        return LanguageModel(read_model(model, dtype, device_map, **more), tokens, model_name(model), batch, pad, family)
     if not (more or device_map or dtype != "auto"):
         return LanguageModel(model, tokens, batch=batch, pad=pad, family=family)
     refuse("open_model", "a folder or a name, to load it so", "a model", fix="leave dtype, device_map and others out")

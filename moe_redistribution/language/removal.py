@@ -10,6 +10,7 @@ from pathlib import Path
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
+import math
 
 import numpy as np
 import pandas as pd
@@ -51,29 +52,40 @@ def _weight_norms(s:LanguageModel, experts:dict) -> torch.Tensor:
         return sum(w.square().sum(1).cpu() for w in own).sqrt()
     return torch.cat([norms(l, E) for l, E in experts.items()])
 
+def _how_many(E:int, share:float) -> int: return int(E * share + 1e-9)              # .29 of 100 are 29
+
 def _lowest(score:torch.Tensor, experts:dict, share:float) -> tuple:
     "Names of the experts in the lowest `share` of each layer."
     out, at = [], 0
     for l, E in experts.items():
-        order = score[at:at + E].argsort(stable=True)[:int(E * share)]
+        order = score[at:at + E].argsort(stable=True)[:_how_many(E, share)]
         out, at = out + [f"L{l}.E{e}" for e in sorted(order.tolist())], at + E
     return tuple(out)
 
 # %% ../../nbs/4b_language/08g_removal.ipynb #2ddcff6e
-def _random_set(experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None) -> tuple:
-    "A random set with as many experts of each layer; with `like` the nearest to its load, layer by layer, of 64."
+def _random_set(experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None, near:int=4) -> tuple:
+    """A random set with as many experts of each layer; with `like` one of the `near` nearest to its load, layer by layer, of
+    64 draws."""
     out, at = [], 0
     for l, E in experts.items():
-        m = int(E * share)
-        drawn = [torch.randperm(E, generator=g)[:m] for _ in range(1 if like is None else 64)]
+        drawn = {frozenset(torch.randperm(E, generator=g)[:_how_many(E, share)].tolist()) for _ in range(1 if like is None else 64)}
+        drawn = sorted(drawn, key=sorted)
         if like is not None:
-            own = [int(n.rpartition("E")[2]) for n in like if n.startswith(f"L{l}.")]
-            others = [d for d in drawn if {*d.tolist()} != {*own}] or drawn
-            here, asked = load[at:at + E], load[at:at + E][own].sum()
-            near = sorted(others, key=lambda d: (here[d].sum() - asked).abs().item())[:4]
-            drawn = [near[int(torch.randint(len(near), (1,), generator=g))]]
-        out, at = out + [f"L{l}.E{e}" for e in sorted(drawn[0].tolist())], at + E
+            own = frozenset(int(n.rpartition("E")[2]) for n in like if n.startswith(f"L{l}."))
+            load_of = lambda d: load[at:at + E][[*d]].sum()
+            nearest_first = sorted([d for d in drawn if d != own], key=lambda d: (load_of(d) - load_of(own)).abs().item())
+            drawn = [nearest_first[int(torch.randint(min(near, len(nearest_first)), (1,), generator=g))]]
+        out, at = out + [f"L{l}.E{e}" for e in sorted(drawn[0])], at + E
     return tuple(out)
+
+def _random_sets(n:int, experts:dict, share:float, g:torch.Generator, like:tuple=None, load:torch.Tensor=None, but:tuple=()) -> list:
+    "n different random sets, none of them `but`. ValueError where experts are too few for so many."
+    found = {}
+    for i in range(200 * n):
+        one = _random_set(experts, share, g, like, load, max(4, math.ceil(n ** (1 / len(experts))) + 1) + i // (20 * n))
+        if one not in but: found[one] = None
+        if len(found) == n: return [*found]
+    refuse("draws", f"up to {len(found)} different sets of so few experts", n, len(found), f"draws={len(found)}")
 
 @contextmanager
 def _without_experts(s:LanguageModel, gone:Sequence):
@@ -115,6 +127,21 @@ def _stability(sums:torch.Tensor, experts:dict, share:float, name:str, draws:int
     return [rows(v, range(len(v)), condition=name, site=kind, stratum=part, metric="jaccard")
             for (kind, part), v in by.items()]
 
+def _effects_of(s:LanguageModel, found:pd.DataFrame, names:Sequence) -> torch.Tensor:
+    "The effect of each of the experts `names` from rows of `audit`. ValueError for another model's, two edits, or a lack."
+    own = _of_model(s, found, "effects")
+    own = own[own["metric"].eq("effect") & own["unit"].eq("") & own["stratum"].eq("all") & own["site"].isin(names)].dropna(subset="value")
+    if len(edits := own["edit"].unique()) > 1:
+        refuse("effects", "rows of one edit", ", ".join(edits), edits[0], f'effects[effects["edit"] == "{edits[0]}"]')
+    if missing := [n for n in names if n not in {*own["site"]}]:
+        refuse("effects", "rows of `audit` for every expert", f"none for {missing[0]}", fix='units=("experts",)')
+    return torch.tensor(own.groupby("site")["value"].mean()[[*names]].to_numpy())
+
+def _of_model(s:LanguageModel, found:pd.DataFrame, what:str) -> pd.DataFrame:
+    "Those of rows that a model has; ValueError for none."
+    if len(own := found[found["condition"] == s.name]): return own
+    refuse(what, f"rows of {s.name}", ", ".join(map(str, found["condition"].unique()[:3])) or "none", fix="rows of this model")
+
 def removal(
     s:LanguageModel,  # a mixture of experts, as `open_model` gives it
     text:str|Path,  # a text file
@@ -132,26 +159,22 @@ def removal(
     Units of `loss_change`: none for the set itself, `same size` and `same load` for draws, each a stratum. ValueError
     for a share that removes no expert, or leaves a layer fewer than a token chooses."""
     experts, windows = _experts_of(s), windows_asked(s, text, tokenize, context, batch, tokens)
-    if not 0 < share < 1 or min(int(E * share) for E in experts.values()) < 1:
+    if not 0 < share < 1 or min(_how_many(E, share) for E in experts.values()) < 1:
         refuse("share", "one expert of each layer or more, and not all", share, 1 / min(experts.values()), "share=.25")
     names, g = [f"L{l}.E{e}" for l, E in experts.items() for e in range(E)], torch.Generator().manual_seed(0)
-    if effects is not None and (missing := {*names} - {*effects["site"]}):
-        refuse("effects", "rows of `audit` for every expert", f"none for {min(missing)}", fix='units=("experts",)')
+    effect = None if effects is None else _effects_of(s, effects, names)
     every = list(windows())
     if len(every) < 4: refuse("text", "four windows or more", len(every), 4, "a longer text, or a smaller context")
     with _without_experts(s, _lowest(torch.zeros(len(names)), experts, share)): s.plain(every[0][None, :-1])     # fits?
     sums = _sums(s, in_groups(every[::2], 1), names)
     score = _scores(sums.sum(0)) | dict(weight_norm=_weight_norms(s, experts))
-    if effects is not None:
-        own = effects[effects["metric"].eq("effect") & effects["unit"].eq("") & effects["stratum"].eq("all")]
-        score["effect"] = torch.tensor(own.groupby("site")["value"].mean()[names].to_numpy())
+    if effect is not None: score["effect"] = effect
     held, load, sets = every[1::2], score["load"], {}
     for kind, v in score.items(): sets[kind, "", "all"] = _lowest(v, experts, share)
-    for i in range(draws):
-        sets["random", "same size", f"draw {i}"] = _random_set(experts, share, g)
-        for kind in score:
-            like = sets[kind, "", "all"]
-            sets[kind, "same load", f"draw {i}"] = _random_set(experts, share, g, like, load)
+    asked = {("random", "same size"): (None, [*sets.values()])} | {(kind, "same load"): (own, [own]) for (kind, *_), own in sets.items()}
+    for what, (like, but) in asked.items():
+        each = _random_sets(draws, experts, share, g, like, load, but)
+        sets |= {(*what, f"draw {i}"): one for i, one in enumerate(each)}
     plain, to = _losses(s, in_groups(held, batch)), np.array([stretch_of(i, len(held)) for i in range(len(held))])
     of, out = dict(condition=s.name), _stability(sums, experts, share, s.name)
     for i, ((kind, unit, draw), gone) in enumerate(sets.items(), 1):
@@ -167,7 +190,7 @@ def keep_list(s:LanguageModel, found:pd.DataFrame, by:str="reap") -> dict:
     """The path of each mixture's module → numbers of the experts that stay, from rows of `removal`, to be written as
     JSON: `retained` of llm-compressor's `prune_moe_layer`, and REAP's retained indices, which it makes layer by layer.
     Neither reads a file."""
-    removed = found[found["metric"].eq("removed")]
+    removed = _of_model(s, found, "rows").query("metric == 'removed'")
     gone, paths = {*removed.loc[removed["unit"] == choose("score", by, sorted({*removed["unit"]})), "site"]}, {}
     for path, m in s.model.named_modules():
         for l, E in _experts_of(s).items():

@@ -97,7 +97,7 @@ class _Maps:
         return where.flatten().bincount(minlength=_MAPS * size * E).view(_MAPS, size, E).int().cpu()
 
 def _key_of(s, what:list) -> str:
-    said = [weights_digest(s.model), probe_digest(s.model), "specialise", _MAPS, *what]
+    said = [weights_digest(s.model), probe_digest(s.model), "specialise", _MAPS, s.pad, s.family, *what]
     return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:16]
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def _counted(s, texts, context, batch, part, say) -> tuple:
     state, B = _empty_counts(s, own := routers_of(s), len(texts.topic))
     buckets, keep, Z = texts.buckets(B), [f"L{l}.routes" for l in own], len(texts.names)
     half, maps = torch.cat([torch.arange(n) % 2 for n in texts.blocks]), _Maps(s, own)
-    key = part and _key_of(s, [texts.digest.hexdigest(), context, batch, s.pad, texts.begin, texts.apart.tolist()])
+    key = part and _key_of(s, [texts.digest.hexdigest(), context, batch, texts.begin, texts.apart.tolist()])
     def who(ids, length):
         place = torch.arange(ids.shape[1]).expand_as(ids)
         return place, (place < length[:, None]) & s.real(ids) & ~torch.isin(ids, texts.apart)
@@ -176,10 +176,13 @@ def _by_maps(own:torch.Tensor, maps:torch.Tensor) -> float:
     return float(stdtr(n - 1, -gap / spread)) if spread > 1e-12 else float(gap <= 1e-12)
 
 def _renamed(x:torch.Tensor, draws:int) -> torch.Tensor:
-    "Bits (1 + draws,) that the middle axis of counts x (D, B, E) tells of the expert, then with names dealt anew."
-    g, out = torch.Generator().manual_seed(1), [mutual_information(x.sum(0))]
+    """Bits (1 + draws,) that the middle axis of counts x (D, B, E) tells of the expert, then with the names that a
+    document has dealt anew among themselves: a short one has no last eighth."""
+    g, out, none = torch.Generator().manual_seed(1), [mutual_information(x.sum(0))], (x.sum(2) == 0).float()
+    place = none.argsort(dim=1, stable=True)                                                 # those with tokens, in order
     for _ in range(draws):
-        order = torch.rand(x.shape[:2], generator=g).argsort(1)
+        dealt = (torch.rand(x.shape[:2], generator=g) + none).argsort(1)                   # those with tokens, in any
+        order = torch.empty_like(place).scatter_(1, place, dealt)
         out.append(mutual_information(x.gather(1, order[..., None].expand_as(x)).sum(0)))
     return torch.stack(out)
 
@@ -469,7 +472,7 @@ def specialise(
     texts, s = check_topics(texts), model if isinstance(model, LanguageModel) else open_model(model)
     own = routers_of(s)
     if tokenize is None: tokenize = tokenizer_of(s.model.name_or_path or None, s.d_vocab)
-    least = dict(context=(context, 1 + len(getattr(tokenize, "begin", ()))), batch=(batch, 1), tokens=(tokens or 1, 1))
+    least = dict(context=(context, 1 + len(getattr(tokenize, "begin", ()))), batch=(batch, 1), tokens=(1 if tokens is None else tokens, 1))
     for what, (n, low) in least.items():
         if n < low: refuse(what, f"a number from {low} on", n, low, f"--{what} 512")
     check_tokens_of(s.model, torch.zeros(1, context, dtype=torch.int64))

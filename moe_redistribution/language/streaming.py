@@ -146,10 +146,13 @@ def _sent_elsewhere(s:LanguageModel, tokens:torch.Tensor) -> float:
 
 # %% ../../nbs/4b_language/08_streaming.ipynb #a13bf5c8
 def windows_asked(s:LanguageModel, text:str|Path, tokenize:Callable, context:int, batch:int, tokens:int):
-    "A function that gives the windows of a text; all that is wrong with what was asked is said first."
+    """A function that gives the windows of a text, but those that ask for padding alone; all that is wrong with what was
+    asked is said first."""
     for what, n in (("context", context), ("batch", batch), ("tokens", 1 if tokens is None else tokens)):
         if n < 1: refuse(what, "a number above 0", n, 1, f"--{what} 512")
-    windows = lambda: text_windows(text, tokenize, context, tokens)
+    every = lambda: text_windows(text, tokenize, context, tokens)
+    windows = every if s.pad is None else lambda: (w for w in every() if s.real(w[None, 1:]).any())
+    if next(windows(), None) is None: refuse("text", "tokens that are no padding", f"{s.pad} alone", fix="another text")
     check_tokens_of(s.model, next(windows())[None, :-1])
     return windows
 

@@ -29,7 +29,7 @@ import moe_redistribution.record.costs, moe_redistribution.record.check, moe_red
 # %% ../../nbs/7_record/05_cli.ipynb #7ebb8924
 from ..language.opened import LanguageModel
 from ..instruments.scores import SENDERS
-from ..language.weights import DTYPES, read_model
+from ..language.weights import DTYPES, model_name, read_model
 from ..language.gates_study import gates_study, split_text
 from ..language.masks import sparsity_curve
 from ..language.streaming import (ablation_map, score_map, text_ablation, text_scores, model_key,
@@ -184,7 +184,7 @@ def _whole_numbers(text:str, what:str) -> list:
 
 # %% ../../nbs/7_record/05_cli.ipynb #44df1829
 def _run_gates(args:Namespace):
-    (out, _), name = asked_of(args), Path(args.model).name
+    (out, _), name = asked_of(args), model_name(args.model)
     ks, unfreeze = _whole_numbers(args.k, "k"), _whole_numbers(args.unfreeze, "unfreeze") if args.unfreeze else []
     with others_files(args.model): model = read_model(args.model, dtype=args.dtype, device_map=args.device_map)
     try: tell_opened(LanguageModel(model, name=name))

@@ -20,7 +20,7 @@ from ..instruments.rows import table_file, tidy, write_frame
 from ..language.opened import LanguageModel, open_model
 from ..language.small import with_transformers
 from ..language.watched import EXPERT_FUNCTIONS
-from ..language.weights import DTYPES
+from ..language.weights import DTYPES, model_name
 from ..language.streaming import text_file, tokenizer_of
 from ..language.loads import (compare_routes, comparison_table, load_map, loads_table,
                                                text_loads)
@@ -71,7 +71,7 @@ def others_files(name:str):
 def asked_of(args):
     "(the file for rows, what a function of a text is told) of parsed arguments."
     text_file(args.text)
-    out = table_file(args.out or f"out/{Path(args.model).name}.{args.command}.parquet")
+    out = table_file(args.out or f"out/{model_name(args.model)}.{args.command}.parquet")
     return out, dict(context=args.context, batch=args.batch, tokens=args.tokens)
 
 def tell_opened(s:LanguageModel):
@@ -185,7 +185,7 @@ def _add_specialise(p:ArgumentParser):
               "layers. Copies count once.")
 def _run_specialise(args:Namespace):
     texts, say = check_topics(_topics_asked(args.text)), partial(print, file=_beside(args))
-    out = table_file(args.out or f"out/{Path(args.model).name}.specialise.parquet")
+    out = table_file(args.out or f"out/{model_name(args.model)}.specialise.parquet")
     if args.plot and Path(args.plot).suffix not in _PICTURES:
         refuse("--plot", f"a file that ends in {', '.join(_PICTURES)}", args.plot, fix=f"--plot {args.plot}.png")
     s, tokenize = opened_model(args, args.model)

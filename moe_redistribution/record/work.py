@@ -290,6 +290,6 @@ def _add_zoo(p:ArgumentParser):
 def _run_zoo(args:Namespace):
     [make], out, line = of_studies("zoo", "make_zoo").values(), args.out or home() / "zoo", Line()
     choices = dict(arms=args.arm) if args.arm else {}
-    try: made = make(out, seeds=read_seeds(args.seeds), along=read_seeds(args.along) if args.along else (), say=line, **choices)
+    try: made = make(out, seeds=read_seeds(args.seeds), along=read_seeds(args.along, "along") if args.along else (), say=line, **choices)
     finally: line.close()
     print(f"{len(made)} models in {out}")

@@ -61,15 +61,15 @@ def told_words(p:ArgumentParser) -> str:
 # %% ../../nbs/1_tasks/01c_commands.ipynb #cf8675d2
 MOST_SEEDS = 100_000
 
-def read_seeds(text:str) -> list:
-    "`42,137` or `1-128` or both → list of seeds. ValueError says what was expected."
+def read_seeds(text:str, what:str="seeds") -> list:
+    "`42,137` or `1-128` or both → list of seeds, or of `what`. ValueError says what was expected."
     parts = [re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", p) for p in text.replace(" ", ",").split(",") if p]
     if parts and all(parts) and all(int(p[1]) <= int(p[2] or p[1]) for p in parts):
         ends = [(int(p[1]), int(p[2] or p[1])) for p in parts]
         if (n := sum(b - a + 1 for a, b in ends)) > MOST_SEEDS:
-            refuse("seeds", f"up to {MOST_SEEDS:,} at once", f"{n:,}", f"1-{MOST_SEEDS}", "several commands")
+            refuse(what, f"up to {MOST_SEEDS:,} at once", f"{n:,}", f"1-{MOST_SEEDS}", "several commands")
         return [s for a, b in ends for s in range(a, b + 1)]
-    refuse("seeds", "numbers and ranges such as 42,137 or 1-128", repr(text), fix="--seeds 42,137")
+    refuse(what, "numbers and ranges such as 42,137 or 1-128", repr(text), fix=f"--{what} 42,137")
 
 def add_steps(p:ArgumentParser):
     "The argument for the length of the schedule."

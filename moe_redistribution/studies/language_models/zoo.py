@@ -57,6 +57,41 @@ Made by `moe-redistribution zoo --arm {arm} --out FOLDER`; its tokens are `zoo_w
 no model of a language that people speak, and has nothing to say to them.
 """
 
+def _check_folder(folder:Path, along:list):
+    "ValueError for a model that is there, but not whole or without what was asked for along its training."
+    if not folder.exists(): return
+    asked = [folder, *(folder / f"checkpoint-{n}" for n in along)]
+    if lost := [f for f in asked if not ((f / "config.json").is_file() and any(f.glob("*.safetensors")))]:
+        refuse(f"model {folder}", "a whole model, with the checkpoints asked for", f"no {'model' if lost[0] == folder else lost[0].name}",
+               fix="another --out, or remove the folder: it is trained again")
+
+def _own_files(out:Path) -> list:
+    "Weights of the zoo under a folder, as paths from there."
+    there = (f.relative_to(out) for f in sorted(out.rglob("*.safetensors")))
+    return [f.as_posix() for f in there if f.parts[0] in ZOO_ARMS and f.parts[1].isdigit()]
+
+def _check_sums(out:Path):
+    "ValueError for a folder whose `SHA256SUMS` says other files than a zoo's."
+    if not (sums := out / "SHA256SUMS").is_file(): return
+    named = [line.partition("  ")[2] for line in sums.read_text().splitlines()]
+    if foreign := [n for n in named if n.partition("/")[0] not in ZOO_ARMS]:
+        refuse(f"{sums}", "sums of a zoo", f"those of {foreign[0]}", fix="a folder of its own for --out")
+
+def _make_one(folder:Path, t:LanguageTrial, looks:list):
+    "Trains one model into its folder, which is there when all that is kept of it is; `looks`: the steps, the last one last."
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    at, part, whole = iter(looks), folder.with_name(f"{folder.name}.along"), folder.with_name(f"{folder.name}.whole")
+    shutil.rmtree(part, ignore_errors=True)
+    def keep(model):
+        if (step := next(at)) < looks[-1]: _save(model, part / f"checkpoint-{step}")
+        return float(step)
+    t.train(tuple(looks), kept=keep)
+    shutil.rmtree(whole, ignore_errors=True)
+    _save(t.model, whole)
+    for kept in part.glob("*"): kept.rename(whole / kept.name)
+    if part.exists(): part.rmdir()
+    whole.rename(folder)
+
 def make_zoo(
     out:str|Path,  # folder; a model is OUT/ARM/SEED
     arms:Iterable=ZOO_ARMS,
@@ -65,31 +100,25 @@ def make_zoo(
     say:Callable=None,  # is told of each model
 ) -> list:  # their folders
     """Trains models of the second language, each into a folder that plain transformers opens, with a card for each arm and
-    `SHA256SUMS` for all. ValueError, before any work, for an arm or a step that is not there."""
-    steps, arms, seeds, out = _SETTINGS["steps"], [*arms], [*seeds], Path(out)
+    `SHA256SUMS` for all. ValueError, before any work, for an arm or a step that is not there, for a model that is there without
+    what is asked for, and for a folder with sums of other files."""
+    steps, out = _SETTINGS["steps"], Path(out)
+    arms, seeds, along = ([*dict.fromkeys(x)] for x in (arms, seeds, along))
     for arm in arms: choose("arm", arm, ZOO_ARMS)
     if odd := [n for n in along if not 0 < n < steps]: refuse("step", f"1 to {steps - 1}", odd[0], fix="another step")
     if not (arms and seeds): refuse("zoo", "an arm and a seed", "none", fix="leave --arm and --seeds out")
+    _check_sums(out)
+    for arm in arms:
+        for seed in seeds: _check_folder(out / arm / str(seed), along)
     made, looks = [], sorted({*along, steps})
     for arm in arms:
         for seed in seeds:
             made.append(folder := out / arm / str(seed))
             if folder.exists(): continue
             if say: say(f"{arm}/{seed}, {len(made)} of {len(arms) * len(seeds)}")
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            at, part, t = iter(looks), folder.with_name(f"{seed}.along"), _trial(arm, seed)
-            shutil.rmtree(part, ignore_errors=True)
-            def keep(model):
-                if (step := next(at)) < steps: _save(model, part / f"checkpoint-{step}")
-                return float(step)
-            t.train(tuple(looks), kept=keep)
-            shutil.rmtree(whole := folder.with_name(f"{seed}.whole"), ignore_errors=True)
-            _save(t.model, whole)
-            for kept in part.glob("*"): kept.rename(whole / kept.name)
-            if part.exists(): part.rmdir()
-            whole.rename(folder)
+            _make_one(folder, _trial(arm, seed), looks)
         write_whole(out / arm / "README.md", _card(arm).encode())
-    sums = [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.relative_to(out).as_posix()}\n" for f in sorted(out.rglob("*.safetensors"))]
+    sums = [f"{hashlib.sha256((out / f).read_bytes()).hexdigest()}  {f}\n" for f in _own_files(out)]
     write_whole(out / "SHA256SUMS", "".join(sums).encode())
     return made
 
