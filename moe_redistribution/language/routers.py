@@ -110,14 +110,14 @@ def _reading(ids:torch.Tensor, last:int=0) -> torch.Tensor:
     return number
 
 class _ByText(_OwnRouter):
-    """A hash of the token and of all before it; or, at all places of a text, of its `first` tokens. RuntimeError after a
-    cache, which does not say what came before."""
-    def hold(self, W:torch.Tensor, d_vocab:int, T:int, first:int=0):
-        self.first = first
+    """A hash of the token and of all before it, or of the `last` - 1 before it; or, at all places of a text, of its `first`
+    tokens. RuntimeError after a cache, which does not say what came before."""
+    def hold(self, W:torch.Tensor, d_vocab:int, T:int, first:int=0, last:int=0):
+        self.first, self.last = first, last
         self.register_buffer("table", only(dealt_out(4099, self.E, self.k, self.drawn()), self.E))
     def scores(self, hidden:torch.Tensor): return self.table[self.numbers().flatten() % len(self.table)]
     def numbers(self):
-        read = _reading(self.heard.whole())
+        read = _reading(self.heard.whole(), self.last)
         if not self.first: return read
         return read[:, (at := min(self.first, read.shape[1])) - 1:at].expand(read.shape)           # of a shorter text, all
 

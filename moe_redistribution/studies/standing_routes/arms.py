@@ -85,10 +85,12 @@ STANDING_ARMS = {
     "map_kept": _StandingArm(choices=dict(until=_LATER)), "kept": _StandingArm("settling", settles=_LATER),
     "kept_late": _StandingArm("settling", settles=3 * _LATER), "early": _StandingArm("settling", settles=1),
     "token_kept": _StandingArm("settling", choices=dict(last=1), settles=_LATER),
+    "early_token": _StandingArm("settling", choices=dict(last=1), settles=1),
     "replayed": _StandingArm("settling", replays=True),
     **{f"exchange{s:g}": _hash(share=s) for s in (.01, .03, .1, .3)},
     "turn": _hash(deal="turn"), "chance": _hash(deal="chance"), "counts": _hash(deal="counts"),
     "again": _hash(again=_LATER), "place": _StandingArm("placed"), "prefix": _StandingArm("inputs"),
+    "pair": _StandingArm("inputs", choices=dict(last=2)),
     "name": _StandingArm("inputs", choices=dict(first=5))}
 
 # %% ../../../nbs/6_studies/standing_routes/01_arms.ipynb #5e70000c

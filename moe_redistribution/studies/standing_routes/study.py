@@ -114,7 +114,7 @@ def _settings(steps:int=600, **levels) -> dict:
     return {t: S | dict(steps=steps, levels=levels.get(t, {})) for t, S in dict(book=BOOK, pairs=PAIRS).items()}
 
 ROUTE_TASKS = ("book", "pairs")
-_PILOT, _UNSEEN = (901, 902, 903, 904), tuple(range(17, 25))
+_PILOT, _UNSEEN, _NEWER = (901, 902, 903, 904), tuple(range(17, 25)), tuple(range(25, 33))
 SIXTEEN_SEEDS = ("learned", "hash", "kept", "first2", "last2", "counts", "first1", "last1", "first3", "last3", "map_kept",
             "exchange0.1", "turn", "chance", "again", "place", "lag100", "replayed")
 _EIGHT = ("dense", "narrow", "exchange0.01", "exchange0.03", "exchange0.3", "still_map", "unseen", "switch", "token_kept",
@@ -132,7 +132,9 @@ STANDING_PRESETS = {
     "curve": Preset("doses, bounds and twins that draw the curve",
                     {n: s for t in ROUTE_TASKS for n, s in _of(t, range(1, 9), *EIGHT_SEEDS[t]).items()}, 1, _settings()),
     "confounds": Preset("what a reader of the first rows asked, on seeds of its own", _both(_UNSEEN, "learned", "unbalanced", "hash",
-                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _settings())}
+                        "early", "kept", "token_kept", "prefix", "replayed"), 1, _settings()),
+    "keys": Preset("what an untrained map is worth beside a hash of the same key, on seeds of its own",
+                   _both(_NEWER, "learned", "hash", "early", "early_token") | _of("pairs", _NEWER, "pair"), 1, _settings())}
 STUDY = Study("standing_routes", "Should a route stand still?", STANDING_PRESETS, _standing_rows, _standing_seconds,
               content=_standing_content, threads=1)
 
@@ -144,16 +146,21 @@ _SAID = {"kept-hash": ("0", "routes that a learned router had after a fifth of t
          "counts-hash": ("0", "a hash that balances how frequent tokens are loses as much as one that deals as many to each expert"),
          "unbalanced-learned": ("0", "a learned router without a balance loss loses as much as one with it"),
          "token_kept-learned": ("-", "the expert of each token, kept from a fifth of the training on, loses less than a "
-                                "router that goes on to learn")}
+                                "router that goes on to learn"),
+         "early_token-learned": ("-", "the expert of each token that an untrained map gives it, kept from the first step on, loses less than "
+                                 "a router that goes on to learn")}
 _ASKED = dict(still=("kept-hash", "kept-learned", "replayed-hash", "map_kept-learned", "lag100-learned", "exchange0.1-hash",
                      "place-hash", "learned-hash"),
               layers=("first1-last1", "first2-last2", "first3-last3"),
               table=("turn-hash", "chance-hash", "counts-hash", "again-hash"),
-              confounds=("unbalanced-learned", "token_kept-learned", "token_kept-hash", "early-kept", "replayed-prefix"))
+              confounds=("unbalanced-learned", "token_kept-learned", "token_kept-hash", "early-kept", "replayed-prefix"),
+              keys=("early_token-learned", "early_token-hash"))
+_LATER_SEEDS = dict(confounds=_UNSEEN, keys=_NEWER)
 def _contrast(task, family, pair) -> Contrast:
-    (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family == "confounds"
-    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=_UNSEEN if later else range(1, 17),
+    (a, b), (expects, said), later = pair.split("-"), _SAID.get(pair, ("+", "")), family in _LATER_SEEDS
+    return Contrast(f"{task}.{pair}", f"{task}/{a}", f"{task}/{b}", metric="mean_loss", seeds=_LATER_SEEDS.get(family, range(1, 17)),
                     null="none", margin=STANDING_MARGINS[task], preset=family if later else "decide", family=f"{task}_{family}",
                     expects=expects, power=(f"{task}/learned", f"{task}/hash") if said and expects == "0" else (),
                     says=said and f"{_WHERE[task]}, {said}.", page="6_studies/standing_routes/41_standing_routes.ipynb")
 CONTRASTS = [_contrast(t, family, pair) for t in ROUTE_TASKS for family, pairs in _ASKED.items() for pair in pairs]
+CONTRASTS.append(_contrast("pairs", "keys", "early-pair"))            # the book's key is all that was read: `prefix`
