@@ -23,6 +23,7 @@ from ..training.study import known_studies, training_studies
 from ..evidence.table_files import Clone
 from ..report.recorded_claims import recorded_ledger
 from .ledger import ledger, ledger_text
+from .machines import write_formats
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #f12c53aa
 def _by_id(item:str=None, root:str|Path=None) -> pd.DataFrame:
@@ -121,13 +122,15 @@ def what_is_open(root:str|Path=None) -> pd.DataFrame:
 # %% ../../nbs/7_record/02b_coverage.ipynb #8337fc14
 def _add_ledger(p:ArgumentParser):
     p.add_argument("--item", help="only claims that quote a number of tab7, sec4.2, fig14 … (default: all)")
+    p.add_argument("--formats", metavar="FOLDER", help="print no verdicts; write below a folder what machines read")
     add_form(p)
 
 @command("ledger", "the paper's claims with their verdicts, and its numbers beside ours by id", "ledger --item sec5",
          add=_add_ledger, told="A † marks an answer whose definition is younger than its rows.")
 def _run_ledger(args:Namespace):
     """Prints claims with their verdicts (of one item: those that quote it), and its numbers by id, or every item's
-    coverage; as a table of records the claims alone."""
+    coverage; as a table of records the claims alone. With `formats` only the paths of what is written for machines."""
+    if args.formats: return print(*write_formats(args.formats), sep="\n")
     table, item, wide = ledger(args.item), args.item, dict(max_colwidth=96, justify="left")
     text = ledger_text(table) if len(table) else pd.DataFrame()
     if args.json or args.csv: return show_table(text.rename_axis("key").reset_index(), args)
