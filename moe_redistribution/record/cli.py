@@ -17,7 +17,7 @@ import moe_redistribution
 from ..tasks.commands import COMMANDS, add_import, command, told_words
 from ..tasks.data import STREAMS
 from ..tasks.errors import Faults, choose, refuse
-from ..tasks.kinds import import_file, users_line
+from ..tasks.kinds import import_file, load_plugins, users_line
 from ..training.store import write_picture
 from ..training.executors import FORMS, processes
 from ..training.jobs import check_means
@@ -70,7 +70,7 @@ def parser():
                                   "them, and print the numbers of 'Sparsity Moves Computation' beside ours.",
                                   epilog="example: moe-redistribution COMMAND --help has an example of each.")
     sub = top.add_subparsers(dest="command", required=True, metavar="command")
-    for name, c in sorted(COMMANDS.items(), key=lambda x: ORDER.index(x[0]) if x[0] in ORDER else len(ORDER)):
+    for name, c in sorted(COMMANDS.held().items(), key=lambda x: ORDER.index(x[0]) if x[0] in ORDER else len(ORDER)):
         told = f"{c.about[0].upper()}{c.about[1:]}. {c.told}".strip()
         c.add(p := sub.add_parser(name, help=c.about, epilog=f"example: moe-redistribution {c.example}"))
         p.description = told + told_words(p)
@@ -124,6 +124,7 @@ complete -o default -F _moe_redistribution moe-redistribution"""
 
 def _completion(shell) -> str:
     "The script by which `bash` or `zsh` completes commands, their options and some of their values."
+    load_plugins()
     subs = next(a for a in parser()._actions if a.dest == "command").choices
     taking = {f for p in subs.values() for f, a in p._option_string_actions.items() if a.nargs != 0}
     values = [*((f, " ".join(VALUES[f])) for f in VALUES), ("|".join(sorted(taking - {*VALUES})), "")]       # or a file
@@ -147,6 +148,7 @@ def _read_arguments(argv:Sequence) -> Namespace:
     with suppress(argparse.ArgumentError):                                      # the whole parser will say it
         said, words = own.parse_known_args(argv)
         if next((w for w in words if w[:1] != "-"), None) not in COMMANDS.built_in():
+            if "--version" not in words: load_plugins()
             for file in said.imports: import_file(file)
     args = parser().parse_args(argv)
     args.imports = args.first + args.imports

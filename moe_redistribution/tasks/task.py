@@ -187,7 +187,7 @@ def get_task(
     """The task called `name`, made once per process.
 
     ValueError for another name (with the nearest), and for a function that gives no task or fails (with its line)."""
-    choose("task", name, list(TASKS))
+    choose("task", name, TASKS)
     if name not in _made: _made[name] = _make(name)
     return _made[name]
 

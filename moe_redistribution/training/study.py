@@ -99,7 +99,7 @@ class Study:
     def __reduce_ex__(self, protocol):
         "A study of a file goes to another process as the file's name and hash, one of this package as its room."
         at = STUDIES.origin(self.name)
-        if at.file and STUDIES[self.name] is self: return _registered_study, (self.name, at.file, at.digest)
+        if at.file and STUDIES[self.name] is self: return _registered_study, (self.name, at.file, at.whole)
         rooms = [n for n, m in sys.modules.items() if n.startswith(_ROOMS) and vars(m).get("STUDY") is self]
         return (_study_of_room, (rooms[0],)) if rooms else object.__reduce_ex__(self, protocol)
 
@@ -407,7 +407,7 @@ def study_of(file:str|Path, digest:str=None) -> Study:
 def _registered_study(name:str, file:str|Path, digest:str) -> Study:
     "A registered study by name, in a process that may not know its file yet."
     need_files({file: digest})
-    return STUDIES[name] if name in STUDIES else study_of(file, digest)
+    return STUDIES[name] if name in STUDIES else study_of(file, digest.partition("+")[0])
 
 # %% ../../nbs/3_training/08_study.ipynb #0ff11e01
 @dataclass(frozen=True)
