@@ -24,7 +24,7 @@ CLI := "$(BIN)/moe-redistribution"
 PY := "$(BIN)/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce paper test audit versions check record registrations sums pages outputs readme docs clean
+.PHONY: help setup reproduce paper test audit versions check record machines registrations sums pages outputs readme docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -94,9 +94,14 @@ check: $(READY)  ## git holds what the notebooks make: modules exported, noteboo
 
 record: $(READY)  ## add what the store has to results/ and checkpoints/; nothing else writes them
 	@$(CLI) record $(ARGS)
+	@$(MAKE) --no-print-directory machines
+
+machines: $(READY)  ## what machines read, from what is recorded: machines/, reproduce.sh, codemeta.json and others
+	@$(CLI) ledger --formats ./
 
 registrations: $(READY)  ## write down when definitions in data/ were made or changed: adds to results/registrations.csv
 	@$(PY) tools/registrations.py $(ARGS)
+	@$(MAKE) --no-print-directory machines
 
 sums: $(READY)  ## SHA256SUMS of data/, results/ and checkpoints/ again, after a deliberate change by hand
 	@$(PY) -c 'from moe_redistribution.evidence.table_files import write_sums; write_sums()'
