@@ -3205,6 +3205,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                                                                                          'moe_redistribution/record/machines.py'),
                                                     'moe_redistribution.record.machines._Graph.task': ( '7_record/machines.html#_graph.task',
                                                                                                         'moe_redistribution/record/machines.py'),
+                                                    'moe_redistribution.record.machines._book': ( '7_record/machines.html#_book',
+                                                                                                  'moe_redistribution/record/machines.py'),
                                                     'moe_redistribution.record.machines._brief': ( '7_record/machines.html#_brief',
                                                                                                    'moe_redistribution/record/machines.py'),
                                                     'moe_redistribution.record.machines._cell': ( '7_record/machines.html#_cell',
