@@ -38,7 +38,7 @@ def _zoo_folder(name:str) -> Path:
     for f in (root / own).glob("*.safetensors"):
         if (asked := said.get(f"{own}/{f.name}", digest := file_digest(f))) != digest:
             refuse(f"{name}/{f.name}", f"the SHA-256 {asked[:12]}… of {sums.name}", f"{digest[:12]}…",
-                   fix="moe-redistribution zoo --out another folder")
+                   fix="moe-redistribution zoo --out zoo2")
     return _model_folder(root / own)
 
 def model_name(model:str|Path) -> str:
