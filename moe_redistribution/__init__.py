@@ -81,7 +81,7 @@ FURTHER = {  # room → names that nothing but a person calls
     "instruments.rerouting": "uniform_gates tabled_gates swapped_gates permuted_experts routes_held",
     "instruments.scores": "total_aarv", "instruments.speed": "speeds movement", "instruments.heldout": "generalisation seen_before",
     "instruments.fourier": "key_frequencies neurons_needed frequency_share", "instruments.histogram": "selectivity",
-    "instruments.grokking": "gini weight_norms", "language.audit": "AuditPlan audit_plan",
+    "instruments.grokking": "gini weight_norms", "language.audit": "AuditPlan audit_plan", "language.loads": "watch_balance",
     "language.opened": "sum_of_parts unit_names", "language.reading": "read_saved read_index",
     "language.decomposition": "head_sources", "language.export": "open_member save_member to_transformers to_transformer_lens",
     "language.other_tools": "to_lens from_lens routes_to_engine routes_from_engine read_routes",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STRETCHES', 'EDGES', 'MARGINS', 'stretch_of', 'summed_over_text', 'routers_of', 'text_loads', 'loads_table',
-           'load_map', 'compare_routes', 'comparison_table']
+           'load_map', 'watch_balance', 'compare_routes', 'comparison_table']
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #fe66749e
 from pathlib import Path
@@ -20,7 +20,9 @@ from ..instruments.rows import rows, tidy
 from ..instruments.routing import entropy
 from ..instruments.trace import Trace, trace
 from .router_pass import dense_gates, route_again
-from .watched import n_experts
+from .layers import layers_of
+from .small import with_transformers
+from .watched import base_of, n_experts
 from .opened import LanguageModel
 from .streaming import (in_groups, kept_so_far, model_key, windows_asked,
                                                    windows_digest)
@@ -186,6 +188,97 @@ def load_map(found:pd.DataFrame, metric:str="load", ax=None):
     ax.set_yticks(range(len(wide)), [f"L{l}" for l in wide.index], fontsize=7), ax.set_xlabel("expert")
     return ax
 
+# %% ../../nbs/4b_language/08b_loads.ipynb #d980fd4c
+class _BalanceWatch:
+    """Counts whom the routers of a model choose while it trains: made by `watch_balance`. `step()`: the numbers since the
+    last one; `forget()`: leaves them out; `callback()`: for a Trainer of transformers; `close()`: stops listening, as the
+    end of a `with` does.
+
+    A pass counts if its model is in training and has gradients; what gradient checkpointing computes again, outside of
+    the pass, does not. Pads are left out where the model is given an attention mask (batch, tokens); `pads` says so."""
+    def __init__(self, model:torch.nn.Module, layers:Sequence):
+        self.experts = {l: x.experts for l, x in enumerate(layers) if x.experts is not None}
+        if not self.experts:
+            refuse("model", "one with routers", f"{model.config.model_type}, which is dense", fix="a mixture of experts")
+        self.size, self.counts, self.mask = {l: n_experts(m) for l, m in self.experts.items()}, {}, None
+        self.counting, self.pads = False, "no pass has been counted"
+        # the body, which adapters call as well; an error in a pass ends it, too
+        self.handles = [model.base_model.register_forward_pre_hook(self._begin, with_kwargs=True),
+                        model.base_model.register_forward_hook(self._end, always_call=True)]
+        self.handles += [m.register_forward_pre_hook(partial(self._hear, l), with_kwargs=True)
+                         for l, m in self.experts.items()]
+
+    def _begin(self, module, args, kwargs):
+        self.counting = module.training and torch.is_grad_enabled()
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        self.mask = mask.reshape(-1).bool() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+        if not self.counting: return
+        self.pads = "left out" if self.mask is not None else "counted: there was no mask (batch, tokens)"
+    def _end(self, *_): self.counting, self.mask = False, None
+    def _hear(self, l, module, args, kwargs):
+        if not self.counting: return
+        index, weights = (x.reshape(-1, x.shape[-1]) for x in [*args, *kwargs.values()][-2:])
+        chosen = weights.detach() != 0
+        if self.mask is not None and len(self.mask) == len(index): chosen = chosen & self.mask.to(index.device)[:, None]
+        elif self.mask is not None: self.pads = f"counted: a mask of {len(self.mask)}, and {len(index)} tokens"
+        if l not in self.counts: self.counts[l] = torch.zeros(self.size[l], dtype=torch.long, device=index.device)
+        self.counts[l].scatter_add_(0, index.reshape(-1).long(), chosen.reshape(-1).long())
+
+    def forget(self): self.counts = {}
+    def step(self) -> dict:
+        "The numbers of all passes since the last step, by name; empty if none has been counted."
+        counts, self.counts = dict(sorted(self.counts.items())), {}
+        if not counts: return {}
+        first = next(iter(counts.values())).device
+        flat = torch.cat([c.to(first) for c in counts.values()]).double().cpu()                 # one wait for a device
+        return _balance_numbers(dict(zip(counts, flat.split([self.size[l] for l in counts]))))
+
+    def close(self):
+        for h in self.handles: h.remove()
+        self.handles = []
+    def __enter__(self): return self
+    def __exit__(self, *_): self.close()
+
+    def callback(self):
+        "A `TrainerCallback` that adds the numbers of the last step to what a Trainer logs of its loss."
+        watch, numbers = self, {}
+        class Balance(with_transformers().TrainerCallback):
+            def on_step_end(self, args, state, control, **_):
+                numbers.clear()
+                numbers.update(watch.step() if control.should_log else {})
+                watch.forget()
+            def on_log(self, args, state, control, logs=None, **_):
+                if "loss" not in (logs or {}): return                            # of an evaluation, or of the end
+                logs.update(numbers)
+                state.log_history[-1].update(numbers)
+        return Balance()
+
+def _balance_numbers(counts:dict) -> dict:
+    "The numbers of layer → how often each expert was chosen; none of a layer in which nobody was."
+    def violation(c): return (c.max() / c.mean()).item() - 1
+    counts, found = {l: c for l, c in counts.items() if c.sum()}, {}
+    if not counts: return found
+    for l, c in counts.items():
+        low, middle, high = torch.quantile(c / c.mean(), torch.tensor([.1, .5, .9]).double()).tolist()
+        found |= {f"L{l}.max_violation": violation(c), f"L{l}.p10": low, f"L{l}.p50": middle, f"L{l}.p90": high}
+    worst = max(counts, key=lambda l: violation(counts[l]))
+    found |= {"worst.max_violation": violation(counts[worst]), "worst.layer": worst}
+    if len({*map(len, counts.values())}) == 1: found["pooled.max_violation"] = violation(sum(counts.values()))
+    found["choices"] = int(min(c.sum() for c in counts.values()))
+    return {f"balance/{n}": x for n, x in found.items()}
+
+def watch_balance(
+    model:torch.nn.Module,  # of transformers, also with adapters, in DistributedDataParallel, or opened by `open_model`
+) -> _BalanceWatch:  # call its `step()` after each step of the optimizer, or give its `callback()` to a Trainer
+    """Watches how evenly a model's routers load their experts while somebody else's loop trains it.
+
+    A step is what the loop says: passes whose gradients are accumulated count together. Each process counts its own share of
+    a batch. Evaluation does not count. ValueError for a dense model, and for one that cannot be opened."""
+    if isinstance(model, LanguageModel): return _BalanceWatch(model.model, model.layers)
+    inner = base_of(getattr(model, "module", model))
+    return _BalanceWatch(inner, layers_of(inner))
+
+
 # %% ../../nbs/4b_language/08b_loads.ipynb #01adb2f8
 MARGINS = (0., .001, .01, .1, 1.)                             # upper ends of the bins by margin; beyond: one more
 
@@ -341,19 +434,17 @@ def compare_routes(
         order = torch.randperm(int(counts.sum()), generator=torch.Generator().manual_seed(i))
         at = [stretch_of(i * batch + j, n) for j in range(len(group))]
         to = torch.tensor(at).repeat_interleave(group.shape[1] - 1)
-        for l in own if counts.any() else (): _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
+        for l in own: _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
         _add_divergence(state, p, q, group[:, 1:], a.real(group[:, 1:]), at)
     summed_over_text(in_groups(windows(), batch), add, state, part, key, _tokens_told(say, batch * context))
-    if f"{own[0]} n" not in state: refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     return tidy([f for l in own for f in _comparison_rows(state, l, name) + _change_rows(state, l, name)]
                 + _divergence_rows(state, name))
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #476889ff
 def _divergence_rows(state, name) -> list:
     "Row frames of the answers of two models: a seed for each stretch of the text."
-    seeds = state["tokens"].nonzero()[:, 0].tolist()                      # stretches with a token to say
-    n = state["tokens"][seeds]
-    (a, b, kl), of = state["lost"][:, seeds] / n, dict(condition=name, site="logits", n_examples=n.tolist())
+    n, of = state["tokens"], dict(condition=name, site="logits", n_examples=state["tokens"].tolist())
+    (a, b, kl), seeds = state["lost"] / n.clamp(min=1), range(len(n))
     return [rows(v, seeds, metric=m, unit=u, **of) for m, u, v in
             (("loss", "A", a), ("loss", "B", b), ("loss_difference", "", b - a), ("divergence", "", kl))]
 

@@ -55,7 +55,8 @@ def _place_of(module):
 @lru_cache(maxsize=1)
 def _plugins() -> tuple:
     "The plug-ins that are installed, by name. Nothing of theirs is imported."
-    found = [(x.dist.metadata["Name"], x.dist.version, x) for x in import_module("importlib.metadata").entry_points(group=GROUP)]
+    found = import_module("importlib.metadata").entry_points(group=GROUP)
+    found = [(x.dist.metadata["Name"], x.dist.version, x) for x in found]
     found = sorted({(name, v, x.name, x.value): (f"{name} {v}", x) for name, v, x in found}.items())
     made = tuple(_Plugin(*x, _place_of(x[1].value.partition(":")[0])) for _, x in found)
     count_as_users(f"{p}{os.sep}" if p.is_dir() else str(p) for p in {x.place for x in made} - {None})
@@ -188,7 +189,7 @@ def _load(plugin):
         warnings.warn(f"{plugin}: {said}", stacklevel=2)
 
 def load_plugins():
-    "Imports, once a process, the modules of all plug-ins that are installed; not while the library itself is imported."
+    "Imports the modules of all plug-ins that are installed, once a process; not while the library itself is imported."
     if _AT["done"]: return
     with _LOCK:                                                 # another thread waits; what a plug-in itself asks does not
         if _AT["done"] or _AT["busy"]: return
