@@ -85,4 +85,4 @@ FURTHER = {  # room → names that nothing but a person calls
     "language.opened": "sum_of_parts unit_names", "language.reading": "read_saved read_index",
     "language.decomposition": "head_sources", "language.export": "open_member save_member to_transformers to_transformer_lens",
     "language.other_tools": "to_lens from_lens routes_to_engine routes_from_engine read_routes",
-    "evidence.survival": "kaplan_meier mann_whitney", "studies.language_models.zoo": "zoo_windows"}
+    "evidence.survival": "kaplan_meier mann_whitney", "record.coverage": "printed_rows", "studies.language_models.zoo": "zoo_windows"}

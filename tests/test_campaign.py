@@ -135,7 +135,7 @@ WORK = {"train": (groups, "train_interval"), "reproduce": (work, "train"), "meas
         "record": (recording, "_record_runs"), "study": (jobs, "run_job"), "scores": (streaming, "tally"),
         "ablate": (streaming, "text_loss"), "gates": (jobs, "run_job"), "conditions": (experiments, "_items_of"),
         "ledger": (selection, "rows_behind"), "bench": (bench, "_worker_processes"),
-        "kinds": (commands_room, "registered_things"), "rows": (coverage, "_by_id"), "loads": (models, "text_loads"),
+        "kinds": (commands_room, "registered_things"), "rows": (coverage, "_by_line"), "loads": (models, "text_loads"),
         "compare": (models, "compare_routes"), "audit": (models, "audit_forecast"),
         "specialise": (models, "specialise"), "removal": (models, "removal"),
         "completion": (cli, "_completion"), "check": (check_room, "_check_clone"),

@@ -25,7 +25,7 @@ from moe_redistribution.models.condition import condition
 from moe_redistribution.models.population import Transformer, init
 from moe_redistribution.record import cli, work
 from moe_redistribution.record.cli import main, parser
-from moe_redistribution.record.coverage import _printed_rows
+from moe_redistribution.record.coverage import printed_rows
 from moe_redistribution.record.work import _read_trainings, _with_steps
 from moe_redistribution.tasks import commands
 from moe_redistribution.tasks.commands import COMMANDS, command
@@ -129,10 +129,10 @@ def test_what_prints_a_table_prints_it_as_json_and_csv_with_the_same_records(wor
 def test_a_printed_number_says_what_it_is_read_from_who_tells_of_it_and_where_its_rows_are(capsys):
     assert main(["rows", "tab7.006"]) == 0
     said = capsys.readouterr().out
-    one, = _printed_rows("tab7.006").itertuples()
+    one, = printed_rows("tab7.006").itertuples()
     assert one.condition in said and one.metric in said and "results/paper/tab7.csv" in said and one.page
     for item in ("tab7", "fig9"):
-        found = _printed_rows(item)
+        found = printed_rows(item)
         assert len(found) > 1 and found["condition"].ne("").any()
         for files in found["files"]: assert all((ROOT / f).exists() for f in files.split()), files
         for page in " ".join(found["page"]).split(): assert (ROOT / "nbs" / page).exists(), page

@@ -531,7 +531,7 @@ READS = {"table_files.py _manifest": "`manifest` has looked", "recorded_claims.p
          "selection.py _runs": "`recorded_runs` has looked",
          "printed.py read": "callers of `checked_table` have: `of_clone`, `check_sum`, `study_tables`",
          "printed.py study_lines": "`study_tables` has looked",
-         "coverage.py _by_id": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
+         "coverage.py _by_line": "a map over files that `of_clone` has seen", "same_results.py frames": "of two commits",
          "versions.py _rows_then": "a version in git", "versions.py _held": "the same",
          "some_answers.py _contrasts": "a text that was made from `as_committed`",
          "registrations.py _cells": "versions in git, or `as_committed`"}
