@@ -434,17 +434,19 @@ def compare_routes(
         order = torch.randperm(int(counts.sum()), generator=torch.Generator().manual_seed(i))
         at = [stretch_of(i * batch + j, n) for j in range(len(group))]
         to = torch.tensor(at).repeat_interleave(group.shape[1] - 1)
-        for l in own: _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
+        for l in own if counts.any() else (): _add_comparison(state, l, of_a[l], of_b[l], counts, order, to)
         _add_divergence(state, p, q, group[:, 1:], a.real(group[:, 1:]), at)
     summed_over_text(in_groups(windows(), batch), add, state, part, key, _tokens_told(say, batch * context))
+    if f"{own[0]} n" not in state: refuse("text", "tokens that count", "padding and special tokens alone", fix="another text")
     return tidy([f for l in own for f in _comparison_rows(state, l, name) + _change_rows(state, l, name)]
                 + _divergence_rows(state, name))
 
 # %% ../../nbs/4b_language/08b_loads.ipynb #476889ff
 def _divergence_rows(state, name) -> list:
     "Row frames of the answers of two models: a seed for each stretch of the text."
-    n, of = state["tokens"], dict(condition=name, site="logits", n_examples=state["tokens"].tolist())
-    (a, b, kl), seeds = state["lost"] / n.clamp(min=1), range(len(n))
+    seeds = state["tokens"].nonzero()[:, 0].tolist()                      # stretches with a token to say
+    n = state["tokens"][seeds]
+    (a, b, kl), of = state["lost"][:, seeds] / n, dict(condition=name, site="logits", n_examples=n.tolist())
     return [rows(v, seeds, metric=m, unit=u, **of) for m, u, v in
             (("loss", "A", a), ("loss", "B", b), ("loss_difference", "", b - a), ("divergence", "", kl))]
 
