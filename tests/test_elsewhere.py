@@ -1,8 +1,10 @@
 """What others measured stands beside our claims by a rule, with an address, a place and a command; five papers are cited."""
+import importlib
 import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -57,3 +59,13 @@ def test_agents_fits_on_a_screen_and_every_command_in_it_parses():
     assert len(ours) >= 4 and not [x for x in ours if complaint(words_of(x))]
     named = re.findall(r"\]\(([^)#]+)\)", "\n".join(lines))
     assert named and not [x for x in named if not (ROOT / x).exists()]
+
+def test_agents_says_how_many_numbers_the_main_paper_has_and_how_to_get_one():
+    said = " ".join((Path(ROOT) / "AGENTS.md").read_text(encoding="utf-8").split())
+    found = pd.concat(map(pd.read_csv, (Path(ROOT) / "results/paper").glob("*.csv")))
+    found = found[~found["id"].str.match(r"00[1-4]\.")]
+    theirs, audited = (found[found["protocol"] == p] for p in ("paper", "audited"))
+    assert (f"{len(theirs)} ids" in said and f"({theirs['paper_mean'].isna().sum()} are cells without" in said
+            and f"{len(audited)} have a second line" in said)
+    room, name, id = re.search(r"`from (\S+) import (printed_rows)`, then `printed_rows\(\"(\S+)\"\)`", said).groups()
+    assert (getattr(importlib.import_module(room), name)(id)["id"] == id).all()

@@ -108,10 +108,20 @@ def test_the_state_of_the_work_counts_runs_once_and_calls_nothing_done_that_wait
                                   "6_studies/sparsity_moves/9y_readings.ipynb"])
 def test_a_count_of_claims_or_numbers_says_of_which_paper(page):
     book, numbers = recorded_claims(), recorded_numbers()
-    whose = {n: words for found in (book, numbers)
+    whose = {n: words for found in (book, numbers, numbers[numbers["paper_mean"].notna()])
              for n, words in ((len(found), r"\ball\b|five papers|rows"),
                               ((found["paper"] == "000").sum(), "main paper"))}
     bare = [s for t in texts(page) if "<table" not in t for s in re.split(r"(?<=[.?!])\s|\n- |\n\n", plain(t))
             for n, words in whose.items()
             if re.search(rf"(?<![\d,.]){n:,} (printed )?(claims|numbers|rows)\b", s) and not re.search(words, s)]
     assert not bare, bare
+
+@pytest.mark.parametrize("page", ["index.ipynb", "status.ipynb", "figures_tables.ipynb", "papers.ipynb",
+                                  "6_studies/sparsity_moves/9z_ledger.ipynb"])
+def test_what_papers_print_is_counted_without_cells_that_have_no_number(page):
+    numbers = recorded_numbers()
+    main = numbers if page == "papers.ipynb" else numbers[numbers["paper"] == "000"]
+    n, said = main["paper_mean"].notna().sum(), plain(" ".join(texts(page)))
+    assert n < len(main) and re.search(rf"(?<![\d,]){n:,} (printed )?numbers|prints {n:,}\b", said)
+    for many in (len(main), len(numbers)):
+        assert not re.search(rf"(?<![\d,]){many:,} (printed )?numbers|prints? {many:,}\b|of {many:,}\b", said), many

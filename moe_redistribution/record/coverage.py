@@ -57,7 +57,7 @@ def _by_id(item:str=None, root:str|Path=None) -> pd.DataFrame:
 
 # %% ../../nbs/7_record/02b_coverage.ipynb #38cdf429
 def coverage(root:str|Path=None) -> pd.DataFrame:
-    """For every item: numbers printed, answered by a number, a reason or nothing, quoted by a claim; the `share`
+    """For every item: ids of what is `printed` (a few cells are blank), answered by a number, a reason or nothing, quoted by a claim; the `share`
     answered."""
     f = _by_id(root=root)
     number, none = f["ours"].notna(), f["ours"].isna() & f["reason"].eq(NO_LINE)
