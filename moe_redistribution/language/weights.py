@@ -34,7 +34,7 @@ def _zoo_folder(name:str) -> Path:
         refuse("model", "a model of the zoo", f"{name}; {nearest(name, known)}" if known else f"{name}, and there is no zoo here",
                fix="moe-redistribution zoo")
     sums = root / "SHA256SUMS"
-    said = dict(line.split("  ", 1)[::-1] for line in sums.read_text().splitlines()) if sums.is_file() else {}
+    said = {n: d for d, _, n in (x.partition("  ") for x in sums.read_text().splitlines())} if sums.is_file() else {}
     for f in (root / own).glob("*.safetensors"):
         if (asked := said.get(f"{own}/{f.name}", digest := file_digest(f))) != digest:
             refuse(f"{name}/{f.name}", f"the SHA-256 {asked[:12]}… of {sums.name}", f"{digest[:12]}…",
