@@ -214,7 +214,9 @@ def _problems() -> dict:
         _problem(g, at, c, f"{c.section}, {PROTOCOLS[c.protocol]}",
                  f"{c.statement} Expected: {EXPECTS[c.expects]}.{margin} ")
     root = {"@id": "#", "@type": "croissant:TaskProblem", "schema:name": papers()["000"], "schema:description":
-            "Every number that the paper prints, and every claim of it in each way that we read it. "
+            "Every number that the paper prints, and every claim of it in each way that we read it: an id that ends in /paper asks "
+            "it as its authors do, /audited with the control that it lacks, /uncopied with copies ruled out, /power whether there is "
+            "anything to win. Runs are comparable in distribution: no seed gives the same run in other code. gelu is the exact one. "
             f"{_word('protocol', 'cells')} Two CPU cores are enough.", "croissant:output": "#output"}
     return _document([root, *g.nodes.values()])
 
