@@ -324,6 +324,7 @@ def test_new_text_is_called_new_however_much_was_read_and_what_repeats_itself_is
     assert seen.free < seen.size / 2 and np.mean(said[-20:]) == pytest.approx(1, abs=.1) and min(said) > .5
     assert seen.news(new(64) * 20) > .5
     assert seen.news(text := new()) > .5 > seen.news(text)
+    assert seen.news(text * 20 + new()) < .5
     with pytest.raises(ValueError, match="--tokens"):
         for _ in range(1000): seen.news(new())
 

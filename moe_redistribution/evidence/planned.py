@@ -54,8 +54,8 @@ class Contrast:
             refuse("name of a contrast", "letters, digits, and _ . - between them", repr(self.name), near)
         for column in self.at: choose(f"column in at of {self.name}", column, Reading._fields)
         if not self.power and not (self.says and self.expects == "0"): return
-        arms = () if isinstance(self.power, str) else (*self.power,)
-        if len({*arms}) != 2 or {*arms} == {self.a, self.b} or not (self.says and self.expects == "0"):
+        arms = (*self.power,) if isinstance(self.power, (tuple, list)) else ()
+        if not len(arms) == len({*arms}) == 2 or {*arms} == {self.a, self.b} or not (self.says and self.expects == "0"):
             why = self.power if self.says and self.expects == "0" else f'{self.power} beside expects="{self.expects}"'
             refuse(f"power of {self.name}", "of a sentence that expects 0, two arms other than its own that differ if anything can be won",
                    why or "none", fix='power=("wide", "narrow")')

@@ -56,19 +56,19 @@ class _Seen:
     "Which stretches of text there were so far, by the bits that they set: `size` bits, of which `free` are not set."
     def __init__(self, size:int=1 << 28): self.bits, self.size, self.free = np.zeros(size >> 3, np.uint8), size, size
     def news(self, text:str) -> float:
-        """Share of the different stretches of `text` that were in none before it; from now on they were. New ones that
-        meet a bit which another has set are estimated by how many bits are free. ValueError where few are."""
-        if (left := self.free / self.size) < .05:
-            refuse("texts", f"up to about {3 * self.size:,} characters, told apart", "more", fix="--tokens, or tokens=")
+        """Share of the stretches of `text` that were in none before it; from now on they were. New ones that meet a bit
+        which another has set are estimated by how many bits are free. ValueError where few are."""
+        if (left := self.free / self.size) < .25:
+            refuse("texts", f"up to about {self.size * 7 // 5:,} characters, told apart", "more", fix="--tokens, or tokens=")
         c = np.frombuffer(re.sub(r"\s+", " ", text.lower()).encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
         n, h, low = max(len(c) - _STRETCH + 1, 1), 0, np.uint64(65 - self.size.bit_length())
         for i in range(min(_STRETCH, len(c))): h = h * np.uint64(0x9E3779B97F4A7C15) + c[i:i + n]
-        h = np.unique((h ^ (h >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9) >> low)
+        h, of = np.unique((h ^ (h >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9) >> low, return_inverse=True)
         at, bit = (h >> np.uint64(3)).astype(np.int64), np.uint8(1) << (h & np.uint64(7)).astype(np.uint8)
         fresh = (self.bits[at] & bit) == 0
         np.bitwise_or.at(self.bits, at, bit)
         self.free -= int(fresh.sum())
-        return min(1., fresh.mean() / left)
+        return min(1., fresh[of].mean() / left)
 
 # %% ../../nbs/4b_language/08f_documents.ipynb #d0ccbdd5
 _BLOCKS, _FIRST = 40, 2                                         # of a topic; documents that a pass may begin with
