@@ -422,7 +422,8 @@ def test_a_contrast_beside_a_study_gets_its_lines_once_and_what_stands_there_is_
     assert [p.read_bytes() for p in files] == before
 
 @pytest.mark.parametrize("more", [dict(power=()), dict(power="ab"), dict(power=("wide", "wide")), dict(power=("narrow", "wide")),
-                                  dict(power=("a", "b", "c")), dict(power=("a", "b", "a")), dict(power=("a", "b"), expects="+"), dict(power=("a", "b"), says="")])
+                                  dict(power=("a", "b", "c")), dict(power=("a", "b", "a")),
+                                  dict(power=("a", "b"), expects="+"), dict(power=("a", "b"), says="")])
 def test_a_tie_needs_two_other_arms_between_which_something_can_be_won(more):
     def plan(**how):
         return planned.Contrast("wide-narrow", "wide", "narrow", "digits", range(8), .05, **dict(says="No difference.", expects="0") | how)
