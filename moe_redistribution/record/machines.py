@@ -290,7 +290,7 @@ def _leaves(at:str, group:Sequence) -> list:
     code = f"Code measures, as croissant-tasks.json says, {words(measures)}."
     out = [_node(f"{at}.code", code, 1, "Code Development")]
     if models:
-        run = f"reproduce.sh trains {words(models)} as #protocol says, with seeds {words(seeds)}, and measures them."
+        run = f"A run trains {words(models)} as #protocol says, with seeds {words(seeds)}, and measures them."
         out.append(_node(f"{at}.run", run, 1, "Code Execution"))
     def result(p, s):
         v = s["croissant:evaluation"]["croissant:evaluationResults"]["croissant:value"]
