@@ -60,6 +60,7 @@ BLOCK_MEASURES = {"ablation": (("digits", "exact"), (*BLOCK, *_HALVES, *_HELD_OU
 _ROWS = dict(ablation=partial(ablation_rows, edits=("zero", "mean")), copying=copying_rows, heldout=heldout_rows,
              attribution=attribution_rows, patching=patching_rows, patterns=pattern_rows, rerouting=rerouting_rows,
              routing=routing_rows)
+_HELD = ("held", "held, carry")                     # parts of the examples that are read where some were held out
 AT_THE_END = ("ablation", "copying", "heldout", "patterns")                    # what is asked of the last weights
 
 def _training_of(arm, seeds, settings) -> list:
@@ -73,7 +74,7 @@ def _block_rows(arm, seeds, settings, desk) -> pd.DataFrame:
     for name, (metrics, arms) in BLOCK_MEASURES.items():
         if arm not in arms or end and name not in AT_THE_END: continue
         got = measure(runs, arm, rules if name != "heldout" else ("first256", "final"), "paired", _ROWS[name])
-        found.append(got[got["metric"].isin(metrics) & (got["split"].eq("held") if name == "heldout" else True)])
+        found.append(got[got["metric"].isin(metrics) & (got["split"].isin(_HELD) if name == "heldout" else True)])
     return tidy(found)
 
 def _block_content(arm, settings):
