@@ -103,7 +103,7 @@ def test_a_study_that_brings_its_folder_is_read_and_no_room_is_touched(newcomer)
 def test_studies_stand_by_the_number_of_their_paper_and_one_of_no_paper_is_last(newcomer):
     names = [p.parent.name for p in paper.study_tables("claims")]
     assert names == ["sparsity_moves", "block", "head_loss", "language_models", "routers", "standing_routes",
-                     "routing_scores", "parrots", "parrots_rule", "absorption", "newcomer", "absorption_ffn",
+                     "tuned_routers", "routing_scores", "parrots", "parrots_rule", "absorption", "newcomer", "absorption_ffn",
                      "granularity"]
     (newcomer / "paper.csv").unlink()
     assert [p.parent.name for p in paper.study_tables("claims")][-1] == "newcomer"
